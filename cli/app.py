@@ -85,7 +85,9 @@ def lorad(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
 ) -> None:
-    """LoRA reinforcement learning on a shared box: runs, adapter versions and checkpoints that survive anything."""
+    """LoRA reinforcement learning on a shared box: runs, adapter versions and checkpoints that survive
+    anything.
+    """
     if version:
         print(f"lorad {__version__}")
         raise typer.Exit

@@ -1,7 +1,7 @@
 """Candidates for the shell's completion, from a daemon that answers at once, or else none.
 
-Each function is an `autocompletion` of typer: (context, what is typed so far) to words. A word that ends in `=` or `/`
-can be continued; FILE and DIR after a word leave it to the shell.
+Each function is an `autocompletion` of typer: (context, what is typed so far) to words. A word that ends in
+`=` or `/` can be continued; FILE and DIR after a word leave it to the shell.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ sweeps = asked(lambda client, ctx: [sweep.sweep for sweep in client.sweeps()])
 
 
 def versions(ctx: Any, incomplete: str) -> list[str]:
-    """RUN@N of a run that is typed whole or is the only one that begins so, newest first; else runs and aliases."""
+    """RUN@N of a run that is typed whole or is the only one that begins so, newest first; else runs and
+    aliases.
+    """
     client = Client(timeout=SECONDS)
     name, at, _ = incomplete.partition("@")
     names = [name] if at else [found for found in run_names(client) if found.startswith(name)]

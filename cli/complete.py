@@ -1,7 +1,9 @@
-"""The answers to a shell that completes: `_LORAD_COMPLETE=SHELL lorad WORD…`, asked by what `lorad completion` prints.
+"""The answers to a shell that completes: `_LORAD_COMPLETE=SHELL lorad WORD…`, asked by what
+`lorad completion` prints.
 
-Each line is a kind, a candidate and what it means, between tabs. The kinds: `plain`, `part` (no space comes after it),
-`file` and `dir` (the shell knows them). Where something goes wrong there are none, and nothing is said.
+Each line is a kind, a candidate and what it means, between tabs. The kinds: `plain`, `part` (no space comes
+after it), `file` and `dir` (the shell knows them). Where something goes wrong there are none, and nothing is
+said.
 """
 
 from __future__ import annotations
@@ -26,13 +28,17 @@ def answer(shell: str, cli: Any) -> None:
 
 
 def replaced(word: str) -> str:
-    """The end of a word that bash will replace: it says what that is, since words break at `=` and `:` for it."""
+    """The end of a word that bash will replace: it says what that is, since words break at `=` and `:` for
+    it.
+    """
     end = sys.argv[2] if len(sys.argv) > 2 else word
     return end if word.endswith(end) else word
 
 
 def of_line(line: str) -> list[str]:
-    """The words after the command; bash splits them also at `=`, `:` and `@`, which is undone by reading the line."""
+    """The words after the command; bash splits them also at `=`, `:` and `@`, which is undone by reading the
+    line.
+    """
     from typer._click.shell_completion import split_arg_string
 
     words = split_arg_string(line)
@@ -43,7 +49,8 @@ def of_line(line: str) -> list[str]:
 def candidates(cli: Any, args: list[str], incomplete: str) -> list[tuple[str, str, str]]:
     from typer._click.shell_completion import _resolve_context, _resolve_incomplete
 
-    whole = args[:-1] if args and args[-1].startswith("-") else args  # an option without its value is not understood
+    # an option without its value is not understood
+    whole = args[:-1] if args and args[-1].startswith("-") else args
     ctx = _resolve_context(cli, {}, "lorad", whole)
     place, incomplete = _resolve_incomplete(ctx, args, incomplete)
     found = place.shell_complete(ctx, incomplete)

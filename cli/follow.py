@@ -16,7 +16,8 @@ from lorad.errors import DaemonUnreachable
 
 PERIOD = 0.25  # seconds between looks
 OVER = ("ended", "paused")
-BAR, MARGIN = 24, 3  # cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
+# cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
+BAR, MARGIN = 24, 3
 CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
 
 
@@ -82,7 +83,9 @@ class Lines(Silent):
 
 
 class Live(Silent):
-    """Shows one line with a bar and the figures of the last step, and above it the evaluations as they come."""
+    """Shows one line with a bar and the figures of the last step,
+    and above it the evaluations as they come.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -121,10 +124,11 @@ def _progress(run: Run) -> list[tuple[str, int]]:
 
 
 def _ranked(m: Metrics) -> list[tuple[str, int]]:
-    """Figures of a step, each with what is left out first of a narrow line: the highest. What was not measured is a
-    dash."""
+    """Figures of a step, each with what is left out first of a narrow line: the highest. What was not
+    measured is a dash."""
     reward, loss, kl = (
-        f"{key} {number(m.get(key), digits) or '-'}" for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
+        f"{key} {number(m.get(key), digits) or '-'}"
+        for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
     )
     speed = f"{number(m['tokens_per_second'], 0)} tok/s"
     failed = [(f"{m['failed_rewards']:.0f} rewards failed", 1)] if m.get("failed_rewards") else []

@@ -36,7 +36,9 @@ def start(client: Client, *, system: bool = False) -> None:
     home = client.home
     if (owner := home.shared_by) is not None:
         hint = f"User {owner} starts it: `lorad daemon run --system`, or `lorad daemon install --system`."
-        raise DaemonUnreachable(f"no daemon answers in {home.root}, which is a shared one of user {owner}", hint=hint)
+        raise DaemonUnreachable(
+            f"no daemon answers in {home.root}, which is a shared one of user {owner}", hint=hint
+        )
     refuse_unusable(home)
     with output_of(home) as log:
         before = log.seek(0, os.SEEK_END)
@@ -60,7 +62,9 @@ def refuse_unusable(home: Home) -> None:
 
 
 def output_of(home: Home) -> IO[bytes]:
-    """Return where the daemon prints to: the end of its log, or a file without a name if the log cannot be written."""
+    """Return where the daemon prints to: the end of its log, or a file without a name if the log cannot be
+    written.
+    """
     try:
         return home.daemon_log.open("a+b")
     except OSError:
@@ -73,7 +77,8 @@ def await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> boo
     while time.monotonic() < deadline:
         try:
             pid = client.status().pid
-            if process is not None and pid != process.pid:  # another one was quicker: ours ends when it sees that
+            # another one was quicker: ours ends when it sees that
+            if process is not None and pid != process.pid:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(START_SECONDS)
             return True

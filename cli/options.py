@@ -10,7 +10,8 @@ from lorad.cli import candidates
 from lorad.errors import SpecError
 
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name.", show_default=False, autocompletion=candidates.runs)
+    str,
+    typer.Argument(metavar="RUN", help="A run's name.", show_default=False, autocompletion=candidates.runs),
 ]
 Version = Annotated[
     str,

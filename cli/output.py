@@ -25,7 +25,15 @@ __all__ = [
 ]  # fmt: skip
 
 RUNS = (
-    *("name", "state", "step", Column("reward", 1), Column("eval", 3), Column("version", 4), Column("tok/s", 5)),
+    *(
+        "name",
+        "state",
+        "step",
+        Column("reward", 1),
+        Column("eval", 3),
+        Column("version", 4),
+        Column("tok/s", 5),
+    ),
     *(Column("owner", 6), Column("age", 2), Column("why", kind="fold")),
 )
 NO_RUNS = "No runs. `lorad init` writes a spec to start from."
@@ -37,7 +45,9 @@ def print_json(data: Any) -> None:
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
-    """Return JSON; what a terminal does not show as text (8-bit controls, marks of direction) is escaped as \\u."""
+    """Return JSON; what a terminal does not show as text (8-bit controls, marks of direction) is escaped as
+    \\u.
+    """
     lines = json.dumps(msgspec.to_builtins(data), indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(line if line.isprintable() else "".join(map(escaped, line)) for line in lines)
 

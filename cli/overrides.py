@@ -1,4 +1,6 @@
-"""Paths in `key=value` that were typed on the command line begin where the shell is, not where the spec lies."""
+"""Paths in `key=value` that were typed on the command line begin where the shell is,
+not where the spec lies.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def changed(override: str, cwd: Path) -> str:
     key, equals, text = override.partition("=")
     if not equals or key.strip() not in KEYS:
         return override
-    values = [text] if text.lstrip()[:1] in ("'", '"', "{", "[") else text.split(",")  # a sweep separates by commas
+    # a sweep separates by commas
+    values = [text] if text.lstrip()[:1] in ("'", '"', "{", "[") else text.split(",")
     return f"{key}={','.join(anchored(key.strip(), value, cwd) for value in values)}"
 
 

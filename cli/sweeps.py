@@ -18,7 +18,16 @@ from lorad.errors import DaemonUnreachable
 
 PERIOD = 0.5  # seconds between looks
 OVER = ("ended", "paused")
-SWEEPS = (*("sweep", "runs", Column("halving", 2), Column("best", 1), Column("age", 3), Column("grid", kind="fold")),)
+SWEEPS = (
+    *(
+        "sweep",
+        "runs",
+        Column("halving", 2),
+        Column("best", 1),
+        Column("age", 3),
+        Column("grid", kind="fold"),
+    ),
+)
 RUNGS = ("rung", Column("best", 1), Column("kept", kind="fold"), Column("stopped", kind="fold"))
 
 
@@ -50,7 +59,9 @@ def sweep_row(sweep: Sweep) -> tuple[Any, ...]:
 
 
 def summary(sweep: Sweep) -> str:
-    return f"sweep {sweep.sweep}: {told_states(sweep)}. `lorad sweep --list {sweep.sweep}` shows its progress."
+    return (
+        f"sweep {sweep.sweep}: {told_states(sweep)}. `lorad sweep --list {sweep.sweep}` shows its progress."
+    )
 
 
 def told_states(sweep: Sweep) -> str:
@@ -117,7 +128,10 @@ def rung_row(rung: Rung) -> tuple[str, ...]:
 
 
 def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
-    """The sweep when all its runs are over; None when the user detached. A daemon that dies is started again."""
+    """The sweep when all its runs are over; None when the user detached.
+
+    A daemon that dies is started again.
+    """
     view = Silent() if quiet else (Live() if sys.stderr.isatty() else Lines())
     try:
         with view:

@@ -1,8 +1,8 @@
 """The unit by which systemd looks after the daemon: its text, where it lies, and the commands about it.
 
-`KillMode=process`: stopping or restarting the unit ends the daemon alone; runs, pools and the gateway continue. So
-does a run that the kernel killed for memory (`OOMPolicy=continue`). A unit holds no secrets: of the environment it
-takes over KEPT alone, and reads `daemon.env` of the home, which is its owner's to write.
+`KillMode=process`: stopping or restarting the unit ends the daemon alone; runs, pools and the gateway
+continue. So does a run that the kernel killed for memory (`OOMPolicy=continue`). A unit holds no secrets: of
+the environment it takes over KEPT alone, and reads `daemon.env` of the home, which is its owner's to write.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ TasksMax=infinity
 [Install]
 WantedBy={target}
 """
-SERVICE_USER = """# As root it starts the processes of each run as the user who submitted it. So can a service user:
+SERVICE_USER = """# As root it starts the processes of each run as the user who submitted it.
+# So can a service user:
 # User=lorad
 # AmbientCapabilities=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL CAP_SETGID CAP_SETUID
 """
@@ -78,7 +79,9 @@ class Unit:
             marker=MARKER,
             name=NAME,
             command=" ".join(quoted(word).replace("$", "$$") for word in command),
-            environment="\n".join(f"Environment={quoted(f'{name}={value}')}" for name, value in settings.items()),
+            environment="\n".join(
+                f"Environment={quoted(f'{name}={value}')}" for name, value in settings.items()
+            ),
             file=str(self.home / "daemon.env").replace("%", "%%"),
             system=SERVICE_USER if self.system else "",
             target=WANTS[self.system],
@@ -86,7 +89,11 @@ class Unit:
 
     def is_installed(self) -> bool:
         """There is one that `install` wrote for this home."""
-        return self.path.is_file() and self.is_ours() and home_line(self.home) in self.path.read_text().splitlines()
+        return (
+            self.path.is_file()
+            and self.is_ours()
+            and home_line(self.home) in self.path.read_text().splitlines()
+        )
 
     def is_ours(self) -> bool:
         return self.path.read_text(errors="replace").startswith(MARKER)
@@ -115,7 +122,11 @@ def write_unit(unit: Unit, *, force: bool = False) -> None:
         unit.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(unit.path, unit.text(os.environ).encode(), mode=0o644)
     except OSError as error:
-        hint = "A unit of the machine is root's to write: `sudo`." if unit.system else "Mend the directory's mode."
+        hint = (
+            "A unit of the machine is root's to write: `sudo`."
+            if unit.system
+            else "Mend the directory's mode."
+        )
         raise StorageError(f"{unit.path} cannot be written: {error.strerror}", hint=hint) from error
 
 
@@ -129,7 +140,9 @@ def remove_unit(unit: Unit) -> None:
         unit.path.unlink()
         (unit.path.parent / f"{WANTS[unit.system]}.wants" / NAME).unlink(missing_ok=True)
     except OSError as error:
-        raise StorageError(f"{unit.path} cannot be removed: {error.strerror}", hint="Is it root's?") from error
+        raise StorageError(
+            f"{unit.path} cannot be removed: {error.strerror}", hint="Is it root's?"
+        ) from error
 
 
 def tell_systemd(*commands: Sequence[str]) -> None:
@@ -143,7 +156,9 @@ def tell_systemd(*commands: Sequence[str]) -> None:
                 f"`{' '.join(command)}` failed: {said}", hint="`journalctl --user -u lorad` says more."
             ) from error
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Conflict(f"`{' '.join(command)}` failed: {error}", hint="Is systemd running here?") from error
+            raise Conflict(
+                f"`{' '.join(command)}` failed: {error}", hint="Is systemd running here?"
+            ) from error
 
 
 def start_by_unit(home: Home) -> bool:

@@ -1,8 +1,8 @@
 """Tables for people: laid out for the width of the terminal, or tab-separated where there is none.
 
-What is exact (names, numbers, states) is never cut. Where it is too much for the width, whole columns are left out, by
-their `drop`, and names longer than a third of the width stand on a line of their own. Text comes last where it fits,
-else on indented lines of its own, broken between words.
+What is exact (names, numbers, states) is never cut. Where it is too much for the width, whole columns are
+left out, by their `drop`, and names longer than a third of the width stand on a line of their own. Text comes
+last where it fits, else on indented lines of its own, broken between words.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Kind = Literal["exact", "fold", "cut", "whole"]
 class Column(NamedTuple):
     """drop: 0 stays at any width; of the others the highest is left out first, and before it what is empty.
 
-    kind: exact, or a text: `fold` is broken between words, at most MOST_LINES of it; `cut` has its middle left out;
-    `whole`, such as a path, is neither. A text with a `drop` is left out where it does not fit beside the rest.
+    kind: exact, or a text: `fold` is broken between words, at most MOST_LINES of it; `cut` has its middle
+    left out; `whole`, such as a path, is neither. A text with a `drop` is left out where it does not fit
+    beside the rest.
     """
 
     name: str
@@ -89,7 +90,9 @@ def plain(cell: str) -> str:
 
 
 def laid_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, single: bool) -> Layout:
-    needs = [max(cells(column.name), *(cells(row[place]) for row in rows)) for place, column in enumerate(columns)]
+    needs = [
+        max(cells(column.name), *(cells(row[place]) for row in rows)) for place, column in enumerate(columns)
+    ]
     filled = [any(row[place] for row in rows) for place in range(len(columns))]
     texts = [place for place, column in enumerate(columns) if column.kind != "exact" and filled[place]]
     kept = [place for place, column in enumerate(columns) if column.kind == "exact"]
@@ -110,7 +113,13 @@ def laid_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: in
 
 
 def with_texts(
-    columns: Sequence[Column], needs: list[int], kept: list[int], texts: list[int], width: int, *, single: bool
+    columns: Sequence[Column],
+    needs: list[int],
+    kept: list[int],
+    texts: list[int],
+    width: int,
+    *,
+    single: bool,
 ) -> Layout:
     """Add text columns beside the exact ones as long as there is room."""
     free, below = width - sum(needs[place] + GAP for place in kept) + GAP, []
@@ -144,7 +153,10 @@ def beside(row: Sequence[str], layout: Layout) -> list[str]:
     name, above = row[first], []
     if cells(name) > layout.widths[first]:
         above, name = [name], ""
-    shown = [padded(name, layout.widths[first]), *(fitted(row[place], layout.widths[place]) for place in others)]
+    shown = [
+        padded(name, layout.widths[first]),
+        *(fitted(row[place], layout.widths[place]) for place in others),
+    ]
     line = (" " * GAP).join(shown).rstrip()
     return [*above, line] if line or not above else above
 

@@ -1,7 +1,7 @@
 """GSM8K (Cobbe et al., 2021) as the recipes here read it.
 
-`python examples/gsm8k.py [DIR]` writes train.jsonl and test.jsonl. The question is followed by how to answer, since the
-reward looks for the number behind `####`. It needs `datasets`: pip install 'lorad[hub]'.
+`python examples/gsm8k.py [DIR]` writes train.jsonl and test.jsonl. The question is followed by how to answer,
+since the reward looks for the number behind `####`. It needs `datasets`: pip install 'lorad[hub]'.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def main(directory: str = DEFAULT) -> None:
     path = Path(directory).expanduser()
     path.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
-        lines = (json.dumps(row) + "\n" for row in rows(datasets.load_dataset("openai/gsm8k", "main", split=split)))
+        lines = (
+            json.dumps(row) + "\n" for row in rows(datasets.load_dataset("openai/gsm8k", "main", split=split))
+        )
         (path / f"{split}.jsonl").write_text("".join(lines))
 
 

@@ -1,8 +1,9 @@
-"""Make the base model `builtin:tiny`: `python examples/pretrain_tiny.py DIR` (one thread, about two CPU minutes).
+"""Make the base model `builtin:tiny`: `python examples/pretrain_tiny.py DIR` (one thread, about two CPU
+minutes).
 
-A 0.6 M parameter Qwen3 learns the builtin tasks from a noisy corpus: 70 % of the answers are plausible wrong ones
-(mostly a copy of the input), so the right answer is one of several modes that the model knows. Reinforcement learning
-then has something to elicit. Only prompts of the train split are used.
+A 0.6 M parameter Qwen3 learns the builtin tasks from a noisy corpus: 70 % of the answers are plausible wrong
+ones (mostly a copy of the input), so the right answer is one of several modes that the model knows.
+Reinforcement learning then has something to elicit. Only prompts of the train split are used.
 """
 
 import argparse
@@ -69,7 +70,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model() -> Qwen3ForCausalLM:
-    """A fresh Qwen3 with even sizes and the vocabulary padded to a multiple of 64, as tensor parallelism wants them."""
+    """A fresh Qwen3 with even sizes and the vocabulary padded to a multiple of 64, as tensor parallelism
+    wants them.
+    """
     config = Qwen3Config(
         vocab_size=128,
         hidden_size=128,
@@ -104,15 +107,21 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % 50 == 49:
-            print(f"step {step + 1}: loss {loss.item():.3f}, {time.process_time():.0f} CPU seconds", flush=True)
+            print(
+                f"step {step + 1}: loss {loss.item():.3f}, {time.process_time():.0f} CPU seconds", flush=True
+            )
 
 
 def learning_rate(step: int, steps: int) -> float:
     return PEAK_LR * min(1.0, (step + 1) / WARMUP, (1 - step / steps) / COOLDOWN + 0.02)
 
 
-def batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [BATCH, T], right-padded, and a mask [BATCH, T-1] of the positions that predict an answer token."""
+def batch(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, step: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [BATCH, T], right-padded, and a mask [BATCH, T-1] of the positions that predict an answer
+    token.
+    """
     rows, starts = [], []
     for index in range(step * BATCH, (step + 1) * BATCH):
         example = problem(rng.choice(sorted(TASKS)), "train", SEED, index)
@@ -141,7 +150,9 @@ def corrupt(example: Problem, rng: random.Random) -> str:
 
 
 def round_to_bfloat16(model: Qwen3ForCausalLM) -> None:
-    """Keep float32 storage but only values that bfloat16 holds, so that both dtypes are the same checkpoint."""
+    """Keep float32 storage but only values that bfloat16 holds,
+    so that both dtypes are the same checkpoint.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
@@ -149,7 +160,10 @@ def round_to_bfloat16(model: Qwen3ForCausalLM) -> None:
 
 def report(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     for task in sorted(TASKS):
-        print(f"{task}: greedy exact match {exact_match(model, tokenizer, task, 'validation', 256):.3f} (validation)")
+        print(
+            f"{task}: greedy exact match {exact_match(model, tokenizer, task, 'validation', 256):.3f} "
+            "(validation)"
+        )
 
 
 @torch.no_grad()
@@ -158,7 +172,9 @@ def exact_match(
 ) -> float:
     """Share of `count` problems whose greedy completion is the answer followed by <eos>."""
     problems = [problem(task, split, 0, index) for index in range(count)]
-    prompts = tokenizer([p.prompt for p in problems], padding=True, return_tensors="pt", return_token_type_ids=False)
+    prompts = tokenizer(
+        [p.prompt for p in problems], padding=True, return_tensors="pt", return_token_type_ids=False
+    )
     output = model.generate(**prompts, do_sample=False, max_new_tokens=16)
     texts = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :])
     hits: int = sum(text.startswith(p.answer + "<eos>") for text, p in zip(texts, problems, strict=True))

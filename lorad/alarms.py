@@ -27,8 +27,8 @@ GIB = 2.0**30
 
 
 class Alarm(Struct, frozen=True):
-    """level: `bad` is broken, `look` may be well. kind: a word to filter by. on: what `subject` names, `daemon` has
-    none. says: one line."""
+    """level: `bad` is broken, `look` may be well. kind: a word to filter by. on: what `subject` names,
+    `daemon` has none. says: one line."""
 
     level: Level
     kind: str
@@ -72,7 +72,9 @@ def alarms(
     for pool in pools:
         found += [Alarm(level, kind, "pool", pool.pool, says) for level, kind, says in of_pool(pool)]
     for device in devices:
-        found += [Alarm(level, kind, "device", device.device, says) for level, kind, says in of_device(device)]
+        found += [
+            Alarm(level, kind, "device", device.device, says) for level, kind, says in of_device(device)
+        ]
     return sorted(found, key=order)
 
 
@@ -114,10 +116,16 @@ def _of_numbers(run: Run) -> Found:
 
 
 def _of_signals(signals: Signals, limits: AlarmLimits) -> Found:
-    value = {key: number for key, signal in asdict(signals).items() if (number := _number(signal)) is not None}
+    value = {
+        key: number for key, signal in asdict(signals).items() if (number := _number(signal)) is not None
+    }
     for key, level, kind, says in MEASURED:
         limit = getattr(limits, key)
-        if key in value and limit is not None and (value[key] <= limit if key == "entropy" else value[key] >= limit):
+        if (
+            key in value
+            and limit is not None
+            and (value[key] <= limit if key == "entropy" else value[key] >= limit)
+        ):
             yield level, kind, says.format(value[key])
     if value.get("failed_rewards", 0.0) > 0:
         yield "look", "rewards", f"{value['failed_rewards']:.0f} rewards of the last step failed"

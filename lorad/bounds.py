@@ -1,6 +1,7 @@
 """Every limit on what users, their code and their files can feed lorad, in one place.
 
-All are far above what is useful. What exceeds them is refused with a message, or cut where a run must not fail for it.
+All are far above what is useful. What exceeds them is refused with a message, or cut where a run must not
+fail for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # Requests to the daemon
 BODY_BYTES = 4 * MIB  # of JSON; beyond: 413
-STREAM_BYTES = 64 * KIB  # of events, written to a follower at a time; what it has not read waits in the database
+# of events, written to a follower at a time; what it has not read waits in the database
+STREAM_BYTES = 64 * KIB
 
 # Specs and config.yaml
 SPEC_BYTES = 1 * MIB
@@ -61,9 +63,10 @@ TEMPLATE_TEXT = 16 * MIB  # characters of one prompt
 class Bounds:
     """Of connections: seconds, and how many.
 
-    head: from a request's first byte, or from the connection's beginning, to the end of its headers. body: from there
-    to its last byte. idle: between two requests. write: without a byte taken by the reader. of_one: user; of_own: of
-    the user that the process itself belongs to, who could as well end it. A look every second adds up to one.
+    head: from a request's first byte, or from the connection's beginning, to the end of its headers. body:
+    from there to its last byte. idle: between two requests. write: without a byte taken by the reader.
+    of_one: user; of_own: of the user that the process itself belongs to, who could as well end it. A look
+        every second adds up to one.
     """
 
     head: float = 9.0

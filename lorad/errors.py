@@ -22,7 +22,9 @@ from typing import Any
 
 
 class LoradError(Exception):
-    """`str(error)` says what was wrong and where; `hint` says what to do next; `others`: what else is wrong there."""
+    """`str(error)` says what was wrong and where; `hint` says what to do next; `others`: what else is wrong
+    there.
+    """
 
     exit_code = 1
     status = 500
@@ -47,7 +49,13 @@ class SpecError(LoradError):
     status = 422
 
     def __init__(
-        self, problem: str, *, key: str = "", where: str = "", hint: str = "", others: Sequence[LoradError] = ()
+        self,
+        problem: str,
+        *,
+        key: str = "",
+        where: str = "",
+        hint: str = "",
+        others: Sequence[LoradError] = (),
     ) -> None:
         super().__init__(": ".join(filter(None, (where, key, problem))), hint=hint, others=others)
         self.where, self.path, self.problem = where, key, problem

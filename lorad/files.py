@@ -1,7 +1,7 @@
 """Reading files that somebody else made, and writing files that others read at any moment.
 
-Reading never blocks on a pipe or device and never takes more than it should. Writing puts a file in place whole.
-Everything raises OSError, whose `strerror` says what it is instead.
+Reading never blocks on a pipe or device and never takes more than it should. Writing puts a file in place
+whole. Everything raises OSError, whose `strerror` says what it is instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _KINDS = {
 
 
 def names(path: Path, known: os.stat_result) -> bool:
-    """Whether `path` is a name of the file or directory that `known` describes; False where nothing has that name."""
+    """Whether `path` is a name of the file or directory that `known` describes; False where nothing has that
+    name.
+    """
     try:
         return os.path.samestat(path.stat(), known)
     except (FileNotFoundError, NotADirectoryError):
@@ -66,17 +68,22 @@ def read_file(path: Path, limit: int, *, links: bool = True) -> bytes:
 
 
 def refuse_sparse(file: BufferedReader, path: Path) -> None:
-    """Of a large file, every byte is on disk: one that is mostly a hole takes memory and time, and nothing to make."""
+    """Of a large file, every byte is on disk: one that is mostly a hole takes memory and time, and nothing to
+    make.
+    """
     there = os.fstat(file.fileno())
     if there.st_size < SPARSE or 512 * there.st_blocks >= there.st_size:
         return
-    if (hole := os.lseek(file.fileno(), 0, os.SEEK_HOLE)) < there.st_size:  # else compressed, or not written out yet
+    # else compressed, or not written out yet
+    if (hole := os.lseek(file.fileno(), 0, os.SEEK_HOLE)) < there.st_size:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         raise _refused(path, f"sparse: nothing was written at byte {hole} of {there.st_size}", errno.EFBIG)
     os.lseek(file.fileno(), 0, os.SEEK_SET)
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o600, uid: int | None = None, durable: bool = True) -> None:
+def write_whole(
+    path: Path, data: bytes, *, mode: int = 0o600, uid: int | None = None, durable: bool = True
+) -> None:
     """Put a file in place by one rename: a reader finds all of it, or what was there before.
 
     mode: of the file, whatever the umask.

@@ -2,8 +2,8 @@
 
     queued -> starting -> running -> stopping -> paused | ended
 
-*Why it ended* (`EndReason`) is not a state. All moves are in `MOVES`; the store makes each one as a compare-and-swap
-together with its event, in one transaction.
+*Why it ended* (`EndReason`) is not a state. All moves are in `MOVES`; the store makes each one as a
+compare-and-swap together with its event, in one transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Text for people: numbers, sizes, times, and strings that come from somewhere else. Standard library only."""
+"""Text for people: numbers, sizes, times, and strings that come from somewhere else.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 

@@ -13,5 +13,11 @@ from lorad.migrations import (
 )
 
 MIGRATIONS = Migrations("lorad")
-for _module in (m0001_first_schema, m0002_sweeps_and_serving, m0003_shared_box, m0004_dashboard, m0005_restarts):
+for _module in (
+    m0001_first_schema,
+    m0002_sweeps_and_serving,
+    m0003_shared_box,
+    m0004_dashboard,
+    m0005_restarts,
+):
     MIGRATIONS(name=_module.__name__.rpartition(".")[2])(_module.apply)

@@ -1,6 +1,7 @@
 """Runs and what their journals say, pools with their leases, aliases, and the events of all of them.
 
-Times are Unix seconds. `lineage` is 1 while a fact counts and 0 after a rewind. `seq` is that of the journal record.
+Times are Unix seconds. `lineage` is 1 while a fact counts and 0 after a rewind. `seq` is that of the journal
+record.
 """
 
 from __future__ import annotations
@@ -202,8 +203,10 @@ INDEXES = (
 )
 
 TRIGGERS = (
-    "CREATE TRIGGER events_never_change BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events never change'); END",
-    "CREATE TRIGGER events_never_go BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events never go'); END",
+    "CREATE TRIGGER events_never_change BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events never "
+    "change'); END",
+    "CREATE TRIGGER events_never_go BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events never go'); "
+    "END",
 )
 
 TABLES = (

@@ -1,7 +1,7 @@
 """Sweeps, where a run comes from, and which bases stay warm to be served.
 
-runs.sweep: the sweep that started it. runs.origin: `run@version` that it was forked from, or the directory that it was
-imported from. runs.serving: 1 keeps a pool of its base up though no run works there.
+runs.sweep: the sweep that started it. runs.origin: `run@version` that it was forked from, or the directory
+that it was imported from. runs.serving: 1 keeps a pool of its base up though no run works there.
 """
 
 from __future__ import annotations

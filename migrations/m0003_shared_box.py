@@ -18,7 +18,8 @@ STATEMENTS = (
     "ALTER TABLE journal_offsets ADD COLUMN told_seq INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE journal_offsets ADD COLUMN told_crc INTEGER NOT NULL DEFAULT 0",
     "UPDATE aliases SET owner_uid = coalesce((SELECT owner_uid FROM runs WHERE name = aliases.run), -1)",
-    "UPDATE sweeps SET owner_uid = coalesce((SELECT max(owner_uid) FROM runs WHERE runs.sweep = sweeps.sweep), -1)",
+    "UPDATE sweeps SET owner_uid = coalesce((SELECT max(owner_uid) FROM runs WHERE runs.sweep = "
+    "sweeps.sweep), -1)",
     "CREATE INDEX runs_by_end ON runs (ended_at)",
     "CREATE INDEX runs_by_owner ON runs (owner_uid, state)",
 )

@@ -1,9 +1,9 @@
 """What a dashboard shows of every run at once, without reading its steps.
 
-runs.signals: JSON of {at (Unix time of the last step), kl, entropy, truncated, logprob_difference, failed_rewards (of
-it), zero_variance (share of its groups), not_finite (names of its metrics that were no numbers), attested (of the
-current version), begun (when the newest attempt began to work)}, without what is not known. runs.recent: JSON of the
-mean rewards of the last steps, newest last.
+runs.signals: JSON of {at (Unix time of the last step), kl, entropy, truncated, logprob_difference,
+failed_rewards (of it), zero_variance (share of its groups), not_finite (names of its metrics that were no
+numbers), attested (of the current version), begun (when the newest attempt began to work)}, without what is
+not known. runs.recent: JSON of the mean rewards of the last steps, newest last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ TOLD = ", ".join(
     f"'{name}', json_extract(metrics, '$.{name}')"
     for name in ("kl", "entropy", "truncated", "logprob_difference", "failed_rewards")
 )
-SHARE = "1.0 * json_extract(metrics, '$.zero_variance_groups') / json_extract(runs.spec, '$.data.prompts_per_step')"
+SHARE = (
+    "1.0 * json_extract(metrics, '$.zero_variance_groups') / json_extract(runs.spec, "
+    "'$.data.prompts_per_step')"
+)
 STEP = f"""
 SELECT json_object('at', at, {TOLD}, 'zero_variance', {SHARE}) FROM steps
 WHERE run = runs.name AND lineage = 1 ORDER BY step DESC LIMIT 1

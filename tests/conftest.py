@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-# Before anything imports torch: two threads are slower than one on a shared box, and results must not depend on them.
+# Before anything imports torch: two threads are slower than one on a shared box, and results must not depend
+# on them.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
@@ -22,8 +23,20 @@ gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting
 
 LONGEST = (
     *("end_to_end/test_switches", "store/test_migrations", "queue/test_preempt"),
-    *("runs/test_health", "runs/test_sweep", "serving/test_aliases", "serving/test_serve", "record/test_repair"),
-    *("daemon/test_system_mode", "tui/test_snapshots", "tui/test_tmux", "tui/test_serving", "tui/test_new_run"),
+    *(
+        "runs/test_health",
+        "runs/test_sweep",
+        "serving/test_aliases",
+        "serving/test_serve",
+        "record/test_repair",
+    ),
+    *(
+        "daemon/test_system_mode",
+        "tui/test_snapshots",
+        "tui/test_tmux",
+        "tui/test_serving",
+        "tui/test_new_run",
+    ),
     *("tui/test_samples", "tui/test_tui"),
 )
 
@@ -35,7 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A fresh LORAD_HOME whose path is short enough for sockets; what a test started in it is killed at its end."""
+    """A fresh LORAD_HOME whose path is short enough for sockets; what a test started in it is killed at its
+    end.
+    """
     directory = Path(tempfile.mkdtemp(prefix="lr-"))
     monkeypatch.setenv("LORAD_HOME", str(directory))
     monkeypatch.setenv("XDG_STATE_HOME", str(directory / "state"))

@@ -1,6 +1,7 @@
 """`python -m tests.make_docs`: the parts of `docs/` that are made from the code.
 
-Such a part stands between `<!-- made from the code: NAME -->` and `<!-- end -->`; what is around it is written by hand.
+Such a part stands between `<!-- made from the code: NAME -->` and `<!-- end -->`; what is around it is
+written by hand.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PART = re.compile(r"(<!-- made from the code: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
+# -- keys ----------------------------------------------------------------------------------------------------
 def keys_of_spec() -> str:
     return "\n".join(_section(Spec, ""))
 
@@ -80,12 +81,14 @@ def _cell(text: str) -> str:
     return text if ". " in text else text.removesuffix(".")
 
 
-# -- commands ----------------------------------------------------------------------------------------------------------
+# -- commands ------------------------------------------------------------------------------------------------
 def commands() -> str:
     root: Any = get_command(app)
     with typer.Context(root) as context:
         found = [
-            line for name in root.list_commands(context) for line in _command(f"lorad {name}", root, name, context)
+            line
+            for name in root.list_commands(context)
+            for line in _command(f"lorad {name}", root, name, context)
         ]
     return "\n".join(found)
 
@@ -106,7 +109,9 @@ def _command(path: str, group: Any, name: str, context: Any) -> Iterator[str]:
 
 
 def _usage(command: Any, context: Any) -> str:
-    return " ".join([context.info_name, *command.collect_usage_pieces(context)]).translate({123: None, 125: None})
+    return " ".join([context.info_name, *command.collect_usage_pieces(context)]).translate(
+        {123: None, 125: None}
+    )
 
 
 def _parameter(parameter: Any, context: Any) -> str:

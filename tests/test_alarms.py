@@ -19,7 +19,14 @@ from lorad.errors import SpecError
 Json = dict[str, Any]
 NOW = 1_000_000.0
 LIMITS = AlarmLimits()
-CALM = {"at": NOW - 5, "begun": NOW - 5000, "kl": 0.01, "entropy": 1.2, "truncated": 0.1, "zero_variance": 0.2}
+CALM = {
+    "at": NOW - 5,
+    "begun": NOW - 5000,
+    "kl": 0.01,
+    "entropy": 1.2,
+    "truncated": 0.1,
+    "zero_variance": 0.2,
+}
 
 
 def run(state: str = "running", *, seconds: float = 1.0, **more: Any) -> Run:
@@ -64,7 +71,8 @@ def test_a_reward_that_is_no_number_is_told_and_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quiet", "seconds", "stalled"), [(119, 1.0, False), (121, 1.0, True), (121, 60.0, False), (601, 60.0, True)]
+    ("quiet", "seconds", "stalled"),
+    [(119, 1.0, False), (121, 1.0, True), (121, 60.0, False), (601, 60.0, True)],
 )
 def test_patience_grows_with_the_length_of_steps(quiet: float, seconds: float, stalled: bool) -> None:
     assert (of(run(seconds=seconds, signals=CALM | {"at": NOW - quiet})) == ["stall"]) is stalled

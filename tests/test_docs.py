@@ -20,13 +20,16 @@ from tests.kit.world import REPOSITORY
 from tests.make_docs import DOCS, whole
 
 PAGES = {
-    str(path.relative_to(REPOSITORY)): path.read_text() for path in [REPOSITORY / "README.md", *DOCS.rglob("*.md")]
+    str(path.relative_to(REPOSITORY)): path.read_text()
+    for path in [REPOSITORY / "README.md", *DOCS.rglob("*.md")]
 }
 AROUND = {path.name: path.read_text() for path in REPOSITORY.glob("*.md")}
 LINKED = sorted({**PAGES, **AROUND})
 README_LIMIT = 150  # lines
 
-BLOCKS = [block for text in PAGES.values() for block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.M)]
+BLOCKS = [
+    block for text in PAGES.values() for block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.M)
+]
 LINES = chain.from_iterable(text.splitlines() for kind, text in BLOCKS if kind == "console")
 TYPED = [line[2:].partition("  #")[0] for line in LINES if line[:2] in ("$ ", "# ")]
 IN_PROSE = [found for text in PAGES.values() for found in re.findall(r"`(lorad [a-z][^`]*)`", text)]
@@ -35,7 +38,9 @@ COMMANDS = sorted({found[1] for found in FOUND if found})
 
 
 def yaml_of(page: str, begins: str) -> str:
-    (found,) = (text for text in re.findall(r"^```yaml\n(.*?)^```", PAGES[page], re.DOTALL | re.M) if begins in text)
+    (found,) = (
+        text for text in re.findall(r"^```yaml\n(.*?)^```", PAGES[page], re.DOTALL | re.M) if begins in text
+    )
     return str(found)
 
 
@@ -55,7 +60,11 @@ def test_parts_made_from_the_code_are_current(page: str) -> None:
 
 
 def test_every_made_part_is_in_a_page() -> None:
-    parts = [(page, name) for page, text in PAGES.items() for name in re.findall(r"made from the code: (\w+)", text)]
+    parts = [
+        (page, name)
+        for page, text in PAGES.items()
+        for name in re.findall(r"made from the code: (\w+)", text)
+    ]
     assert sorted(parts) == [
         ("docs/cli.md", "commands"),
         ("docs/configuration.md", "config"),
@@ -88,13 +97,17 @@ def test_commands_of_the_docs_are_commands(typed: str) -> None:
             assert command is not None
         flags = [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
         known = {
-            flag for parameter in command.get_params(context) for flag in (*parameter.opts, *parameter.secondary_opts)
+            flag
+            for parameter in command.get_params(context)
+            for flag in (*parameter.opts, *parameter.secondary_opts)
         }
         assert [flag for flag in flags if flag not in known] == []
 
 
 def test_make_targets_of_the_docs_are_targets() -> None:
-    named = {name for text in {**PAGES, **AROUND}.values() for name in re.findall(r"`make ([a-z0-9-]+)", text)}
+    named = {
+        name for text in {**PAGES, **AROUND}.values() for name in re.findall(r"`make ([a-z0-9-]+)", text)
+    }
     made = re.findall(r"^([\w\- ]+):(?!=)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     assert named - set(" ".join(made).split()) == set()
 
@@ -115,7 +128,9 @@ def test_pages_are_reachable_from_the_readme() -> None:
         page = ahead.pop()
         seen.add(page)
         links = re.findall(r"\]\(([^)#\s]+\.md)", (REPOSITORY / page).read_text())
-        places = [((REPOSITORY / page).parent / link).resolve() for link in links if not link.startswith("http")]
+        places = [
+            ((REPOSITORY / page).parent / link).resolve() for link in links if not link.startswith("http")
+        ]
         ahead += {str(path.relative_to(REPOSITORY)) for path in places} - seen - set(ahead)
     assert set(PAGES) - seen == set()
 
@@ -123,5 +138,7 @@ def test_pages_are_reachable_from_the_readme() -> None:
 def test_files_on_the_map_exist() -> None:
     named = re.findall(r"`([\w/]+(?:\.py|/))`", PAGES["docs/architecture/index.md"])
     assert [
-        name for name in named if not any((root / name).exists() for root in (REPOSITORY / "lorad", REPOSITORY))
+        name
+        for name in named
+        if not any((root / name).exists() for root in (REPOSITORY / "lorad", REPOSITORY))
     ] == []

@@ -69,7 +69,9 @@ def test_a_yaml_bomb_is_refused_before_it_bursts(text: str) -> None:
     assert len(error.value.message) < 500
 
 
-@pytest.mark.parametrize("name", ["aliases of aliases", "depth", "a doubled key", "a python tag", "very many keys"])
+@pytest.mark.parametrize(
+    "name", ["aliases of aliases", "depth", "a doubled key", "a python tag", "very many keys"]
+)
 def test_a_configuration_is_read_as_carefully(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.yaml").write_text(BOMBS[name])
     with pytest.raises(SpecError, match=r"config\.yaml"):
@@ -127,7 +129,9 @@ def test_a_snapshot_of_the_hubs_cache_is_read_through_its_links(adapter: Path, t
     assert read_peft(snapshot).config.rank == 1
 
 
-@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt", "weights.pkl", ".metadata", "model.ckpt"])
+@pytest.mark.parametrize(
+    "name", ["adapter_model.bin", "adapter_model.pt", "weights.pkl", ".metadata", "model.ckpt"]
+)
 def test_a_pickle_is_refused_by_its_name(adapter: Path, name: str) -> None:
     (adapter / WEIGHTS).rename(adapter / name)
     with pytest.raises(AdapterRefused, match=f"{name}: pickled weights are never read"):
@@ -146,7 +150,9 @@ def test_a_sparse_file_of_weights_is_refused(adapter: Path) -> None:
         read_peft(adapter)
 
 
-def test_more_than_an_adapter_is_refused_before_it_is_read(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_an_adapter_is_refused_before_it_is_read(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tensors, "ADAPTER_BYTES", 100)
     with pytest.raises(AdapterRefused, match="are more than 100"):
         read_peft(adapter)
@@ -198,15 +204,21 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", 5, None, ["a"]])
+@pytest.mark.parametrize(
+    "name", ["../other.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", 5, None, ["a"]]
+)
 def test_an_index_that_points_elsewhere_is_refused(model: Path, name: Any) -> None:
     (model / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(SpecError, match="no file beside it"):
         weight_files(model)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
-def test_something_else_in_place_of_a_models_configuration_is_refused(model: Path, make: Callable[[Path], Any]) -> None:
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()]
+)
+def test_something_else_in_place_of_a_models_configuration_is_refused(
+    model: Path, make: Callable[[Path], Any]
+) -> None:
     instead(model / "config.json", make)
     with pytest.raises(SpecError, match="not a file"):
         read_config(model)
@@ -237,7 +249,13 @@ def store(tmp_path: Path) -> Any:
 
 def step(journal: Path, number: int, metrics: dict[str, Any], **more: Any) -> None:
     with JournalWriter(journal, "sorter", 1) as writer:
-        fact = {"version": 1, "samples": "samples/1.jsonl", "samples_sha256": "", "metrics": metrics, "prompts": []}
+        fact = {
+            "version": 1,
+            "samples": "samples/1.jsonl",
+            "samples_sha256": "",
+            "metrics": metrics,
+            "prompts": [],
+        }
         writer.append("step", number, fact | more)
 
 
@@ -311,7 +329,9 @@ async def test_a_run_of_a_hostile_name_is_not_found_and_nothing_else(home: Path,
             assert (status, json.loads(body)["error"]["kind"]) in ((404, "NotFound"), (422, "SpecError"))
 
 
-@pytest.mark.parametrize("body", [{"spec": "\0"}, {"spec": "", "source": "", "cwd": "/a\0b"}, {"x": [{"y\0": 1}]}])
+@pytest.mark.parametrize(
+    "body", [{"spec": "\0"}, {"spec": "", "source": "", "cwd": "/a\0b"}, {"x": [{"y\0": 1}]}]
+)
 async def test_a_request_with_a_nul_in_it_is_refused_wherever_it_is(home: Path, body: dict[str, Any]) -> None:
     async with serving(home) as api:
         with pytest.raises(SpecError, match="NUL"):

@@ -28,7 +28,17 @@ MOST_FRAGMENTS = 0.02  # of all docstrings
 LARGE_FOLDERS = {"cli/commands", "lorad/daemon/api/verbs", "tests/benchmarks"}  # still over it
 
 TORCH = {"torch", "transformers", "peft"}
-SLOW = TORCH | {"textual", "pydantic", "numpy", "sqlite_utils", "httpx", "aiohttp", "pyarrow", "yaml", "asyncio"}
+SLOW = TORCH | {
+    "textual",
+    "pydantic",
+    "numpy",
+    "sqlite_utils",
+    "httpx",
+    "aiohttp",
+    "pyarrow",
+    "yaml",
+    "asyncio",
+}
 HEAVY = (
     "lorad.backends.engine_trial",
     "lorad.models",
@@ -44,7 +54,9 @@ START_UP_LIMIT = 20  # times the CPU time of a bare interpreter
 def loaded_after(code: str) -> set[str]:
     """The top-level packages that a fresh interpreter holds after `code`."""
     report = "\nimport sys; print('\\n'.join({name.partition('.')[0] for name in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code + report], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code + report], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
@@ -57,7 +69,9 @@ def own_code() -> list[Path]:
 
 
 def test_every_top_level_folder_is_one_of_the_fixed_rooms() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     folders = {name.partition("/")[0] for name in listed if "/" in name}
     assert {folder for folder in folders if not folder.startswith(".")} - ROOMS == set()
 
@@ -69,7 +83,9 @@ def test_the_package_links_to_the_top_level_room(room: str) -> None:
 
 def test_every_folder_with_code_is_a_package_so_that_the_wheel_holds_it() -> None:
     folders = {path.parent for path in own_code()}
-    assert [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()] == []
+    assert [
+        str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()
+    ] == []
 
 
 def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
@@ -123,7 +139,8 @@ def imported_packages() -> set[str]:
 
 
 SQL = re.compile(
-    r"\b(?:SELECT\s.+\sFROM|INSERT\s+(?:OR\s+\w+\s+)?INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|PRAGMA\s)", re.DOTALL
+    r"\b(?:SELECT\s.+\sFROM|INSERT\s+(?:OR\s+\w+\s+)?INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|PRAGMA\s)",
+    re.DOTALL,
 )
 
 
@@ -140,7 +157,11 @@ def sql_in(path: Path) -> Iterator[str]:
         if isinstance(node, ast.JoinedStr | ast.Constant) and SQL.search(text_of(node)):
             yield f"{path.relative_to(ROOT)}:{node.lineno}"
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
             if any(name.partition(".")[0] in ("sqlite3", "sqlite_utils") for name in names):
                 yield f"{path.relative_to(ROOT)}:{node.lineno} imports {', '.join(names)}"
 
@@ -167,7 +188,10 @@ def test_every_package_that_lorad_imports_is_a_declared_dependency() -> None:
 
 def light_modules() -> list[str]:
     """Every module of the light half, by its importable name."""
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in own_code()]
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in own_code()
+    ]
     modules = [name if name.split(".")[0] == "lorad" else f"lorad.{name}" for name in names]
     return [name for name in modules if not name.startswith(HEAVY) and not name.endswith("__main__")]
 
@@ -195,7 +219,9 @@ def test_lorad_list_costs_at_most_twenty_bare_interpreters() -> None:
     subprocess.run([*lorad, "daemon", "start"], cwd=ROOT, check=True, capture_output=True)
     pairs = [(cpu_seconds([*lorad, "list"]), cpu_seconds(bare)) for _ in range(7)]
     ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
-    assert ours <= START_UP_LIMIT * theirs, f"lorad list {ours * 1e3:.0f} ms, bare Python {theirs * 1e3:.0f} ms"
+    assert ours <= START_UP_LIMIT * theirs, (
+        f"lorad list {ours * 1e3:.0f} ms, bare Python {theirs * 1e3:.0f} ms"
+    )
 
 
 def test_what_a_test_leaves_running_is_killed(home: Path) -> None:

@@ -28,7 +28,20 @@ READERS: dict[str, Callable[[str], Any]] = {
     "logs": shown,
     "words": one_line,
 }
-PIECES = ["x", "-eyJ", "eyJaaaaaaaaaa.", "bearer ", "a://b:", ".ghp_", "-----BEGIN ", '"', "[", ",", "NCCL ", "Error "]
+PIECES = [
+    "x",
+    "-eyJ",
+    "eyJaaaaaaaaaa.",
+    "bearer ",
+    "a://b:",
+    ".ghp_",
+    "-----BEGIN ",
+    '"',
+    "[",
+    ",",
+    "NCCL ",
+    "Error ",
+]
 PIECES += ["No space left on device ", "/dev/shm ", "Unable to allocate 1 ", f"{'y' * 16000}\n"]
 SMALL, TIMES = 4000, 16
 

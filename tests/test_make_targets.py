@@ -39,7 +39,9 @@ def commands(target: str) -> str:
 
 
 def installed(requirements: Iterable[str]) -> set[str]:
-    """The distributions that pip installs for these, by canonical names; of one that is not here, itself alone."""
+    """The distributions that pip installs for these, by canonical names; of one that is not here, itself
+    alone.
+    """
     found: set[str] = set()
     waiting = [(Requirement(text), "") for text in requirements]
     while waiting:
@@ -51,7 +53,9 @@ def installed(requirements: Iterable[str]) -> set[str]:
             waiting += [(Requirement(text), "") for key in requirement.extras for text in EXTRAS[key]]
         elif name not in found:
             found.add(name)
-            waiting += [(Requirement(text), key) for text in requires(name) for key in (requirement.extras or {""})]
+            waiting += [
+                (Requirement(text), key) for text in requires(name) for key in (requirement.extras or {""})
+            ]
     return found
 
 
@@ -77,7 +81,9 @@ def file_of(module: str) -> Path | None:
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Modules. In lorad, what a function imports may be missing; in tests it, and what a string names, is needed."""
+    """Modules. In lorad, what a function imports may be missing; in tests it, and what a string names, is
+    needed.
+    """
     tree = ast.parse(path.read_text())
     nodes = ast.walk(tree) if path.is_relative_to(REPOSITORY / "tests") else at_once(tree.body)
     found: set[str] = set()
@@ -124,7 +130,9 @@ def roots_of(text: str) -> list[str]:
     if "tests.benchmarks.bench " in text:
         roots += [f"tests.benchmarks.{measure.module}" for measure in MEASURES.values()]
     for match in re.findall(r"-m pytest(.*)", text):
-        named = [REPOSITORY / word for word in match.split() if word.startswith("tests/")] or [REPOSITORY / "tests"]
+        named = [REPOSITORY / word for word in match.split() if word.startswith("tests/")] or [
+            REPOSITORY / "tests"
+        ]
         files = [file for path in named for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
         roots += [
             ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
@@ -145,7 +153,8 @@ def test_a_target_imports_only_what_its_setup_installs(target: str) -> None:
     lacking = {
         name: where
         for name, where in foreign(roots_of(text)).items()
-        if name not in OTHERS and not there & {canonicalize_name(each) for each in distributions.get(name, [name])}
+        if name not in OTHERS
+        and not there & {canonicalize_name(each) for each in distributions.get(name, [name])}
     }
     assert not lacking, f"make {target} installs {extras or 'lorad alone'}, which lacks {lacking}"
     assert not programs - there - {"python", "lorad"}

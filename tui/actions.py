@@ -1,6 +1,8 @@
-"""The actions: the request, the command that does the same, the questions before it, and the message about its result.
+"""The actions: the request, the command that does the same, the questions before it, and the message about
+its result.
 
-Every action of the interface is defined here; a screen binds keys to `act('verb')` and says what it would act on.
+Every action of the interface is defined here; a screen binds keys to `act('verb')` and says what it would act
+on.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
 
 @dataclass(frozen=True)
 class Field:
-    """Something to type. flag: of the command; "": it is an argument. check: what is wrong with a value, or ""."""
+    """Something to type. flag: of the command; "": it is an argument. check: what is wrong with a value, or
+    "".
+    """
 
     key: str
     label: str
@@ -38,7 +42,8 @@ class Action:
     on: what kind of thing it acts on, `run`, `version`, `alias` or `pool`.
     says: what it does, for help and palette.
     fields: what is asked for first.
-    lost: what will be lost, for the user to agree to; "" if nothing is, then nothing is asked. It runs on a thread.
+    lost: what will be lost, for the user to agree to; "" if nothing is, then nothing is asked. It runs on a
+        thread.
     told: describes the result.
     many: the same input can hold for several things at once.
     of_others: being allowed to see a thing is enough.
@@ -65,7 +70,9 @@ class Action:
 def command(*words: str, fields: tuple[Field, ...] = (), values: Values | None = None) -> str:
     """`lorad` and the words, quoted where a shell needs it."""
     typed = [words_of(field, (values or {}).get(field.key, "")) for field in fields]
-    return " ".join(["lorad", *(shlex.quote(word) for word in words), *(word for some in typed for word in some)])
+    return " ".join(
+        ["lorad", *(shlex.quote(word) for word in words), *(word for some in typed for word in some)]
+    )
 
 
 def words_of(field: Field, value: str) -> list[str]:

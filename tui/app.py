@@ -57,9 +57,13 @@ class LoradApp(App[None]):
         self.register_theme(themes.CONTRAST)
         wanted, unknown = self.config.tui.theme, set(self.config.tui.keymap) - set(keys.ids())
         if unknown:
-            raise SpecError(f"tui.keymap: no action has the id {min(unknown)}", hint=f"There are: {ids_told()}.")
+            raise SpecError(
+                f"tui.keymap: no action has the id {min(unknown)}", hint=f"There are: {ids_told()}."
+            )
         if (name := themes.NAMES.get(wanted, wanted)) not in self.available_themes:
-            raise SpecError(f"tui.theme: there is no theme {wanted}", hint=f"There are: {', '.join(themes.NAMES)}.")
+            raise SpecError(
+                f"tui.theme: there is no theme {wanted}", hint=f"There are: {', '.join(themes.NAMES)}."
+            )
         self.theme = name
         self.set_keymap(self.config.tui.keymap)
 
@@ -80,7 +84,7 @@ class LoradApp(App[None]):
         """Whether the user may act on what belongs to `owner`; the daemon has the last word."""
         return owner is None or self.user is None or owner == self.user
 
-    # -- ways to screens ---------------------------------------------------------------------------------------------
+    # -- ways to screens -------------------------------------------------------------------------------------
     def open_run(self, run: str) -> None:
         from lorad.tui.run.screen import RunScreen
 
@@ -99,7 +103,7 @@ class LoradApp(App[None]):
         if not isinstance(self.screen, NewRun):
             self.push_screen(NewRun(like))
 
-    # -- keys ----------------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
     def action_help(self) -> None:
         from lorad.tui.screens.help import Help
 
@@ -118,12 +122,18 @@ class LoradApp(App[None]):
         """Offer actions on what is chosen, then the screens, then Textual's own commands."""
         if isinstance(screen, Base):
             for verb, action in ACTIONS.items():
-                if targets := [one for one in screen.targets(action.on) if screen.state(one) not in action.over_when]:
+                if targets := [
+                    one for one in screen.targets(action.on) if screen.state(one) not in action.over_when
+                ]:
                     whom = escape(one_line(targets[0])) if len(targets) == 1 else f"{len(targets)} of them"
-                    yield SystemCommand(f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v))
+                    yield SystemCommand(
+                        f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v)
+                    )
             yield SystemCommand("Serving", "Aliases, traffic, a chat", self.open_serving)
             yield SystemCommand("New run", "A form with its YAML beside it", self.open_form)
-            yield SystemCommand("Copy the command", "The shell's way to what was done last", screen.action_copy)
+            yield SystemCommand(
+                "Copy the command", "The shell's way to what was done last", screen.action_copy
+            )
         yield SystemCommand("Pause refreshing", "Keep what is shown; again to resume", self.action_freeze)
         yield from super().get_system_commands(screen)
 

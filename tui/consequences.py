@@ -1,4 +1,5 @@
-"""Describe what an action destroys, for the question before it; "" if nothing is lost, or the daemon will refuse.
+"""Describe what an action destroys, for the question before it; "" if nothing is lost, or the daemon will
+refuse.
 
 Each function asks the daemon, so it runs on a thread.
 """
@@ -42,7 +43,12 @@ def of_resume(client: Client, run: str, values: Values) -> str:
     """Describe what was done since a checkpoint that is older than the newest."""
     start, row = values.get("from", "").strip(), client.show(run)
     reached = row.step
-    if not start or not is_over(row) or int(start) >= max(reached, 1) or int(start) == newest(client.checkpoints(run)):
+    if (
+        not start
+        or not is_over(row)
+        or int(start) >= max(reached, 1)
+        or int(start) == newest(client.checkpoints(run))
+    ):
         return ""
     return (
         f"It continues from step {start}: {steps(int(start), reached).lower()} done again, and what came of "
@@ -71,7 +77,10 @@ def of_rollback(client: Client, alias: str, _: Values) -> str:
     if len(moves) < 2 or moves[1].version is None:
         return ""
     now, before = (f"{move.run}@{move.version}" for move in moves[:2])
-    return f"{alias} serves {before} again instead of {now}. Nothing is deleted; the next rollback undoes this one."
+    return (
+        f"{alias} serves {before} again instead of {now}. Nothing is deleted; the next rollback undoes "
+        "this one."
+    )
 
 
 def of_unalias(client: Client, alias: str, _: Values) -> str:

@@ -1,6 +1,8 @@
-"""A spec that is being written: what stands in the fields of a form, the YAML that it makes, and what is wrong with it.
+"""A spec that is being written: what stands in the fields of a form, the YAML that it makes, and what is
+wrong with it.
 
-Nothing is judged here: values are read by `lorad.spec.yaml`, checked by `lorad.spec.text`, and the words are theirs.
+Nothing is judged here: values are read by `lorad.spec.yaml`, checked by `lorad.spec.text`, and the words are
+theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from lorad.tui.spec_fields import TOLD, entry, usual
 from lorad.tui.spec_lines import DEFAULTS, Flat, differing, flat, nested, text_of, words
 
 MORE = "settings"  # the field for any other key=value
-PATHS = ("model.path", "data.train", "data.eval", "lora.adapter_path", "rollout.key_file", "rollout.admin_key_file")
+PATHS = (
+    "model.path",
+    "data.train",
+    "data.eval",
+    "lora.adapter_path",
+    "rollout.key_file",
+    "rollout.admin_key_file",
+)
 Texts = dict[str, str]  # what was typed, by key; "" stands for the default
 
 
@@ -86,7 +95,9 @@ def draw_up(texts: Mapping[str, str], more: str = "") -> Draft:
         load_spec(text_of(values))
     except SpecError as error:
         key, told = blamed(error)
-        wrong.setdefault(key if texts.get(key) else MORE if more.strip() else "", named(key, told, error.hint))
+        wrong.setdefault(
+            key if texts.get(key) else MORE if more.strip() else "", named(key, told, error.hint)
+        )
     return Draft(values, wrong)
 
 
@@ -103,7 +114,9 @@ def read(key: str, text: str) -> tuple[Any, str]:
 
 
 def blamed(error: LoradError) -> tuple[str, str]:
-    """The dotted key that an error blames and what is wrong with it; where it blames none, "" and its message."""
+    """The dotted key that an error blames and what is wrong with it; where it blames none, "" and its
+    message.
+    """
     return (error.key, error.problem) if isinstance(error, SpecError) and error.key else ("", error.message)
 
 
@@ -117,7 +130,7 @@ def in_words(error: SpecError | ValueError) -> str:
     return "There is a quote that is not closed."
 
 
-# -- the shell's way to it ---------------------------------------------------------------------------------------------
+# -- the shell's way to it -----------------------------------------------------------------------------------
 def command(source: Source, values: Flat, here: Path) -> str:
     """Return the command line that starts the same run."""
     if source.command:
@@ -135,7 +148,7 @@ def overrides(before: Flat, after: Flat) -> Flat:
     return flat(nested({**gone, **changed}))
 
 
-# -- relative paths ----------------------------------------------------------------------------------------------------
+# -- relative paths ------------------------------------------------------------------------------------------
 def relative(values: Flat) -> list[str]:
     """Keys whose values look like relative paths of files."""
     return [key for key in (*PATHS, "reward") if key in values and looks_relative(values[key])]
@@ -161,7 +174,7 @@ def _rebased(key: str, value: Any, cwd: Path) -> Any:
     return f"{there}{colon}{function}" if name and there.exists() else value
 
 
-# -- settings in dialogs -----------------------------------------------------------------------------------------------
+# -- settings in dialogs -------------------------------------------------------------------------------------
 def wrong_settings(overriding: Sequence[str]) -> str:
     """Return what is wrong with some key=value on their own: an unknown key, a value that no spec has."""
     try:

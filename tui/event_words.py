@@ -27,7 +27,11 @@ def _plain(kind: str, data: Data) -> str:
 
 def _state(data: Data) -> str:
     state = str(data["reason"] or data["state"] if data.get("reason") else data["state"]).replace("_", " ")
-    detail = f": {data['detail']}" if data.get("detail") and data.get("reason") not in ("completed", "stopped") else ""
+    detail = (
+        f": {data['detail']}"
+        if data.get("detail") and data.get("reason") not in ("completed", "stopped")
+        else ""
+    )
     return state + _by(data) + detail
 
 

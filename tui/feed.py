@@ -1,9 +1,9 @@
 """All data of the screens: one thread follows the event stream, another reads what changed.
 
-The reader asks the screen in front what it needs (`View.read`), never on the UI thread, and hands it the result as a
-`Fresh` message; at most twice a second, and only when something happened. What has no events (pools, devices) is asked
-for with every tick. When the daemon is lost, the app gets a `Line`, and the daemon is asked again with a growing delay.
-Both threads are daemonic: leaving never waits for a socket.
+The reader asks the screen in front what it needs (`View.read`), never on the UI thread, and hands it the
+result as a `Fresh` message; at most twice a second, and only when something happened. What has no events
+(pools, devices) is asked for with every tick. When the daemon is lost, the app gets a `Line`, and the daemon
+is asked again with a growing delay. Both threads are daemonic: leaving never waits for a socket.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Feed:
             self._urgent |= urgent
             self._news.notify_all()
 
-    # -- the event stream --------------------------------------------------------------------------------------------
+    # -- the event stream ------------------------------------------------------------------------------------
     def _follow(self) -> None:
         cursor, delay, since = -1, 0.0, ""
         while not self._closed.wait(delay):
@@ -179,7 +179,7 @@ class Feed:
             cursor, first = event.id, False
         return cursor
 
-    # -- the reader ----------------------------------------------------------------------------------------------------
+    # -- the reader ------------------------------------------------------------------------------------------
     def _serve(self) -> None:
         while not self._closed.is_set():
             with self._news:
@@ -191,7 +191,9 @@ class Feed:
                 self._news.wait_for(lambda: self._closed.is_set() or self._urgent, timeout=PERIOD)
 
     def _is_due(self) -> bool:
-        return self._closed.is_set() or bool(self._changes and self._view and (self._urgent or not self._frozen))
+        return self._closed.is_set() or bool(
+            self._changes and self._view and (self._urgent or not self._frozen)
+        )
 
     def _taken(self) -> Changes:
         """Return the changes until now, which belong to the reader from here on."""
@@ -218,7 +220,9 @@ class Feed:
 
 
 def restricted(status: Status) -> str | None:
-    """Return the user who may only act on things of their own, or None; also None if an older daemon does not say."""
+    """Return the user who may only act on things of their own, or None; also None if an older daemon does not
+    say.
+    """
     return None if status.caller.admin else status.caller.user
 
 

@@ -1,5 +1,5 @@
-"""Every key, once, by action id: screens take their bindings from here, the help screen lists them, and `tui.keymap` of
-config.yaml gives an id other keys."""
+"""Every key, once, by action id: screens take their bindings from here, the help screen lists them, and
+`tui.keymap` of config.yaml gives an id other keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 
-def _key(keys: str, action: str, id: str, says: str, *, show: bool = True, display: str | None = None) -> Binding:
+def _key(
+    keys: str, action: str, id: str, says: str, *, show: bool = True, display: str | None = None
+) -> Binding:
     return Binding(keys, action, says, id=id, show=show, key_display=display)
 
 
@@ -19,8 +21,8 @@ PROMPTS = ("filter", "search", "ask", "compare")
 
 
 def _prompt(keys: str, action: str, id: str, says: str, display: str) -> Binding:
-    """Opens a field: handled before what is focused gets the key, so that what is typed next, however soon, is the
-    field's. Not while a field is typed in: see `opens`."""
+    """Opens a field: handled before what is focused gets the key, so that what is typed next, however soon,
+    is the field's. Not while a field is typed in: see `opens`."""
     return Binding(keys, action, says, id=id, key_display=display, priority=True)
 
 
@@ -181,7 +183,9 @@ FORM: list[BindingType] = [
     Binding("enter,down", "move(1)", "Next field", id="form.next", show=False, priority=True),
     Binding("up", "move(-1)", "Previous field", id="form.previous", show=False, priority=True),
     Binding("tab", "app.focus_next", "Next field, or the YAML", id="form.tab", show=False, priority=True),
-    Binding("shift+tab", "app.focus_previous", "The one before", id="form.back_tab", show=False, priority=True),
+    Binding(
+        "shift+tab", "app.focus_previous", "The one before", id="form.back_tab", show=False, priority=True
+    ),
     _key("escape,q", "back", "form.back", "Back", display="esc"),
 ]
 
@@ -290,4 +294,9 @@ HELP: dict[str, list[BindingType]] = {
 
 def ids() -> Iterable[str]:
     """Return the ids that `tui.keymap` may name."""
-    return (key.id for keys in (*HELP.values(), OVER, PROMPT) for key in keys if isinstance(key, Binding) and key.id)
+    return (
+        key.id
+        for keys in (*HELP.values(), OVER, PROMPT)
+        for key in keys
+        if isinstance(key, Binding) and key.id
+    )

@@ -1,4 +1,6 @@
-"""Keys of the spec as fields of a form, with choices, default and meaning, all taken from `lorad.spec.model`."""
+"""Keys of the spec as fields of a form, with choices, default and meaning,
+all taken from `lorad.spec.model`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,17 @@ USUAL: dict[str, tuple[str, ...]] = {
     "algorithm": ("group_size", "clip", "kl.coef", "advantage", "loss_level"),
     "data": ("train", "eval", "prompts_per_step", "max_prompt_tokens"),
     "reward": ("",),
-    "trainer": ("backend", "lr", "steps", "schedule", "warmup_steps", "tp", "pp", "dp", "activation_checkpointing"),
+    "trainer": (
+        "backend",
+        "lr",
+        "steps",
+        "schedule",
+        "warmup_steps",
+        "tp",
+        "pp",
+        "dp",
+        "activation_checkpointing",
+    ),
     "rollout": ("backend", "max_new_tokens", "temperature", "servers", "tp", "max_staleness"),
     "eval": ("every", "problems"),
     "checkpoint": ("every", "keep"),
@@ -130,7 +142,7 @@ def meanings(owner: type[Struct]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in found}
 
 
-# -- types in words ----------------------------------------------------------------------------------------------------
+# -- types in words ------------------------------------------------------------------------------------------
 def in_words(kind: Any) -> str:
     return _in_words(kinds.type_info(kind))
 
@@ -164,5 +176,7 @@ def _in_words(kind: kinds.Type) -> str:
 
 def _bounds(kind: kinds.IntType | kinds.FloatType) -> str:
     limits = {">": kind.gt, "≥": kind.ge, "<": kind.lt, "≤": kind.le}
-    told = [f"{sign} {limit}" for sign, limit in limits.items() if limit is not None and abs(limit) < COUNT_LIMIT]
+    told = [
+        f"{sign} {limit}" for sign, limit in limits.items() if limit is not None and abs(limit) < COUNT_LIMIT
+    ]
     return f" {' and '.join(told)}" if told else ""

@@ -1,6 +1,7 @@
 """A spec as lines of YAML, each with its key: in the order of `lorad.spec.model`, and beside another spec.
 
-A *flat* spec is {dotted key: value}, with what has no keys of its own in the spec (lists, `engine_args`) as one value.
+A *flat* spec is {dotted key: value}, with what has no keys of its own in the spec (lists, `engine_args`) as
+one value.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SAME, ADDED, GONE, OTHER = " ", "+", "-", "~"
 
 @dataclass(frozen=True)
 class SpecLine:
-    """key: dotted, of a section or a value. sign: how it differs from the other spec; before: the value there, or the
-    default where that has none."""
+    """key: dotted, of a section or a value. sign: how it differs from the other spec; before: the value
+    there, or the default where that has none."""
 
     key: str
     text: str
@@ -85,7 +86,9 @@ def lines(after: Flat, before: Flat | None = None) -> list[SpecLine]:
             if sections[: depth + 1] != inside[: depth + 1]:
                 found.append(SpecLine(".".join(inside[: depth + 1]), f"{'  ' * depth}{section}:"))
         sections = inside
-        found.append(_line(key, f"{'  ' * len(inside)}{scalar(last)}", after, after if before is None else before))
+        found.append(
+            _line(key, f"{'  ' * len(inside)}{scalar(last)}", after, after if before is None else before)
+        )
     return found
 
 
@@ -100,7 +103,7 @@ def _line(key: str, head: str, after: Flat, before: Flat) -> SpecLine:
     return SpecLine(key, text)
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
+# -- values --------------------------------------------------------------------------------------------------
 _PLAIN = re.compile(r"[\w./~][\w./~@+*=-]*")
 _PLAIN_ALONE = re.compile(r"[\w./~][\w./~@+*=-]*(?::[\w./~@+*=-]+)*")
 
@@ -112,7 +115,9 @@ def value_text(value: Any) -> str:
 
 def inner_text(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{scalar(str(key))}: {inner_text(inner)}" for key, inner in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{scalar(str(key))}: {inner_text(inner)}" for key, inner in value.items()) + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(inner_text, value)) + "]"
     return scalar(value)

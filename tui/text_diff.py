@@ -1,5 +1,5 @@
-"""Differences between two texts, by words or by lines, with Myers' shortest edit script (An O(ND) Difference Algorithm,
-1986). Texts with hardly anything in common count as replaced, so that hostile ones take no longer.
+"""Differences between two texts, by words or by lines, with Myers' shortest edit script (An O(ND) Difference
+Algorithm, 1986). Texts with hardly anything in common count as replaced, so that hostile ones take no longer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ EDITS = 600  # at most as many words or lines are taken away and put in, before 
 SAME, GONE, NEW = "=", "-", "+"
 WORD = re.compile(r"\n|[^\S\n]+|\w+|[^\w\s]")
 
-Span = tuple[str, int, int]  # what became of it, first and end in `before` (of what is gone) or `after` (of the rest)
+# what became of it, first and end in `before` (of what is gone) or `after` (of the rest)
+Span = tuple[str, int, int]
 
 
 class Piece(NamedTuple):
@@ -23,7 +24,9 @@ class Piece(NamedTuple):
 
 
 def words(before: str, after: str) -> list[Piece]:
-    """Return one text made of both: without what is NEW it is `before`, without what is GONE it is `after`."""
+    """Return one text made of both: without what is NEW it is `before`,
+    without what is GONE it is `after`.
+    """
     return _pieces(WORD.findall(before), WORD.findall(after))
 
 
@@ -31,12 +34,16 @@ def lines(before: str, after: str) -> list[Piece]:
     """The same by lines: each piece is one line, without its end."""
     one, other = before.splitlines(), after.splitlines()
     return [
-        Piece(op, line) for op, start, end in _spans(one, other) for line in (one if op == GONE else other)[start:end]
+        Piece(op, line)
+        for op, start, end in _spans(one, other)
+        for line in (one if op == GONE else other)[start:end]
     ]
 
 
 def _pieces(one: Sequence[str], other: Sequence[str]) -> list[Piece]:
-    return [Piece(op, "".join((one if op == GONE else other)[start:end])) for op, start, end in _spans(one, other)]
+    return [
+        Piece(op, "".join((one if op == GONE else other)[start:end])) for op, start, end in _spans(one, other)
+    ]
 
 
 def _spans(one: Sequence[str], other: Sequence[str]) -> Iterator[Span]:

@@ -1,4 +1,6 @@
-"""Lines of a spec as text: a sign before each that is not as in another spec, one for what is wrong, matches marked."""
+"""Lines of a spec as text: a sign before each that is not as in another spec, one for what is wrong, matches
+marked.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,14 @@ from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 VERSIONS = (
-    *("version", Column("step", 3), Column("sha256", 6), Column("rank", 7), Column("alpha", 8), Column("held", 2)),
+    *(
+        "version",
+        Column("step", 3),
+        Column("sha256", 6),
+        Column("rank", 7),
+        Column("alpha", 8),
+        Column("held", 2),
+    ),
     *(Column("loaded", 4), Column("attested", 1), Column("age", 5), Column("path", 9, "whole")),
 )
 
@@ -23,7 +30,9 @@ VERSIONS = (
 def adapters(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Only this run's.", show_default=False, autocompletion=candidates.runs),
+        typer.Argument(
+            metavar="[RUN]", help="Only this run's.", show_default=False, autocompletion=candidates.runs
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -26,7 +26,9 @@ TRAFFIC = (
 def aliases(
     alias: Annotated[
         str | None,
-        typer.Argument(metavar="[ALIAS]", help="Its moves.", show_default=False, autocompletion=candidates.aliases),
+        typer.Argument(
+            metavar="[ALIAS]", help="Its moves.", show_default=False, autocompletion=candidates.aliases
+        ),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove this alias.")] = False,
     traffic: Annotated[
@@ -39,7 +41,8 @@ def aliases(
     if remove:
         if alias is None:
             raise SpecError(
-                "--remove needs the name of an alias", hint="For example `lorad aliases support-bot --remove`."
+                "--remove needs the name of an alias",
+                hint="For example `lorad aliases support-bot --remove`.",
             )
         answer = client.remove_alias(alias)
         print_json(answer) if as_json else note(f"Alias {alias} is removed.")
@@ -51,9 +54,14 @@ def aliases(
     if as_json:
         print_json(found)
     elif traffic:
-        print_table(TRAFFIC, [traffic_row(a) for a in found], empty="No such aliases. `lorad aliases` lists all.")
+        print_table(
+            TRAFFIC, [traffic_row(a) for a in found], empty="No such aliases. `lorad aliases` lists all."
+        )
     else:
-        rows = [(a.alias, f"{a.run}@{a.version}", a.sha256[:12], a.attested, a.by, age(a.updated_at)) for a in found]
+        rows = [
+            (a.alias, f"{a.run}@{a.version}", a.sha256[:12], a.attested, a.by, age(a.updated_at))
+            for a in found
+        ]
         print_table(ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
         for a in (a for a in found if a.previous):
             note(f"{a.previous} is kept: `lorad swap {a.alias} --rollback` goes back to it.")

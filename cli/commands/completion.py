@@ -79,5 +79,7 @@ SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
 
 @app.command()
 def completion(shell: Annotated[Shell, typer.Argument(show_default=False)]) -> None:
-    """Print it: `source <(lorad completion bash)` in ~/.bashrc, and so for zsh; `lorad completion fish | source`."""
+    """Print it: `source <(lorad completion bash)` in ~/.bashrc, and so for zsh;
+    `lorad completion fish | source`.
+    """
     print(SCRIPTS[shell].strip())

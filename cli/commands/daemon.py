@@ -40,7 +40,9 @@ def start(as_json: AsJson = False) -> None:
 @app.command()
 def stop(
     gateway: Annotated[bool, typer.Option("--gateway", help="Also end the gateway.")] = False,
-    pools: Annotated[bool, typer.Option("--pools", help="Also end the pools in which no run is at work.")] = False,
+    pools: Annotated[
+        bool, typer.Option("--pools", help="Also end the pools in which no run is at work.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask it to exit. Runs, pools and the gateway continue, and the next daemon adopts them.
@@ -66,13 +68,21 @@ def stays(pool: StayingPool) -> str:
         return f"Pool {pool.pool} stays up while {', '.join(pool.runs)} works, then {duration(pool.seconds)}."
     if pool.serves:
         served = ", ".join(pool.serves)
-        return f"Pool {pool.pool} stays up while the gateway serves {served}; `lorad daemon stop --pools` ends it."
-    return f"Pool {pool.pool} is idle and ends in {duration(pool.seconds)}; `lorad daemon stop --pools` ends it."
+        return (
+            f"Pool {pool.pool} stays up while the gateway serves {served}; `lorad daemon stop --pools` "
+            "ends it."
+        )
+    return (
+        f"Pool {pool.pool} is idle and ends in {duration(pool.seconds)}; `lorad daemon stop --pools` ends it."
+    )
 
 
 @app.command()
 def restart(as_json: AsJson = False) -> None:
-    """Replace it with one of this version, which reads config.yaml again. Runs, pools and the gateway continue."""
+    """Replace it with one of this version, which reads config.yaml again.
+
+    Runs, pools and the gateway continue.
+    """
     client = Client()
     if (owner := client.home.shared_by) is not None:
         hint = "Ask its owner: `lorad daemon restart`, or `systemctl restart lorad` where a unit starts it."
@@ -95,7 +105,10 @@ def status(as_json: AsJson = False) -> None:
 @app.command()
 def run(
     system: Annotated[
-        bool, typer.Option("--system", help="For all users of this machine, whose runs work as themselves. Needs root.")
+        bool,
+        typer.Option(
+            "--system", help="For all users of this machine, whose runs work as themselves. Needs root."
+        ),
     ] = False,
 ) -> None:
     """Run it in the foreground (for systemd, or to look at its log)."""
@@ -103,13 +116,17 @@ def run(
     os.execv(sys.executable, [sys.executable, "-m", "lorad.daemon", *(["--system"] if system else [])])
 
 
-ForAll = Annotated[bool, typer.Option("--system", help="The unit of the whole machine: a daemon for all users.")]
+ForAll = Annotated[
+    bool, typer.Option("--system", help="The unit of the whole machine: a daemon for all users.")
+]
 
 
 @app.command()
 def install(
     system: ForAll = False,
-    now: Annotated[bool, typer.Option("--now", help="Start it with systemd at once; runs continue meanwhile.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Start it with systemd at once; runs continue meanwhile.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a unit that is not lorad's.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -142,7 +159,10 @@ def uninstall(system: ForAll = False, as_json: AsJson = False) -> None:
 def take_up(unit: Unit) -> None:
     """A daemon that runs already makes room for systemd's. Raises Conflict."""
     if not unit.is_reachable():
-        hint = f"The unit is written. Where systemd runs: `{' && '.join(' '.join(c) for c in unit.next_commands)}`."
+        hint = (
+            "The unit is written. Where systemd runs: "
+            f"`{' && '.join(' '.join(c) for c in unit.next_commands)}`."
+        )
         raise Conflict("systemd does not run here, or cannot be asked from this session", hint=hint)
     client = Client(Home(unit.home))
     if _alive(client):
@@ -180,7 +200,10 @@ def show(client: Client, as_json: bool) -> None:
 
 
 def _await_end(client: Client, pid: int) -> None:
-    """Wait until the daemon's process is gone: it writes until then, to its database last. Raises Conflict."""
+    """Wait until the daemon's process is gone: it writes until then, to its database last.
+
+    Raises Conflict.
+    """
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -189,7 +212,9 @@ def _await_end(client: Client, pid: int) -> None:
         gone = select.poll()
         gone.register(process, select.POLLIN)
         if not gone.poll(10_000):
-            raise Conflict(f"the daemon (pid {pid}) still works after 10 s", hint=f"Its log: {client.home.daemon_log}")
+            raise Conflict(
+                f"the daemon (pid {pid}) still works after 10 s", hint=f"Its log: {client.home.daemon_log}"
+            )
     finally:
         os.close(process)
 

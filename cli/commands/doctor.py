@@ -43,18 +43,24 @@ def doctor(
         typer.Option(help="Check the installation of this server instead, and try it out on a tiny model."),
     ] = None,
     trainer: Annotated[
-        Literal["fsdp", "megatron"] | None, typer.Option(help="Check the installation of this trainer instead.")
+        Literal["fsdp", "megatron"] | None,
+        typer.Option(help="Check the installation of this trainer instead."),
     ] = None,
     probe: Annotated[bool, typer.Option(help="With --engine: start the server (30 to 90 s).")] = True,
     mend: Annotated[
-        bool, typer.Option("--repair", help="Rebuild the database from the journals, keep the old one; end orphans.")
+        bool,
+        typer.Option(
+            "--repair", help="Rebuild the database from the journals, keep the old one; end orphans."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what is fine and what is not, and what to do about it. Exit 1 when something must be mended."""
     home = Home(default_home())
     if mend and home.shared_by is not None:
-        raise NotAllowed(f"{home.root} belongs to user {home.shared_by}", hint="Its user, or root, repairs it.")
+        raise NotAllowed(
+            f"{home.root} belongs to user {home.shared_by}", hint="Its user, or root, repairs it."
+        )
     if mend:
         show_repaired(repair(home) | {"orphans": ended_orphans(home)}, as_json)
         return
@@ -114,7 +120,13 @@ def show(found: Check) -> None:
 
 
 def check(name: str, ok: bool, detail: str, hint: str = "", facts: dict[str, Any] | None = None) -> Check:
-    return {"name": name, "ok": ok, "detail": printable(detail), "hint": "" if ok else hint, "facts": facts or {}}
+    return {
+        "name": name,
+        "ok": ok,
+        "detail": printable(detail),
+        "hint": "" if ok else hint,
+        "facts": facts or {},
+    }
 
 
 def machine(gpus: str) -> Iterator[Check]:
@@ -145,7 +157,9 @@ def home_checks(home: Home) -> Iterator[Check]:
     free = shutil.disk_usage(existing).free
     yield check("disk", free > MINIMUM_FREE, f"{size(free)} free", "Versions and checkpoints need space.")
     wanted = len(os.fsencode(home.root / "lorad.sock"))
-    aside = "" if wanted <= SOCKET_PATH_LIMIT else f" ({wanted} bytes are too many for a socket; side-stepped)"
+    aside = (
+        "" if wanted <= SOCKET_PATH_LIMIT else f" ({wanted} bytes are too many for a socket; side-stepped)"
+    )
     yield check("socket", True, f"{home.socket}{aside}")
 
 
@@ -158,7 +172,9 @@ def config(home: Home) -> Iterator[Check]:
         yield check("config", False, error.message, error.hint)
         return
     if trouble := tokens_trouble(settings.gateway):
-        yield check("gateway", False, trouble, "`lorad daemon status` shows it as well; no restart is needed.")
+        yield check(
+            "gateway", False, trouble, "`lorad daemon status` shows it as well; no restart is needed."
+        )
 
 
 def runtime(home: Home, gpus: str) -> Iterator[Check]:
@@ -175,7 +191,9 @@ def daemon(home: Home) -> Iterator[Check]:
     schema = status.database.schema
     yield check("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
     for trouble in status.troubles:
-        yield check("trouble", False, trouble, "The daemon tries again every few seconds; everything else continues.")
+        yield check(
+            "trouble", False, trouble, "The daemon tries again every few seconds; everything else continues."
+        )
 
 
 def logout(home: Home) -> Iterator[Check]:

@@ -17,7 +17,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def export(
-    version: Annotated[str, typer.Argument(metavar="RUN@N", show_default=False, autocompletion=candidates.versions)],
+    version: Annotated[
+        str, typer.Argument(metavar="RUN@N", show_default=False, autocompletion=candidates.versions)
+    ],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:

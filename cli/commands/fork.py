@@ -36,18 +36,24 @@ def fork(
             autocompletion=candidates.overrides,
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The new run's name; default: RUN-fork.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The new run's name; default: RUN-fork.", show_default=False)
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Number of steps of its own; default: RUN's trainer.steps.", min=1)
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Take only the weights; Adam starts from zero.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Take only the weights; Adam starts from zero.")
+    ] = False,
     detach: Detach = False,
     wait: WaitOver = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start a new run with the weights and the optimizer's state of a checkpointed version. RUN may continue meanwhile.
+    """Start a new run with the weights and the optimizer's state of a checkpointed version. RUN may continue
+    meanwhile.
 
-    Steps, data and learning rate start over: `lorad fork sorter@40 trainer.lr=1e-5 data.train=hard.jsonl --steps 100`.
+    Steps, data and learning rate start over:
+    `lorad fork sorter@40 trainer.lr=1e-5 data.train=hard.jsonl --steps 100`.
     """
     refuse_both(detach, wait)
     client = connected()

@@ -36,7 +36,9 @@ def show_troubles(troubles: list[str]) -> None:
 @app.command()
 def list_(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show old ones too.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first, and why they wait."""

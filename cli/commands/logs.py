@@ -25,7 +25,9 @@ SHOWN = 1 << 16  # bytes, of a log that no daemon reads
 def logs(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run's name.", show_default=False, autocompletion=candidates.runs),
+        typer.Argument(
+            metavar="[RUN]", help="A run's name.", show_default=False, autocompletion=candidates.runs
+        ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the log until the run is over or Ctrl-C.")

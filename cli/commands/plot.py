@@ -22,9 +22,14 @@ Curves = dict[str, tuple[list[float], list[float]]]
 
 @app.command()
 def plot(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN…", show_default=False, autocompletion=candidates.runs)],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN…", show_default=False, autocompletion=candidates.runs)
+    ],
     metric: Annotated[
-        str, typer.Option("--metric", "-m", help="Any metric of a step, or eval.", autocompletion=candidates.metrics)
+        str,
+        typer.Option(
+            "--metric", "-m", help="Any metric of a step, or eval.", autocompletion=candidates.metrics
+        ),
     ] = "reward",
     png: Annotated[Path | None, typer.Option(help="Write a picture instead.", show_default=False)] = None,
     as_json: AsJson = False,
@@ -70,7 +75,9 @@ def text_plot(curves: Curves, metric: str) -> str:
     figure.x_label, figure.y_label = "step", metric
     figure.color_mode = "names"
     figure.set_x_limits(min_=0)
-    figure.register_label_formatter(float, lambda v, chars, delta, left=False: f"{v:{'<' if left else '>'}{chars}.3g}")
+    figure.register_label_formatter(
+        float, lambda v, chars, delta, left=False: f"{v:{'<' if left else '>'}{chars}.3g}"
+    )
     colors = ("green", "blue", "yellow", "magenta", "cyan", "red")
     for i, (run, (x, y)) in enumerate(curves.items()):
         if x:

@@ -31,7 +31,8 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List pools: base, device, who uses them, what they have loaded; and their engines.
 
     runs: how many, and which. versions: loaded or about to be, of those that fit.
-    busy: samples that are being decoded, and after the + those that wait. slots: versions at once, of those that fit.
+    busy: samples that are being decoded, and after the + those that wait. slots: versions at once, of those
+        that fit.
     hits: share of the prompt tokens of the last minute that were computed before.
     """
     if ctx.invoked_subcommand is not None:
@@ -55,7 +56,9 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
 def stop(
     pool: Annotated[
         str,
-        typer.Argument(metavar="POOL", help="A pool's name.", show_default=False, autocompletion=candidates.pools),
+        typer.Argument(
+            metavar="POOL", help="A pool's name.", show_default=False, autocompletion=candidates.pools
+        ),
     ],
     force: Annotated[
         bool, typer.Option("--force", help="Also while runs are at work in it: they end, and can be resumed.")

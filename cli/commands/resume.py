@@ -30,7 +30,9 @@ def resume(
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option("--from", help="A checkpoint's step; default: the newest.", autocompletion=candidates.steps),
+        typer.Option(
+            "--from", help="A checkpoint's step; default: the newest.", autocompletion=candidates.steps
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="The new total of steps.", min=1)] = None,
     detach: Detach = False,

@@ -34,13 +34,18 @@ def run(
     spec: Annotated[
         str,
         typer.Argument(
-            metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False, autocompletion=candidates.specs
+            metavar="SPEC",
+            help="A YAML file, or - for stdin.",
+            show_default=False,
+            autocompletion=candidates.specs,
         ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]…", help="Any key of the spec: trainer.lr=3e-5", autocompletion=candidates.overrides
+            metavar="[KEY=VALUE]…",
+            help="Any key of the spec: trainer.lr=3e-5",
+            autocompletion=candidates.overrides,
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
@@ -53,7 +58,9 @@ def run(
     dropout: Annotated[float | None, option("--lora-dropout", "lora.dropout")] = None,
     lora_type: Annotated[str | None, option("--lora-type", "lora.type")] = None,
     targets: Annotated[list[str] | None, option("--target-modules", "lora.target_modules", SEVERAL)] = None,
-    excludes: Annotated[list[str] | None, option("--exclude-modules", "lora.exclude_modules", SEVERAL)] = None,
+    excludes: Annotated[
+        list[str] | None, option("--exclude-modules", "lora.exclude_modules", SEVERAL)
+    ] = None,
     adapter_path: Annotated[str | None, option("--lora-adapter-path", "lora.adapter_path")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,10 +97,14 @@ def run(
 
 
 def together(values: list[str] | None) -> str | None:
-    """Join the values of an option that was given several times: names with commas, or the one list in brackets."""
+    """Join the values of an option that was given several times: names with commas, or the one list in
+    brackets.
+    """
     if not values or len(values) == 1:
         return values[0] if values else None
-    return ",".join(value[1:-1] if value.startswith("[") and value.endswith("]") else value for value in values)
+    return ",".join(
+        value[1:-1] if value.startswith("[") and value.endswith("]") else value for value in values
+    )
 
 
 def as_yaml(value: str | float) -> str | float:

@@ -17,7 +17,14 @@ from lorad.errors import NotFound
 app = typer.Typer(add_completion=False)
 
 SAMPLES = (
-    *("sample", Column("step", 3), "reward", Column("advantage", 1), Column("end", 2), Column("prompt", kind="cut")),
+    *(
+        "sample",
+        Column("step", 3),
+        "reward",
+        Column("advantage", 1),
+        Column("end", 2),
+        Column("prompt", kind="cut"),
+    ),
     *(Column("answer", kind="cut"), Column("completion", kind="cut"), Column("error", kind="fold")),
 )
 
@@ -28,13 +35,16 @@ def samples(
     step: Annotated[int | None, typer.Option(help="Default: the last step.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many.")] = 24,
     sample: Annotated[
-        int | None, typer.Option("--sample", "-s", help="Show this one in full, by its number in the table.", min=1)
+        int | None,
+        typer.Option("--sample", "-s", help="Show this one in full, by its number in the table.", min=1),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print prompts and completions of a step, with their reward and advantage; with --sample one of them in full.
+    """Print prompts and completions of a step, with their reward and advantage; with --sample one of them in
+    full.
 
-    A prompt and its answer appear at the first of its samples. Long text is cut in the middle to fit the terminal.
+    A prompt and its answer appear at the first of its samples. Long text is cut in the middle to fit the
+    terminal.
     """
     rows = Client().samples(run, step=step, limit=limit if sample is None else sample)
     if sample is not None:
@@ -49,7 +59,9 @@ def samples(
 def chosen(rows: Sequence[Sample], sample: int, run: str) -> Sample:
     """Raises NotFound."""
     if len(rows) < sample:
-        raise NotFound(f"{run} has no sample {sample} in that step", hint=f"Its samples are 1 to {len(rows)}.")
+        raise NotFound(
+            f"{run} has no sample {sample} in that step", hint=f"Its samples are 1 to {len(rows)}."
+        )
     return rows[sample - 1]
 
 
@@ -61,7 +73,12 @@ def cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
         texts = ["" if again else row.prompt, "" if again else row.answer, row.completion, row.error]
         figures = (number(row.reward, 2), number(row.advantage, 2), str(row.finish))
         shown.append(
-            (str(place), str(row.step), *figures, *(as_line(text, "⏎" if grouped else "\\n") for text in texts))
+            (
+                str(place),
+                str(row.step),
+                *figures,
+                *(as_line(text, "⏎" if grouped else "\\n") for text in texts),
+            )
         )
         before = row
     return shown
@@ -73,7 +90,11 @@ def as_line(text: object, line_break: str) -> str:
 
 def whole(sample: Sample) -> list[tuple[str, str]]:
     figures = {"reward": number(sample.reward), "advantage": number(sample.advantage)}
-    named = {"version": f"@{str(sample.version).rpartition('@')[2]}", "end": sample.finish, "error": sample.error}
+    named = {
+        "version": f"@{str(sample.version).rpartition('@')[2]}",
+        "end": sample.finish,
+        "error": sample.error,
+    }
     texts = {"prompt": sample.prompt, "answer": sample.answer, "completion": sample.completion}
     fields = {"step": sample.step, **figures, **named, **texts}
     return [(name, str(value)) for name, value in fields.items() if value not in (None, "")]

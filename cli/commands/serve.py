@@ -50,14 +50,19 @@ def serve(
         ),
     ] = None,
     stop: Annotated[
-        bool, typer.Option("--stop", help="Let the pool of MODEL, or of the adapter of that name, end when it is idle.")
+        bool,
+        typer.Option(
+            "--stop", help="Let the pool of MODEL, or of the adapter of that name, end when it is idle."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve adapters under names of their own, on a base that stays warm until `--stop`.
 
-    `lorad serve Qwen/Qwen3-4B --adapter support=./support-lora --adapter sql=./sql-lora rollout.backend=sglang`. Each
-    is checked, loaded and attested first. Other bytes under the same name take over without a failed request.
+    `lorad serve Qwen/Qwen3-4B --adapter
+    support=./support-lora --adapter sql=./sql-lora
+    rollout.backend=sglang`. Each is
+    checked, loaded and attested first. Other bytes under the same name take over without a failed request.
     Without --adapter, the aliases of MODEL are kept warm.
     """
     if stop:
@@ -91,5 +96,7 @@ def split(adapter: str) -> dict[str, str]:
     """Raises SpecError."""
     name, equals, directory = adapter.partition("=")
     if not name or not equals or not directory:
-        raise SpecError(f"--adapter {adapter}: not of the form NAME=DIR", hint="For example --adapter bot=./bot-lora.")
+        raise SpecError(
+            f"--adapter {adapter}: not of the form NAME=DIR", hint="For example --adapter bot=./bot-lora."
+        )
     return {"name": name, "directory": directory}

@@ -21,7 +21,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def show(run: Run, as_json: AsJson = False) -> None:
-    """Show state, figures, processes, attempts, and where the spec differs from the defaults (--json: all of it)."""
+    """Show state, figures, processes, attempts, and where the spec differs from the defaults (--json: all of
+    it).
+    """
     client = Client()
     data = client.show(run)
     if as_json:

@@ -19,7 +19,10 @@ def swap(
     alias: Annotated[
         str,
         typer.Argument(
-            metavar="ALIAS", help="Made if there is none.", show_default=False, autocompletion=candidates.aliases
+            metavar="ALIAS",
+            help="Made if there is none.",
+            show_default=False,
+            autocompletion=candidates.aliases,
         ),
     ],
     version: Annotated[
@@ -32,7 +35,8 @@ def swap(
         ),
     ] = None,
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="Go back to the version before this one; a second time undoes that.")
+        bool,
+        typer.Option("--rollback", help="Go back to the version before this one; a second time undoes that."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,6 @@
-"""lorad sweep SPEC key=a,b: a run for each combination of values, and halving that stops the worse ones early."""
+"""lorad sweep SPEC key=a,b: a run for each combination of values, and halving that stops the worse ones
+early.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def sweep(
     spec: Annotated[
         str | None,
         typer.Argument(
-            metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False, autocompletion=candidates.specs
+            metavar="SPEC",
+            help="A YAML file, or - for stdin.",
+            show_default=False,
+            autocompletion=candidates.specs,
         ),
     ] = None,
     overrides: Annotated[
@@ -44,19 +49,24 @@ def sweep(
         str | None, typer.Option(metavar="10,20", help="Their steps; default: trainer.steps / ETA^k.")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(metavar="eval|reward", help="What ranks; default: eval if it is there by then.")
+        str | None,
+        typer.Option(metavar="eval|reward", help="What ranks; default: eval if it is there by then."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Runs are NAME-1, NAME-2, …", show_default=False)] = None,
     detach: Detach = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when all are over (also with --json).")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when all are over (also with --json).")
+    ] = False,
     listed: Annotated[
         bool, typer.Option("--list", help="Show all sweeps, or the one that is named in place of SPEC.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they continue.
+    r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they
+    continue.
 
-    `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Lists go into brackets, as a comma separates
+    `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Lists go into brackets, as a comma
+    separates
     values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
     """
     refuse_both(detach, wait)
@@ -64,7 +74,9 @@ def sweep(
         show(Client().sweeps(spec), one=spec is not None, as_json=as_json)
         return
     if spec is None:
-        raise SpecError("a sweep begins with a spec", hint="`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list.")
+        raise SpecError(
+            "a sweep begins with a spec", hint="`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
+        )
     text, source, cwd = read_spec(spec)
     wish = wished(halving, eta, rungs, metric)
     client = connected()

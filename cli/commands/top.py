@@ -32,7 +32,15 @@ SECONDS = 2  # between two looks
 MOST = 50  # runs that ended, without a terminal that says how many fit
 ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
 RUNS = (
-    *("name", "state", "step", Column("reward", 1), Column("tok/s", 3), Column("version", 5), Column("eval", 7)),
+    *(
+        "name",
+        "state",
+        "step",
+        Column("reward", 1),
+        Column("tok/s", 3),
+        Column("version", 5),
+        Column("eval", 7),
+    ),
     *(Column("owner", 8), Column("age", 9), Column("recent", 6), Column("why", 2, "cut")),
 )
 POOLS = (
@@ -49,7 +57,9 @@ SIGNS = {"bad": "!!", "look": "!"}
 
 @app.command()
 def top(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show runs, pools, devices and alarms at a glance; with --watch --json one line of JSON each time.
@@ -83,11 +93,19 @@ def look(client: Client, limits: AlarmLimits) -> tuple[Look, Sequence[Alarm]]:
     """Take a snapshot. The requests run one after the other, as together they take a few milliseconds."""
     runs = sorted(client.list(limit=MOST), key=lambda run: ORDER.index(run.state))
     found = Look(client.status(), runs, client.pools(), client.devices(), time.time())
-    return found, alarms(runs, limits, found.at, pools=found.pools, devices=found.devices, status=found.status)
+    return found, alarms(
+        runs, limits, found.at, pools=found.pools, devices=found.devices, status=found.status
+    )
 
 
 def tell(found: Look, told: Sequence[Alarm], watch: bool) -> None:
-    shown = {"runs": found.runs, "pools": found.pools, "devices": found.devices, "alarms": told, "at": found.at}
+    shown = {
+        "runs": found.runs,
+        "pools": found.pools,
+        "devices": found.devices,
+        "alarms": told,
+        "at": found.at,
+    }
     if watch:
         print(json_text(shown), flush=True)
     else:

@@ -13,7 +13,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def verify(run: Run, as_json: AsJson = False) -> None:
-    """Hash the base, versions, checkpoints, samples and journal again, audit the run, attest what is loaded."""
+    """Hash the base, versions, checkpoints, samples and journal again, audit the run,
+    attest what is loaded.
+    """
     answer = Client(timeout=24 * 3600.0).verify(run)
     if as_json:
         print_json(answer)

@@ -1,1 +1,3 @@
-"""The checks of `lorad doctor`: the database, engines and trainers, logout, processes left over, and threads."""
+"""The checks of `lorad doctor`: the database, engines and trainers, logout, processes left over,
+and threads.
+"""

@@ -18,7 +18,10 @@ from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
 
 Found = tuple[str, bool, str, str]
-REPAIR = """`lorad daemon stop`, then `lorad doctor --repair` rebuilds it from the journals; runs continue meanwhile."""
+REPAIR = (
+    "`lorad daemon stop`, then `lorad doctor --repair` rebuilds it from the journals; "
+    "runs continue meanwhile."
+)
 
 
 def database_checks(home: Home) -> Iterator[Found]:
@@ -57,7 +60,10 @@ def repair(home: Home) -> dict[str, Any]:
 
 
 def told(home: Home, what: str) -> dict[str, Any]:
-    """Run the daemon's own code on a home that has no daemon, and return what it says. Raises IntegrityError."""
+    """Run the daemon's own code on a home that has no daemon, and return what it says.
+
+    Raises IntegrityError.
+    """
     environment = os.environ | {"LORAD_HOME": str(home.root)}
     command = [sys.executable, "-m", "lorad.daemon", what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,4 +1,6 @@
-"""Checks of `lorad doctor --engine` and `--trainer`, run in a process of their own because commands load no torch."""
+"""Checks of `lorad doctor --engine` and `--trainer`, run in a process of their own because commands load no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ def probed(home: Home, module: Sequence[str]) -> Iterator[dict[str, Any]]:
             errors.seek(0)
             tail = errors.read().decode(errors="replace").strip().splitlines()
             detail = f"the probe exited with {process.returncode}: {tail[-1] if tail else 'it said nothing'}"
-            yield {"name": "probe", "ok": False, "detail": detail, "hint": f"To see more: {' '.join(command)}"}
+            yield {
+                "name": "probe",
+                "ok": False,
+                "detail": detail,
+                "hint": f"To see more: {' '.join(command)}",
+            }
 
 
 def lines(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""Does logging out end the daemon and its runs? What logind is set to do, and in which part of systemd they live."""
+"""Does logging out end the daemon and its runs?
+
+What logind is set to do, and in which part of systemd they live.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from typing import Any, NamedTuple
 PLACES = ("etc", "run", "usr/local/lib", "usr/lib")  # the first goes before the others
 YES = ("1", "yes", "y", "true", "t", "on")
 INSTALL = (
-    "`loginctl enable-linger && lorad daemon install --now`: then systemd looks after the daemon, logged in or not."
+    "`loginctl enable-linger && lorad daemon install --now`: then systemd looks after the daemon, "
+    "logged in or not."
 )
 
 
@@ -28,15 +32,30 @@ def logout_check(user: str, pids: Mapping[str, int], *, uid: int, root: Path = P
         return {"ok": True, "detail": "no systemd here: a logout ends nothing", "hint": ""}
     kills, is_lingering = kills_processes(root, user), has_linger(root, user)
     places = {name: cgroup_of(root, pid) for name, pid in pids.items()}
-    in_session = [name for name, place in places.items() if "/session-" in place] if places else ["what is started"]
+    in_session = (
+        [name for name, place in places.items() if "/session-" in place] if places else ["what is started"]
+    )
     in_manager = [name for name, place in places.items() if f"user@{uid}.service" in place]
     if in_manager and not is_lingering:
         told = f"{listed(in_manager)} with the user's systemd, which stops at the last logout"
-        return {"ok": False, "detail": f"a logout ends {told}", "hint": f"`loginctl enable-linger {user}` keeps it up."}
+        return {
+            "ok": False,
+            "detail": f"a logout ends {told}",
+            "hint": f"`loginctl enable-linger {user}` keeps it up.",
+        }
     if in_session and kills is not None:
-        told = f"{listed(in_session)}: KillUserProcesses={kills.value} ({kills.where or 'the default of logind'})"
+        told = (
+            f"{listed(in_session)}: KillUserProcesses={kills.value} "
+            f"({kills.where or 'the default of logind'})"
+        )
         return {"ok": False, "detail": f"a logout ends {told}", "hint": INSTALL}
-    why = "linger is on" if in_manager else "KillUserProcesses is off" if in_session else "no session holds them"
+    why = (
+        "linger is on"
+        if in_manager
+        else "KillUserProcesses is off"
+        if in_session
+        else "no session holds them"
+    )
     return {"ok": True, "detail": f"a logout ends nothing: {why}", "hint": ""}
 
 
@@ -51,7 +70,8 @@ def own_name() -> str:
 def kills_processes(root: Path, user: str) -> Setting | None:
     """Return why the last logout ends what `user` started in sessions, or None if it does not."""
     settings = read_settings(root)
-    kills = settings.get("KillUserProcesses", Setting("yes", ""))  # as systemd comes; most distributions turn it off
+    # as systemd comes; most distributions turn it off
+    kills = settings.get("KillUserProcesses", Setting("yes", ""))
     spared = settings.get("KillExcludeUsers", Setting("root", "")).value.split()
     meant = settings.get("KillOnlyUsers", Setting("", "")).value.split()
     if kills.value.lower() not in YES or user in spared or (meant and user not in meant):
@@ -99,7 +119,9 @@ def cgroup_of(root: Path, pid: int) -> str:
         lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return ""
-    return next((line.partition("::")[2] or line.rpartition(":")[2] for line in lines if is_systemds(line)), "")
+    return next(
+        (line.partition("::")[2] or line.rpartition(":")[2] for line in lines if is_systemds(line)), ""
+    )
 
 
 def is_systemds(line: str) -> bool:

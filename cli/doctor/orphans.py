@@ -15,16 +15,16 @@ from lorad.errors import DaemonUnreachable, LoradError
 
 SHOWN = 8
 HINT = (
-    "Nothing needs them: `kill PID` ends one, `lorad daemon stop` and `lorad doctor --repair` all; runs continue "
-    "meanwhile, and the memory and devices that orphans hold become free."
+    "Nothing needs them: `kill PID` ends one, `lorad daemon stop` and `lorad doctor --repair` all; runs "
+    "continue meanwhile, and the memory and devices that orphans hold become free."
 )
 
 
 def orphan_checks(home: Home) -> Iterator[tuple[str, bool, str, str, dict[str, Any]]]:
     """Yield name, ok, detail, hint and facts of the check for orphans.
 
-    Without a daemon the search runs here. It yields nothing for a user who may not see them (a shared daemon shows
-    them to its admins only).
+    Without a daemon the search runs here. It yields nothing for a user who may not see them (a shared daemon
+    shows them to its admins only).
     """
     try:
         found = Client(home).orphans()

@@ -1,4 +1,6 @@
-"""Checks of `lorad doctor` on threads, waiting and malloc: what a new pool would get, and what the pools have."""
+"""Checks of `lorad doctor` on threads, waiting and malloc: what a new pool would get, and what the pools
+have.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,11 @@ def environment(pid: int | None) -> Mapping[str, str]:
         entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0") if pid else []
     except OSError:
         entries = []
-    return {name: value for name, _, value in (entry.partition("=") for entry in entries)} if entries else os.environ
+    return (
+        {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+        if entries
+        else os.environ
+    )
 
 
 def cpus(machine: Machine) -> str:

@@ -1,7 +1,7 @@
 """An adapter as plain fp32 arrays under logical Hugging Face names: what trainers export and engines load.
 
-Names are `model.layers.0.self_attn.q_proj.lora_A.weight` (shape [rank, in]) and `….lora_B.weight` ([out, rank]),
-without PEFT's `base_model.model.` prefix, whatever backend trained them.
+Names are `model.layers.0.self_attn.q_proj.lora_A.weight` (shape [rank, in]) and `….lora_B.weight` ([out,
+rank]), without PEFT's `base_model.model.` prefix, whatever backend trained them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class AdapterConfig(Struct, frozen=True):
 class Outline(NamedTuple):
     """What a PEFT directory says of its adapter: nothing of the weights is read but their header.
 
-    shapes: of its tensors, by logical name. copies: modules whose weight in the base lies beside them, as PEFT saves it
-    for an adapter on lm_head.
+    shapes: of its tensors, by logical name. copies: modules whose weight in the base lies beside them, as
+    PEFT saves it for an adapter on lm_head.
     """
 
     config: AdapterConfig
@@ -52,8 +52,8 @@ class Outline(NamedTuple):
 
 
 class Adapter(Struct, frozen=True, dict=True):
-    """An immutable snapshot: nothing may write to `tensors` (fp32, C-contiguous) once it is made. The form that servers
-    read (served.py) may be narrower.
+    """An immutable snapshot: nothing may write to `tensors` (fp32, C-contiguous) once it is made. The form
+    that servers read (served.py) may be narrower.
 
     What costs a pass over all numbers is computed once, unless some array could still be written to.
     """

@@ -1,8 +1,8 @@
 """Durable, immutable directories: whole or not there, and every byte accounted for.
 
-Files are written into `.tmp-<name>-<uuid>` beside the final place, then fsync of each file, `manifest.json` last,
-fsync of the directory, rename, fsync of the parent. A crash at any point leaves the old state and a leftover that
-`sweep` removes.
+Files are written into `.tmp-<name>-<uuid>` beside the final place, then fsync of each file, `manifest.json`
+last, fsync of the directory, rename, fsync of the parent. A crash at any point leaves the old state and a
+leftover that `sweep` removes.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ class Manifest(Struct, frozen=True):
 
 
 def write_directory(
-    final: Path, write: Callable[[Path], Mapping[str, FileFact] | None], facts: Mapping[str, Any] | None = None
+    final: Path,
+    write: Callable[[Path], Mapping[str, FileFact] | None],
+    facts: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Make `final` with what `write` puts into the directory that it gets.
 
     Files for which `write` returns facts are not read again: it hashed the bytes that it wrote.
 
-    Raises Conflict when `final` exists, StorageError when the disk does not take it, and whatever `write` raises; then
-    nothing is left behind.
+    Raises Conflict when `final` exists, StorageError when the disk does not take it, and whatever `write`
+    raises; then nothing is left behind.
     """
     temporary = begin(final)
     try:
@@ -89,7 +91,10 @@ def commit(
     facts: Mapping[str, Any] | None = None,
     known: Mapping[str, FileFact] | None = None,
 ) -> Manifest:
-    """Make `temporary` durable and turn it into `final`. Raises Conflict, StorageError; `temporary` stays then."""
+    """Make `temporary` durable and turn it into `final`.
+
+    Raises Conflict, StorageError; `temporary` stays then.
+    """
     _refuse_existing(final)
     with _storage(final):
         told = known or {}
@@ -130,7 +135,11 @@ def verify(directory: Path) -> None:
         if name not in there:
             raise IntegrityError(f"{directory / name}: missing", hint=_ELSEWHERE)
         if (found := _fact(directory / name)) != fact:
-            what = f"{found.bytes} bytes instead of {fact.bytes}" if found.bytes != fact.bytes else "changed bytes"
+            what = (
+                f"{found.bytes} bytes instead of {fact.bytes}"
+                if found.bytes != fact.bytes
+                else "changed bytes"
+            )
             raise IntegrityError(
                 f"{directory / name}: {what}: sha256 {found.sha256}, not {fact.sha256}", hint=_ELSEWHERE
             )
@@ -141,7 +150,10 @@ def verify(directory: Path) -> None:
 
 
 def amend(directory: Path, name: str, content: bytes) -> None:
-    """Replace one file of a copy that nobody else has yet, and what its manifest says of it. Raises StorageError."""
+    """Replace one file of a copy that nobody else has yet, and what its manifest says of it.
+
+    Raises StorageError.
+    """
     manifest = read_manifest(directory)
     with _storage(directory / name):
         (directory / name).write_bytes(content)
@@ -151,7 +163,10 @@ def amend(directory: Path, name: str, content: bytes) -> None:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove the leftovers of writers that died; only while nobody writes under `parent`. Returns what was removed."""
+    """Remove the leftovers of writers that died; only while nobody writes under `parent`.
+
+    Returns what was removed.
+    """
     leftovers = sorted(parent.glob(f"{TEMPORARY}*"))
     for leftover in leftovers:
         discard(leftover)
@@ -209,7 +224,9 @@ def fsync(path: Path) -> None:
 
 def _refuse_existing(final: Path) -> None:
     if os.path.lexists(final):
-        raise Conflict(f"{final} exists already and is never replaced", hint="Choose another name, or remove it first.")
+        raise Conflict(
+            f"{final} exists already and is never replaced", hint="Choose another name, or remove it first."
+        )
 
 
 @contextlib.contextmanager
@@ -219,8 +236,11 @@ def _storage(final: Path) -> Iterator[None]:
     except OSError as error:
         reason = _FULL.get(error.errno or 0, error.strerror or str(error))
         hint = (
-            "Free some space (`lorad rm` deletes a run)" if error.errno in _FULL else "Check the directory and its mode"
+            "Free some space (`lorad rm` deletes a run)"
+            if error.errno in _FULL
+            else "Check the directory and its mode"
         )
         raise StorageError(
-            f"{final} could not be written: {reason}", hint=f"{hint}, or set `storage` in config.yaml; then resume."
+            f"{final} could not be written: {reason}",
+            hint=f"{hint}, or set `storage` in config.yaml; then resume.",
         ) from error

@@ -1,7 +1,8 @@
 """Adapters as PEFT directories: `adapter_model.safetensors` and `adapter_config.json`.
 
-What is written loads in peft, SGLang and vLLM. What is read is refused unless it means exactly one `Adapter`: servers
-load adapters with wrong ranks, missing halves or unknown parts without a word and then answer with the wrong model.
+What is written loads in peft, SGLang and vLLM. What is read is refused unless it means exactly one `Adapter`:
+servers load adapters with wrong ranks, missing halves or unknown parts without a word and then answer with
+the wrong model.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 
-# Settings that change what an adapter computes, the values that change nothing, and what to do about the others.
+# Settings that change what an adapter computes, the values that change nothing, and what to do about the
+# others.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "peft_type": (("LORA",), "only LoRA adapters are loaded; train one with peft's LoraConfig"),
     "use_dora": ((None, False), "DoRA's magnitudes have no place in an engine; train with use_dora=False"),
@@ -46,10 +48,16 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "rank_pattern": ((None, {}), "one rank holds for all modules; train without rank_pattern"),
     "alpha_pattern": ((None, {}), "one alpha holds for all modules; train without alpha_pattern"),
     "layer_replication": ((None, []), "replicated layers change the base; train without layer_replication"),
-    "trainable_token_indices": ((None, [], {}), "embeddings are not adapted; train without trainable_token_indices"),
+    "trainable_token_indices": (
+        (None, [], {}),
+        "embeddings are not adapted; train without trainable_token_indices",
+    ),
     "target_parameters": ((None, []), "only linear modules are adapted; use target_modules"),
     "use_qalora": ((None, False), "QALoRA pools the input; train with use_qalora=False"),
-    "fan_in_fan_out": ((None, False), "weights stored as (in, out) are not read; train with fan_in_fan_out=False"),
+    "fan_in_fan_out": (
+        (None, False),
+        "weights stored as (in, out) are not read; train with fan_in_fan_out=False",
+    ),
 }
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
@@ -69,14 +77,17 @@ def write_peft(adapter: Adapter, directory: Path, base_model: str) -> dict[str, 
 
 
 def outline(directory: Path) -> Outline:
-    """Raises AdapterRefused (the file, the part and the way out) for pickled weights, DoRA and its like, damaged files,
-    ranks that contradict the configuration, and modules of which a half or a layer is missing."""
+    """Raises AdapterRefused (the file, the part and the way out) for pickled weights, DoRA and its like,
+    damaged files, ranks that contradict the configuration, and modules of which a half or a layer is
+    missing."""
     for name in (CONFIG, WEIGHTS):
         _refuse_outside(directory, directory / name)
     weights = _weights(directory)
     settings = _read_settings(directory)
     shapes = read_shapes(weights)
-    copies = tuple(sorted(name.removeprefix(PEFT_PREFIX).removesuffix(COPY) for name in shapes if name.endswith(COPY)))
+    copies = tuple(
+        sorted(name.removeprefix(PEFT_PREFIX).removesuffix(COPY) for name in shapes if name.endswith(COPY))
+    )
     named = {_logical(name, directory): shape for name, shape in shapes.items() if not name.endswith(COPY)}
     modules = _paired_modules(named, directory)
     _check_ranks(named, settings["r"], directory)
@@ -92,11 +103,13 @@ def outline(directory: Path) -> Outline:
 
 
 def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
-    """Return the adapter of a PEFT directory, upcast to fp32. base: the weight files of the model that it is for;
+    """Return the adapter of a PEFT directory, upcast to fp32. base: the weight files of the model that it is
+    for;
     None: what
     it copied of them was compared before.
 
-    Raises AdapterRefused as `outline` does, and for a copy of a weight of the base that is not the base's own.
+    Raises AdapterRefused as `outline` does, and for a copy of a weight of the base that is not the base's
+    own.
     """
     found = outline(directory)
     if base is not None:
@@ -117,13 +130,15 @@ def _refuse_other_weight(weights: Path, module: str, base: Sequence[Path]) -> No
         there = [(path, name) for name in names if (path := find_tensor(base, name))]
         is_own = bool(there) and same_values(weights, copy, there[0][0], there[0][1])
     except OSError as error:
-        raise AdapterRefused(f"{error.filename}: not readable: {error.strerror}", hint="check its mode") from error
+        raise AdapterRefused(
+            f"{error.filename}: not readable: {error.strerror}", hint="check its mode"
+        ) from error
     if not is_own:
         told = "is not that of the base" if there else "is a weight of a base that is not known here"
         raise AdapterRefused(
             f"{weights}: {copy} {told}",
-            hint="only adapters are loaded, never weights of the base: train with these frozen, and save with "
-            "save_pretrained(…, save_embedding_layers=False)",
+            hint="only adapters are loaded, never weights of the base: train with these frozen, and save "
+            "with save_pretrained(…, save_embedding_layers=False)",
         )
 
 
@@ -172,7 +187,9 @@ def _read_settings(directory: Path) -> dict[str, Any]:
     try:
         settings = json.loads(read_file(path, JSON_BYTES))
     except OSError as error:
-        raise AdapterRefused(f"{path}: not readable: {error.strerror}", hint="give a PEFT adapter directory") from error
+        raise AdapterRefused(
+            f"{path}: not readable: {error.strerror}", hint="give a PEFT adapter directory"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise AdapterRefused(f"{path}: not JSON: {error}", hint="export the adapter again") from error
     if not isinstance(settings, dict):
@@ -190,11 +207,17 @@ def _read_settings(directory: Path) -> dict[str, Any]:
 def _check_numbers(settings: Mapping[str, Any], path: Path) -> None:
     rank, alpha, dropout = settings.get("r"), settings.get("lora_alpha"), settings.get("lora_dropout") or 0.0
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise AdapterRefused(f"{path}: r is {rank!r}, not a positive integer", hint="export the adapter again")
+        raise AdapterRefused(
+            f"{path}: r is {rank!r}, not a positive integer", hint="export the adapter again"
+        )
     if not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
-        raise AdapterRefused(f"{path}: lora_alpha is {alpha!r}, not a positive number", hint="export the adapter again")
+        raise AdapterRefused(
+            f"{path}: lora_alpha is {alpha!r}, not a positive number", hint="export the adapter again"
+        )
     if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise AdapterRefused(f"{path}: lora_dropout is {dropout!r}, not in [0, 1)", hint="export the adapter again")
+        raise AdapterRefused(
+            f"{path}: lora_dropout is {dropout!r}, not in [0, 1)", hint="export the adapter again"
+        )
 
 
 def _weights(directory: Path) -> Path:
@@ -233,7 +256,8 @@ def _logical(name: str, directory: Path) -> str:
         raise AdapterRefused(f"{directory / WEIGHTS}: {name} adapts an embedding", hint=advice)
     expected = f"{PEFT_PREFIX}<module>.lora_A.weight or …lora_B.weight"
     raise AdapterRefused(
-        f"{directory / WEIGHTS}: {name} is no LoRA weight ({expected})", hint="save it with peft's save_pretrained"
+        f"{directory / WEIGHTS}: {name} is no LoRA weight ({expected})",
+        hint="save it with peft's save_pretrained",
     )
 
 
@@ -263,7 +287,9 @@ def _check_ranks(shapes: Mapping[str, tuple[int, ...]], rank: int, directory: Pa
 
 
 def _check_targets(modules: tuple[str, ...], settings: Mapping[str, Any], directory: Path) -> None:
-    """A list of target_modules names the tensors, all of them and no others (a string is a regular expression)."""
+    """A list of target_modules names the tensors, all of them and no others (a string is a regular
+    expression).
+    """
     listed, excluded = settings.get("target_modules"), settings.get("exclude_modules")
     if not isinstance(listed, list):
         return
@@ -273,17 +299,20 @@ def _check_targets(modules: tuple[str, ...], settings: Mapping[str, Any], direct
     compared = len(targets) + (len(excluded) if isinstance(excluded, list) else 0)
     if len(kinds) * max(len(layers), 1) * compared > MOST_COMPARED:
         raise AdapterRefused(
-            f"{directory / CONFIG}: {len(targets)} target_modules for {len(modules)} modules are no adapter's",
+            f"{directory / CONFIG}: {len(targets)} target_modules for {len(modules)} modules are no "
+            "adapter's",
             hint="export the adapter again",
         )
     skipped = _named_by([str(name) for name in excluded], modules) if isinstance(excluded, list) else set()
     for target in targets:
         if not any(entry_matches(target, module) for module in modules):
             raise AdapterRefused(
-                f"{directory / WEIGHTS}: no tensor for {target} of target_modules", hint="export the adapter again"
+                f"{directory / WEIGHTS}: no tensor for {target} of target_modules",
+                hint="export the adapter again",
             )
     for module in sorted((_named_by(targets, modules) - skipped) ^ set(modules)):
         there = "is there but not in" if module in modules else "is missing and in"
         raise AdapterRefused(
-            f"{directory / WEIGHTS}: {module} {there} target_modules {targets}", hint="export the adapter again"
+            f"{directory / WEIGHTS}: {module} {there} target_modules {targets}",
+            hint="export the adapter again",
         )

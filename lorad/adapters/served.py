@@ -1,7 +1,7 @@
 """The engine form of an adapter: what a server reads, which makes the same change of the base as the version.
 
-Servers read less than PEFT writes. SGLang knows no rsLoRA, and dies of an adapter on `k_proj`, `v_proj` or `up_proj`
-alone, since it computes q, k and v in one product, and gate and up.
+Servers read less than PEFT writes. SGLang knows no rsLoRA, and dies of an adapter on `k_proj`, `v_proj` or
+`up_proj` alone, since it computes q, k and v in one product, and gate and up.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ Shapes = Mapping[str, tuple[int, int]]
 
 
 def served(adapter: Adapter, shapes: Shapes, joined: Sequence[Sequence[str]], dtype: str) -> Adapter:
-    """`adapter` with its scale written as alpha / rank, partners with a zero B where its modules need them, and cast.
+    """`adapter` with its scale written as alpha / rank, partners with a zero B where its modules need them,
+    and cast.
 
-    shapes: (out, in) of every linear of the base. joined: leaf names of linears that the server takes adapters on only
-    together. dtype: of its arithmetic; the tensors of bfloat16 are bits, see `bfloat16_bits`. An adapter that has this
-    form already is returned as it is.
+    shapes: (out, in) of every linear of the base. joined: leaf names of linears that the server takes
+    adapters on only together. dtype: of its arithmetic; the tensors of bfloat16 are bits, see
+    `bfloat16_bits`. An adapter that has this form already is returned as it is.
     """
     config = adapter.config
     partners = partners_of(config.modules, shapes, joined)
@@ -36,8 +37,8 @@ def served(adapter: Adapter, shapes: Shapes, joined: Sequence[Sequence[str]], dt
 
 
 def partners_of(modules: Sequence[str], shapes: Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
-    """Return the linears beside `modules`, in the same part of the same layer, that the server wants an adapter on
-    as well.
+    """Return the linears beside `modules`, in the same part of the same layer, that the server wants an
+    adapter on as well.
     """
     there, partners = set(modules), set[str]()
     for module in modules:

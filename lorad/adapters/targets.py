@@ -2,7 +2,8 @@
 
 An entry is one of
 - `all-linear`: every linear but `lm_head`;
-- a name or the end of one, as PEFT matches it: `q_proj`, `self_attn.q_proj`, `model.layers.0.self_attn.q_proj`;
+- a name or the end of one, as PEFT matches it: `q_proj`, `self_attn.q_proj`,
+    `model.layers.0.self_attn.q_proj`;
 - the same in Megatron's words: `linear_qkv`, `linear_fc1`, or the canonical `linear_q`, `linear_fc1_gate`;
 - a wildcard over the full name: `*.layers.0.*.q_proj`, `*.layers.0.*.linear_qkv`.
 """
@@ -41,14 +42,18 @@ def match_modules(
 ) -> tuple[str, ...]:
     """Return the sorted logical names of `shapes` that `target_modules` names and `exclude_modules` does not.
 
-    `shapes` has every linear of the base: logical name -> (out, in). Raises SpecError for an entry that matches
-    nothing (but `lm_head` may be excluded where there is none) and when no module is left. others: modules that get no
-    adapter in any case, and may be excluded all the same.
+    `shapes` has every linear of the base: logical name -> (out, in). Raises SpecError for an entry that
+    matches nothing (but `lm_head` may be excluded where there is none) and when no module is left. others:
+    modules that get no adapter in any case, and may be excluded all the same.
     """
     if not shapes:
-        raise SpecError("there is no linear to put an adapter on", key="lora.target_modules", hint="use another model")
+        raise SpecError(
+            "there is no linear to put an adapter on", key="lora.target_modules", hint="use another model"
+        )
     wanted = _matched(shapes, target_modules, "lora.target_modules")
-    excluded = _matched((*shapes, *others), exclude_modules, "lora.exclude_modules", may_lack=(HEAD, "output_layer"))
+    excluded = _matched(
+        (*shapes, *others), exclude_modules, "lora.exclude_modules", may_lack=(HEAD, "output_layer")
+    )
     if not wanted - excluded:
         raise SpecError(
             f"no module is left of {_shown(target_modules)} without {_shown(exclude_modules)}",
@@ -109,7 +114,9 @@ def _advice(entry: str, names: list[str]) -> str:
     others = [name for name in (*leaves, *MEGATRON, ALL_LINEAR, *names) if name != entry]
     near = difflib.get_close_matches(entry, others, n=1)
     guess = f"did you mean {near[0]}? " if near else ""
-    return f"{guess}there are {', '.join(leaves)}, Megatron's names for them, {ALL_LINEAR}, and wildcards with *"
+    return (
+        f"{guess}there are {', '.join(leaves)}, Megatron's names for them, {ALL_LINEAR}, and wildcards with *"
+    )
 
 
 def _leaves(names: Iterable[str]) -> list[str]:

@@ -1,4 +1,5 @@
-"""safetensors files: writing one, and reading one that somebody else wrote, of whose header every claim is checked.
+"""safetensors files: writing one, and reading one that somebody else wrote, of whose header every claim is
+checked.
 
 Format: 8 bytes little-endian header length, JSON header, data; see the safetensors project's README. Unlike
 `safetensors.numpy`, this reads bfloat16.
@@ -25,15 +26,16 @@ from lorad.files import open_file, refuse_sparse
 DIMENSIONS = 8
 SLICE = 1 << 22  # values of two tensors that are compared at a time
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-NAMES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "<u2": "BF16"}  # numpy has no bfloat16: see `bfloat16_bits`
+# numpy has no bfloat16: see `bfloat16_bits`
+NAMES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "<u2": "BF16"}
 ALIGNMENT = 8  # bytes; the data begins at a multiple
 NOT_AN_ADAPTER = "an adapter is small beside its base: is it a whole model?"
 DAMAGED = "the file is damaged or incomplete: copy or export it again"
 
 
 def serialized(tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
-    """Return the parts of a file with these tensors: byte for byte what `safetensors.numpy.save` makes, without a
-    copy.
+    """Return the parts of a file with these tensors: byte for byte what `safetensors.numpy.save` makes,
+    without a copy.
     """
     header, names = _header(tuple((name, tensor.dtype.str, tensor.shape) for name, tensor in tensors.items()))
     return [header, *(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data for name in names)]
@@ -41,8 +43,8 @@ def serialized(tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
 
 @lru_cache
 def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes, list[str]]:
-    """Return the beginning of the file, and the names in the order of their data. layout: (name, dtype, shape) of
-    each.
+    """Return the beginning of the file, and the names in the order of their data. layout: (name, dtype,
+    shape) of each.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -55,7 +57,9 @@ def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes
 
 
 def bfloat16_bits(array: np.ndarray) -> np.ndarray:
-    """A float32 array rounded to the nearest bfloat16, ties to even, as torch does; uint16, its upper halves."""
+    """A float32 array rounded to the nearest bfloat16, ties to even, as torch does; uint16,
+    its upper halves.
+    """
     bits = np.ascontiguousarray(array).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16)
@@ -71,7 +75,10 @@ class Entry(NamedTuple):
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shape of every tensor from the header alone, checked against the file's size. Raises AdapterRefused."""
+    """Read the shape of every tensor from the header alone, checked against the file's size.
+
+    Raises AdapterRefused.
+    """
     with _opened(path) as (_, entries):
         return {name: entry.shape for name, entry in entries.items()}
 
@@ -79,8 +86,8 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """Return the tensors of `path`, or those of `names`, as fp32 arrays that cannot be written to.
 
-    Nothing but the header is read before all that it claims fits the file. Raises AdapterRefused that names the file
-    and the tensor.
+    Nothing but the header is read before all that it claims fits the file. Raises AdapterRefused that names
+    the file and the tensor.
     """
     with _opened(path) as (file, entries):
         wanted = {name: entry for name, entry in entries.items() if names is None or name in names}
@@ -121,10 +128,14 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, Entry]]]:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > ADAPTER_BYTES:
-                raise AdapterRefused(f"{path}: {size} bytes are more than {ADAPTER_BYTES}", hint=NOT_AN_ADAPTER)
+                raise AdapterRefused(
+                    f"{path}: {size} bytes are more than {ADAPTER_BYTES}", hint=NOT_AN_ADAPTER
+                )
             refuse_sparse(file, path)
             header = _read_header(file, size, path)
-            spans = {name: _span(entry, path, name) for name, entry in header.items() if name != "__metadata__"}
+            spans = {
+                name: _span(entry, path, name) for name, entry in header.items() if name != "__metadata__"
+            }
             _check_cover(list(spans.values()), size - file.tell(), path)
             begin = file.tell()
             entries = {
@@ -133,7 +144,9 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, Entry]]]:
             }
             yield file, entries
     except OSError as error:
-        raise AdapterRefused(f"{path}: not readable: {error.strerror}", hint="check the path and its mode") from error
+        raise AdapterRefused(
+            f"{path}: not readable: {error.strerror}", hint="check the path and its mode"
+        ) from error
 
 
 def _bytes_of(file: BinaryIO, entry: Entry, path: Path, name: str) -> memoryview:
@@ -179,15 +192,21 @@ def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:
     """(start, end) of one tensor's bytes, equal to what its shape and dtype need."""
     try:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        sound = len(shape) <= DIMENSIONS and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, start, end))
+        sound = len(shape) <= DIMENSIONS and all(
+            type(n) is int and 0 <= n < 2**63 for n in (*shape, start, end)
+        )
     except (KeyError, TypeError, ValueError):
         sound = False
     if not sound:
         raise AdapterRefused(f"{path}: the header's entry of {name} is malformed", hint=DAMAGED)
     if dtype not in ITEM_BYTES:
-        raise AdapterRefused(f"{path}: {name} is {dtype}", hint=f"save the adapter as one of {', '.join(ITEM_BYTES)}")
+        raise AdapterRefused(
+            f"{path}: {name} is {dtype}", hint=f"save the adapter as one of {', '.join(ITEM_BYTES)}"
+        )
     if end - start != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise AdapterRefused(f"{path}: {name} has {end - start} bytes for shape {shape} of {dtype}", hint=DAMAGED)
+        raise AdapterRefused(
+            f"{path}: {name} has {end - start} bytes for shape {shape} of {dtype}", hint=DAMAGED
+        )
     return start, end
 
 
@@ -196,7 +215,9 @@ def _check_cover(spans: list[tuple[int, int]], size: int, path: Path) -> None:
     position = 0
     for start, end in sorted(spans):
         if start != position:
-            raise AdapterRefused(f"{path}: its tensors overlap or leave a hole at byte {position}", hint=DAMAGED)
+            raise AdapterRefused(
+                f"{path}: its tensors overlap or leave a hole at byte {position}", hint=DAMAGED
+            )
         position = end
     if position != size:
         raise AdapterRefused(f"{path}: its tensors take {position} bytes but it has {size}", hint=DAMAGED)

@@ -1,6 +1,7 @@
 """Whether an adapter fits a base: checked before any engine sees it, because engines do not check.
 
-SGLang dies of a wrong width at the first request; vLLM serves it; one NaN adapter poisons its neighbours' answers.
+SGLang dies of a wrong width at the first request; vLLM serves it; one NaN adapter poisons its neighbours'
+answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
 
     `shapes`: (out, in) of every linear of the base by logical name. Nothing is changed.
     """
-    wanted = refuse_unfit(Outline(adapter.config, {name: t.shape for name, t in adapter.tensors.items()}), shapes)
+    wanted = refuse_unfit(
+        Outline(adapter.config, {name: t.shape for name, t in adapter.tensors.items()}), shapes
+    )
     for name in wanted:
         if (dtype := adapter.tensors[name].dtype) != np.float32:
             _refuse(f"{name} is {dtype}, not float32", "export it in fp32")
@@ -32,8 +35,8 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
 
 
 def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Return the shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`: before
-    any weight
+    """Return the shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`:
+    before any weight
     is read."""
     wanted = expected_shapes(found.config, shapes)
     _check_keys(found.shapes.keys(), wanted)
@@ -43,12 +46,20 @@ def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[
     return wanted
 
 
-def expected_shapes(config: AdapterConfig, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Return the shape of every tensor that an adapter of `config` has. Raises AdapterRefused for an unknown module."""
+def expected_shapes(
+    config: AdapterConfig, shapes: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Return the shape of every tensor that an adapter of `config` has.
+
+    Raises AdapterRefused for an unknown module.
+    """
     expected: dict[str, tuple[int, int]] = {}
     for module in config.modules:
         if module not in shapes and leaf(module) == HEAD:
-            _refuse(f"{module} of the base is its embedding and no linear", "train without lm_head in target_modules")
+            _refuse(
+                f"{module} of the base is its embedding and no linear",
+                "train without lm_head in target_modules",
+            )
         if module not in shapes:
             _refuse(f"the base has no linear {module}", OTHER_BASE)
         out, width = shapes[module]

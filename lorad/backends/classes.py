@@ -12,12 +12,14 @@ from lorad.errors import SpecError
 def class_behind(
     name: str, override: str | None, backends: Mapping[str, str], kind: type[Any], *, what: str, key: str
 ) -> type[Any]:
-    """Import the subclass of `kind` that `backends` has for a name, or that `override` ("module:Class") names.
+    """Import the subclass of `kind` that `backends` has for a name, or that `override` ("module:Class")
+    names.
 
     what: the word for it in errors.
     key: the key of the spec that holds the name.
 
-    Raises SpecError for a name that is not known, and for a class that cannot be imported or is no subclass of `kind`.
+    Raises SpecError for a name that is not known, and for a class that cannot be imported or is no subclass
+    of `kind`.
     """
     if override is None and name not in backends:
         raise SpecError(f"no {what} {name!r}", key=key, hint=f"there is {', '.join(sorted(backends))}")
@@ -27,7 +29,9 @@ def class_behind(
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         hint = "run `lorad doctor`: it says what to install"
-        raise SpecError(f"{name} is {place}, which can not be imported: {error}", key=key, hint=hint) from error
+        raise SpecError(
+            f"{name} is {place}, which can not be imported: {error}", key=key, hint=hint
+        ) from error
     if not (isinstance(found, type) and issubclass(found, kind)):
         hint = f"name a subclass of {kind.__module__}.{kind.__name__}"
         raise SpecError(f"{place} is no {what}", key=key, hint=hint)

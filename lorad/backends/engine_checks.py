@@ -22,7 +22,9 @@ def interpreter(kind: str, backend: Backend | None) -> Finding:
     """Is the server installed beside the interpreter that config.yaml names?"""
     if backend is None or backend.python is None:
         lines = "\n".join(install_lines(kind))
-        return Finding("interpreter", False, f"config.yaml names no `python` for {kind}", f"To install it:\n{lines}")
+        return Finding(
+            "interpreter", False, f"config.yaml names no `python` for {kind}", f"To install it:\n{lines}"
+        )
     try:
         version = installed_version(kind, backend.python)
     except SpecError as error:
@@ -30,7 +32,9 @@ def interpreter(kind: str, backend: Backend | None) -> Finding:
     old = is_older(version, kind)
     about = f" (lorad was tried with {TRIED[kind]} and later)" if old else ""
     facts = {"python": str(backend.python), "version": version, "env": sorted(backend.env)}
-    return Finding("interpreter", not old, f"{kind} {version} in {backend.python}{about}", install_hint(kind), facts)
+    return Finding(
+        "interpreter", not old, f"{kind} {version} in {backend.python}{about}", install_hint(kind), facts
+    )
 
 
 def memory_filesystem() -> Finding:

@@ -15,9 +15,11 @@ NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
-    """Commands that install the server of `backend`, then the lines of config.yaml that name it. gpu: None: looked up.
+    """Commands that install the server of `backend`, then the lines of config.yaml that name it. gpu: None:
+    looked up.
 
-    On a CPU, SGLang needs what lorad's own tests bring along. Without a checkout of lorad, vLLM is installed instead.
+    On a CPU, SGLang needs what lorad's own tests bring along. Without a checkout of lorad, vLLM is installed
+    instead.
     """
     venv, version = f"~/venvs/{backend}", TRIED[backend]
     pip = f"{venv}/bin/python -m pip"
@@ -40,7 +42,8 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
         ]
     else:
         return [
-            f"# {backend} needs a GPU; without one it runs only from lorad's source tree, which has what it lacks.",
+            f"# {backend} needs a GPU; without one it runs only from lorad's source tree, which has what it "
+            "lacks.",
             "# On this machine take rollout.backend: vllm, which has a build for CPUs:",
             *install_lines("vllm", gpu=False),
         ]
@@ -53,8 +56,8 @@ def install_hint(backend: str) -> str:
 
 
 def installed_version(backend: str, python: Path) -> str:
-    """Return the version of the server beside the interpreter `python`. Raises SpecError that says how to install
-    it.
+    """Return the version of the server beside the interpreter `python`. Raises SpecError that says how to
+    install it.
     """
     try:
         found = installed(python, DISTRIBUTIONS[backend])

@@ -1,7 +1,8 @@
-"""Can lorad use this server here? `python -m lorad.backends.engine_probe KIND [--no-start]`, for `lorad doctor`.
+"""Can lorad use this server here? `python -m lorad.backends.engine_probe KIND [--no-start]`, for
+`lorad doctor`.
 
-Writes JSON on stdout, one object a line: {"note": text} while something takes its time, {"check": Finding}. Exits with
-0 when it could say what is the matter, whatever that is.
+Writes JSON on stdout, one object a line: {"note": text} while something takes its time, {"check": Finding}.
+Exits with 0 when it could say what is the matter, whatever that is.
 """
 
 from __future__ import annotations

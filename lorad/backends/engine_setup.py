@@ -45,25 +45,31 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
 
 def max_rank(rank: int) -> int:
     if rank > RANKS[-1]:
-        raise SpecError(f"{rank} is more than the {RANKS[-1]} that servers take", key="lora.rank", hint="Lower it.")
+        raise SpecError(
+            f"{rank} is more than the {RANKS[-1]} that servers take", key="lora.rank", hint="Lower it."
+        )
     return next(most for most in RANKS if most >= rank)
 
 
 def targets(modules: Iterable[str], linears: Iterable[str]) -> tuple[str, ...]:
-    """Leaf names, sorted: those of all linears but the head, so that runs with fewer share the server; else its own."""
+    """Leaf names, sorted: those of all linears but the head, so that runs with fewer share the server; else
+    its own.
+    """
     own, usual = {leaf(module) for module in modules}, set(linears) - {HEAD}
     return tuple(sorted(usual if own <= usual else own))
 
 
 def longest(spec: Spec) -> int:
-    """Tokens that a server needs room for: a prompt and its sample, or a canary and one token more to score it."""
+    """Tokens that a server needs room for: a prompt and its sample, or a canary and one token more to score
+    it.
+    """
     sample = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
     return max(sample, CANARY_PROMPT + spec.attest.tokens + 1)
 
 
 def context_length(spec: Spec, positions: int) -> int:
-    """Return the next power of two, so that runs of about the same length share the server; at most the base's
-    positions.
+    """Return the next power of two, so that runs of about the same length share the server; at most the
+    base's positions.
     """
     return min(1 << (longest(spec) - 1).bit_length(), positions)
 

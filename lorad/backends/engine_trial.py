@@ -1,4 +1,6 @@
-"""A server tried out: started on the builtin tiny model, given a random adapter, compared with the builtin engine."""
+"""A server tried out: started on the builtin tiny model, given a random adapter, compared with the builtin
+engine.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,10 @@ async def started(kind: str, backend: Backend, device: str, work: Path) -> Async
 
 
 async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[Finding]:
-    """One finding after the other. Raises LoradError when the server does not start or refuses the adapter."""
+    """One finding after the other.
+
+    Raises LoradError when the server does not start or refuses the adapter.
+    """
     adapter = random_adapter()
     source = AdapterSource(adapter.digest(), adapter=adapter)
     clock = Clock()

@@ -1,4 +1,7 @@
-"""Whether a trainer that runs in an environment of its own is installed, and how to install it. Imports none of it."""
+"""Whether a trainer that runs in an environment of its own is installed, and how to install it.
+
+Imports none of it.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,16 @@ TRIED = {
 """The oldest that lorad was tried with."""
 NVIDIA = Path("/proc/driver/nvidia/version")
 _BESIDE_MEGATRON = (
-    "'transformers<=5.12.1,>=5.8' peft accelerate safetensors msgspec 'hydra-core<1.4,>=1.3.2' omegaconf pyyaml rich "
-    "tqdm einops triton"
+    "'transformers<=5.12.1,>=5.8' peft accelerate safetensors msgspec 'hydra-core<1.4,>=1.3.2' omegaconf "
+    "pyyaml rich tqdm einops triton"
 )
 
 
 def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
     """Commands that install the backend, then the lines of config.yaml that name it. gpu: None: looked up.
 
-    On a CPU, Megatron needs what lorad's own tests bring along. Without a checkout of lorad, fsdp is named instead.
+    On a CPU, Megatron needs what lorad's own tests bring along. Without a checkout of lorad, fsdp is named
+    instead.
     """
     if backend == "megatron" and not (NVIDIA.exists() if gpu is None else gpu):
         if tree := checkout():
@@ -48,7 +52,8 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
                 f"  megatron: {{python: $LORAD_MEGATRON_PYTHON, env: {env}}}",
             ]
         return [
-            "# megatron needs a GPU; without one it runs only from lorad's source tree, which has what it lacks.",
+            "# megatron needs a GPU; without one it runs only from lorad's source tree, which has what it "
+            "lacks.",
             "# On this machine take trainer.backend: fsdp, which is installed with lorad:",
             "lorad doctor --trainer fsdp",
         ]
@@ -66,7 +71,8 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
         ]
     else:
         needed = " ".join(
-            f"'{name}>={TRIED[backend][name]}'" if name in TRIED[backend] else name for name in NEEDED[backend]
+            f"'{name}>={TRIED[backend][name]}'" if name in TRIED[backend] else name
+            for name in NEEDED[backend]
         )
         commands = [*made, f"{pip} install {needed} numpy"]
     return [*commands, "# config.yaml:", "backends:", f"  {backend}: {{python: {venv}/bin/python}}"]
@@ -75,7 +81,10 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
 def install_hint(backend: str) -> str:
     lines = "\n".join(f"    {line}" for line in install_lines(backend))
     where = "" if backend == "megatron" else " beside lorad, or apart from it"
-    return f"If {backend} is not installed yet{where}, then in a shell, and in config.yaml of lorad's home:\n{lines}"
+    return (
+        f"If {backend} is not installed yet{where}, then in a shell, and in config.yaml of lorad's "
+        f"home:\n{lines}"
+    )
 
 
 def mending_hint(backend: str) -> str:
@@ -85,13 +94,15 @@ def mending_hint(backend: str) -> str:
 
 
 def interpreter_of(backend: str, named: Path | None) -> Path:
-    """Return the interpreter that config.yaml names; for fsdp lorad's own otherwise. Raises SpecError for one that
-    is not named.
+    """Return the interpreter that config.yaml names; for fsdp lorad's own otherwise. Raises SpecError for one
+    that is not named.
     """
     if named is not None:
         return named
     if backend == "megatron":
-        raise SpecError(f"config.yaml names no python for {backend}", key="trainer.backend", hint=install_hint(backend))
+        raise SpecError(
+            f"config.yaml names no python for {backend}", key="trainer.backend", hint=install_hint(backend)
+        )
     return Path(sys.executable)
 
 

@@ -1,6 +1,8 @@
-"""python -m lorad.backends.trainer_probe KIND: can lorad use this trainer here? For `lorad doctor --trainer KIND`.
+"""python -m lorad.backends.trainer_probe KIND: can lorad use this trainer here? For
+`lorad doctor --trainer KIND`.
 
-Writes JSON on stdout, {"check": Finding} for each. Exits with 0 when it could say what is the matter, whatever that is.
+Writes JSON on stdout, {"check": Finding} for each. Exits with 0 when it could say what is the matter,
+whatever that is.
 """
 
 from __future__ import annotations
@@ -11,7 +13,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lorad.backends.trainer_install import NEEDED, TRIED, installed_versions, interpreter_of, mending_hint, older
+from lorad.backends.trainer_install import (
+    NEEDED,
+    TRIED,
+    installed_versions,
+    interpreter_of,
+    mending_hint,
+    older,
+)
 from lorad.box.config import Backend, load
 from lorad.box.paths import Home, default_home
 from lorad.children.findings import Finding, Wanted, installation

@@ -24,8 +24,8 @@ _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
 
 
 def needs_base(spec: Spec) -> bool:
-    """Return whether the pool's own process loads the model, whose architecture the builtin backend then has to
-    know.
+    """Return whether the pool's own process loads the model, whose architecture the builtin backend then has
+    to know.
     """
     return spec.trainer.backend not in RANKED or spec.rollout.backend not in SERVERS
 
@@ -47,7 +47,8 @@ def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
 
 
 def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
-    """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name for.
+    """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name
+    for.
 
     Raises SpecError when there are none.
     """
@@ -62,7 +63,8 @@ def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
         raise SpecError(
             f"megatron can adapt no linear of the model (it has {next(iter(linears), 'none')})",
             key="trainer.backend",
-            hint="It needs layers named like Llama's (model.layers.0.self_attn.q_proj). Use trainer.backend: fsdp.",
+            hint="It needs layers named like Llama's (model.layers.0.self_attn.q_proj). Use "
+            "trainer.backend: fsdp.",
         )
     return found
 
@@ -70,12 +72,14 @@ def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
 def modules_of(spec: Spec, facts: ModelFacts) -> tuple[str, ...]:
     """Return the linears that the run's adapter is on. Raises SpecError, see `match_modules`."""
     shapes = targets_of(spec.trainer.backend, facts.linears)
-    return match_modules(shapes, spec.lora.target_modules, spec.lora.exclude_modules, (*facts.linears, *facts.experts))
+    return match_modules(
+        shapes, spec.lora.target_modules, spec.lora.exclude_modules, (*facts.linears, *facts.experts)
+    )
 
 
 def fused(modules: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the linears that Megatron makes one of, for each of these that has any of `modules`: all, asked for or
-    not.
+    """Yield the linears that Megatron makes one of, for each of these that has any of `modules`: all, asked
+    for or not.
     """
     seen: set[str] = set()
     for module in modules:

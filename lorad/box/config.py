@@ -51,8 +51,8 @@ class Backend(Struct, frozen=True, forbid_unknown_fields=True):
         trainer: `module:Class` of a trainer of your own.
         pythonpath: directory that these classes are imported from.
         python: interpreter of the virtual environment in which the backend is installed.
-        env: variables added to the environment of its processes; they may be secrets, so they are neither logged nor
-            kept in the database.
+        env: variables added to the environment of its processes; they may be secrets, so they are neither
+            logged nor kept in the database.
     """
 
     engine: str | None = None
@@ -85,8 +85,8 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         port: port on 127.0.0.1, for whoever has a token.
-        tokens: YAML file, readable by its owner only, of `owner: token` or a list of tokens; a token may stand there as
-            `sha256:` and its digest.
+        tokens: YAML file, readable by its owner only, of `owner: token` or a list of tokens; a token may
+            stand there as `sha256:` and its digest.
     """
 
     port: Annotated[int, Meta(gt=0, le=65535)] | None = None
@@ -101,7 +101,8 @@ class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
     """When a process counts as hung, and how large logs become.
 
     Attributes:
-        hang: seconds without a heartbeat (a stopped process, a machine that swaps) after which a process is killed.
+        hang: seconds without a heartbeat (a stopped process, a machine that swaps) after which a process is
+            killed.
         stall: seconds with heartbeats and work, and without progress, after which a process is killed.
         log_bytes: size in bytes above which the older half of a log is removed.
     """
@@ -118,7 +119,8 @@ class Limit(Struct, frozen=True, forbid_unknown_fields=True):
         devices: devices that their runs hold.
         runs: their runs under way.
         disk: bytes of all their runs.
-        priority: highest `resources.priority` of their runs in a daemon that several users share; admins are exempt.
+        priority: highest `resources.priority` of their runs in a daemon that several users share; admins are
+            exempt.
     """
 
     devices: Annotated[int, Meta(ge=0)] | None = None
@@ -198,11 +200,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         storage: directory for bulk files of runs; null is the home itself.
         idle_timeout: seconds that a pool without runs stays warm, with or without a daemon.
-        disk_budget: bytes of runs above which leftovers, and then samples and versions of ended runs to which nothing
-            refers, are deleted without being asked for; null never deletes.
-        environment: variables that runs inherit from the daemon where they do not inherit all (a shared daemon).
-        secrets: a file for each variable, readable by its owner only, that holds its value. It is read just before a
-            process starts, and written nowhere.
+        disk_budget: bytes of runs above which leftovers, and then samples and versions of ended runs to which
+            nothing refers, are deleted without being asked for; null never deletes.
+        environment: variables that runs inherit from the daemon where they do not inherit all (a shared
+            daemon).
+        secrets: a file for each variable, readable by its owner only, that holds its value. It is read just
+            before a process starts, and written nowhere.
         backends: where backends are installed, by name.
     """
 

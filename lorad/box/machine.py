@@ -1,7 +1,9 @@
-"""What this machine grants to a process: CPUs, memory, load, and who answers malloc. Reads `/proc` and `/sys`.
+"""What this machine grants to a process: CPUs, memory, load, and who answers malloc. Reads `/proc` and
+`/sys`.
 
-A container or a batch system grants less than the machine has: by CPU affinity, or by a quota of its cgroup (`cpu.max`,
-or `cpu.cfs_quota_us` of version 1) and a limit of its memory. Every group around a process limits it; the least counts.
+A container or a batch system grants less than the machine has: by CPU affinity, or by a quota of its cgroup
+(`cpu.max`, or `cpu.cfs_quota_us` of version 1) and a limit of its memory. Every group around a process limits
+it; the least counts.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ FOREIGN_ALLOCATOR = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|snmalloc|hoard|
 
 @dataclass(frozen=True)
 class Machine:
-    """cpus: logical ones that the process may use; cores: physical ones among them; all_cores: of the machine.
+    """cpus: logical ones that the process may use; cores: physical ones among them; all_cores: of the
+    machine.
 
-    quota: CPUs that the cgroup may use at a time, None without a limit. load: runnable processes of the whole machine,
-    mean of the last minute. memory: bytes, the cgroup's limit if that is less. allocator: `glibc 2.36`, `jemalloc`, ….
+    quota: CPUs that the cgroup may use at a time, None without a limit. load: runnable processes of the whole
+    machine, mean of the last minute. memory: bytes, the cgroup's limit if that is less. allocator:
+    `glibc 2.36`, `jemalloc`, ….
     """
 
     cpus: int
@@ -43,7 +47,11 @@ def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
     """Return the machine as process `pid` has it. `root`: where `proc` and `sys` are."""
     affinity = _affinity(root, pid)
     groups = list(_groups(root, pid))
-    limits = [int(text) for text in _settings(groups, "memory", "memory.max", "memory.limit_in_bytes") if text != "max"]
+    limits = [
+        int(text)
+        for text in _settings(groups, "memory", "memory.max", "memory.limit_in_bytes")
+        if text != "max"
+    ]
     total = int(_field(root / "proc/meminfo", "MemTotal", "0 kB").split()[0]) * 1024
     every = _cpu_list(_text(root / "sys/devices/system/cpu/online")) or affinity
     load = _text(root / "proc/loadavg").split() or ["0"]
@@ -69,7 +77,9 @@ def _cores(root: Path, cpus: Iterable[int]) -> int:
 
 
 def _groups(root: Path, pid: int | str) -> Iterator[tuple[str, Path]]:
-    """(controllers, "" for version 2; directory) of every cgroup that the process is in, outwards to the mount."""
+    """(controllers, "" for version 2; directory) of every cgroup that the process is in, outwards to the
+    mount.
+    """
     mounts = root / "sys/fs/cgroup"
     for line in _text(root / f"proc/{pid}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -82,7 +92,9 @@ def _groups(root: Path, pid: int | str) -> Iterator[tuple[str, Path]]:
                     break
 
 
-def _settings(groups: list[tuple[str, Path]], controller: str, version_2: str, version_1: str) -> Iterator[str]:
+def _settings(
+    groups: list[tuple[str, Path]], controller: str, version_2: str, version_1: str
+) -> Iterator[str]:
     for controllers, directory in groups:
         text = _text(directory / (version_1 if controllers else version_2))
         if text and (not controllers or controller in controllers.split(",")):

@@ -21,7 +21,9 @@ INSTALLED = Path(__file__).resolve().parents[2]  # where `import lorad` finds it
 
 
 def checkout() -> Path | None:
-    """Return the source tree that lorad runs from; None where it was installed from a wheel, which has no tests."""
+    """Return the source tree that lorad runs from; None where it was installed from a wheel, which has no
+    tests.
+    """
     return INSTALLED if (INSTALLED / ".ci" / "setup-engines").is_file() else None
 
 
@@ -42,7 +44,8 @@ def default_home() -> Path:
 def socket_path(wanted: Path) -> Path:
     """`wanted`, or a short stand-in under the user's runtime directory when it is too long for a Unix socket.
 
-    The stand-in is derived from `wanted` alone, so that every process finds the same one. Its directory is 0700.
+    The stand-in is derived from `wanted` alone, so that every process finds the same one. Its directory is
+    0700.
     """
     if len(os.fsencode(wanted)) <= SOCKET_PATH_LIMIT:
         return wanted
@@ -50,7 +53,8 @@ def socket_path(wanted: Path) -> Path:
 
 
 def private_directory(owner: Path) -> Path:
-    """Return a directory of `owner`'s, 0700 and with a short name, for sockets and third parties' temporary files.
+    """Return a directory of `owner`'s, 0700 and with a short name, for sockets and third parties' temporary
+    files.
 
     The path depends on `owner` alone; the caller makes and removes the directory.
     """
@@ -77,8 +81,9 @@ def _runtime_directory() -> Path:
 
 
 def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
-    """Raise NotAllowed for a directory that other users may write to: they could put their own files in place of
-    lorad's. shared_place: one of the sticky bit will do, where nobody can replace what is there already."""
+    """Raise NotAllowed for a directory that other users may write to: they could put their own files in place
+    of lorad's. shared_place: one of the sticky bit will do, where nobody can replace what is there
+    already."""
     there = directory.stat()
     wrong = ""
     if there.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
@@ -88,8 +93,8 @@ def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
     if wrong:
         raise NotAllowed(
             f"{directory} {wrong} (mode {stat.S_IMODE(there.st_mode):04o})",
-            hint=f"Use a directory of your own in it, as {directory / 'lorad'}; or, if nobody else needs to write "
-            f"there, `chmod go-w {directory}`. Its mode was not changed.",
+            hint=f"Use a directory of your own in it, as {directory / 'lorad'}; or, if nobody else needs to "
+            f"write there, `chmod go-w {directory}`. Its mode was not changed.",
         )
 
 
@@ -124,7 +129,9 @@ class AttemptDir:
 
     @property
     def status(self) -> Path:
-        """`status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at, oom_before, oom_after}."""
+        """`status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at, oom_before,
+        oom_after}.
+        """
         return self.root / "status.json"
 
     @property
@@ -220,7 +227,9 @@ class Home:
 
     @property
     def shared_by(self) -> int | None:
-        """Return the user whose daemon serves this one from a home of theirs; None where the home is one's own."""
+        """Return the user whose daemon serves this one from a home of theirs; None where the home is one's
+        own.
+        """
         try:
             owner = self.root.stat().st_uid
         except OSError:
@@ -269,7 +278,9 @@ class Home:
         return socket_path(self.root / "gateway.sock")
 
     def gateway_of(self, uid: int) -> Path:
-        """Return the directory of the gateway that runs as this user and serves their versions (shared daemon only)."""
+        """Return the directory of the gateway that runs as this user and serves their versions (shared daemon
+        only).
+        """
         return self.gateway / "owners" / str(uid)
 
     def gateway_socket_of(self, uid: int) -> Path:

@@ -1,17 +1,21 @@
-"""Threads, OpenMP's waiting and glibc's malloc: chosen for the size of a model and the load of a machine. Pure.
+"""Threads, OpenMP's waiting and glibc's malloc: chosen for the size of a model and the load of a machine.
+Pure.
 
 Who decides, strongest first; each setting on its own:
 
-1. The run itself. With `deterministic: true` the number of threads is part of its arithmetic, so the first attempt's
+1. The run itself. With `deterministic: true` the number of threads is part of its arithmetic, so the first
+    attempt's
    number holds for all attempts, whatever the load is then (`lorad/daemon/pools/threads.py` keeps it).
 2. The spec: `pool.threads`.
 3. The box: `runtime: {threads: 4, wait_policy: active, malloc: off}` in `config.yaml`.
 4. The environment of the daemon: `OMP_NUM_THREADS`, `OMP_WAIT_POLICY`, `MALLOC_*` and `GLIBC_TUNABLES`.
-5. `choose_runtime`: one thread below SMALL_MODEL parameters; above, the physical cores that are granted (affinity,
-   cgroup quota; a slot's share of them) and idle, no more than one for each PER_THREAD parameters. Waiting is passive:
-   threads that spin on a busy box take the CPU from those that they wait for. Active waiting must be asked for, and is
-   granted only where every thread has a CPU to itself.
-   malloc keeps what a step frees instead of returning it to the system and faulting it in again at the next step.
+5. `choose_runtime`: one thread below SMALL_MODEL parameters; above, the physical cores that are granted
+    (affinity,
+   cgroup quota; a slot's share of them) and idle, no more than one for each PER_THREAD parameters. Waiting is
+   passive: threads that spin on a busy box take the CPU from those that they wait for. Active waiting must be
+   asked for, and is granted only where every thread has a CPU to itself.
+   malloc keeps what a step frees instead of returning it to the system and faulting it in again at the next
+   step.
 
 The figures behind it are in `tests/benchmarks/NOTES.md`.
 """
@@ -35,9 +39,11 @@ GPU_THREADS = 4  # the GPU computes; these load files and prepare batches
 KEEP = 1 << 30  # bytes that malloc keeps on a machine that has plenty
 KEEP_SHARE = 16  # at most this part of the memory
 LEAST_KEPT = 32 << 20
-OLD_GLIBC, OLD_GLIBC_LIMIT = (2, 35), 32 << 20  # before it, a larger MALLOC_MMAP_THRESHOLD_ is ignored, without a word
+# before it, a larger MALLOC_MMAP_THRESHOLD_ is ignored, without a word
+OLD_GLIBC, OLD_GLIBC_LIMIT = (2, 35), 32 << 20
 MALLOC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-ARENAS = "MALLOC_ARENA_MAX"  # 1: blocks over 64 MiB stay only in the main arena, and one thread of a pool computes
+# 1: blocks over 64 MiB stay only in the main arena, and one thread of a pool computes
+ARENAS = "MALLOC_ARENA_MAX"
 
 Source = Literal["run", "spec", "config", "environment", "automatic", "load"]
 WaitPolicy = Literal["passive", "active"]
@@ -52,7 +58,9 @@ class Why(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Overrides:
-    """What others decided. run: threads of its first attempt; spec: `pool.threads`; environment: the daemon's."""
+    """What others decided. run: threads of its first attempt; spec: `pool.threads`; environment: the
+    daemon's.
+    """
 
     run: int | None = None
     spec: int | None = None
@@ -62,7 +70,9 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a pool's process runs with. malloc: variables that lorad adds, bytes or counts. reasons: of all three."""
+    """What a pool's process runs with. malloc: variables that lorad adds, bytes or counts. reasons: of all
+    three.
+    """
 
     threads: int
     wait_policy: WaitPolicy = "passive"
@@ -72,10 +82,16 @@ class Runtime:
     def environment(self) -> dict[str, str]:
         """Must be set before the process begins: OpenMP and malloc read it once."""
         counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
-        return counts | {"OMP_WAIT_POLICY": self.wait_policy} | {name: str(size) for name, size in self.malloc.items()}
+        return (
+            counts
+            | {"OMP_WAIT_POLICY": self.wait_policy}
+            | {name: str(size) for name, size in self.malloc.items()}
+        )
 
     def told(self) -> dict[str, object]:
-        """Return the choice as JSON: {threads, wait_policy, malloc, reasons: {threads: {source, text}, …}}."""
+        """Return the choice as JSON: {threads, wait_policy, malloc, reasons: {threads: {source, text},
+        …}}.
+        """
         reasons = {name: asdict(why) for name, why in self.reasons.items()}
         return {
             "threads": self.threads,
@@ -85,7 +101,9 @@ class Runtime:
         }
 
 
-def choose_runtime(parameters: int, machine: Machine, device: str, overrides: Overrides, *, slots: int = 1) -> Runtime:
+def choose_runtime(
+    parameters: int, machine: Machine, device: str, overrides: Overrides, *, slots: int = 1
+) -> Runtime:
     """Choose threads, wait policy and malloc for a model on `device` (`cpu`, `cuda:0`, …).
 
     parameters: of the model.
@@ -109,7 +127,9 @@ def choose_threads(
     ]
     for threads, source, text in asked:
         if threads is not None:
-            short = f"; only {machine.usable} can run at a time here: slower" if threads > machine.usable else ""
+            short = (
+                f"; only {machine.usable} can run at a time here: slower" if threads > machine.usable else ""
+            )
             return threads, Why(source, text + short)
     return _automatic_threads(parameters, machine, device, slots)
 
@@ -120,7 +140,9 @@ def _automatic_threads(parameters: int, machine: Machine, device: str, slots: in
         return min(GPU_THREADS, usable), Why("automatic", f"{device} computes")
     millions = f"{parameters / 1e6:,.{1 if parameters < 1e7 else 0}f} M parameters"
     if parameters < SMALL_MODEL:
-        return 1, Why("automatic", f"{millions}: below {SMALL_MODEL / 1e6:.0f} M, decoding gains nothing from several")
+        return 1, Why(
+            "automatic", f"{millions}: below {SMALL_MODEL / 1e6:.0f} M, decoding gains nothing from several"
+        )
     idle = round(machine.all_cores - machine.load)
     threads = max(1, min(usable // slots, idle, parameters // PER_THREAD))
     shared = f" to {slots} slots" if slots > 1 else ""
@@ -134,8 +156,13 @@ def choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) -> 
         (overrides.environment.get("OMP_WAIT_POLICY", "").lower(), "environment", "OMP_WAIT_POLICY"),
     ]
     for policy, source, text in asked:
-        if policy == "active" and (threads > machine.usable or machine.load + threads > machine.all_cores + 0.5):
-            busy = f"{text} asks for active, but {threads} threads at load {machine.load:.1f} would spin on busy CPUs"
+        if policy == "active" and (
+            threads > machine.usable or machine.load + threads > machine.all_cores + 0.5
+        ):
+            busy = (
+                f"{text} asks for active, but {threads} threads at load {machine.load:.1f} would spin on "
+                "busy CPUs"
+            )
             return "passive", Why("automatic", busy)
         if policy in ("passive", "active"):
             return ("active" if policy == "active" else "passive"), Why(source, text)
@@ -163,8 +190,8 @@ def choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int
 
 
 def _number(value: int | str) -> int | None:
-    """Return the threads in a setting; None for `auto` and what is no count. Of `4,2`, for nested loops, the outer
-    counts.
+    """Return the threads in a setting; None for `auto` and what is no count. Of `4,2`, for nested loops, the
+    outer counts.
     """
     if isinstance(value, int):
         return value

@@ -1,7 +1,7 @@
 """The file of tokens by which a gateway knows who asks it over TCP.
 
-YAML, of owner -> token or list of tokens. A token may stand there as `sha256:` and the digest in hex. The file must be
-readable by its owner only, and is read again when it changes.
+YAML, of owner -> token or list of tokens. A token may stand there as `sha256:` and the digest in hex. The
+file must be readable by its owner only, and is read again when it changes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ Stamp = tuple[int, ...] | None
 
 
 def tokens_trouble(settings: GatewaySettings) -> str:
-    """Return why nobody is let in over TCP, with what to do; "" where all is well, or nothing is served there."""
+    """Return why nobody is let in over TCP, with what to do; "" where all is well, or nothing is served
+    there.
+    """
     if settings.tokens is None:
         return ""
     try:
         owners = read_tokens(settings.tokens)
     except OSError as error:
-        told = f"{settings.tokens}: {error.strerror}. Write `owner: token` into it, one a line, and chmod 600 it."
+        told = (
+            f"{settings.tokens}: {error.strerror}. Write `owner: token` into it, one a line, and chmod "
+            "600 it."
+        )
     except SpecError as error:
         told = f"{error.message}. {error.hint}"
     else:
@@ -78,5 +83,7 @@ def digest_of(token: Any, path: Path) -> bytes:
             return digest
         raise SpecError(f"{path} has a sha256 that is none", hint="It is 64 hexadecimal digits.")
     if not isinstance(token, str) or len(token) < SHORTEST:
-        raise SpecError(f"{path} has a token that is no string of at least {SHORTEST} characters", hint="Quote it.")
+        raise SpecError(
+            f"{path} has a token that is no string of at least {SHORTEST} characters", hint="Quote it."
+        )
     return hashlib.sha256(token.encode()).digest()

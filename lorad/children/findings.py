@@ -77,13 +77,23 @@ def torch_and_gpus(seen: dict[str, Any]) -> Finding:
     gpus = ", ".join(seen["gpus"]) or "no GPU"
     driver = Path("/proc/driver/nvidia/version").exists()
     blind = driver and not seen["cuda_available"]
-    hint = "NVIDIA's driver is there: install a torch for CUDA in that environment, of a version that the driver takes."
-    return Finding("torch", not blind, f"{seen['torch']} ({build}), Python {seen['python']}, {gpus}", hint, seen)
+    hint = (
+        "NVIDIA's driver is there: install a torch for CUDA in that environment, of a version that the "
+        "driver takes."
+    )
+    return Finding(
+        "torch", not blind, f"{seen['torch']} ({build}), Python {seen['python']}, {gpus}", hint, seen
+    )
 
 
 def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any] | str:
     """Run LOOK in the environment; returns what it prints, or why it does not."""
-    command = [str(python), "-c", LOOK, json.dumps([list(wanted.packages), [*wanted.modules, *wanted.for_gpus]])]
+    command = [
+        str(python),
+        "-c",
+        LOOK,
+        json.dumps([list(wanted.packages), [*wanted.modules, *wanted.for_gpus]]),
+    ]
     try:
         done = subprocess.run(
             command,

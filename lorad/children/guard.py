@@ -2,15 +2,16 @@
 
 Standard library only.
 
-FD is a socket whose other end the pool alone holds: the guard writes the child's pid there, and its end means that the
-pool is gone. Whatever the child started, in whatever session, ends with the child: where a parent dies, its children
-become the guard's (PR_SET_CHILD_SUBREAPER). The guard kills only children of its own, whose pids cannot be used again
-before it reaped them; their children become its own by that.
+FD is a socket whose other end the pool alone holds: the guard writes the child's pid there, and its end means
+that the pool is gone. Whatever the child started, in whatever session, ends with the child: where a parent
+dies, its children become the guard's (PR_SET_CHILD_SUBREAPER). The guard kills only children of its own,
+whose pids cannot be used again before it reaped them; their children become its own by that.
 
-LOCKs are file descriptors of locks that the pool holds: the guard has them as long as anything of the child is left, so
-that a device is not free before its memory is.
+LOCKs are file descriptors of locks that the pool holds: the guard has them as long as anything of the child
+is left, so that a device is not free before its memory is.
 
-SIGTERM is passed on to the child; KILL_NOW kills it. The guard exits with the child's exit code, or 128 + signal.
+SIGTERM is passed on to the child; KILL_NOW kills it. The guard exits with the child's exit code, or 128 +
+signal.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ TO_CHILD = {signal.SIGTERM: signal.SIGTERM, KILL_NOW: signal.SIGKILL}
 HEARD = (*TO_CHILD, signal.SIGCHLD)
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
 GRACE_SECONDS = 10  # for the child, once the pool is gone
-LINGER_SECONDS = 1.0  # for what the child leaves: multiprocessing's tracker frees shared memory as its last act
+# for what the child leaves: multiprocessing's tracker frees shared memory as its last act
+LINGER_SECONDS = 1.0
 KILL_SECONDS = 5.0  # for killed processes to go; some never do, while a driver holds them
 EX_EXEC = 127  # the child's program could not be executed
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -65,7 +67,10 @@ def listen() -> int:
 
 
 def start(argv: list[str], pool: int) -> int:
-    """Return the child's pid. It leads a process group, so that what it sends to its own group spares the guard."""
+    """Return the child's pid.
+
+    It leads a process group, so that what it sends to its own group spares the guard.
+    """
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     child = os.fork()

@@ -31,7 +31,11 @@ def installed(python: Path, names: Sequence[str]) -> Mapping[str, str]:
         raise NoInterpreter("it is no program")
     try:
         done = subprocess.run(
-            [str(python), "-I", "-c", ASK, *names], capture_output=True, text=True, timeout=ASK_SECONDS, check=True
+            [str(python), "-I", "-c", ASK, *names],
+            capture_output=True,
+            text=True,
+            timeout=ASK_SECONDS,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip()

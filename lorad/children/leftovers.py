@@ -1,8 +1,8 @@
 """What a pool that is over has left: processes, sockets, temporary files, adapters on their way to servers.
 
-A pool that ends by itself leaves nothing, one that was killed does. Its next life clears up as well, should there be
-one. `python -m lorad.children.leftovers DIRECTORY` does the same as `clean_leftovers`, for a pool of another user, as
-that one.
+A pool that ends by itself leaves nothing, one that was killed does. Its next life clears up as well, should
+there be one. `python -m lorad.children.leftovers DIRECTORY` does the same as `clean_leftovers`, for a pool of
+another user, as that one.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ STARTED = 19  # of guard.read_stat: clock ticks after boot
 
 
 class Life(msgspec.Struct, frozen=True):
-    """What a record holds: enough to end this life later, and to know that a pid was given to another process since."""
+    """What a record holds: enough to end this life later, and to know that a pid was given to another process
+    since.
+    """
 
     guard_pid: int
     start_time: int
@@ -38,12 +40,14 @@ class Life(msgspec.Struct, frozen=True):
 class Child:
     """One child process and whatever it starts, under a guard (`guard.py`) that outlives the pool.
 
-    env: added to the pool's own. log: of this child alone, since a process that writes its stdout or stderr there is
-    known by that; appended to, mode 0600. record: for `sweep`, there while the process lives. The child's umask is
-    077; it inherits stdout and stderr, and /dev/null as stdin, and nothing else.
+    env: added to the pool's own. log: of this child alone, since a process that writes its stdout or stderr
+    there is known by that; appended to, mode 0600. record: for `sweep`, there while the process lives. The
+    child's umask is 077; it inherits stdout and stderr, and /dev/null as stdin, and nothing else.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path, record: Path, cwd: Path) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], log: Path, record: Path, cwd: Path
+    ) -> None:
         self.argv, self.env, self.log, self.record, self.cwd = list(argv), dict(env), log, record, cwd
         self.pid: int | None = None
         self._began = 0  # bytes of the log before this life
@@ -53,7 +57,8 @@ class Child:
     async def start(self) -> None:
         """Start the child; call it once. A program that cannot be executed shows in its end and its log.
 
-        Raises OSError (log, record, cwd) and PoolLost; then, or when it is cancelled, the guard ends what it started.
+        Raises OSError (log, record, cwd) and PoolLost; then, or when it is cancelled, the guard ends what it
+        started.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -75,7 +80,8 @@ class Child:
         return self._end is not None and not self._end.done()
 
     async def ended(self) -> str:
-        """Wait until nothing of the child is left; returns how it ended: "exited with code 1", "was killed by SIGKILL".
+        """Wait until nothing of the child is left; returns how it ended: "exited with code 1", "was killed by
+        SIGKILL".
 
         May be awaited by many.
         """
@@ -84,8 +90,15 @@ class Child:
         return await asyncio.shield(self._end)
 
     async def stop(self, grace: float = 30.0) -> None:
-        """Ask it to end, and after `grace` seconds kill it and whatever it started. Returns when nothing is left."""
-        for number, patience in ((signal.SIGTERM, grace), (guard.KILL_NOW, KILL_SECONDS), (signal.SIGKILL, None)):
+        """Ask it to end, and after `grace` seconds kill it and whatever it started.
+
+        Returns when nothing is left.
+        """
+        for number, patience in (
+            (signal.SIGTERM, grace),
+            (guard.KILL_NOW, KILL_SECONDS),
+            (signal.SIGKILL, None),
+        ):
             if not self.is_alive:
                 return
             with contextlib.suppress(ProcessLookupError):
@@ -102,13 +115,14 @@ class Child:
             return 0
 
     def tail(self, lines: int = 15, since: int = 0) -> str:
-        """Return the last non-empty lines that this life logged; "" when there are none. since: of `logged`, to
-        begin at.
+        """Return the last non-empty lines that this life logged; "" when there are none. since: of `logged`,
+        to begin at.
         """
         try:
             with self.log.open("rb") as file:
                 size, begin = file.seek(0, os.SEEK_END), max(self._began, since)
-                file.seek(max(begin if begin <= size else 0, size - TAIL_BYTES))  # the daemon cuts what is too large
+                # the daemon cuts what is too large
+                file.seek(max(begin if begin <= size else 0, size - TAIL_BYTES))
                 text = file.read().decode(errors="replace")
         except OSError:
             return ""
@@ -160,8 +174,8 @@ class Child:
 
 
 def held_locks() -> list[int]:
-    """File descriptors of the locks that this process was started with, of devices: its shim took them. The one of its
-    own life (`AttemptDir.lock`) is not among them."""
+    """File descriptors of the locks that this process was started with, of devices: its shim took them. The
+    one of its own life (`AttemptDir.lock`) is not among them."""
     return [fd for name in os.listdir("/proc/self/fd") if (fd := int(name)) > 2 and is_lock(fd)]
 
 
@@ -169,7 +183,9 @@ def is_lock(fd: int) -> bool:
     with contextlib.suppress(OSError):
         place = Path(os.readlink(f"/proc/self/fd/{fd}"))
         is_own = place.name == AttemptDir(place.parent).lock.name
-        return os.get_inheritable(fd) and not is_own and "FLOCK" in Path(f"/proc/self/fdinfo/{fd}").read_text()
+        return (
+            os.get_inheritable(fd) and not is_own and "FLOCK" in Path(f"/proc/self/fdinfo/{fd}").read_text()
+        )
     return False
 
 
@@ -183,7 +199,8 @@ def in_words(code: int) -> str:
 
 
 def sweep(record: Path) -> bool:
-    """Kill what is left of the processes in a record, and remove the record. Returns False when nothing was left.
+    """Kill what is left of the processes in a record, and remove the record. Returns False when nothing was
+    left.
 
     A process that was given a pid again is not touched. Blocks until all is gone, usually for milliseconds.
     """

@@ -6,7 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from lorad.protocol.status import Capacity
 
-# -- the machine -------------------------------------------------------------------------------------------------------
+# -- the machine ---------------------------------------------------------------------------------------------
 
 
 class PoolRun(Struct, frozen=True):
@@ -33,7 +33,10 @@ class Runtime(Struct, frozen=True):
 
 
 class Engine(Struct, frozen=True):
-    """An engine, see EngineHealth in lorad/engines/base.py. Before the pool answers there is only the name."""
+    """An engine, see EngineHealth in lorad/engines/base.py.
+
+    Before the pool answers there is only the name.
+    """
 
     name: str = ""
     software: str | UnsetType | None = UNSET
@@ -50,7 +53,10 @@ class Engine(Struct, frozen=True):
 
 
 class Trainer(Struct, frozen=True):
-    """A trainer, see TrainerHealth in lorad/trainers/base.py. Before the pool answers there is only the name."""
+    """A trainer, see TrainerHealth in lorad/trainers/base.py.
+
+    Before the pool answers there is only the name.
+    """
 
     name: str = ""
     software: dict[str, str] | UnsetType = UNSET
@@ -120,7 +126,7 @@ class Orphan(Struct, frozen=True):
     user: str = ""
 
 
-# -- the daemon --------------------------------------------------------------------------------------------------------
+# -- the daemon ----------------------------------------------------------------------------------------------
 
 
 class Caller(Struct, frozen=True):

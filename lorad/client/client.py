@@ -1,7 +1,8 @@
 """The daemon's API, one method per request; the answers are the Structs of `shapes.py` and `box_shapes.py`.
 
-Every method raises DaemonUnreachable when no daemon answers, and otherwise the error that the daemon sent (see
-`lorad.errors`). An answer that does not fit its Struct, as one of another version's daemon, is a LoradError.
+Every method raises DaemonUnreachable when no daemon answers, and otherwise the error that the daemon sent
+(see `lorad.errors`). An answer that does not fit its Struct, as one of another version's daemon, is a
+LoradError.
 """
 
 from __future__ import annotations
@@ -56,9 +57,14 @@ T = TypeVar("T")
 
 
 class Client:
-    """Talks to the daemon of one home. Cheap to make; safe to use from several threads (a connection per request)."""
+    """Talks to the daemon of one home.
 
-    def __init__(self, home: Home | None = None, *, timeout: float = 600.0, transport: Transport | None = None) -> None:
+    Cheap to make; safe to use from several threads (a connection per request).
+    """
+
+    def __init__(
+        self, home: Home | None = None, *, timeout: float = 600.0, transport: Transport | None = None
+    ) -> None:
         self.home = home or Home(default_home())
         self._http = transport or Transport(self.home.socket, timeout)
 
@@ -66,7 +72,7 @@ class Client:
         """Make the same client with another timeout, in seconds."""
         return Client(self.home, transport=self._http.patient(timeout))
 
-    # -- the daemon ------------------------------------------------------------------------------------------------
+    # -- the daemon ------------------------------------------------------------------------------------------
     def status(self) -> Status:
         return _as(Status, self._http.get("/v1/status"))
 
@@ -87,16 +93,16 @@ class Client:
         return _as(builtins.list[Pool], self._http.list_of("/v1/pools"))
 
     def stop_pool(self, pool: str, *, force: bool = False) -> Pool:
-        """End a pool. Raises Conflict while a run or a request uses it, unless by force: the runs then end, and can be
-        resumed."""
+        """End a pool. Raises Conflict while a run or a request uses it, unless by force: the runs then end,
+        and can be resumed."""
         return _as(Pool, self._http.delete(f"/v1/pools/{quote(pool)}?force={int(force)}"))
 
     def devices(self) -> builtins.list[Device]:
         return _as(builtins.list[Device], self._http.list_of("/v1/devices"))
 
     def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Event]:
-        """Events with id > after, for ever, as they happen (NDJSON); `after=-1`: only new ones. An event of kind
-        `idle` comes every few seconds when nothing happens, so that a reader can look up."""
+        """Events with id > after, for ever, as they happen (NDJSON); `after=-1`: only new ones. An event of
+        kind `idle` comes every few seconds when nothing happens, so that a reader can look up."""
         query = {"after": after} | ({"run": run} if run else {})
         for event in self._http.stream("GET", f"/v1/events?{urlencode(query)}", None):
             yield _as(Event, event)
@@ -106,7 +112,7 @@ class Client:
         query = {"last": limit} | ({"run": run} if run else {})
         return _as(builtins.list[Event], self._http.list_of(f"/v1/events?{urlencode(query)}"))
 
-    # -- runs ------------------------------------------------------------------------------------------------------
+    # -- runs ------------------------------------------------------------------------------------------------
     def run(self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], name: str | None) -> Run:
         """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths."""
         body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name}
@@ -121,7 +127,10 @@ class Client:
 
     def named(self, names: Sequence[str]) -> builtins.list[Run]:
         """List the runs with these names, at most 100, newest first."""
-        return _as(builtins.list[Run], self._http.list_of(f"/v1/runs?names={','.join(quote(name) for name in names)}"))
+        return _as(
+            builtins.list[Run],
+            self._http.list_of(f"/v1/runs?names={','.join(quote(name) for name in names)}"),
+        )
 
     def show(self, run: str) -> RunDetails:
         return _as(RunDetails, self._http.get(_path(run)))
@@ -131,10 +140,14 @@ class Client:
     ) -> Resumed:
         """Queue a new attempt from the checkpoint at `step` (default: the newest whole one).
 
-        overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the like.
+        overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the
+            like.
         """
         return _as(
-            Resumed, self._http.post(f"{_path(run)}/resume", {"step": step, "steps": steps, "overrides": [*overrides]})
+            Resumed,
+            self._http.post(
+                f"{_path(run)}/resume", {"step": step, "steps": steps, "overrides": [*overrides]}
+            ),
         )
 
     def pause(self, run: str) -> Run:
@@ -151,8 +164,8 @@ class Client:
         return _as(Removed, self._http.delete(_path(run)))
 
     def steps(self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1) -> builtins.list[Step]:
-        """Steps of the surviving lineage with step > after, in order. every: only multiples of it, at most `limit`, and
-        the last step of all."""
+        """Steps of the surviving lineage with step > after, in order. every: only multiples of it, at most
+        `limit`, and the last step of all."""
         query = {"after": after, "limit": limit} | ({"every": every} if every > 1 else {})
         return _as(builtins.list[Step], self._http.list_of(f"{_path(run)}/steps?{urlencode(query)}"))
 
@@ -167,7 +180,8 @@ class Client:
     def logs(self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20) -> LogPart:
         """Read a part of a log, from a byte offset (negative: from the end)."""
         return _as(
-            LogPart, self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
+            LogPart,
+            self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}"),
         )
 
     def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> LogPart:
@@ -175,11 +189,16 @@ class Client:
 
         An admin's gateway is the one that everybody asks; any other user's is the one of their own versions.
         """
-        return _as(LogPart, self._http.get(f"/v1/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}"))
+        return _as(
+            LogPart, self._http.get(f"/v1/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
+        )
 
-    # -- versions --------------------------------------------------------------------------------------------------
+    # -- versions --------------------------------------------------------------------------------------------
     def adapters(self, run: str | None = None) -> builtins.list[Version]:
-        return _as(builtins.list[Version], self._http.list_of(f"/v1/versions?{urlencode({'run': run} if run else {})}"))
+        return _as(
+            builtins.list[Version],
+            self._http.list_of(f"/v1/versions?{urlencode({'run': run} if run else {})}"),
+        )
 
     def checkpoints(self, run: str) -> builtins.list[Checkpoint]:
         return _as(builtins.list[Checkpoint], self._http.list_of(f"{_path(run)}/checkpoints"))
@@ -187,7 +206,8 @@ class Client:
     def export(self, version: str, directory: str) -> Exported:
         """Copy a version, verified, as a PEFT directory. `version`: run@number."""
         return _as(
-            Exported, self._http.post(f"/v1/versions/{quote(version, safe='')}/export", {"directory": directory})
+            Exported,
+            self._http.post(f"/v1/versions/{quote(version, safe='')}/export", {"directory": directory}),
         )
 
     def pin(self, version: str) -> Version:
@@ -207,9 +227,13 @@ class Client:
     def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Swapped:
         """Serve another version under an alias, or the one before (`rollback`).
 
-        The version is loaded and attested first; a refused one changes nothing. It returns when the gateway answers."""
+        The version is loaded and attested first; a refused one changes nothing. It returns when the gateway
+        answers."""
         return _as(
-            Swapped, self._http.post(f"/v1/aliases/{quote(alias, safe='')}", {"version": version, "rollback": rollback})
+            Swapped,
+            self._http.post(
+                f"/v1/aliases/{quote(alias, safe='')}", {"version": version, "rollback": rollback}
+            ),
         )
 
     def remove_alias(self, alias: str) -> RemovedAlias:
@@ -223,13 +247,17 @@ class Client:
         """Delete files that nothing can ask for."""
         return _as(Collected, self._http.post("/v1/gc", {"dry_run": dry_run}))
 
-    def serve(self, model: str, adapters: Sequence[Mapping[str, str]], *, cwd: str, overrides: Sequence[str]) -> Served:
+    def serve(
+        self, model: str, adapters: Sequence[Mapping[str, str]], *, cwd: str, overrides: Sequence[str]
+    ) -> Served:
         """Keep a base warm and serve PEFT directories under aliases.
 
         adapters: {name, directory}; overrides: `key=value` of a spec: rollout, pool, resources."""
         return _as(
             Served,
-            self._http.post("/v1/serve", {"model": model, "adapters": adapters, "cwd": cwd, "overrides": overrides}),
+            self._http.post(
+                "/v1/serve", {"model": model, "adapters": adapters, "cwd": cwd, "overrides": overrides}
+            ),
         )
 
     def stop_serving(self, model: str) -> StoppedServing:
@@ -252,13 +280,21 @@ class Client:
     ) -> StartedSweep:
         """A run for each point of the grid that overrides with several values span. halving:
         {eta, rungs, metric}, with null for what is to be chosen."""
-        body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name, "halving": halving}
+        body = {
+            "spec": spec,
+            "source": source,
+            "cwd": cwd,
+            "overrides": overrides,
+            "name": name,
+            "halving": halving,
+        }
         return _as(StartedSweep, self._http.post("/v1/sweeps", body))
 
     def sweeps(self, name: str | None = None) -> builtins.list[Sweep]:
         """List the sweeps, newest first, or the one of that name."""
         return _as(
-            builtins.list[Sweep], self._http.list_of("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else ""))
+            builtins.list[Sweep],
+            self._http.list_of("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else "")),
         )
 
     def fork(
@@ -272,7 +308,8 @@ class Client:
         """Complete a prompt. sampling: {n, temperature, top_p, top_k, max_new_tokens,
         seed, stop}. `version`: an alias, run@number, or a run's name for its current version."""
         return _as(
-            Generated, self._http.post("/v1/generate", {"version": version, "prompt": prompt, "sampling": sampling})
+            Generated,
+            self._http.post("/v1/generate", {"version": version, "prompt": prompt, "sampling": sampling}),
         )
 
 
@@ -286,7 +323,10 @@ def _as(kind: type[T], answer: Any) -> T:
 
 
 def _path(run: str) -> str:
-    """Make the path of requests about a run. Raises NotFound for what is no name and would be another path."""
+    """Make the path of requests about a run.
+
+    Raises NotFound for what is no name and would be another path.
+    """
     if run in ("", ".", ".."):
         raise NotFound(f"no run named {run!r}", hint="`lorad list --all` shows every run.")
     return f"/v1/runs/{quote(run, safe='')}"

@@ -1,7 +1,9 @@
-"""The answers of the daemon about runs, versions, aliases and sweeps, one Struct each; `box_shapes.py` has the others.
+"""The answers of the daemon about runs, versions, aliases and sweeps, one Struct each; `box_shapes.py` has
+the others.
 
-Handlers build them, `Client` returns them decoded. Times are Unix seconds, sizes bytes, rates per second. A client
-ignores fields that it does not know and has defaults for what an older daemon leaves out: only names are required.
+Handlers build them, `Client` returns them decoded. Times are Unix seconds, sizes bytes, rates per second. A
+client ignores fields that it does not know and has defaults for what an older daemon leaves out: only names
+are required.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from lorad.protocol.traffic import Figures
 Number = int | float  # keeps its JSON type: a count stays an integer
 Metrics = dict[str, Number | None]  # None: it was no finite number
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- runs ----------------------------------------------------------------------------------------------------
 
 
 class Rates(Struct, frozen=True):
@@ -122,7 +124,8 @@ class Forked(Run, frozen=True):
 
 
 class Resumed(Forked, frozen=True):
-    changed_inputs: list[str] = []  # a sentence for each file that the attempt before read and that changed since
+    # a sentence for each file that the attempt before read and that changed since
+    changed_inputs: list[str] = []
 
 
 class Removed(Struct, frozen=True):
@@ -134,11 +137,12 @@ class Step(Struct, frozen=True):
     """A step of the surviving lineage.
 
     Metrics of every step: lr, updates, response_length, truncated, zero_variance_groups, failed_rewards,
-    failed_rewards_total, skipped_updates, skipped_updates_total, tokens, tokens_per_second, seconds, seconds_sample,
-    seconds_score, seconds_weigh, seconds_train. Where they were measured: reward, reward_std (over samples with a
-    reward), loss, kl, entropy, ratio, clip_fraction (over what was trained on), grad_norm, logprob_difference,
-    logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one before),
-    trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu.
+    failed_rewards_total, skipped_updates, skipped_updates_total, tokens, tokens_per_second, seconds,
+    seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were measured: reward, reward_std
+    (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over what was trained on),
+    grad_norm, logprob_difference, logprob_difference_max, staleness_difference, seconds_publish,
+    seconds_attest (a part of the one before), trainer_tokens_per_second, trainer_memory, trainer_memory_peak
+    (bytes), mfu.
     """
 
     step: int
@@ -194,7 +198,7 @@ class Event(Struct, frozen=True):
     data: dict[str, Any] = {}  # differs by kind
 
 
-# -- versions and what serves ------------------------------------------------------------------------------------------
+# -- versions and what serves --------------------------------------------------------------------------------
 
 
 class Version(Struct, frozen=True):
@@ -317,7 +321,7 @@ class Generated(Struct, frozen=True):
     completions: list[Completion] = []
 
 
-# -- sweeps ------------------------------------------------------------------------------------------------------------
+# -- sweeps --------------------------------------------------------------------------------------------------
 
 
 class Halving(Struct, frozen=True):

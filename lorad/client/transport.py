@@ -1,10 +1,10 @@
 """HTTP with JSON over a Unix socket, as a client speaks it.
 
-It is HTTP/1.0 with a connection for each request: an answer without a length ends with its connection. The standard
-library's http.client would take a fifth of the time in which a command starts.
+It is HTTP/1.0 with a connection for each request: an answer without a length ends with its connection. The
+standard library's http.client would take a fifth of the time in which a command starts.
 
-Everything raises DaemonUnreachable when nobody answers or the answer breaks off, and otherwise the error that was sent
-(see `lorad.errors`).
+Everything raises DaemonUnreachable when nobody answers or the answer breaks off, and otherwise the error that
+was sent (see `lorad.errors`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Answer(NamedTuple):
 class Transport:
     """Cheap to make; safe to use from several threads (a connection per request).
 
-    on_other_version: called once, with the version of a daemon that is not this one's, "" when it does not say.
+    on_other_version: called once, with the version of a daemon that is not this one's, "" when it does not
+        say.
     """
 
     on_other_version: ClassVar[Callable[[str], None] | None] = None
@@ -119,7 +120,12 @@ class Transport:
             "Content-Length": str(len(data)),
             PROTOCOL_HEADER: str(PROTOCOL),
         }
-        lines = [f"{method} {path} HTTP/1.0", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        lines = [
+            f"{method} {path} HTTP/1.0",
+            *(f"{name}: {value}" for name, value in headers.items()),
+            "",
+            "",
+        ]
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self.timeout)
             connection.connect(str(self.socket))

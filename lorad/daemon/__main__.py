@@ -1,4 +1,5 @@
-"""`python -m lorad.daemon`: the daemon of `LORAD_HOME`, in the foreground. Exit codes are those of `lorad.errors`.
+"""`python -m lorad.daemon`: the daemon of `LORAD_HOME`, in the foreground. Exit codes are those of
+`lorad.errors`.
 
 `--system` serves all users of this machine. Other options print JSON and start no daemon:
 

@@ -1,9 +1,9 @@
 """Decide who may do what: each route names the access that the caller must have to its subject.
 
-A daemon of one user lets nobody else in, and its user may do everything. In a shared one (`--system`) the owner of a
-run acts on the run and its versions; an alias belongs to the user who made it, a pool to the owner of its runs. Other
-users may read where `sharing.read` is `all`. Admins may do everything: root, the daemon's own user and
-`sharing.admins`.
+A daemon of one user lets nobody else in, and its user may do everything. In a shared one (`--system`) the
+owner of a run acts on the run and its versions; an alias belongs to the user who made it, a pool to the owner
+of its runs. Other users may read where `sharing.read` is `all`. Admins may do everything: root, the daemon's
+own user and `sharing.admins`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def of_run(run: RunRow) -> Subject:
 
 
 def of_alias(ctx: Context, alias: AliasRow) -> Subject:
-    """Name an alias and its owner: one that was made before aliases had owners belongs to the owner of its run."""
+    """Name an alias and its owner: one that was made before aliases had owners belongs to the owner of its
+    run.
+    """
     owner = alias.owner_uid
     return Subject(f"alias {alias.alias}", runs.get(ctx.store, alias.run).owner_uid if owner < 0 else owner)
 
@@ -82,7 +84,10 @@ def refuse(ctx: Context, caller: Caller, subject: Subject, access: Access) -> No
         hint = f"Here only owners see what is theirs (sharing.read). Ask {owner}, or an admin: {admins(ctx)}."
         raise NotAllowed(f"{subject.what} belongs to {owner}", hint=hint)
     if access is Access.OWN and not owns(ctx, caller, subject.owner_uid):
-        hint = f"Ask {owner}, or an admin: {admins(ctx)}. What you may see, `lorad fork` makes a run of your own of."
+        hint = (
+            f"Ask {owner}, or an admin: {admins(ctx)}. What you may see, `lorad fork` makes a run of "
+            "your own of."
+        )
         raise NotAllowed(f"{subject.what} belongs to {owner}; you are {caller.name}", hint=hint)
 
 

@@ -1,4 +1,6 @@
-"""The first work of a daemon: find the pools and drivers that an earlier one left, and end those that no row knows."""
+"""The first work of a daemon: find the pools and drivers that an earlier one left, and end those that no row
+knows.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +74,8 @@ def stop_strangers(ctx: Context) -> None:
             if (directory.name, int(attempt.root.name)) in known:
                 continue
             if ctx.processes.signal(attempt, signal.SIGTERM):
-                log.warning("run %s: attempt %s worked unknown to the store", directory.name, attempt.root.name)
+                log.warning(
+                    "run %s: attempt %s worked unknown to the store", directory.name, attempt.root.name
+                )
 
     each(ctx, stop_strangers_in, sorted(ctx.runs_root.iterdir()), lambda path: Item(f"run {path.name}"))

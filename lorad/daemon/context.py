@@ -1,4 +1,7 @@
-"""What every verb of the daemon works on. The store is the index, the disk is the truth; the rest may be forgotten."""
+"""What every verb of the daemon works on.
+
+The store is the index, the disk is the truth; the rest may be forgotten.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,9 @@ class Context:
         record(self.store, self.journal)
 
     async def read(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """What a function of `lorad.store` that asks finds, without holding up the loop: see `Readers.read`."""
+        """What a function of `lorad.store` that asks finds, without holding up the loop:
+        see `Readers.read`.
+        """
         return await self.readers.read(question, *arguments, **options)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -135,10 +140,11 @@ def _parsed(spec: str) -> Spec:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`request.json` of a run: how it was asked for. `model_path`: the directory that `model.path` was resolved to.
+    """`request.json` of a run: how it was asked for. `model_path`: the directory that `model.path` was
+    resolved to.
 
-    bases: what is known of the weights that its adapter came from elsewhere with, see `runs/bases.py`. reference: see
-    `runs/reference.py`; None: KL is to the base.
+    bases: what is known of the weights that its adapter came from elsewhere with, see `runs/bases.py`.
+    reference: see `runs/reference.py`; None: KL is to the base.
     """
 
     cwd: str
@@ -160,8 +166,8 @@ def request_of(run: RunRow) -> Request:
         return _read(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         hint = (
-            f"Put a backup of the file in its place. `lorad export {run.name}@N DIRECTORY` still copies a version, "
-            f"and `lorad run {run.directory}/spec.yaml --name NEW` starts the run from scratch."
+            f"Put a backup of the file in its place. `lorad export {run.name}@N DIRECTORY` still copies a "
+            f"version, and `lorad run {run.directory}/spec.yaml --name NEW` starts the run from scratch."
         )
         raise unreadable(Path(path), error, hint) from error
 

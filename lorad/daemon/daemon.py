@@ -36,8 +36,8 @@ BACKLOG = 256  # connections that wait to be taken
 
 
 def run_daemon(home: Home, *, system: bool = False) -> None:
-    """Serve `home` until SIGTERM, SIGINT or `shutdown`. system: for all users. Raises Conflict when it has a daemon,
-    SpecError, NotAllowed."""
+    """Serve `home` until SIGTERM, SIGINT or `shutdown`. system: for all users. Raises Conflict when it has a
+    daemon, SpecError, NotAllowed."""
     learn_structs()
     prepare_shared(home) if system else prepare(home)
     with lock(home):
@@ -61,10 +61,14 @@ def prepare(home: Home) -> None:
 
 
 def log_to(path: Path) -> str:
-    """Log to a file that is kept small, or to stderr where that cannot be written: why it cannot, "" when it can."""
+    """Log to a file that is kept small, or to stderr where that cannot be written: why it cannot, "" when it
+    can.
+    """
     trouble = ""
     try:
-        handler: logging.Handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES)
+        handler: logging.Handler = logging.handlers.RotatingFileHandler(
+            path, maxBytes=LOG_BYTES, backupCount=LOG_FILES
+        )
     except OSError as error:
         handler, trouble = logging.StreamHandler(), f"the daemon has no log: {path}: {error.strerror}"
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -87,7 +91,8 @@ async def serve(ctx: Context) -> None:
     """Answers from its first moment; adopts before it starts anything."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ctx.close)
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))  # most of them wait for a pool
+    # most of them wait for a pool
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     with writable():
         adopt(ctx)
     async with answering(ctx):

@@ -32,7 +32,8 @@ class Tail:
         self._store = store
         self._lines: deque[Line] = deque()
         self._bytes = 0
-        self._before = self.newest = events.last_id(store)  # ids: all after the first, up to the second, are held
+        # ids: all after the first, up to the second, are held
+        self._before = self.newest = events.last_id(store)
 
     def after(self, cursor: int, run: str | None) -> list[Line]:
         """Read some events with larger ids, in order; [] when there is none up to `newest`.
@@ -41,7 +42,9 @@ class Tail:
         """
         self._catch_up()
         if cursor < self._before:
-            return [line_of(row) for row in events.after(self._store, cursor, run, PAGE)] or self._held(cursor, run)
+            return [line_of(row) for row in events.after(self._store, cursor, run, PAGE)] or self._held(
+                cursor, run
+            )
         return self._held(cursor, run)
 
     def _held(self, cursor: int, run: str | None) -> list[Line]:

@@ -27,7 +27,11 @@ def of_pool(pool: Pool) -> Item:
 
 
 def guarded(
-    ctx: Context, item: Item, verb: Callable[Concatenate[Context, P], None], *args: P.args, **options: P.kwargs
+    ctx: Context,
+    item: Item,
+    verb: Callable[Concatenate[Context, P], None],
+    *args: P.args,
+    **options: P.kwargs,
 ) -> None:
     """Whatever goes wrong is kept as a trouble, and is tried again in the next pass; the log has it once."""
     try:
@@ -41,7 +45,9 @@ def guarded(
         ctx.loop.troubles.end(verb.__name__, item.name)
 
 
-def each(ctx: Context, verb: Callable[[Context, T], None], items: Iterable[T], item_of: Callable[[T], Item]) -> None:
+def each(
+    ctx: Context, verb: Callable[[Context, T], None], items: Iterable[T], item_of: Callable[[T], Item]
+) -> None:
     """Do `verb` to every item, each guarded alone."""
     there = set()
     for one in items:

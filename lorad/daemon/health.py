@@ -1,4 +1,6 @@
-"""Find live processes that do nothing, by their heartbeats, and end them: the run resumes as after any loss."""
+"""Find live processes that do nothing, by their heartbeats, and end them:
+the run resumes as after any loss.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,16 @@ LOOK_SECONDS = 2.0
 
 
 def heal(ctx: Context) -> None:
-    """Look at drivers that work, pools and gateways that are up; put down who hangs. Without a heartbeat, as on a disk
-    that was full, or of an earlier lorad, a process is judged by its life alone."""
+    """Look at drivers that work, pools and gateways that are up; put down who hangs. Without a heartbeat, as
+    on a disk that was full, or of an earlier lorad, a process is judged by its life alone."""
     now, limits = time.monotonic(), ctx.config.supervision
     if now - ctx.processes.looked_at < min(LOOK_SECONDS, limits.hang / 4):
         return
     away, ctx.processes.looked_at = was_away(ctx.processes.looked_at, now, limits), now
     there = dict(watched(ctx))
-    ctx.processes.pulses = {attempt: pulse for attempt, pulse in ctx.processes.pulses.items() if attempt in there}
+    ctx.processes.pulses = {
+        attempt: pulse for attempt, pulse in ctx.processes.pulses.items() if attempt in there
+    }
 
     def heal_process(ctx: Context, attempt: AttemptDir) -> None:
         if is_untold(attempt):
@@ -111,7 +115,9 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
 
 
 def is_untold(attempt: AttemptDir) -> bool:
-    """Check for a process that is gone without its shim having recorded how: the shim may have been stopped."""
+    """Check for a process that is gone without its shim having recorded how:
+    the shim may have been stopped.
+    """
     status = read_status(attempt)
     if status is None or status["ended_at"] is not None:
         return False

@@ -34,7 +34,9 @@ def lock(home: Home) -> Iterator[None]:
         deadline = time.monotonic() + 2 * GOODBYE_SECONDS
         while not is_ours(file):
             if answers(home.socket) or time.monotonic() > deadline:
-                raise Conflict(f"a daemon works in {home.root} already", hint="`lorad daemon status` shows it.")
+                raise Conflict(
+                    f"a daemon works in {home.root} already", hint="`lorad daemon status` shows it."
+                )
             time.sleep(0.02)  # one that is ending
         file.truncate(0)
         file.write(f"{os.getpid()}\n")

@@ -1,8 +1,9 @@
-"""The daemon's own journal, `LORAD_HOME/journal.jsonl`: who did what, and what the database can be rebuilt from.
+"""The daemon's own journal, `LORAD_HOME/journal.jsonl`: who did what, and what the database can be rebuilt
+from.
 
-It holds one JSON object a line, fsynced: {at, kind, run, by, …}. Lines of kind `rows` and `all` are changes of the
-database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people, and for homes of
-earlier versions, which had no such changes.
+It holds one JSON object a line, fsynced: {at, kind, run, by, …}. Lines of kind `rows` and `all` are changes
+of the database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people,
+and for homes of earlier versions, which had no such changes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class DaemonJournal:
 
     def append(self, kind: str, run: str, by: str, **data: Any) -> None:
         """Raises StorageError (disk full); then nothing was written."""
-        self._write(json.dumps({"at": time.time(), "kind": kind, "run": run, "by": by} | data).encode() + b"\n")
+        self._write(
+            json.dumps({"at": time.time(), "kind": kind, "run": run, "by": by} | data).encode() + b"\n"
+        )
 
     def write_ahead(self, change: Change, *, all: bool = False) -> None:
         """Raises StorageError; then nothing was written."""
@@ -54,7 +57,10 @@ class DaemonJournal:
         self._undo = size
 
     def undo(self) -> None:
-        """Cut the last change off. If that fails too, the number of the next change shows that this one is void."""
+        """Cut the last change off.
+
+        If that fails too, the number of the next change shows that this one is void.
+        """
         if self._undo is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._undo)

@@ -1,4 +1,6 @@
-"""Open the database and the daemon's journal of a home together: neither may be behind the other unnoticed."""
+"""Open the database and the daemon's journal of a home together:
+neither may be behind the other unnoticed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from lorad.store.db import Store
 log = logging.getLogger("lorad.daemon")
 
 REPAIR = (
-    "`lorad doctor --repair` rebuilds the database from the journals; to start from scratch, set LORAD_HOME elsewhere."
+    "`lorad doctor --repair` rebuilds the database from the journals; to start from scratch, set "
+    "LORAD_HOME elsewhere."
 )
 
 
@@ -23,7 +26,9 @@ def open_store(home: Home) -> Store:
     """Raises what Store does, and IntegrityError when the database is gone, or older than the journal."""
     is_gone = not home.database.exists() or home.database.stat().st_size == 0
     if is_gone and home.journal.is_file() and home.journal.stat().st_size:
-        raise IntegrityError(f"{home.database} is gone, and {home.journal} records what was in it", hint=REPAIR)
+        raise IntegrityError(
+            f"{home.database} is gone, and {home.journal} records what was in it", hint=REPAIR
+        )
     try:
         return Store(home.database)
     except OSError as error:
@@ -33,9 +38,9 @@ def open_store(home: Home) -> Store:
         wanted = f"'lorad>={wrote}'" if wrote and wrote != lorad.__version__ else "lorad"
         told = f"{error.message} (lorad {lorad.__version__}{f', it was lorad {wrote}' if wrote else ''})"
         hint = (
-            f"`{sys.executable} -m pip install -U {wanted}` updates lorad. To continue with this one: `lorad doctor "
-            f"--repair` builds a database for it from the journals, with all that happened since, and keeps the newer "
-            f"one. (As it was before the upgrade: {home.database.name}.before-*.)"
+            f"`{sys.executable} -m pip install -U {wanted}` updates lorad. To continue with this one: "
+            "`lorad doctor --repair` builds a database for it from the journals, with all that happened "
+            f"since, and keeps the newer one. (As it was before the upgrade: {home.database.name}.before-*.)"
         )
         raise Conflict(told, hint=hint) from error
 
@@ -45,15 +50,20 @@ def open_journal(home: Home) -> DaemonJournal:
     try:
         return DaemonJournal(home.journal)
     except OSError as error:
-        hint = "Move it aside: the daemon then writes a new one from the database. (`lorad doctor --repair` needs it.)"
+        hint = (
+            "Move it aside: the daemon then writes a new one from the database. (`lorad doctor --repair` "
+            "needs it.)"
+        )
         raise IntegrityError(f"{home.journal}: {error.strerror}", hint=hint) from error
 
 
 def record(store: Store, journal: DaemonJournal) -> None:
-    """Make the store write to the journal everything that a rebuild of the database needs. Raises IntegrityError.
+    """Make the store write to the journal everything that a rebuild of the database needs. Raises
+    IntegrityError.
 
-    The newest change of the journal may have no counterpart in the database: a daemon that died in between. A journal
-    that lacks changes (an earlier version's, or one that was upgraded, lost or damaged) gets the whole database.
+    The newest change of the journal may have no counterpart in the database: a daemon that died in between. A
+    journal that lacks changes (an earlier version's, or one that was upgraded, lost or damaged) gets the
+    whole database.
     """
     there, written = store.recorded, last_change(journal.path)
     if written is not None and written > there + 1:

@@ -26,14 +26,18 @@ from lorad.spec.model import Spec
 
 
 class Refusal(NamedTuple):
-    """A pool did not take a version that it should keep: how often, and when (monotonic) it is asked again."""
+    """A pool did not take a version that it should keep: how often, and when (monotonic)
+    it is asked again.
+    """
 
     times: int
     not_before: float
 
 
 class Room(NamedTuple):
-    """What `capacity` was computed from: as long as neither changes, it holds for everybody in a long queue."""
+    """What `capacity` was computed from: as long as neither changes,
+    it holds for everybody in a long queue.
+    """
 
     status: PoolStatus | None
     tenants: list[tuple[str, int]]
@@ -61,7 +65,8 @@ class Pool:
     checked: tuple[float, str] = (float("-inf"), "")  # when, and what was wrong with its directory then
     room: Room | None = None
     refusals: dict[str, Refusal] = field(default_factory=dict)  # run@version -> why it is not kept
-    told: dict[str, str] = field(default_factory=dict)  # run@version -> the warning that its run had about that
+    # run@version -> the warning that its run had about that
+    told: dict[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -69,7 +74,9 @@ class Pool:
 
     @property
     def work(self) -> Path:
-        """Where its process writes; it has one of its own where it belongs to another user than the daemon."""
+        """Where its process writes; it has one of its own where it belongs to another user
+        than the daemon.
+        """
         theirs = self.root / "work"
         return theirs if theirs.is_dir() else self.root
 
@@ -107,8 +114,8 @@ def setup_for(
 ) -> PoolSetup:
     """The pool that a run needs on these devices, without an id. `dtype`: of the checkpoint.
 
-    facts: what the preflight found; cwd: where relative paths of the spec start; both matter to servers only. Raises
-    SpecError when config.yaml lacks the backend, ValidationError when the facts are too few.
+    facts: what the preflight found; cwd: where relative paths of the spec start; both matter to servers only.
+    Raises SpecError when config.yaml lacks the backend, ValidationError when the facts are too few.
     """
     trainer = config.backends.get(spec.trainer.backend, Backend())
     engine = config.backends.get(spec.rollout.backend, Backend())
@@ -130,15 +137,17 @@ def setup_for(
         trainer_class=trainer.trainer,
         engine_class=engine.engine,
         pythonpath=engine.pythonpath or trainer.pythonpath,
-        server=server_setup(spec, engine, facts or BaseFacts(), Path(cwd)) if spec.rollout.backend in SERVERS else None,
+        server=server_setup(spec, engine, facts or BaseFacts(), Path(cwd))
+        if spec.rollout.backend in SERVERS
+        else None,
         ranks=ranks_setup(spec, trainer) if spec.trainer.backend in RANKED else None,
         hang=config.supervision.hang,
     )
 
 
 def dtype_of(spec: Spec, checkpoint: str, *, on_cpu: bool) -> Dtype:
-    """The dtype that the spec asks for. For `auto` it is float32 on a CPU; on a GPU it is the checkpoint's own, with
-    bfloat16 in place of whatever is not float32.
+    """The dtype that the spec asks for. For `auto` it is float32 on a CPU; on a GPU it is the checkpoint's
+    own, with bfloat16 in place of whatever is not float32.
     """
     if spec.model.dtype != "auto":
         return spec.model.dtype

@@ -1,7 +1,8 @@
 """Database reads that do not block the event loop: read-only connections, each in a thread of its own.
 
-A read sees everything that was committed before it began, so a client that has the answer to a POST reads what that
-POST did. If reads overlapped for ever the WAL could never be reset: when it is large, new reads wait for a moment.
+A read sees everything that was committed before it began, so a client that has the answer to a POST reads
+what that POST did. If reads overlapped for ever the WAL could never be reset: when it is large, new reads
+wait for a moment.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ class Readers:
         self.active = 0
 
     async def read(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Run `question(rows, *arguments, **options)` in a thread, on rows of one moment. Raises what it raises."""
+        """Run `question(rows, *arguments, **options)` in a thread, on rows of one moment.
+
+        Raises what it raises.
+        """
         async with self._counted():
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, lambda: self._ask(question, *arguments, **options))
+            return await loop.run_in_executor(
+                self._threads, lambda: self._ask(question, *arguments, **options)
+            )
 
     def _ask(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
         if not hasattr(self._own, "reader"):
@@ -59,8 +65,8 @@ class Readers:
                 self.tidy()
 
     def tidy(self) -> None:
-        """Empty the WAL if it is large and nobody reads; never waits. Called by the loop of the daemon, again and
-        again."""
+        """Empty the WAL if it is large and nobody reads; never waits. Called by the loop of the daemon, again
+        and again."""
         size = self.wal_bytes()
         if size > WAL_TOO_LARGE:
             self._open.clear()

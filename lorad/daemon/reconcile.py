@@ -1,4 +1,6 @@
-"""The loop that makes the machine agree with the store: it can stop at any point and be begun again by a new daemon."""
+"""The loop that makes the machine agree with the store: it can stop at any point and be begun again by a new
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,18 @@ log = logging.getLogger("lorad.daemon")
 
 
 async def reconcile(ctx: Context) -> None:
-    """Make passes until the daemon closes or its home is moved: it would judge runs by files that are elsewhere.
+    """Make passes until the daemon closes or its home is moved: it would judge runs by files that are
+    elsewhere.
 
-    Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next pass. The
-    daemon answers requests between two verbs, and after a pass for as long as the pass took.
+    Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next
+    pass. The daemon answers requests between two verbs, and after a pass for as long as the pass took.
     """
     clock = asyncio.get_running_loop().time
     while not ctx.loop.closing:
         if ctx.store.is_moved:
-            log.error("%s was moved or removed; the daemon ends, start it where its home is now", ctx.home.root)
+            log.error(
+                "%s was moved or removed; the daemon ends, start it where its home is now", ctx.home.root
+            )
             ctx.close()
             break
         began = clock()
@@ -71,7 +76,9 @@ def ingest(ctx: Context) -> None:
 
     with ctx.store.write():
         each(ctx, ingest_run, active_runs(ctx), of_run)
-    written = {name for name, records in fresh.items() if any(record.kind == "checkpoint" for record in records)}
+    written = {
+        name for name, records in fresh.items() if any(record.kind == "checkpoint" for record in records)
+    }
     each(ctx, prune, [run for run in active_runs(ctx) if run.name in written], of_run)
 
 
@@ -80,7 +87,9 @@ def confirm(ctx: Context) -> None:
 
 
 def confirm_run(ctx: Context, run: RunRow) -> None:
-    """Record that the attempt has begun, once its driver says so; after its rewind, `resume_step` is used up."""
+    """Record that the attempt has begun, once its driver says so; after its rewind,
+    `resume_step` is used up.
+    """
     if run.state != RunState.STARTING and run.resume_step is None:
         return
     kinds = {fact.kind for fact in last_facts(run_dir(run).journal, run.attempt)}
@@ -124,8 +133,12 @@ def keep_log(ctx: Context) -> None:
 def keep_database(ctx: Context) -> None:
     """Raises StorageError when another file, or none, has the name of the database that is open."""
     if not ctx.store.is_in_place:
-        told = f"{ctx.store.path} was removed or replaced; the daemon works with the old one, which ends with it"
-        raise StorageError(told, hint="`lorad daemon stop`, then `lorad doctor --repair`: the journals have all of it.")
+        told = (
+            f"{ctx.store.path} was removed or replaced; the daemon works with the old one, which ends with it"
+        )
+        raise StorageError(
+            told, hint="`lorad daemon stop`, then `lorad doctor --repair`: the journals have all of it."
+        )
 
 
 def ring(ctx: Context) -> None:

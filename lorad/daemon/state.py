@@ -1,4 +1,7 @@
-"""What the rooms of the daemon remember between two passes of the loop. A new daemon does without all of it."""
+"""What the rooms of the daemon remember between two passes of the loop.
+
+A new daemon does without all of it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,8 @@ class ServingState:
     table: what `served` was when the gateway's table was written.
     tables: what the gateway of each uid was last given.
     gateways_asked: when somebody last asked for the gateway of a uid, in monotonic time.
-    pauses: for a run that serves, the seconds between two tries to start its pool, and when the next one is due.
+    pauses: for a run that serves, the seconds between two tries to start its pool, and when the next one is
+        due.
     """
 
     in_hand: Counter[str] = field(default_factory=Counter)

@@ -1,7 +1,8 @@
-"""`python -m lorad.driver ATTEMPT_DIR`: one attempt of one run. SIGTERM asks for a graceful stop at the next step.
+"""`python -m lorad.driver ATTEMPT_DIR`: one attempt of one run. SIGTERM asks for a graceful stop at the next
+step.
 
-Exit codes: 0 the attempt ended as it should (completed or stopped), 1 it failed, 74 even the journal could not be
-written.
+Exit codes: 0 the attempt ended as it should (completed or stopped), 1 it failed, 74 even the journal could
+not be written.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def main() -> int:
     return 0 if end.reason in ("completed", "stopped") else 1
 
 
-def attempt(params: DriverParams, run_dir: RunDir, journal: JournalWriter, stop: StopFlag) -> tuple[EndFact, int]:
+def attempt(
+    params: DriverParams, run_dir: RunDir, journal: JournalWriter, stop: StopFlag
+) -> tuple[EndFact, int]:
     """Drive; why it ended, and the last step that counts."""
     state = State()
     try:
@@ -91,7 +94,9 @@ def reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
             return EndFact("failed", error.message, error.hint)
         case OSError():
             where = error.filename or run_dir.root
-            return EndFact("failed", f"{where}: {error.strerror}", f"Free space or mend the permissions. {resume}")
+            return EndFact(
+                "failed", f"{where}: {error.strerror}", f"Free space or mend the permissions. {resume}"
+            )
         case _:
             traceback.print_exception(error)
             return EndFact("failed", f"{type(error).__name__}: {error}", f"See `lorad logs {run}`.")

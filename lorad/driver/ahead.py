@@ -1,8 +1,9 @@
-"""Sampling that runs ahead of training by up to `rollout.max_staleness` steps, in a thread with its own connection.
+"""Sampling that runs ahead of training by up to `rollout.max_staleness` steps, in a thread with its own
+connection.
 
-The samples for step s (from 1) are requested as soon as the version of step s - 1 - max_staleness is published, the
-first ones from version 0. So the step alone decides which version makes which samples, whatever the timing: two runs
-of one spec do the same, and so does a resumed run.
+The samples for step s (from 1) are requested as soon as the version of step s - 1 - max_staleness is
+published, the first ones from version 0. So the step alone decides which version makes which samples,
+whatever the timing: two runs of one spec do the same, and so does a resumed run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from lorad.protocol.heartbeat import HEART
 
 
 class Ahead:
-    """Rollouts and their scores for the steps to come. A context manager: its thread ends with it, whatever it does."""
+    """Rollouts and their scores for the steps to come.
+
+    A context manager: its thread ends with it, whatever it does.
+    """
 
     def __init__(self, session: Session, made: Iterable[Rollout] = ()) -> None:
         """made: those for the next steps that there are already, in order. Raises PoolLost."""
@@ -36,8 +40,8 @@ class Ahead:
         self._thread = ThreadPoolExecutor(1, "sampler")
 
     def go_on(self, step: int) -> None:
-        """Ask the current version, that of `step`, for what may be sampled now. After the last step there is nothing:
-        what a resume with more steps would have of it, it samples itself."""
+        """Ask the current version, that of `step`, for what may be sampled now. After the last step there is
+        nothing: what a resume with more steps would have of it, it samples itself."""
         if step >= self._session.params.steps:
             return
         for ahead in range(max([step - 1, *self._plans]) + 1, step + self._limit + 1):
@@ -60,14 +64,17 @@ class Ahead:
         self._futures[rollout.plan.step] = future
 
     def made(self) -> list[Rollout]:
-        """Return the rollouts of versions before the current one, waiting for them. Raises what sampling raised.
+        """Return the rollouts of versions before the current one, waiting for them. Raises what sampling
+        raised.
 
-        Rollouts of the current version are left out: after a resume, the version with the same weights samples them
-        again.
+        Rollouts of the current version are left out: after a resume, the version with the same weights
+        samples them again.
         """
         now = self._session.state.step
         with HEART.waits():
-            return [self._futures[step].result() for step, wanted in self._plans.items() if wanted.trained < now]
+            return [
+                self._futures[step].result() for step, wanted in self._plans.items() if wanted.trained < now
+            ]
 
     def close(self) -> None:
         """Break off what is under way."""
@@ -89,7 +96,9 @@ class Ahead:
 
     def _make(self, wanted: Plan) -> Rollout:
         rollout = make(self._session, self._pool, wanted)
-        return replace(rollout, scores=self._session.rewarder.score([s.for_reward() for s in rollout.samples]))
+        return replace(
+            rollout, scores=self._session.rewarder.score([s.for_reward() for s in rollout.samples])
+        )
 
     def _next_position(self) -> int:
         return self._session.state.position + sum(len(wanted.examples) for wanted in self._plans.values())

@@ -1,4 +1,6 @@
-"""The beginning of an attempt: wait for the pool, open the slot (fresh or from a checkpoint), publish, evaluate."""
+"""The beginning of an attempt: wait for the pool, open the slot (fresh or from a checkpoint), publish,
+evaluate.
+"""
 
 from __future__ import annotations
 
@@ -117,8 +119,8 @@ def _reference(session: Session) -> LoadVersion | None:
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
-    """Warn when the data differ from the attempt before; raise Conflict when the base does: an adapter belongs to
-    one.
+    """Warn when the data differ from the attempt before; raise Conflict when the base does: an adapter
+    belongs to one.
     """
     own = [r.data for r in reversed(records) if r.kind == "attempt"]
     attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
@@ -126,7 +128,9 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
         return
     same = is_same_base(attempts, info, sizes_of(session.spec.trainer))
     if same is None:
-        session.warn(f"nothing shows whether the weights of {info.model} are still those of the attempts before")
+        session.warn(
+            f"nothing shows whether the weights of {info.model} are still those of the attempts before"
+        )
     elif not same:
         trained = "this run" if own else session.params.origin
         raise Conflict(
@@ -134,7 +138,9 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
             hint="Put the model back, or start a new run with lora.adapter_path set to an exported version.",
         )
     if own and own[0].get("data_sha256", "") != session.train_data.digest:
-        session.warn(f"{session.spec.data.train} is not what it was in the attempt before: other batches will come")
+        session.warn(
+            f"{session.spec.data.train} is not what it was in the attempt before: other batches will come"
+        )
 
 
 def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
@@ -148,16 +154,20 @@ def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: M
     """Raise Conflict where the reference is a version of a run on other weights."""
     if reference is not None and is_same_base(reference.bases, info, sizes) is False:
         raise Conflict(
-            f"the weights of {info.model} are not those that {reference.name}, algorithm.kl.reference, was trained on",
+            f"the weights of {info.model} are not those that {reference.name}, algorithm.kl.reference, was "
+            "trained on",
             hint="Put the model back, or start a new run with another reference.",
         )
 
 
-def is_same_base(attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]) -> bool | None:
-    """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that cuts it
-    alike.
+def is_same_base(
+    attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]
+) -> bool | None:
+    """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that
+    cuts it alike.
 
-    attempts: newest first; one that names no trainer had the builtin one. Returns None when nothing can be compared.
+    attempts: newest first; one that names no trainer had the builtin one. Returns None when nothing can be
+        compared.
     """
     if info.model_sha256:
         for told in (attempt.get("model_sha256") for attempt in attempts):
@@ -183,7 +193,11 @@ def newest_version(session: Session, records: list[Record]) -> int:
 
 
 def _attempt(
-    session: Session, info: PoolInfo, restored: checkpoint.Restored | None, opened: Opened, inputs: dict[str, Input]
+    session: Session,
+    info: PoolInfo,
+    restored: checkpoint.Restored | None,
+    opened: Opened,
+    inputs: dict[str, Input],
 ) -> Attempt:
     kl = session.params.reference
     return Attempt(

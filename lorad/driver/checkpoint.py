@@ -54,18 +54,23 @@ def checkpoint(session: Session) -> None:
         manifest = directory.commit(temporary, final, {"run": session.params.run, "step": state.step})
         size = sum(file.bytes for file in manifest.files.values())
         path = str(final.relative_to(session.run_dir.root))
-        session.journal.append("checkpoint", state.step, CheckpointFact(path=path, version=state.version, bytes=size))
+        session.journal.append(
+            "checkpoint", state.step, CheckpointFact(path=path, version=state.version, bytes=size)
+        )
     print(f"checkpoint at step {state.step}: {path}", flush=True)
 
 
 def find(session: Session, facts: list[Record]) -> Restored | None:
-    """Return the checkpoint to resume from, verified: the one at `resume_step`, else the newest; None when there is
-    none.
+    """Return the checkpoint to resume from, verified: the one at `resume_step`, else the newest; None when
+    there is none.
 
-    `facts` is the surviving lineage. Raises NotFound, or IntegrityError naming the damaged file and the one before.
+    `facts` is the surviving lineage. Raises NotFound, or IntegrityError naming the damaged file and the one
+    before.
     """
     wanted = session.params.resume_step
-    present = [f for f in facts if f.kind == "checkpoint" and (session.run_dir.root / f.data["path"]).exists()]
+    present = [
+        f for f in facts if f.kind == "checkpoint" and (session.run_dir.root / f.data["path"]).exists()
+    ]
     chosen = [f for f in present if wanted is None or f.step == wanted]
     if not chosen:
         if wanted is not None:

@@ -1,4 +1,7 @@
-"""The loop of a run: sample, score, weigh, train, publish. It holds no model weights and never imports torch."""
+"""The loop of a run: sample, score, weigh, train, publish.
+
+It holds no model weights and never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from lorad.protocol.journal import EndFact
 
 
 def drive(session: Session) -> EndFact:
-    """Run the whole attempt; returns why it ended, `completed` or `stopped`. Raises what stopped it otherwise."""
+    """Run the whole attempt; returns why it ended, `completed` or `stopped`.
+
+    Raises what stopped it otherwise.
+    """
     info = begin(session)
     with session.ahead or contextlib.nullcontext():
         while session.steps_left and not session.stop.wanted:
@@ -35,8 +41,9 @@ def drive(session: Session) -> EndFact:
 
 
 def step(session: Session) -> None:
-    """One step on samples of the current version, or of one that is not too old. Without an update there is no new
-    version. Raises LoradError where too many rewards failed, or too many steps in a row were skipped."""
+    """One step on samples of the current version, or of one that is not too old. Without an update there is
+    no new version. Raises LoradError where too many rewards failed, or too many steps in a row were
+    skipped."""
     started = time.perf_counter()
     session.seconds = {}
     rollout = sample(session)
@@ -72,8 +79,8 @@ def give_up(session: Session, rollout: Rollout, weighed: Weighed, started: float
 
 
 def endless_skips(session: Session) -> LoradError | None:
-    """Return the error that ends a run after trainer.max_skipped_steps skipped steps in a row; None: fewer were
-    skipped.
+    """Return the error that ends a run after trainer.max_skipped_steps skipped steps in a row; None: fewer
+    were skipped.
 
     A resume counts from zero, and begins with the data after the skipped steps.
     """
@@ -83,7 +90,8 @@ def endless_skips(session: Session) -> LoradError | None:
     session.state.skipped_steps = 0
     run = session.params.run
     return LoradError(
-        f"loss or gradient was not finite in {count} steps in a row up to step {session.state.step}; none was applied",
+        f"loss or gradient was not finite in {count} steps in a row up to step {session.state.step}; none "
+        "was applied",
         hint=f"`lorad resume {run} trainer.lr=…` continues with the next data at a lower rate; "
         f"`lorad checkpoints {run}` lists where else it can begin.",
     )

@@ -1,4 +1,6 @@
-"""What an attempt reads beside the weights, kept with the run: the text of its reward, and digests of the rest."""
+"""What an attempt reads beside the weights, kept with the run: the text of its reward, and digests of the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ KEPT = "reward.py"  # in the directory of the attempt
 
 
 def keep_inputs(session: Session, model: Path) -> dict[str, Input]:
-    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the reward's text cannot
-    be kept.
+    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the reward's
+    text cannot be kept.
     """
     found: dict[str, Input] = {}
     if (file := session.rewarder.file) is not None:
@@ -33,7 +35,9 @@ def keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub
-            found |= {key: look(Path(session.params.cwd) / Path(name).expanduser(), hashed=False)} if name else {}
+            found |= (
+                {key: look(Path(session.params.cwd) / Path(name).expanduser(), hashed=False)} if name else {}
+            )
     for name in OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
         with contextlib.suppress(OSError):
             found[f"model: {name}"] = look(model / name)
@@ -41,7 +45,9 @@ def keep_inputs(session: Session, model: Path) -> dict[str, Input]:
 
 
 def compare_inputs(session: Session, before: Mapping[str, Any], now: Mapping[str, Input]) -> None:
-    """Warn of every file whose text changed since the attempt before; changed data are detected by their rows."""
+    """Warn of every file whose text changed since the attempt before; changed data are detected by their
+    rows.
+    """
     for key, old in msgspec.convert(before, dict[str, Input]).items():
         new = now.get(key)
         if new is not None and old.sha256 and new.sha256 != old.sha256:

@@ -1,4 +1,5 @@
-"""Samples in a checkpoint: what older versions made for the steps to come, so that a resume trains on the same.
+"""Samples in a checkpoint: what older versions made for the steps to come, so that a resume trains on the
+same.
 
 Prompts are not among them, but their place in the data, where a resume finds them again.
 """
@@ -23,9 +24,9 @@ FILE = "rollouts.msgpack"
 
 
 class Kept(Struct, frozen=True):
-    """A rollout. prompts: how many; digest: of them. Of its samples, in order: tokens, int32, and logprobs, float32,
-    little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a resume scores them
-    again, perhaps with a reward that was mended."""
+    """A rollout. prompts: how many; digest: of them. Of its samples, in order: tokens, int32, and logprobs,
+    float32, little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a
+    resume scores them again, perhaps with a reward that was mended."""
 
     step: int
     position: int
@@ -51,8 +52,8 @@ def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
 def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Rollout]:
     """Read the rollouts of a checkpoint that may be trained on in the steps that follow it, in order.
 
-    The first one that may not, and those after it, are sampled again, and a warning says why. facts: the surviving
-    lineage.
+    The first one that may not, and those after it, are sampled again, and a warning says why. facts: the
+    surviving lineage.
     Raises IntegrityError for a rollout of a version that the journal does not list as attested at its step.
     """
     path = checkpoint / FILE
@@ -63,15 +64,17 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
     for kept in found:
         if kept.version not in _current(attested, kept.trained):
             raise IntegrityError(
-                f"{path} holds samples of {session.name_of(kept.version)}, and the journal has no such version of step "
-                f"{kept.trained} that counts",
+                f"{path} holds samples of {session.name_of(kept.version)}, and the journal has no such "
+                f"version of step {kept.trained} that counts",
                 hint=f"Continue from another checkpoint: `lorad checkpoints {session.params.run}`.",
             )
     return list(_usable(session, found))
 
 
 def _current(attested: list[tuple[int, int]], step: int) -> set[int]:
-    """Return the versions with the weights of a step: those of the last step until then that published any."""
+    """Return the versions with the weights of a step: those of the last step until then that
+    published any.
+    """
     newest = max((made for made, _ in attested if made <= step), default=None)
     return {version for made, version in attested if made == newest}
 

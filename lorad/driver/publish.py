@@ -1,4 +1,6 @@
-"""Verb five: publish the new weights as a version; the run moves to it only once it is attested and journaled."""
+"""Verb five: publish the new weights as a version; the run moves to it only once it is attested and
+journaled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Write down a step: its samples into a file of their own, its facts into the journal, a line into the log."""
+"""Write down a step: its samples into a file of their own, its facts into the journal,
+a line into the log.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
             "loss or gradient was not finite"
         )
     told = {
-        key: number(fact.metrics.get(key), digits) or "-" for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
+        key: number(fact.metrics.get(key), digits) or "-"
+        for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
     }
     print(
         f"step {step}/{session.params.steps}  reward {told['reward']}  loss {told['loss']}  kl {told['kl']}  "
@@ -57,9 +60,10 @@ def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Train
     """Means over samples or tokens; seconds are wall time. What was not measured is absent.
 
     reward, reward_std: of the samples that have one; response_length, truncated: of all; entropy, ratio,
-    clip_fraction, loss, kl (only with a coefficient): of those that were trained on. logprob_difference: |trainer -
-    engine| in nats, absent where samples are of older weights; then staleness_difference has that and staleness
-    together. updates: optimizer steps; skipped_updates: that loss or gradient forbade; `_total`: of the run so far.
+    clip_fraction, loss, kl (only with a coefficient): of those that were trained on. logprob_difference:
+    |trainer - engine| in nats, absent where samples are of older weights; then staleness_difference has that
+    and staleness together. updates: optimizer steps; skipped_updates: that loss or gradient forbade;
+    `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
     staleness: see `Plan`.
@@ -86,7 +90,9 @@ def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Train
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
-def policy_metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained) -> dict[str, float]:
+def policy_metrics(
+    session: Session, rollout: Rollout, weighed: Weighed, trained: Trained
+) -> dict[str, float]:
     """Collect what was measured of rewards, loss and policy; see `metrics`."""
     found: dict[str, float] = {}
     first, total = trained.first, trained.total
@@ -110,7 +116,10 @@ def policy_metrics(session: Session, rollout: Rollout, weighed: Weighed, trained
 
 
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
-    """Collect what the trainer reported. Memory: bytes on all of its devices; rates: over the time that it computed."""
+    """Collect what the trainer reported.
+
+    Memory: bytes on all of its devices; rates: over the time that it computed.
+    """
     found: dict[str, float] = {}
     if not steps:
         return found

@@ -1,9 +1,9 @@
 """The process in which a user's reward function runs: `python -m lorad.driver.reward_child LIFELINE`.
 
-JSON lines: a Setup, answered by Ready; then one RewardInput at a time, answered by Reply. What user code prints goes
-to stderr. Each process that user code starts has the memory limit of the Setup for itself. LIFELINE is the read end of
-a pipe whose write end only the driver holds: when the driver is gone, however it went, the kernel kills this process
-group, even one that is stuck inside C code.
+JSON lines: a Setup, answered by Ready; then one RewardInput at a time, answered by Reply. What user code
+prints goes to stderr. Each process that user code starts has the memory limit of the Setup for itself.
+LIFELINE is the read end of a pipe whose write end only the driver holds: when the driver is gone, however it
+went, the kernel kills this process group, even one that is stuck inside C code.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MOST = 1 << 60  # bytes of memory: no limit
 
 
 class Setup(Struct):
-    """Either a builtin (`name`, `pattern`) or `file`, its text as it was when the attempt began (`source`), and
-    `function`. memory: bytes that it may have; 0: no limit."""
+    """Either a builtin (`name`, `pattern`) or `file`, its text as it was when the attempt began (`source`),
+    and `function`. memory: bytes that it may have; 0: no limit."""
 
     name: str = ""
     pattern: str | None = None
@@ -81,7 +81,9 @@ def main(lifeline: int) -> None:
 
 
 def die_with(lifeline: int) -> None:
-    """Have the kernel SIGKILL this process group when the other end of `lifeline` closes (see fcntl(2), O_ASYNC)."""
+    """Have the kernel SIGKILL this process group when the other end of `lifeline` closes (see fcntl(2),
+    O_ASYNC).
+    """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
@@ -90,8 +92,8 @@ def die_with(lifeline: int) -> None:
 
 
 def limit_memory(limit: int) -> None:
-    """Limit the memory of this process and of each that it starts; address space alone is free, since CUDA reserves
-    much.
+    """Limit the memory of this process and of each that it starts; address space alone is free, since CUDA
+    reserves much.
     """
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     least = min(limit or MOST, MOST if hard == resource.RLIM_INFINITY else hard)
@@ -115,7 +117,9 @@ def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
     function = import_function(Path(setup.file), setup.source, setup.function)
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
-        raise LoradError(f"{setup.function} has positional-only parameters", hint="Rewards are called by keyword.")
+        raise LoradError(
+            f"{setup.function} has positional-only parameters", hint="Rewards are called by keyword."
+        )
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     required = [p.name for p in parameters if p.name in names and p.default is p.empty]
@@ -128,7 +132,9 @@ def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
 
 
 def import_function(file: Path, source: bytes, name: str) -> Callable[..., Any]:
-    """`name` of the module in `file`, of this text; its directory comes first on sys.path, as for a script."""
+    """`name` of the module in `file`, of this text; its directory comes first on sys.path,
+    as for a script.
+    """
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location("user_reward", file)
     if spec is None or spec.loader is None:

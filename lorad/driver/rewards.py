@@ -32,7 +32,19 @@ START_LIMIT = 60.0  # seconds for the import of a reward file
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started
 PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
 PASSED = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+    ),
     *("LD_LIBRARY_PATH", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME"),
     *("HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
     *("LORAD_HOME", "LORAD_ATTEMPT"),  # by which what a run leaves is found
@@ -52,9 +64,9 @@ class Score(Struct, frozen=True):
 class Rewarder:
     """The reward of a spec. A context manager: nothing of it is left running after `close`.
 
-    A sample fails alone: by an exception, by a value that is no finite number, by the time limit of its spec, by the
-    death of its process; the samples after it are scored as if nothing had been. It is scored again, `retries` times at
-    most, when all the others have been.
+    A sample fails alone: by an exception, by a value that is no finite number, by the time limit of its spec,
+    by the death of its process; the samples after it are scored as if nothing had been. It is scored again,
+    `retries` times at most, when all the others have been.
     """
 
     def __init__(self, spec: RewardSpec, cwd: Path) -> None:
@@ -64,7 +76,8 @@ class Rewarder:
         self.file = Path(self._setup.file) if self._setup.file else None
         self.source = self._setup.source  # what runs, whatever becomes of the file
         self._environment = environment(os.environ, spec.env)
-        # `regex` runs in the child: a pattern can take for ever, and does so without letting anything else run.
+        # `regex` runs in the child: a pattern can take for ever, and does so without letting anything else
+        # run.
         self._builtin = builtin(spec.name) if self._setup.name and self._setup.name != "regex" else None
         self._child: _Child | None = None
         self._closed = False
@@ -72,7 +85,10 @@ class Rewarder:
         self._broken = ""  # why no child can be started; not tried again for the rest of a call of `score`
 
     def start(self) -> list[str]:
-        """Load the function now; returns the keywords that it requires. Raises SpecError when it can not be loaded."""
+        """Load the function now; returns the keywords that it requires.
+
+        Raises SpecError when it can not be loaded.
+        """
         if self._builtin is not None:
             return []
         self._stop()
@@ -89,7 +105,9 @@ class Rewarder:
         if ready.error:
             self._stop()
             raise SpecError(
-                f"{ready.error}", key="reward", hint=ready.hint or "Mend the file; it is imported as a module."
+                f"{ready.error}",
+                key="reward",
+                hint=ready.hint or "Mend the file; it is imported as a module.",
             )
         return ready.required
 
@@ -146,8 +164,8 @@ class _Lost(Exception):
 
 
 class _Child:
-    """A process under a guard, which ends whatever user code started: with it, and with this process at the latest. See
-    `lorad/driver/reward_child.py` and `lorad/children/guard.py`."""
+    """A process under a guard, which ends whatever user code started: with it, and with this process at the
+    latest. See `lorad/driver/reward_child.py` and `lorad/children/guard.py`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         watched, self._lifeline = os.pipe()
@@ -240,11 +258,17 @@ class _Child:
 
 
 def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """Select the variables that user code gets: what programs need to work, and what the spec names. No secrets."""
+    """Select the variables that user code gets: what programs need to work, and what the spec names.
+
+    No secrets.
+    """
     found = {
         name: value
         for name, value in given.items()
-        if name in PASSED or name in named or name.startswith(PASSED_PREFIXES) or name.lower().endswith("_proxy")
+        if name in PASSED
+        or name in named
+        or name.startswith(PASSED_PREFIXES)
+        or name.lower().endswith("_proxy")
     }
     return {**found, "PYTHONPATH": python_path(given.get("PYTHONPATH"))}
 

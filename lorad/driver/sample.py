@@ -1,4 +1,6 @@
-"""Verb one: sample completions of the next prompts, with the current version or, ahead of training, with one before."""
+"""Verb one: sample completions of the next prompts, with the current version or, ahead of training, with one
+before.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ from lorad.spec.model import Rollout as RolloutSpec
 
 
 def sample(session: Session) -> Rollout:
-    """`prompts_per_step` prompts times `group_size` samples: made now, or waited for where sampling runs ahead.
+    """`prompts_per_step` prompts times `group_size` samples: made now, or waited for where sampling runs
+    ahead.
 
-    Raises LoradError when any token is another version's, or the version is older than `rollout.max_staleness` allows.
+    Raises LoradError when any token is another version's, or the version is older than
+    `rollout.max_staleness` allows.
     """
     state = session.state
     if session.ahead is not None:
@@ -37,8 +41,8 @@ def sample(session: Session) -> Rollout:
 
 
 def plan(session: Session, step: int, position: int, trained: int | None = None) -> Plan:
-    """Samples by the current version for the step after `step`; `trained`: the steps behind that version, if not so
-    many."""
+    """Samples by the current version for the step after `step`; `trained`: the steps behind that version, if
+    not so many."""
     examples = session.train_data.take(position, session.spec.data.prompts_per_step)
     return Plan(step, examples, position, session.state.version, step if trained is None else trained)
 
@@ -55,8 +59,8 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
     staleness, limit = rollout.plan.staleness, session.spec.rollout.max_staleness
     if staleness > limit:
         raise LoradError(
-            f"the samples for step {rollout.plan.step + 1} are of {session.name_of(rollout.plan.version)}, {staleness} "
-            f"versions old, and rollout.max_staleness is {limit}; nothing was trained on them",
+            f"the samples for step {rollout.plan.step + 1} are of {session.name_of(rollout.plan.version)}, "
+            f"{staleness} versions old, and rollout.max_staleness is {limit}; nothing was trained on them",
             hint=f"`lorad resume {session.params.run}` samples them again.",
         )
 
@@ -80,7 +84,9 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
 def complete(
     session: Session, pool: Connection, wanted: Plan, n: int, how: Sampling
 ) -> tuple[list[list[Sample]], Generated]:
-    """Sample `n` completions of each example with the plan's version; returns them in order, and the pool's summary."""
+    """Sample `n` completions of each example with the plan's version; returns them in order, and the pool's
+    summary.
+    """
     version, prompts = session.name_of(wanted.version), _prompts(session, wanted, n)
     parts: dict[tuple[str, int], list[Chunk]] = {}
     *items, made = pool.stream("generate", Generate(version, prompts, how))

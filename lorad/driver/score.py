@@ -15,7 +15,9 @@ def score(session: Session, rollout: Rollout) -> list[Score]:
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
-    """Return the error that ends a run whose share of failed rewards exceeds reward.max_failures; None: it does not."""
+    """Return the error that ends a run whose share of failed rewards exceeds reward.max_failures; None: it
+    does not.
+    """
     failed = [s for s in scores if s.value is None]
     reward, run = session.spec.reward_spec, session.params.run
     if len(failed) <= reward.max_failures * len(scores):
@@ -23,6 +25,6 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     return LoradError(
         f"the reward failed on {len(failed)} of {len(scores)} samples of step {session.state.step + 1}, and "
         f"reward.max_failures allows {reward.max_failures:.0%}: {failed[0].error}",
-        hint=f"`lorad samples {run}` shows what it was given. Mend {reward.name} or allow more failures, then "
-        f"`lorad resume {run}` makes this step again.",
+        hint=f"`lorad samples {run}` shows what it was given. Mend {reward.name} or allow more failures, "
+        f"then `lorad resume {run}` makes this step again.",
     )

@@ -1,4 +1,6 @@
-"""What the five verbs share: the frozen inputs of one attempt and the few things that change from step to step."""
+"""What the five verbs share: the frozen inputs of one attempt and the few things that change from step to
+step.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,12 @@ class StopFlag:
 
 
 class State(Struct):
-    """What a resume restores. `position`: prompts consumed by the steps done; `version`: the current one's number.
+    """What a resume restores. `position`: prompts consumed by the steps done; `version`: the current one's
+    number.
 
-    changed: the step whose update made the present weights. failed_rewards, skipped_updates: so many in the run until
-    now; skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
+    changed: the step whose update made the present weights. failed_rewards, skipped_updates: so many in the
+    run until now; skipped_steps: the last so many in a row had no update but ones that were skipped, see
+    `Trained`.
     """
 
     step: int = 0
@@ -105,7 +109,9 @@ class Session:
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
-        """Add the wall seconds of a block to the step's `seconds_<verb>`; the heartbeat names the verb meanwhile."""
+        """Add the wall seconds of a block to the step's `seconds_<verb>`; the heartbeat names the verb
+        meanwhile.
+        """
         HEART.work(verb)
         start = time.perf_counter()
         try:
@@ -131,15 +137,17 @@ class Sample(Struct, frozen=True, eq=False):
 
     def for_reward(self) -> RewardInput:
         e = self.example
-        return RewardInput(prompt=e.prompt, completion=self.text, answer=e.answer, finish=self.finish, row=e.row)
+        return RewardInput(
+            prompt=e.prompt, completion=self.text, answer=e.answer, finish=self.finish, row=e.row
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
     """Samples that are to be made, for the step after `step` steps.
 
-    position: prompts consumed before `examples`. version: the number of the one that is to make them; it is what
-    `trained` steps made of the adapter.
+    position: prompts consumed before `examples`. version: the number of the one that is to make them; it is
+    what `trained` steps made of the adapter.
     """
 
     step: int
@@ -158,7 +166,8 @@ class Plan:
 class Rollout:
     """The samples of one step: groups[i] are the samples of plan.examples[i].
 
-    seconds: that they took; waited: those of them without a turn in the pool. scores: None where nobody scored yet.
+    seconds: that they took; waited: those of them without a turn in the pool. scores: None where nobody
+        scored yet.
     """
 
     plan: Plan
@@ -178,8 +187,9 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Weighed:
-    """bool [samples]: `scored` have a reward. rewards: float32, theirs alone; advantages: float32 [samples], 0 without
-    a reward. bool [groups]: `alive` reach the trainer; of `flat` all rewards are equal, or there are fewer than two."""
+    """bool [samples]: `scored` have a reward. rewards: float32, theirs alone; advantages: float32 [samples],
+    0 without a reward. bool [groups]: `alive` reach the trainer; of `flat` all rewards are equal, or there
+    are fewer than two."""
 
     scores: list[Score]
     scored: np.ndarray

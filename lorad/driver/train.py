@@ -18,8 +18,9 @@ ASYNC_CAP = 2.0  # of importance weights where sampling runs ahead; see `importa
 
 @dataclass(frozen=True)
 class Update:
-    """stats: None where nothing was computed, or it was not finite. step: what the pool said of the optimizer's step,
-    None where it made none. is_finite: False where loss or gradient was not, so that the update was skipped."""
+    """stats: None where nothing was computed, or it was not finite. step: what the pool said of the
+    optimizer's step, None where it made none. is_finite: False where loss or gradient was not, so that the
+    update was skipped."""
 
     stats: LossStats | None = None
     step: Stepped | None = None
@@ -28,7 +29,9 @@ class Update:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """|trainer - engine| log-probability of the same tokens under the same weights, nats: its mean and its maximum."""
+    """|trainer - engine| log-probability of the same tokens under the same weights, nats: its mean and its
+    maximum.
+    """
 
     mean: float
     max: float
@@ -36,7 +39,9 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the updates of one step did. first: statistics of the first epoch. mismatch: None where it is not known."""
+    """What the updates of one step did. first: statistics of the first epoch. mismatch: None where it is not
+    known.
+    """
 
     lr: float
     updates: list[Update]
@@ -59,7 +64,8 @@ class Trained:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost only.
+    """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost
+    only.
 
     has_gradient: False where it is zero for certain: all advantages are 0, and there is no KL term.
     """
@@ -90,7 +96,9 @@ def untrained(session: Session) -> Trained:
 
 
 def lr(session: Session) -> float:
-    """Return the learning rate of the step that is being made (the first step is number 0 to the schedule)."""
+    """Return the learning rate of the step that is being made (the first step is number 0 to
+    the schedule).
+    """
     trainer = session.spec.trainer
     return learning_rate(
         session.state.step,
@@ -103,11 +111,13 @@ def lr(session: Session) -> float:
 
 
 def importance_cap(spec: Spec) -> float | None:
-    """algorithm.importance_cap; without one, ASYNC_CAP where samples may be of older versions than the trained one.
+    """algorithm.importance_cap; without one, ASYNC_CAP where samples may be of older versions than the
+    trained one.
 
-    The loss then is decoupled PPO: its clip is around the policy before the update, and exp(that - sampler), truncated,
-    weighs what an older version sampled (Hilton et al., 2022, arXiv 2110.00641; AReaL, Fu et al., 2025, arXiv
-    2505.24298; truncation: Yao et al., 2025, "Your efficient RL framework secretly brings you off-policy training").
+    The loss then is decoupled PPO: its clip is around the policy before the update, and exp(that - sampler),
+    truncated, weighs what an older version sampled (Hilton et al., 2022, arXiv 2110.00641; AReaL, Fu et al.,
+    2025, arXiv 2505.24298; truncation: Yao et al., 2025, "Your efficient RL framework secretly brings you
+    off-policy training").
     """
     cap = spec.algorithm.importance_cap
     return ASYNC_CAP if cap is None and spec.rollout.max_staleness else cap
@@ -124,13 +134,15 @@ def needs_old(spec: Spec) -> bool:
 
 
 def _is_current(session: Session, rollout: Rollout) -> bool:
-    """Return whether the weights are those that sampled: else a difference of log-probabilities is staleness."""
+    """Return whether the weights are those that sampled:
+    else a difference of log-probabilities is staleness.
+    """
     return rollout.plan.trained >= session.state.changed
 
 
 def _is_noisy(spec: Spec) -> bool:
-    """Return whether the log-probabilities of the update's forward pass are compared with the engine's and have
-    dropout.
+    """Return whether the log-probabilities of the update's forward pass are compared with the engine's and
+    have dropout.
     """
     return spec.lora.dropout > 0 and not needs_old(spec)
 
@@ -151,7 +163,8 @@ def _measured(session: Session, rollout: Rollout) -> Mismatch:
 def _update(session: Session, m: MiniBatch | None, rate: float) -> Update:
     """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
 
-    Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing either.
+    Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
+    either.
     """
     skips = session.spec.algorithm.skip_empty_updates
     if m is None:
@@ -175,7 +188,9 @@ def _gradient(session: Session, m: MiniBatch) -> LossStats:
         importance_cap=importance_cap(session.spec),
         temperature=session.spec.rollout.temperature,
     )
-    stats: LossStats = session.pool.call("forward_backward", ForwardBackward(m.batch, m.targets, loss, m.normaliser))
+    stats: LossStats = session.pool.call(
+        "forward_backward", ForwardBackward(m.batch, m.targets, loss, m.normaliser)
+    )
     return stats
 
 
@@ -185,15 +200,17 @@ def _step(session: Session, rate: float) -> Stepped:
 
 
 def _minibatches(session: Session, rollout: Rollout, weighed: Weighed) -> list[MiniBatch | None]:
-    """Contiguous runs of groups; None where no group of it is alive. Old and reference log-probabilities are taken
-    before the first update."""
+    """Contiguous runs of groups; None where no group of it is alive. Old and reference log-probabilities are
+    taken before the first update."""
     count = min(session.spec.algorithm.minibatches, len(rollout.groups))
     size = session.spec.algorithm.group_size
     parts = np.array_split(np.arange(len(rollout.groups)), count)
     return [_minibatch(session, rollout, weighed, part.tolist(), size) for part in parts]
 
 
-def _minibatch(session: Session, rollout: Rollout, weighed: Weighed, groups: list[int], size: int) -> MiniBatch | None:
+def _minibatch(
+    session: Session, rollout: Rollout, weighed: Weighed, groups: list[int], size: int
+) -> MiniBatch | None:
     algorithm = session.spec.algorithm
     alive = [g for g in groups if weighed.alive[g]]
     if not alive:
@@ -202,7 +219,9 @@ def _minibatch(session: Session, rollout: Rollout, weighed: Weighed, groups: lis
     everything = [rollout.groups[g][i] for g in groups for i in scored[g]]
     samples = [rollout.groups[g][i] for g in alive for i in scored[g]]
     advantages = weighed.advantages[[g * size + i for g in alive for i in scored[g]]]
-    batch = Batch.of([(_prompt(rollout.groups[g]), [rollout.groups[g][i].tokens for i in scored[g]]) for g in alive])
+    batch = Batch.of(
+        [(_prompt(rollout.groups[g]), [rollout.groups[g][i].tokens for i in scored[g]]) for g in alive]
+    )
     reference: LogprobsOf = "reference" if session.params.reference else "base"
     targets = PolicyTargets(
         advantages=advantages,

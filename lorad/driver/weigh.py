@@ -10,9 +10,9 @@ from lorad.rl.advantage import group_advantages, zero_variance
 
 
 def weigh(session: Session, rollout: Rollout, scores: list[Score]) -> Weighed:
-    """Group-relative advantages of the samples that have a reward. The others take part in nothing: not in the mean and
-    standard deviation of their group, nor in the loss. Groups whose rewards are all equal may be dropped, those with
-    fewer than two rewards always are."""
+    """Group-relative advantages of the samples that have a reward. The others take part in nothing: not in
+    the mean and standard deviation of their group, nor in the loss. Groups whose rewards are all equal may be
+    dropped, those with fewer than two rewards always are."""
     algorithm = session.spec.algorithm
     with session.timed("weigh"):
         scored = np.array([s.value is not None for s in scores], np.bool_)

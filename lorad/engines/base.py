@@ -1,12 +1,14 @@
 """The engine protocol: what a rollout engine does for a pool, whatever serves behind it.
 
-An engine knows token ids only. It serves the base model and any number of *versions*: immutable adapters under names
-that are never reused (`sorter@12`). Rules that every engine keeps, checked by `tests/conformance/engine_suite.py`:
+An engine knows token ids only. It serves the base model and any number of *versions*: immutable adapters
+under names that are never reused (`sorter@12`). Rules that every engine keeps, checked by
+`tests/conformance/engine_suite.py`:
 
 - A load that fails raises and changes nothing: what was served before is served as before.
 - A sample is made by one version from its first token to its last, and each chunk names that version.
 - A request for a version that is not loaded raises NotFound; it is never served by the base.
-- `unload` returns when the version is gone and can not come back by itself; requests in flight on it end first.
+- `unload` returns when the version is gone and can not come back by itself; requests in flight on it end
+    first.
 - Base log-probabilities are the same before and after any load, unload, sleep and wake.
 """
 
@@ -49,8 +51,8 @@ class AdapterSource(Struct, frozen=True):
 class LoadedVersion(Struct, frozen=True):
     """A version that the engine holds. `digest`: of what the engine received, not copied from the caller.
 
-    delivered: sha256 of the file that servers read it from, its engine form (`lorad/adapters/served.py`); "" where it
-    is served from memory.
+    delivered: sha256 of the file that servers read it from, its engine form (`lorad/adapters/served.py`); ""
+    where it is served from memory.
     """
 
     name: str
@@ -101,8 +103,8 @@ class Engine(ABC):
     async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
         """Load a version under a new name.
 
-        Raises Conflict when the name was ever used before, AdapterRefused when the adapter does not fit (shapes,
-        rank, targets, NaN) or its bytes are not those of `source.digest`.
+        Raises Conflict when the name was ever used before, AdapterRefused when the adapter does not fit
+        (shapes, rank, targets, NaN) or its bytes are not those of `source.digest`.
         """
 
     @abstractmethod
@@ -119,8 +121,8 @@ class Engine(ABC):
     ) -> AsyncIterator[Chunk]:
         """Sample from `version` (or BASE): chunks in any order over samples, in order within one.
 
-        `request` names the call for `abort`. Raises NotFound (not loaded) before the first chunk, ValueError when a
-        prompt with max_new_tokens exceeds max_tokens.
+        `request` names the call for `abort`. Raises NotFound (not loaded) before the first chunk, ValueError
+        when a prompt with max_new_tokens exceeds max_tokens.
         """
 
     @abstractmethod
@@ -132,25 +134,29 @@ class Engine(ABC):
         return [await self.score(version, batch)]
 
     def settled(self) -> AbstractAsyncContextManager[None]:
-        """Keep every part of the engine from returning (see `on_return`) inside the block, so that `scores` covers
-        all that serve.
+        """Keep every part of the engine from returning (see `on_return`) inside the block, so that `scores`
+        covers all that serve.
 
-        Used around a load and its attestation. Calls inside raise EngineGone when the last part is gone, instead of
-        waiting
+        Used around a load and its attestation. Calls inside raise EngineGone when the last part is gone,
+        instead of waiting
         for one to return.
         """
         return nullcontext()
 
     def on_return(self, check: Callable[[Scorer], Awaitable[None]]) -> None:  # noqa: B027 (most engines lose nothing)
-        """Await `check` whenever a part of the engine lost what it held and has loaded it again (restart, wake).
+        """Await `check` whenever a part of the engine lost what it held and has loaded it again (restart,
+        wake).
 
-        `check` gets a scorer of that part alone, which serves nobody before `check` returns. When it raises, that part
-        is never served from again, and calls that have nobody else to serve them raise the same.
+        `check` gets a scorer of that part alone, which serves nobody before `check` returns. When it raises,
+        that part is never served from again, and calls that have nobody else to serve them raise the same.
         """
 
     @abstractmethod
     async def abort(self, request: str) -> None:
-        """End a generate call early: its unfinished samples end with finish "abort". Unknown names are ignored."""
+        """End a generate call early: its unfinished samples end with finish "abort".
+
+        Unknown names are ignored.
+        """
 
     @abstractmethod
     async def drain(self) -> None:

@@ -1,4 +1,6 @@
-"""What every engine does before it loads an adapter: its bytes are those that were named, and it fits the base."""
+"""What every engine does before it loads an adapter: its bytes are those that were named, and it fits the
+base.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,13 @@ def receive(source: AdapterSource, shapes: Mapping[str, tuple[int, int]], max_ra
     digest = adapter.digest()
     if digest != source.digest:
         raise AdapterRefused(
-            f"the adapter's sha256 is {digest}, not {source.digest}", hint="it was changed on its way: publish it again"
+            f"the adapter's sha256 is {digest}, not {source.digest}",
+            hint="it was changed on its way: publish it again",
         )
     if adapter.config.rank > max_rank:
         raise AdapterRefused(
-            f"rank {adapter.config.rank} exceeds {max_rank}, the most that this engine takes", hint="lower lora.rank"
+            f"rank {adapter.config.rank} exceeds {max_rank}, the most that this engine takes",
+            hint="lower lora.rank",
         )
     validate(adapter, shapes)
     return adapter

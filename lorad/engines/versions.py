@@ -42,7 +42,9 @@ class Versions(Generic[H]):
     def reserve(self, name: str) -> None:
         """Claim a name before its load. Raises Conflict when it was ever used or the table is full."""
         if name in self.names:
-            raise Conflict(f"version name {name} was used before", hint="versions are immutable: publish a new number")
+            raise Conflict(
+                f"version name {name} was used before", hint="versions are immutable: publish a new number"
+            )
         if len(self.table) >= self.most:
             raise Conflict(f"{self.most} versions are loaded, no more fit", hint="unpin or unload one")
         self.names.add(name)

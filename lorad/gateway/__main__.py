@@ -45,14 +45,18 @@ def main() -> int:
 
 
 def gateway_of(home: Home, role: str) -> AbstractAsyncContextManager[object]:
-    """The front never has a tokenizer or a template in it, and a user cannot read config.yaml of a shared home."""
+    """The front never has a tokenizer or a template in it, and a user cannot read config.yaml of a shared
+    home.
+    """
     if role == "front":
         from lorad.gateway.shared.front import fronting
 
         return fronting(home, config.load(home.config).gateway)
     from lorad.gateway.own.app import answering, answering_as_owner
 
-    return answering_as_owner(home, os.getuid()) if role else answering(home, config.load(home.config).gateway)
+    return (
+        answering_as_owner(home, os.getuid()) if role else answering(home, config.load(home.config).gateway)
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Decides who may ask.
 
-On the socket that is this user and root, by the kernel's word, or all users if a shared daemon lets all see everything;
-on TCP it is who has a token, see `lorad/box/tokens.py`.
+On the socket that is this user and root, by the kernel's word, or all users if a shared daemon lets all see
+everything; on TCP it is who has a token, see `lorad/box/tokens.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Access:
         return self._bearer(request.headers.get("Authorization", ""))
 
     def viewer(self, request: web.Request) -> Callable[[int | None], bool]:
-        """Return a function that says whether the client may see versions of a uid. Raises what `owner` raises."""
+        """Return a function that says whether the client may see versions of a uid.
+
+        Raises what `owner` raises.
+        """
         asker = self.owner(request) if self._private else ""
         if not self._private or asker in (name_of(0), name_of(os.geteuid())):
             return lambda owner_uid: True

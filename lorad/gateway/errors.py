@@ -38,7 +38,10 @@ class ApiError(Exception):
 
 
 def no_such_model(model: str) -> ApiError:
-    message = f"The model `{model}` does not exist: give an alias (`lorad aliases`) or run@version (`lorad adapters`)."
+    message = (
+        f"The model `{model}` does not exist: give an alias (`lorad aliases`) or run@version (`lorad "
+        "adapters`)."
+    )
     return ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -47,7 +50,10 @@ def refused(param: str, why: str, code: str | None = None) -> ApiError:
 
 
 def from_lorad(error: LoradError) -> ApiError:
-    """Convert an error from behind the gateway. Clients may ask again if a pool is full, gone or about to be there."""
+    """Convert an error from behind the gateway.
+
+    Clients may ask again if a pool is full, gone or about to be there.
+    """
     message = f"{error.message}. {error.hint}".rstrip(". ") + "."
     match error:
         case errors.SpecError():

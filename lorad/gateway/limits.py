@@ -39,8 +39,8 @@ class Limits:
         if self.under_way >= most or self._owners[owner] >= of_one:
             raise ApiError(
                 429,
-                f"{self._owners[owner]} of your requests and {self.under_way} in all are under way: more than "
-                f"{of_one} and {most} are not taken at once. Ask again when some have ended.",
+                f"{self._owners[owner]} of your requests and {self.under_way} in all are under way: more "
+                f"than {of_one} and {most} are not taken at once. Ask again when some have ended.",
                 kind="rate_limit_error",
                 code="rate_limit_exceeded",
                 retry_after=1,

@@ -1,4 +1,7 @@
-"""The parameters of a request. Any other that would change the answer is refused by its name, never ignored."""
+"""The parameters of a request.
+
+Any other that would change the answer is refused by its name, never ignored.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,9 @@ def read(body: bytes, kind: type[T], neutral: Mapping[str, tuple[Any, ...]]) -> 
         if key not in neutral:
             raise refused(key, "there is no such parameter.", "unknown_parameter")
         if not any(asked.pop(key) == value for value in neutral[key]):
-            raise refused(key, "this is not supported, and would change the answer; leave it out.", UNSUPPORTED)
+            raise refused(
+                key, "this is not supported, and would change the answer; leave it out.", UNSUPPORTED
+            )
     try:
         wish = msgspec.convert(asked, kind)
     except msgspec.ValidationError as error:

@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class Served(Struct, frozen=True):
-    """A version, and where it is served. socket: of the pool that is up; None when there is none. owner_uid: whose
-    gateway serves it, where a daemon is shared."""
+    """A version, and where it is served. socket: of the pool that is up; None when there is none. owner_uid:
+    whose gateway serves it, where a daemon is shared."""
 
     run: str
     version: int

@@ -1,4 +1,5 @@
-"""Counts requests by the name that was asked for and by the version that served them: O(1) for each, in bounded memory.
+"""Counts requests by the name that was asked for and by the version that served them: O(1) for each, in
+bounded memory.
 
 The counts are written to a file, off the event loop; requests are served even if that fails.
 """
@@ -108,7 +109,9 @@ class Traffic:
         self._touched = clock()
 
     def of(self, name: str) -> Tally:
-        """The tally of a name that there is: a new one makes another one forgotten where there are too many."""
+        """The tally of a name that there is: a new one makes another one forgotten where there
+        are too many.
+        """
         if name not in self._tallies and len(self._tallies) >= NAMES:
             idle = next((known for known, tally in self._tallies.items() if not tally.in_flight), None)
             self._tallies.pop(idle or "", None)
@@ -166,7 +169,9 @@ class Counted:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         now, refused = self._traffic.touch(), is_refusal(error)
         failed = self._is_failed or (error is not None and not refused and not isinstance(error, LEFT))
         for tally in self._tallies.values():
@@ -208,7 +213,10 @@ async def _tell(traffic: Traffic, path: Path) -> None:
 
 
 def put(path: Path, told: Told) -> None:
-    """Whole, by one rename; nobody needs it after a power cut. A disk that does not take it leaves the old one."""
+    """Whole, by one rename; nobody needs it after a power cut.
+
+    A disk that does not take it leaves the old one.
+    """
     try:
         write_whole(path, msgspec.json.encode(told), durable=False)
     except OSError as error:

@@ -18,7 +18,10 @@ class Attention(Protocol):
 
 
 class CausalAttention:
-    """Each token sees itself and what is before it in its own row. Rows are right-padded: padding is never seen."""
+    """Each token sees itself and what is before it in its own row.
+
+    Rows are right-padded: padding is never seen.
+    """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return causal(q, k, v)
@@ -39,10 +42,13 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
     """Grouped-query attention under a mask that broadcasts to [batch, heads, queries, keys].
 
-    q: [batch, heads, queries, head_dim]; k, v: [batch, kv heads, keys, head_dim]; returns the shape of q. On a GPU no
-    fused kernel takes a mask and fewer key heads, and the plain one holds all scores: there the heads are repeated.
+    q: [batch, heads, queries, head_dim]; k, v: [batch, kv heads, keys, head_dim]; returns the shape of q. On
+    a GPU no fused kernel takes a mask and fewer key heads, and the plain one holds all scores: there the
+    heads are repeated.
     """
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1 and q.device.type == "cuda":
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )

@@ -56,7 +56,9 @@ class Base:
             yield "head", self.head
 
     def checksum(self) -> str:
-        """sha256 over the names and bytes of every weight; equal before and after any work, or the base was changed."""
+        """sha256 over the names and bytes of every weight; equal before and after any work, or the base was
+        changed.
+        """
         digest = hashlib.sha256()
         for name, tensor in self.weights():
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())

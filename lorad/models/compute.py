@@ -55,7 +55,8 @@ def _tried(compute: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 
 class Compute:
-    """Runs quanta one after another, in turns (see `lorad/models/turns.py`); the asyncio loop stays free meanwhile.
+    """Runs quanta one after another, in turns (see `lorad/models/turns.py`); the asyncio loop stays free
+    meanwhile.
 
     Whose a quantum is, `WORK` says where it is asked for; its cost is the time that it takes. clock: seconds.
     """
@@ -72,7 +73,9 @@ class Compute:
         return result
 
     async def until(self, quantum: Callable[[], T | None]) -> T:
-        """Return the first result of `quantum` that is not None; it runs again and again, whenever it is its turn."""
+        """Return the first result of `quantum` that is not None; it runs again and again, whenever it is its
+        turn.
+        """
         result: T = await self._asked(Quantum(WORK.get(), quantum, repeats=True))
         return result
 

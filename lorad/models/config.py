@@ -1,4 +1,7 @@
-"""What the forward must know of a model, from `config.json`; anything else is refused by name. Imports no torch."""
+"""What the forward must know of a model, from `config.json`; anything else is refused by name.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What transformers' code fixes for an architecture. A bias is there always, never, or if that field says so."""
+    """What transformers' code fixes for an architecture.
+
+    A bias is there always, never, or if that field says so.
+    """
 
     model_type: str
     qk_norm: bool
@@ -71,7 +77,9 @@ class ModelConfig:
         query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         weights = 2 * (query + key) * hidden + 3 * hidden * inner
         norms = 2 * hidden + self.qk_norm * 2 * self.head_dim
-        biases = self.qkv_bias * (query + 2 * key) + self.o_bias * hidden + self.mlp_bias * (2 * inner + hidden)
+        biases = (
+            self.qkv_bias * (query + 2 * key) + self.o_bias * hidden + self.mlp_bias * (2 * inner + hidden)
+        )
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return self.num_hidden_layers * (weights + norms + biases) + embeddings + hidden
 
@@ -84,7 +92,9 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
     architecture = _architecture(data, where)
     family = FAMILIES[architecture]
     data = {**family.defaults, **data}
-    layers, positions = (_integer(data, key, where) for key in ("num_hidden_layers", "max_position_embeddings"))
+    layers, positions = (
+        _integer(data, key, where) for key in ("num_hidden_layers", "max_position_embeddings")
+    )
     _refuse_options(data, layers, where)
     return ModelConfig(
         architecture=architecture,
@@ -107,7 +117,9 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
 def _architecture(data: Mapping[str, Any], where: str) -> str:
     model_type = data.get("model_type")
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
-    name = next(iter(data.get("architectures") or ()), None) or by_type.get(str(model_type), model_type or "none named")
+    name = next(iter(data.get("architectures") or ()), None) or by_type.get(
+        str(model_type), model_type or "none named"
+    )
     other_type = name in FAMILIES and model_type not in (None, FAMILIES[name].model_type)
     if name not in FAMILIES or other_type:
         raise SpecError(
@@ -127,8 +139,10 @@ def _heads(data: Mapping[str, Any], where: str) -> dict[str, int]:
             found[key] = _integer(data, key, where)
     if heads % found["num_key_value_heads"] or found["head_dim"] % 2:
         raise SpecError(
-            f"{where}: {heads} heads over {found['num_key_value_heads']} kv heads of head_dim {found['head_dim']}",
-            hint="heads must be a multiple of num_key_value_heads, and head_dim even; download the model again",
+            f"{where}: {heads} heads over {found['num_key_value_heads']} kv heads of head_dim "
+            f"{found['head_dim']}",
+            hint="heads must be a multiple of num_key_value_heads, and head_dim even; download the model "
+            "again",
         )
     return {"hidden_size": hidden, "num_attention_heads": heads, **found}
 
@@ -136,7 +150,9 @@ def _heads(data: Mapping[str, Any], where: str) -> dict[str, int]:
 def _integer(data: Mapping[str, Any], key: str, where: str) -> int:
     value = data.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecError(f"{where}: {key} is {value!r}, not a positive integer", hint="download the model again")
+        raise SpecError(
+            f"{where}: {key} is {value!r}, not a positive integer", hint="download the model again"
+        )
     return value
 
 
@@ -161,8 +177,8 @@ def _refuse_options(data: Mapping[str, Any], layers: int, where: str) -> None:
 
 
 def _slides(data: Mapping[str, Any], layers: int) -> bool:
-    """Return whether any layer is not full attention: `layer_types` decides, else those from max_window_layers on
-    slide.
+    """Return whether any layer is not full attention: `layer_types` decides, else those from
+    max_window_layers on slide.
     """
     if data.get("layer_types"):
         return any(kind != "full_attention" for kind in data["layer_types"])

@@ -1,6 +1,8 @@
-"""The forward of the Qwen2, Qwen3 and Llama families, fused: same numbers as transformers', fewer and larger calls.
+"""The forward of the Qwen2, Qwen3 and Llama families, fused: same numbers as transformers', fewer and larger
+calls.
 
-What a family has or lacks (biases, q and k norms, tied embeddings) is in the tensors of `Layer`: None is left out. Not
+What a family has or lacks (biases, q and k norms, tied embeddings) is in the tensors of `Layer`: None is left
+out. Not
 computed: dropout, sliding windows, quantization, mixture of experts (see `lorad.models.config`).
 """
 
@@ -36,11 +38,13 @@ def hidden(
 ) -> Tensor:
     """Return the normalised last hidden state, [batch, time, hidden].
 
-    ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`. run: gets each
-    layer and its input. Differentiable with respect to what `lora` adds; the base itself never requires grad.
+    ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`. run:
+    gets each layer and its input. Differentiable with respect to what `lora` adds; the base itself never
+    requires grad.
     """
     rope = Rope(base.cos[positions].unsqueeze(-2), base.sin[positions].unsqueeze(-2))
-    x = F.embedding(ids.reshape(-1), base.embed)  # two dimensions throughout: matmul folds more slowly than we do
+    # two dimensions throughout: matmul folds more slowly than we do
+    x = F.embedding(ids.reshape(-1), base.embed)
     for index, layer in enumerate(base.layers):
 
         def forward(x: Tensor, index: int = index, layer: Layer = layer) -> Tensor:
@@ -52,7 +56,10 @@ def hidden(
 
 
 def logits(base: Base, states: Tensor, lora: LoraApply | None = None) -> Tensor:
-    """[..., hidden] -> [..., vocab]. Select the positions first: a non-contiguous slice is copied before the matmul."""
+    """[..., hidden] -> [..., vocab].
+
+    Select the positions first: a non-contiguous slice is copied before the matmul.
+    """
     rows = states.reshape(-1, states.shape[-1]).contiguous()
     return _linear(rows, base.head, None, len(base.layers), "lm_head", lora).view(*states.shape[:-1], -1)
 
@@ -82,6 +89,8 @@ def _feed_forward(base: Base, index: int, layer: Layer, x: Tensor, lora: LoraApp
     return _linear(swiglu(gate_up), layer.down, layer.down_bias, index, "down", lora)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, group: str, lora: LoraApply | None) -> Tensor:
+def _linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, group: str, lora: LoraApply | None
+) -> Tensor:
     y = linear(x, weight, bias)
     return y if lora is None else lora.apply(layer, group, x, y)

@@ -27,21 +27,26 @@ _ANSWER_WITHIN = 10  # seconds
 def resolve(path: str, *, any_architecture: bool = False) -> Path:
     """`builtin:tiny`, a local Hugging Face directory, or a hub id -> the directory that holds it.
 
-    A hub id is `org/name` or `org/name@revision` (a branch, tag or commit). Its snapshot is taken from the hub cache as
-    it is there, without asking the network: a base does not change under a run because a branch moved. What is not in
-    the cache is downloaded, the weights last. any_architecture: also what the builtin backend does not compute.
+    A hub id is `org/name` or `org/name@revision` (a branch, tag or commit). Its snapshot is taken from the
+    hub cache as it is there, without asking the network: a base does not change under a run because a branch
+    moved. What is not in the cache is downloaded, the weights last. any_architecture: also what the builtin
+    backend does not compute.
 
     Raises: SpecError when there is none, or when a hub id can be neither found in the cache nor downloaded.
     """
     if path.startswith("builtin:"):
         if path not in BUILTIN:
-            raise SpecError(f"no builtin model {path}", key="model.path", hint=f"there is {', '.join(BUILTIN)}")
+            raise SpecError(
+                f"no builtin model {path}", key="model.path", hint=f"there is {', '.join(BUILTIN)}"
+            )
         return BUILTIN[path]
     local = Path(path).expanduser()
     if local.is_dir():
         return local.resolve()
     if not _HUB_ID.fullmatch(path) or local.exists():
-        raise SpecError(f"{path} is not a directory", key="model.path", hint="give a Hugging Face model directory")
+        raise SpecError(
+            f"{path} is not a directory", key="model.path", hint="give a Hugging Face model directory"
+        )
     name, _, revision = path.partition("@")
     return _cached(name, revision or None) or _download(path, name, revision or None, any_architecture)
 
@@ -62,31 +67,39 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def _download(path: str, name: str, revision: str | None, any_architecture: bool) -> Path:
-    """Download a model; what the builtin backend does not compute is refused before its weights are fetched."""
+    """Download a model; what the builtin backend does not compute is refused before its
+    weights are fetched.
+    """
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:
-        HfApi().model_info(name, revision=revision, timeout=_ANSWER_WITHIN)  # the others retry, or wait without end
+        # the others retry, or wait without end
+        HfApi().model_info(name, revision=revision, timeout=_ANSWER_WITHIN)
         config = read_json(Path(hf_hub_download(name, "config.json", revision=revision)))
         if not any_architecture:
             parse_config(config, f"{path}/config.json")
         return Path(
-            snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES)
+            snapshot_download(
+                name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES
+            )
         )
     except SpecError:
         raise
-    except Exception as error:  # each version of the hub's client, and each of its transports, has kinds of its own
+    except (
+        Exception
+    ) as error:  # each version of the hub's client, and each of its transports, has kinds of its own
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SpecError(
             f"{path} is no directory, is not whole in the hub cache, and could not be downloaded: {reason}",
             key="model.path",
-            hint="check the name and the network (HF_TOKEN for gated models); without network, give a local directory, "
-            f"or fill the cache where there is one: hf download {name}",
+            hint="check the name and the network (HF_TOKEN for gated models); without network, give a local "
+            f"directory, or fill the cache where there is one: hf download {name}",
         ) from error
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Return the config of a complete directory: `config.json` is known and every weight file that it needs is there.
+    """Return the config of a complete directory: `config.json` is known and every weight file that it needs
+    is there.
 
     Raises: SpecError that names the missing or unsupported part.
     """
@@ -97,7 +110,8 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of the model, in a stable order; a single file wins over shards, as in transformers.
+    """Return the safetensors files of the model, in a stable order; a single file wins over shards, as in
+    transformers.
 
     Raises: SpecError when one is missing.
     """
@@ -118,10 +132,16 @@ def weight_files(directory: Path) -> list[Path]:
 def _shards(index: Path) -> list[str]:
     """Return the files that the index names, each of which lies beside it. Raises SpecError."""
     named = read_json(index).get("weight_map")
-    names = set(named.values()) if isinstance(named, dict) and all(isinstance(n, str) for n in named.values()) else {""}
+    names = (
+        set(named.values())
+        if isinstance(named, dict) and all(isinstance(n, str) for n in named.values())
+        else {""}
+    )
     for name in sorted(names):
         if Path(name).name != name or name in ("", ".."):
-            raise SpecError(f"{index}: weight_map names {name!r}, no file beside it", hint="download the model again")
+            raise SpecError(
+                f"{index}: weight_map names {name!r}, no file beside it", hint="download the model again"
+            )
     return sorted(names)
 
 
@@ -130,7 +150,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(read_file(path, JSON_BYTES))
     except FileNotFoundError as error:
-        raise SpecError(f"{path.parent}: missing {path.name}", hint="give a Hugging Face model directory") from error
+        raise SpecError(
+            f"{path.parent}: missing {path.name}", hint="give a Hugging Face model directory"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         told = getattr(error, "strerror", None) or error
         raise SpecError(f"{path}: not readable: {told}", hint="download the model again") from error
@@ -140,7 +162,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Hugging Face module name -> (out, in) of every linear, layer by layer; `lm_head` only when it is untied."""
+    """Hugging Face module name -> (out, in) of every linear, layer by layer; `lm_head` only when it is
+    untied.
+    """
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     by_module = {

@@ -1,4 +1,5 @@
-"""What can be known of any Hugging Face model without loading it: config.json and the headers of its weight files.
+"""What can be known of any Hugging Face model without loading it: config.json and the headers of its weight
+files.
 
 The builtin backend computes few architectures, and says so; other backends take more. Imports no torch.
 """
@@ -37,10 +38,11 @@ _OTHER_SENSES = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|mm_projector|multi
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """dtype: of the checkpoint. parameters: of all its tensors; active: of those, how many a token meets (fewer than
-    all where experts take turns). linears: logical name -> (out, in) of what an adapter may target; experts: of linears
-    whose inputs depend on a router, which none may. cached: numbers that keys and values of one token are, in all
-    layers. layers, kv_heads, expert_count (in a layer): 0 where config.json does not say.
+    """dtype: of the checkpoint. parameters: of all its tensors; active: of those, how many a token meets
+    (fewer than all where experts take turns). linears: logical name -> (out, in) of what an adapter may
+    target; experts: of linears whose inputs depend on a router, which none may. cached: numbers that keys and
+    values of one token are, in all layers. layers, kv_heads, expert_count (in a layer): 0 where config.json
+    does not say.
     """
 
     vocab: int
@@ -56,12 +58,14 @@ class ModelFacts:
     expert_count: int
 
     def bytes(self, dtype: str = "auto") -> int:
-        """Return the bytes of the loaded weights; `auto` is the checkpoint's own dtype. Raises SpecError for an unknown
-        one.
+        """Return the bytes of the loaded weights; `auto` is the checkpoint's own dtype. Raises SpecError for
+        an unknown one.
         """
         name = self.dtype if dtype == "auto" else dtype
         if name not in BYTES:
-            raise SpecError(f"{name} is not supported", key="model.dtype", hint=f"use one of {', '.join(BYTES)}")
+            raise SpecError(
+                f"{name} is not supported", key="model.dtype", hint=f"use one of {', '.join(BYTES)}"
+            )
         return self.parameters * BYTES[name]
 
 
@@ -112,7 +116,9 @@ def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> M
         raise SpecError(f"{where}: quantized weights cannot be trained on", hint="give the model in bfloat16")
     tensors = {name: tensor for path in files for name, tensor in _header(path).items()}
     is_tied = bool(config.get("tie_word_embeddings", data.get("tie_word_embeddings", False)))
-    matrices = {name: shape for name, (_, shape) in tensors.items() if name.endswith(".weight") and len(shape) == 2}
+    matrices = {
+        name: shape for name, (_, shape) in tensors.items() if name.endswith(".weight") and len(shape) == 2
+    }
     modules = {name.removesuffix(".weight"): (shape[0], shape[1]) for name, shape in matrices.items()}
     counts = {name: math.prod(shape) for name, (_, shape) in tensors.items()}
     own = Counter[str]()
@@ -135,7 +141,9 @@ def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> M
 
 def _linears(modules: Shapes, is_tied: bool, data: Mapping[str, Any]) -> Shapes:
     """transformers' Conv1D, which has its weights transposed, is none: c_attn is wider than high there."""
-    found = {name: shape for name, shape in modules.items() if _is_target(name) and not (name == HEAD and is_tied)}
+    found = {
+        name: shape for name, shape in modules.items() if _is_target(name) and not (name == HEAD and is_tied)
+    }
     if any(leaf(name) == "c_attn" and rows < columns for name, (rows, columns) in found.items()):
         found = {name: shape for name, shape in found.items() if not leaf(name).startswith("c_")}
     if not found:
@@ -203,7 +211,9 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             return dict(_tensors(json.loads(text)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         told = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again.") from None
+        raise SpecError(
+            f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again."
+        ) from None
 
 
 def _tensors(header: dict[str, Any]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:

@@ -1,4 +1,6 @@
-"""Keys and values of sequences being decoded: one slot per sequence, each with its own length; the rest is masked."""
+"""Keys and values of sequences being decoded: one slot per sequence, each with its own length; the rest is
+masked.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,16 @@ def bytes_per_token(base: Base) -> int:
 class KVCache:
     """Keys and values, for each layer [k and v, slots, kv heads, length, head_dim].
 
-    Masked values must be finite, since 0 x NaN is NaN: the cache begins as zeros, and who leaves NaN in a slot wipes
-    it.
+    Masked values must be finite, since 0 x NaN is NaN: the cache begins as zeros, and who leaves NaN in a
+    slot wipes it.
     """
 
     def __init__(self, base: Base, slots: int, length: int) -> None:
         config = base.config
         self.shape = (2, slots, config.num_key_value_heads, length, config.head_dim)
         self.layers = [
-            torch.zeros(self.shape, dtype=base.dtype, device=base.device) for _ in range(config.num_hidden_layers)
+            torch.zeros(self.shape, dtype=base.dtype, device=base.device)
+            for _ in range(config.num_hidden_layers)
         ]
 
     @property
@@ -41,7 +44,9 @@ class KVCache:
         return self.shape[3]
 
     def resize(self, slots: int, length: int, used: int) -> None:
-        """Have this much room, keeping the first `used` slots; layer by layer, so that the peak is one layer more."""
+        """Have this much room, keeping the first `used` slots; layer by layer, so that the peak is one layer
+        more.
+        """
         if (slots, length) == (self.slots, self.length):
             return
         kept = min(length, self.length)
@@ -66,7 +71,9 @@ class KVCache:
             layer[:, holes, :, :span] = layer[:, movers, :, :span]
 
     def fill(self, start: int, other: KVCache, rows: Tensor) -> None:
-        """Slots from `start` on become copies of the slots `rows` (int64) of another: one prompt, many samples."""
+        """Slots from `start` on become copies of the slots `rows` (int64) of another: one prompt, many
+        samples.
+        """
         span = min(self.length, other.length)
         for layer, source in zip(self.layers, other.layers, strict=True):
             layer[:, start : start + len(rows), :, :span] = source[:, :, :, :span].index_select(1, rows)
@@ -88,8 +95,8 @@ class PrefillAttention:
 class ExtendAttention:
     """Causal attention of new, right-padded tokens that follow what the cache holds already.
 
-    starts: int64 [slots], how many tokens each slot holds. The cache is one token longer than the longest sequence:
-    padding goes there, and is never seen.
+    starts: int64 [slots], how many tokens each slot holds. The cache is one token longer than the longest
+    sequence: padding goes there, and is never seen.
     """
 
     def __init__(self, cache: KVCache, starts: Tensor, time: int) -> None:
@@ -110,8 +117,9 @@ class ExtendAttention:
 class DecodeAttention:
     """One new token per slot, for the first slots of a cache.
 
-    positions: int64 [rows], where the new token goes; span: the largest position + 1 or more (an int, so that no
-    device is asked for it). Under no_grad only: it writes into the cache. Shapes depend on rows and span alone.
+    positions: int64 [rows], where the new token goes; span: the largest position + 1 or more (an int, so that
+    no device is asked for it). Under no_grad only: it writes into the cache. Shapes depend on rows and span
+    alone.
     """
 
     def __init__(self, cache: KVCache, positions: Tensor, span: int) -> None:
@@ -139,8 +147,8 @@ class DecodeAttention:
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
     def _products(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend by two batched products: on a CPU they are faster than the fused kernel, which is made for long
-        queries.
+        """Attend by two batched products: on a CPU they are faster than the fused kernel, which is made for
+        long queries.
         """
         q, keys, values = q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
         scores = torch.bmm(q, keys.transpose(1, 2)).view(self.rows, -1, q.shape[1], self.span)

@@ -21,10 +21,11 @@ DERIVED = "rotary_emb.inv_freq"  # older Llama checkpoints hold what follows fro
 
 
 def load_base(directory: Path, dtype: torch.dtype, device: torch.device) -> Base:
-    """Reads, casts and fuses the weights of a Hugging Face directory, one tensor at a time and straight to the device.
+    """Reads, casts and fuses the weights of a Hugging Face directory, one tensor at a time and straight to
+    the device.
 
-    Raises: SpecError for an unknown architecture, a missing file or tensor, a tensor of another shape, and one that
-    the forward would leave out.
+    Raises: SpecError for an unknown architecture, a missing file or tensor, a tensor of another shape, and
+    one that the forward would leave out.
     """
     config = read_config(directory)
     source = _Source(directory, dtype, device)
@@ -48,14 +49,18 @@ class _Source:
                 with safe_open(path, framework="pt") as file:
                     self.files.update(dict.fromkeys(file.keys(), path))
             except (SafetensorError, OSError) as error:
-                raise SpecError(f"{path}: not a safetensors file: {error}", hint="download it again") from error
+                raise SpecError(
+                    f"{path}: not a safetensors file: {error}", hint="download it again"
+                ) from error
         self.rest = set(self.files)
 
     def take(self, name: str, *shape: int) -> Tensor:
         return self.stack([name], [shape[0]], *shape[1:])
 
     def stack(self, names: Sequence[str], rows: Sequence[int], *columns: int) -> Tensor:
-        """Return the tensors one above the other, in one allocation: no second copy of a weight exists at any time."""
+        """Return the tensors one above the other, in one allocation: no second copy of a weight exists at any
+        time.
+        """
         whole = torch.empty(sum(rows), *columns, dtype=self.dtype, device=self.device)
         for name, part in zip(names, whole.split(list(rows)), strict=True):
             part.copy_(self._mapped(name, tuple(part.shape)))
@@ -77,8 +82,8 @@ class _Source:
         return tensor
 
     def check_rest(self, embed: Tensor) -> None:
-        """Check that unread tensors change nothing: a second copy of tied embeddings, frequencies that config.json
-        implies.
+        """Check that unread tensors change nothing: a second copy of tied embeddings, frequencies that
+        config.json implies.
         """
         if HEAD in self.rest and not torch.equal(self.take(HEAD, *embed.shape), embed):
             raise SpecError(
@@ -107,7 +112,9 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
 
     def bias(group: str, there: bool) -> Tensor | None:
         modules = [prefix + module for module in GROUPS[group]]
-        return source.stack([f"{m}.bias" for m in modules], [shapes[m][0] for m in modules]) if there else None
+        return (
+            source.stack([f"{m}.bias" for m in modules], [shapes[m][0] for m in modules]) if there else None
+        )
 
     return Layer(
         input_norm=norm("input_layernorm"),

@@ -24,7 +24,8 @@ class LoraApply(Protocol):
     """What the forward asks of an adapter."""
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
-        """Return the group's output with the adapter: y + delta(x); y itself when the adapter has nothing there.
+        """Return the group's output with the adapter: y + delta(x); y itself when the adapter has nothing
+        there.
 
         x: [tokens, in], y: [tokens, out] (fresh, contiguous: may be written to under no_grad).
         group: a key of `GROUPS`, or "lm_head" with layer = number of layers.
@@ -34,7 +35,11 @@ class LoraApply(Protocol):
 
 def members(layer: int, group: str) -> tuple[str, ...]:
     """Hugging Face module names that make up a fused group, in the order of their output rows."""
-    return ("lm_head",) if group == "lm_head" else tuple(f"model.layers.{layer}.{name}" for name in GROUPS[group])
+    return (
+        ("lm_head",)
+        if group == "lm_head"
+        else tuple(f"model.layers.{layer}.{name}" for name in GROUPS[group])
+    )
 
 
 def fused_groups(base: Base) -> list[tuple[int, str]]:
@@ -47,11 +52,12 @@ _numbers = itertools.count(1)
 
 
 class FrozenLora:
-    """An adapter version as the engine serves it: an own copy, cast to the base's dtype, that nothing mutates.
+    """An adapter version as the engine serves it: an own copy, cast to the base's dtype, that nothing
+    mutates.
 
-    tensors: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank], numpy fp32, in whole pairs
-    that fit the base (see `lorad.adapters.validate`). scale: alpha / rank, or alpha / sqrt(rank) for rslora. number: of
-    no other one in this process.
+    tensors: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank], numpy fp32, in
+    whole pairs that fit the base (see `lorad.adapters.validate`). scale: alpha / rank, or alpha / sqrt(rank)
+    for rslora. number: of no other one in this process.
     """
 
     def __init__(self, base: Base, tensors: Mapping[str, Array], scale: float) -> None:
@@ -100,8 +106,8 @@ class MixedLora:
     """Several frozen adapters (None: the bare base) in one batch, as two batched matmuls per group.
 
     Ranks and targets may differ: what is missing is zero. It holds copies, not the adapters. per: tokens that
-    each has at most, tokens: that a forward has; with them `fill` and `assign` write where a captured step reads. 0: as
-    many as there are.
+    each has at most, tokens: that a forward has; with them `fill` and `assign` write where a captured step
+    reads. 0: as many as there are.
     """
 
     def __init__(self, base: Base, loras: Sequence[FrozenLora | None], per: int = 0, tokens: int = 0) -> None:

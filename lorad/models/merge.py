@@ -19,11 +19,16 @@ KEPT = 4  # copies at once
 
 
 class Merger:
-    """What to run for one version alone. Copies are made when first needed; the same adapter gives the same bits."""
+    """What to run for one version alone.
+
+    Copies are made when first needed; the same adapter gives the same bits.
+    """
 
     def __init__(self, base: Base) -> None:
         self.base = base
-        self.is_worth_it = base.device.type == "cpu" and base.dtype == torch.float32 and base.nbytes() <= MERGE_BYTES
+        self.is_worth_it = (
+            base.device.type == "cpu" and base.dtype == torch.float32 and base.nbytes() <= MERGE_BYTES
+        )
         self.copies: OrderedDict[FrozenLora, Base] = OrderedDict()
 
     def alone(self, lora: FrozenLora | None) -> tuple[Base, LoraApply | None]:

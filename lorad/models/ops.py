@@ -1,7 +1,7 @@
 """Building blocks of the forward whose backward is written by hand: fewer passes and fewer saved tensors.
 
-Without a gradient to come they are the plain calls, so trainer and engine compute the same bits. Everything runs in the
-dtype of its input on any device; sums of squares are taken in fp32.
+Without a gradient to come they are the plain calls, so trainer and engine compute the same bits. Everything
+runs in the dtype of its input on any device; sums of squares are taken in fp32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch.nn import functional as F
 
 
 class Rope(NamedTuple):
-    """Rotary embedding at given positions; `sin` has its first half negated, so one roll replaces rotate_half."""
+    """Rotary embedding at given positions; `sin` has its first half negated, so one roll replaces
+    rotate_half.
+    """
 
     cos: Tensor  # [batch or 1, time, 1, head_dim]
     sin: Tensor
@@ -47,15 +49,20 @@ FEW, LARGE = 4, 1 << 18  # rows; numbers in a weight that has to come from memor
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [rows, in] times weight [out, in] transposed, plus bias: contiguous [rows, out]."""
     is_bound_by_memory = len(x) <= FEW and weight.numel() >= LARGE
-    if is_bound_by_memory and x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled():
+    if (
+        is_bound_by_memory
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and not torch.is_grad_enabled()
+    ):
         y = _few_rows(x, weight)
         return y if bias is None else y.add_(bias)
     return F.linear(x, weight, bias)
 
 
 def _few_rows(x: Tensor, weight: Tensor) -> Tensor:
-    """One to four float32 rows on a CPU: two or four of them are up to three times faster than one or three, and tall
-    weights than wide ones, when the weight comes first (figures: tests/benchmarks/NOTES.md).
+    """One to four float32 rows on a CPU: two or four of them are up to three times faster than one or three,
+    and tall weights than wide ones, when the weight comes first (figures: tests/benchmarks/NOTES.md).
     """
     rows, (out, into) = len(x), weight.shape
     even = torch.cat([x, x[:1]]) if rows % 2 else x
@@ -74,7 +81,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def split_rotate(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k, v) of [..., heads + 2 kv heads, head_dim]: q and k normalised, if there is a norm, and rotated."""
+    """(q, k, v) of [..., heads + 2 kv heads, head_dim]: q and k normalised, if there is a norm,
+    and rotated.
+    """
     if qkv.requires_grad:
         return apply(_SplitRotate, qkv, heads, norm, rope)  # type: ignore[no-any-return]
     return _SplitRotate.plain(qkv, heads, norm, rope)
@@ -85,10 +94,10 @@ def recomputed(
 ) -> Tensor:
     """layer(x), of which only x is kept: the backward computes the rest again (arXiv 1604.06174).
 
-    The layer puts its parameters' gradients where they belong by itself; it has some, or x requires grad. anchor: any
-    tensor that requires grad.
-    generators: all that the layer draws from; the second time they give what they gave the first time, and end as if
-    there had been no second time.
+    The layer puts its parameters' gradients where they belong by itself; it has some, or x requires grad.
+    anchor: any tensor that requires grad.
+    generators: all that the layer draws from; the second time they give what they gave the first time, and
+    end as if there had been no second time.
     """
     return apply(_Recomputed, x, anchor, layer, generators)  # type: ignore[no-any-return]
 
@@ -96,7 +105,11 @@ def recomputed(
 class _Recomputed(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, layer: Callable[[Tensor], Tensor], generators: Sequence[torch.Generator]
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        layer: Callable[[Tensor], Tensor],
+        generators: Sequence[torch.Generator],
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer, ctx.generators = layer, generators
@@ -134,7 +147,9 @@ class _RmsNorm(Function):
 
 
 def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return r t - r^3 x mean(t x), with r = 1 / rms(x) and t = grad * weight: the gradient with respect to x."""
+    """Return r t - r^3 x mean(t x), with r = 1 / rms(x) and t = grad * weight: the gradient with respect to
+    x.
+    """
     x32, t = x.float(), grad.float() * weight
     r = torch.linalg.vector_norm(x32, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     along = (t * x32).mean(-1, keepdim=True).mul_(r.pow(3)).neg_()
@@ -174,7 +189,9 @@ class _SplitRotate(Function):
         return qk[..., :heads, :], qk[..., heads:, :], qkv[..., turned:, :]
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(qkv if norm is not None else qkv.new_empty(0))
         ctx.norm, ctx.rope = norm, rope
         q, k, v = _SplitRotate.plain(qkv, heads, norm, rope)

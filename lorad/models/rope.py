@@ -1,4 +1,5 @@
-"""Rotary position embedding (RoFormer, arXiv 2104.09864) as tables, scaled as `lorad.models.rope_parameters` says.
+"""Rotary position embedding (RoFormer, arXiv 2104.09864) as tables, scaled as `lorad.models.rope_parameters`
+says.
 
 Everything is fp32 and in transformers' order of operations: the frequencies are the same to the last bit.
 """
@@ -15,7 +16,9 @@ from lorad.models.rope_parameters import RopeParameters
 
 
 def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(cos, sin), each [max positions, head_dim], the first half of sin negated; computed in fp32, then cast."""
+    """(cos, sin), each [max positions, head_dim], the first half of sin negated; computed in fp32,
+    then cast.
+    """
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
     angles = torch.outer(positions, frequencies(config.rope, config.head_dim))
     cos, sin = angles.cos() * config.rope.attention_factor, angles.sin() * config.rope.attention_factor
@@ -38,7 +41,9 @@ def frequencies(rope: RopeParameters, dim: int) -> Tensor:
 
 
 def _llama3(rope: RopeParameters, plain: Tensor) -> Tensor:
-    """Llama 3.1 (arXiv 2407.21783): long wavelengths are stretched, short ones kept, those between are blended."""
+    """Llama 3.1 (arXiv 2407.21783): long wavelengths are stretched, short ones kept, those between are
+    blended.
+    """
     trained, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
     wavelength = 2 * math.pi / plain
     kept = (trained / wavelength - low) / (high - low)
@@ -48,8 +53,8 @@ def _llama3(rope: RopeParameters, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeParameters, powers: Tensor, dim: int) -> Tensor:
-    """YaRN (arXiv 2309.00071): a ramp from kept to stretched between the dimensions that turn beta_fast and beta_slow
-    times within the trained length.
+    """YaRN (arXiv 2309.00071): a ramp from kept to stretched between the dimensions that turn beta_fast and
+    beta_slow times within the trained length.
     """
 
     def dimension(turns: float) -> float:

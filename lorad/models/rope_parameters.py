@@ -1,4 +1,7 @@
-"""Which rotary position embedding a `config.json` asks for; any other is refused by name. Imports no torch."""
+"""Which rotary position embedding a `config.json` asks for; any other is refused by name.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 class RopeParameters:
     """Under Hugging Face's field names; what a type does not use keeps its default.
 
-    rope_type: one of `ROPE_TYPES`. dynamic is default up to `max_position_embeddings`, and lorad never goes beyond.
+    rope_type: one of `ROPE_TYPES`. dynamic is default up to `max_position_embeddings`, and lorad never goes
+        beyond.
     attention_factor: cos and sin are multiplied by it.
     """
 
@@ -33,10 +37,11 @@ class RopeParameters:
 
 
 def parse_rope(data: Mapping[str, Any], max_positions: int, where: str) -> RopeParameters:
-    """Read `rope_parameters`, or the older `rope_scaling` beside `rope_theta`; the precedence is that of transformers.
+    """Read `rope_parameters`, or the older `rope_scaling` beside `rope_theta`; the precedence is that of
+    transformers.
 
-    Raises: SpecError for a type that is not in `ROPE_TYPES`, an embedding that differs by layer or covers a part of
-    the head, and a field that is missing or no positive number.
+    Raises: SpecError for a type that is not in `ROPE_TYPES`, an embedding that differs by layer or covers a
+    part of the head, and a field that is missing or no positive number.
     """
     rope = _whole_model(data.get("rope_scaling") or data.get("rope_parameters") or {}, where)
     rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
@@ -63,7 +68,9 @@ def _whole_model(rope: Any, where: str) -> Mapping[str, Any]:
     return rope
 
 
-def _scaling(rope_type: str, rope: Mapping[str, Any], original: int | None, max_positions: int) -> dict[str, Any]:
+def _scaling(
+    rope_type: str, rope: Mapping[str, Any], original: int | None, max_positions: int
+) -> dict[str, Any]:
     """Return the fields that a type needs, unchecked; None where one is missing."""
     if rope_type in ("default", "dynamic"):
         return {}
@@ -93,7 +100,9 @@ def _attention_factor(rope: Mapping[str, Any], factor: float, where: str) -> flo
 
 def _positive(key: str, value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise SpecError(f"{where}: {key} is {value!r}, not a positive number", hint="download the model again")
+        raise SpecError(
+            f"{where}: {key} is {value!r}, not a positive number", hint="download the model again"
+        )
     return float(value)
 
 

@@ -1,9 +1,11 @@
-"""Whose turn it is: deficit round robin over the parties that share one thing which does one piece of work at a time.
+"""Whose turn it is: deficit round robin over the parties that share one thing which does one piece of work at
+a time.
 
-Shreedhar & Varghese, "Efficient Fair Queuing using Deficit Round Robin" (1995); what a piece costs is known only when
-it is done, so it is charged afterwards. In each round every party that waits is given credit in proportion to its
-weight; whose credit is above zero may go, and pays for what it took. Who does not wait saves nothing, and a debt that
-it left is forgiven as rounds go by. So nobody starves, and nobody is better off by coming late.
+Shreedhar & Varghese, "Efficient Fair Queuing using Deficit Round Robin" (1995); what a piece costs is known
+only when it is done, so it is charged afterwards. In each round every party that waits is given credit in
+proportion to its weight; whose credit is above zero may go, and pays for what it took. Who does not wait
+saves nothing, and a debt that it left is forgiven as rounds go by. So nobody starves, and nobody is better
+off by coming late.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Account(ABC):
 class Party(Account):
     """A run, everybody who is served, or the pool itself.
 
-    waited: seconds, of all its calls. goes_first: as long as it has had less than `FIRST_SHARE` of the recent seconds.
+    waited: seconds, of all its calls. goes_first: as long as it has had less than `FIRST_SHARE` of the recent
+        seconds.
     """
 
     def __init__(self, name: str, weight: float = 1.0, *, goes_first: bool = False) -> None:
@@ -87,8 +90,8 @@ class Caller(Work):
 
 
 class Together(Work):
-    """Work for several callers at once, done when it is the turn of the one with the greatest weight, so that nobody
-    urgent waits for being with others. sizes: by which they pay their part.
+    """Work for several callers at once, done when it is the turn of the one with the greatest weight, so that
+    nobody urgent waits for being with others. sizes: by which they pay their part.
     """
 
     def __init__(self, callers: Sequence[Caller], sizes: Sequence[float]) -> None:
@@ -113,7 +116,9 @@ WORK: ContextVar[Work] = ContextVar("work", default=POOL)
 
 
 def caller() -> Caller:
-    """Return the running call, which collects its waiting time; the pool's own when there is none, or several."""
+    """Return the running call, which collects its waiting time; the pool's own when there is none, or
+    several.
+    """
     work = WORK.get()
     return work if isinstance(work, Caller) else POOL
 
@@ -181,10 +186,14 @@ class Turns(Generic[T]):
         """Give credit for as many rounds as it takes until somebody has some."""
         lines = Counter(party for account in self._lines for party in account.parties)
         incomes = {
-            account: ROUND * account.haste * (sum(party.weight / lines[party] for party in account.parties) or 1.0)
+            account: ROUND
+            * account.haste
+            * (sum(party.weight / lines[party] for party in account.parties) or 1.0)
             for account in self._lines
         }
-        rounds = min(math.floor(-self._credit.get(account, 0.0) / income) + 1 for account, income in incomes.items())
+        rounds = min(
+            math.floor(-self._credit.get(account, 0.0) / income) + 1 for account, income in incomes.items()
+        )
         for account in list(self._credit):
             if account not in incomes:
                 self._credit[account] += rounds * ROUND * sum(party.weight for party in account.parties)
@@ -208,7 +217,10 @@ def _goes_first(account: Account) -> bool:
 
 
 class TurnLock:
-    """Held by one at a time, in turns, each charged the time for which it was held. Belongs to one asyncio loop."""
+    """Held by one at a time, in turns, each charged the time for which it was held.
+
+    Belongs to one asyncio loop.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -217,7 +229,9 @@ class TurnLock:
         self._since = 0.0
 
     async def acquire(self) -> None:
-        """Wait for the lock on behalf of the running call; one that is cancelled meanwhile gives its place up."""
+        """Wait for the lock on behalf of the running call; one that is cancelled meanwhile gives its place
+        up.
+        """
         work, asked, mine = WORK.get(), self._clock(), asyncio.get_running_loop().create_future()
         self._turns.put(work, mine)
         if self._holder is None:

@@ -1,4 +1,7 @@
-"""`python -m lorad.pool POOL_DIR`: one pool, until SIGTERM or a shutdown call. Exit code 1: it could not start."""
+"""`python -m lorad.pool POOL_DIR`: one pool, until SIGTERM or a shutdown call.
+
+Exit code 1: it could not start.
+"""
 
 from __future__ import annotations
 

@@ -13,14 +13,15 @@ from lorad.pool.state import Pool
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
 
-ADAPTERS = 4  # one in so many bytes that the base leaves, of a GPU and at least of a machine; the cache has half
+# one in so many bytes that the base leaves, of a GPU and at least of a machine; the cache has half
+ADAPTERS = 4
 
 
 def memory_for_adapters(config: PoolSetup) -> int:
     """Return the bytes that slots and versions may take once both sides have started; 0: not known.
 
-    On a CPU what the pool's share of the machine leaves beside the processes and the cache of an engine in the pool,
-    which a small machine never fills. On a GPU it is known where one base serves both sides.
+    On a CPU what the pool's share of the machine leaves beside the processes and the cache of an engine in
+    the pool, which a small machine never fills. On a GPU it is known where one base serves both sides.
     """
     if config.device == "cpu":
         return _of_machine(config)
@@ -41,7 +42,10 @@ def _of_machine(config: PoolSetup) -> int:
 
 
 async def capacity(pool: Pool) -> Capacity:
-    """Bytes of versions are those that the pool's own memory holds. Answers at once: servers are not asked."""
+    """Bytes of versions are those that the pool's own memory holds.
+
+    Answers at once: servers are not asked.
+    """
     limits = pool.engine.capabilities()
     slots = sum(tenant.slot.bytes for tenant in pool.tenants.values())
     held = await pool.engine.loaded() if pool.info.engine == "builtin" else []

@@ -19,13 +19,18 @@ def read(directory: Path) -> PoolSetup:
     try:
         return msgspec.json.decode(path.read_bytes(), type=PoolSetup)
     except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}", hint="The daemon writes it before it starts a pool.") from error
+        raise SpecError(
+            f"{path}: {error.strerror}", hint="The daemon writes it before it starts a pool."
+        ) from error
     except msgspec.MsgspecError as error:
-        raise SpecError(f"{path}: {error}", hint="Remove the pool's directory; the daemon makes a new one.") from error
+        raise SpecError(
+            f"{path}: {error}", hint="Remove the pool's directory; the daemon makes a new one."
+        ) from error
 
 
 def log_directory(directory: Path) -> Path:
-    """Return the directory of the pool's log: that of the newest attempt, else (started without a shim) the pool's own.
+    """Return the directory of the pool's log: that of the newest attempt, else (started without a shim) the
+    pool's own.
 
     A pool that belongs to another user than the daemon sees only the attempt that its shim names.
     """

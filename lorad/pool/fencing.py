@@ -1,6 +1,7 @@
 """Who may change a run's slot, and that nothing is done twice: see `lorad/protocol/calls.py`.
 
-A mutating call becomes a task of its own, which no broken connection stops; its outcome, result or error, is recorded.
+A mutating call becomes a task of its own, which no broken connection stops; its outcome, result or error, is
+recorded.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Reply:
 
 
 class Fence:
-    """One run's. attempt: the newest seen. phase: the verb under way. abort: ends a stream by its request name."""
+    """One run's. attempt: the newest seen. phase: the verb under way. abort: ends a stream by its request
+    name.
+    """
 
     def __init__(self, run: str, abort: Callable[[str], Awaitable[None]]) -> None:
         self.run, self.attempt, self.phase = run, 0, IDLE
@@ -47,14 +50,18 @@ class Fence:
         return self.phase if self.phase != IDLE or not self._streams else "generate"
 
     async def once(self, call: Call, work: Work) -> Any:
-        """Outcome of a mutating call: done now, under way or recorded. Raises Fenced, Conflict, or what `work` does."""
+        """Outcome of a mutating call: done now, under way or recorded.
+
+        Raises Fenced, Conflict, or what `work` does.
+        """
         self._admit(call)
         reply = self._replies.get(call.seq)
         if reply is None:
             reply = self._start(call, work)
         elif reply.verb != call.verb:
             raise Conflict(
-                f"call {call.seq} of {self.run} attempt {call.attempt} was {reply.verb}, now it is {call.verb}",
+                f"call {call.seq} of {self.run} attempt {call.attempt} was {reply.verb}, now it is "
+                f"{call.verb}",
                 hint="A sequence number belongs to one call; repeat that call or count on.",
             )
         return await asyncio.shield(reply.task)
@@ -93,19 +100,23 @@ class Fence:
     def _check(self, call: Call) -> None:
         if call.attempt < self.attempt:
             raise Fenced(
-                f"{call.verb} came from attempt {call.attempt} of {self.run}, but attempt {self.attempt} has begun",
+                f"{call.verb} came from attempt {call.attempt} of {self.run}, but attempt {self.attempt} "
+                "has begun",
                 hint="This process is out of date and has nothing left to do.",
             )
 
     def _start(self, call: Call, work: Work) -> Reply:
         if call.seq <= self._newest:
             raise Fenced(
-                f"call {call.seq} of {self.run} attempt {call.attempt} is older than the {RECORDED} recorded replies",
+                f"call {call.seq} of {self.run} attempt {call.attempt} is older than the {RECORDED} "
+                "recorded replies",
                 hint="Resume the run: its state in the pool is not what the caller thinks.",
             )
         self._newest = call.seq
         reply = self._replies[call.seq] = Reply(call.verb, self._spawn(call, work))
-        for seq in [s for s, r in self._replies.items() if r.task.done()][: max(0, len(self._replies) - RECORDED)]:
+        for seq in [s for s, r in self._replies.items() if r.task.done()][
+            : max(0, len(self._replies) - RECORDED)
+        ]:
             del self._replies[seq]
         return reply
 
@@ -117,7 +128,8 @@ class Fence:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:  # also one that nobody waits for any more
+        # also one that nobody waits for any more
+        if not task.cancelled() and (error := task.exception()) is not None:
             traceback.clear_frames(error.__traceback__)  # a recorded error keeps no tensors alive
 
     async def _alone(self, call: Call, work: Work) -> Any:

@@ -1,4 +1,6 @@
-"""The files of published versions, written behind the backs of the runs by one thread, in the order of publishing."""
+"""The files of published versions, written behind the backs of the runs by one thread, in the order of
+publishing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ PENDING = 4  # versions of a run that may wait for the disk: each holds its tens
 
 
 class VersionFiles:
-    """Writes and reads the files of versions in a thread of its own; a failed write fails each later call of its run.
+    """Writes and reads the files of versions in a thread of its own; a failed write fails each later call of
+    its run.
 
     base_model: what the PEFT configuration names as the base.
     """
@@ -41,7 +44,11 @@ class VersionFiles:
         waiting = self._pending.get(run, [])
         for future in [future for future in waiting if future.done()]:
             if (error := future.exception()) is not None:
-                raise error if isinstance(error, LoradError) else LoradError(f"writing version files failed: {error!r}")
+                raise (
+                    error
+                    if isinstance(error, LoradError)
+                    else LoradError(f"writing version files failed: {error!r}")
+                )
             waiting.remove(future)
 
     async def room(self, run: str) -> None:

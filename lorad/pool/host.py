@@ -36,15 +36,16 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0  # between two looks at engine and trainer
 LOOP_SECONDS = 1.0  # between two signs of life of the event loop
-ALONE_SECONDS = 30.0  # without a daemon, which may be one that is restarted, before an idle pool ends by itself
+# without a daemon, which may be one that is restarted, before an idle pool ends by itself
+ALONE_SECONDS = 30.0
 SOFTWARE = ("torch", "numpy", "safetensors")
 
 
 async def run(config: PoolSetup, root: Path) -> None:
     """Serve until SIGTERM, SIGINT or a shutdown call. root: the pool's directory.
 
-    Raises SpecError when the model or a backend is not usable, PoolLost when a process of theirs does not start, or
-    engine or trainer will never serve again.
+    Raises SpecError when the model or a backend is not usable, PoolLost when a process of theirs does not
+    start, or engine or trainer will never serve again.
     """
     pulse = asyncio.create_task(follow_loop())
     async with opened(config, root) as pool:
@@ -76,7 +77,9 @@ async def follow_loop() -> None:
 
 
 async def watch_both(pool: Pool) -> PoolLost:
-    """Stop the pool when its engine or trainer will never serve again: the next life of the pool begins with others."""
+    """Stop the pool when its engine or trainer will never serve again: the next life of the pool begins with
+    others.
+    """
     while not (lost := await what_is_lost(pool)):  # noqa: ASYNC110 (health is polled)
         await asyncio.sleep(LOOK_SECONDS)
     pool.stopping.set()
@@ -84,7 +87,9 @@ async def watch_both(pool: Pool) -> PoolLost:
 
 
 async def end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
-    """Stop a pool that nobody has needed for a while, when no daemon is there to end it and free its devices."""
+    """Stop a pool that nobody has needed for a while, when no daemon is there to end it and
+    free its devices.
+    """
     alone_since, patience = time.monotonic(), min(ALONE_SECONDS, max(config.idle_timeout, 1.0))
     while (now := time.monotonic()) - alone_since <= patience:
         if is_needed(pool, config, home):
@@ -95,7 +100,8 @@ async def end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
 
 
 def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
-    """Return whether the pool was used lately, has a driver connected, or has a daemon to decide when it ends.
+    """Return whether the pool was used lately, has a driver connected, or has a daemon to decide when it
+    ends.
 
     Versions that aliases and pins keep loaded also need it, as long as a gateway can serve them.
     """
@@ -143,9 +149,11 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
         compute.close()
 
 
-def _info(config: PoolSetup, training: Training, engine: Engine, facts: ModelFacts, model_sha256: str) -> PoolInfo:
-    """Describe the pool; a separate trainer's package versions are under `trainer.`, since this process may have
-    others.
+def _info(
+    config: PoolSetup, training: Training, engine: Engine, facts: ModelFacts, model_sha256: str
+) -> PoolInfo:
+    """Describe the pool; a separate trainer's package versions are under `trainer.`, since this process may
+    have others.
     """
     trainer = training.trainer.capabilities()
     here = {name: importlib.metadata.version(name) for name in SOFTWARE}

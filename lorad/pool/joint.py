@@ -25,11 +25,15 @@ class Asked:
     caller: Caller
     tokens: int
     at: float = field(default_factory=time.perf_counter)
-    done: asyncio.Future[LossStats] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    done: asyncio.Future[LossStats] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class Joint:
-    """All methods belong to the pool's asyncio loop. joins: False where every call is to be done by itself."""
+    """All methods belong to the pool's asyncio loop. joins:
+    False where every call is to be done by itself.
+    """
 
     def __init__(self, trainer: Trainer, *, joins: bool) -> None:
         self._trainer, self._joins = trainer, joins
@@ -37,10 +41,15 @@ class Joint:
         self._worker: asyncio.Task[None] | None = None
 
     async def forward_backward(self, work: GradientWork) -> LossStats:
-        """See `Trainer.forward_backward`. A call with wrong arguments fails alone and does not delay the others."""
+        """See `Trainer.forward_backward`.
+
+        A call with wrong arguments fails alone and does not delay the others.
+        """
         tokens = tokens_of(work.batch)
         if not self._joins or tokens > MOST_TOKENS:
-            return await self._trainer.forward_backward(work.slot, work.batch, work.targets, work.loss, work.normaliser)
+            return await self._trainer.forward_backward(
+                work.slot, work.batch, work.targets, work.loss, work.normaliser
+            )
         check_work([work], self._trainer.slots(), self._trainer.capabilities())
         asked = Asked(work, caller(), max(1, tokens))
         self._waiting.append(asked)
@@ -66,7 +75,9 @@ class Joint:
                         asked.done.set_result(own)
 
     def _next(self) -> list[Asked]:
-        """Take the calls that have waited longest, at most one per slot and MOST_TOKENS tokens, off the queue."""
+        """Take the calls that have waited longest, at most one per slot and MOST_TOKENS tokens, off the
+        queue.
+        """
         self._waiting = [asked for asked in self._waiting if not asked.done.done()]
         some: dict[str, Asked] = {}
         tokens = 0

@@ -1,8 +1,8 @@
 """Which versions the engine holds, under which of its names, for whom, and when they go.
 
-A version is held by the run that published it (current and previous), or because somebody is served from it. The
-engine's name is the version's own; only when that was used before (a version reloaded from its files, or published
-again by a later attempt) it gets a suffix, because an engine never sees a name twice.
+A version is held by the run that published it (current and previous), or because somebody is served from it.
+The engine's name is the version's own; only when that was used before (a version reloaded from its files, or
+published again by a later attempt) it gets a suffix, because an engine never sees a name twice.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ _clock = itertools.count()
 
 @dataclass(eq=False)
 class Entry:
-    """One loaded version. `held`: its run still wants it. `served`: the daemon asked for it. `kept`: till it is let go.
+    """One loaded version. `held`: its run still wants it. `served`: the daemon asked for it. `kept`: till it
+    is let go.
 
-    `used`: a logical time. `verdict`: of its attestation when it was loaded. `idle`: set when the last of `users` goes.
+    `used`: a logical time. `verdict`: of its attestation when it was loaded. `idle`: set when the last of
+        `users` goes.
     `delivered`: see LoadedVersion.
     """
 
@@ -77,13 +79,19 @@ class LoadedVersions:
                 self._drop(entry)
 
     async def make_room(self, version: str, places: int) -> None:
-        """Make room for so many more versions: unload those that were served and are unused. Raises Conflict."""
-        while len(loaded := await self._engine.loaded()) + places > (most := self._engine.capabilities().max_versions):
+        """Make room for so many more versions: unload those that were served and are unused.
+
+        Raises Conflict.
+        """
+        while len(loaded := await self._engine.loaded()) + places > (
+            most := self._engine.capabilities().max_versions
+        ):
             if not self._trim(places=places) and not self._background:
                 names = ", ".join(sorted(held.name for held in loaded))
                 raise Conflict(
-                    f"{version} does not fit: {len(loaded)} versions are loaded, the engine holds {most}, and "
-                    f"{version} needs {places}" + (" (one for the copies that attest it)" if places > 1 else ""),
+                    f"{version} does not fit: {len(loaded)} versions are loaded, the engine holds {most}, "
+                    f"and {version} needs {places}"
+                    + (" (one for the copies that attest it)" if places > 1 else ""),
                     hint=f"Unpin one, or let a run keep fewer. Loaded: {names}.",
                 )
             await asyncio.wait(self._background, return_when=asyncio.FIRST_COMPLETED)
@@ -119,7 +127,10 @@ class LoadedVersions:
     async def serve(
         self, version: str, digest: str, bring: Callable[[], Awaitable[Entry]], *, keep: bool = False
     ) -> Entry:
-        """Return the loaded version, or what `bring` loads. Raises IntegrityError when other bytes are loaded."""
+        """Return the loaded version, or what `bring` loads.
+
+        Raises IntegrityError when other bytes are loaded.
+        """
         if version not in self._entries:
             async with self._loading:
                 if version not in self._entries:
@@ -161,7 +172,9 @@ class LoadedVersions:
             await asyncio.wait(self._background)
 
     def _trim(self, places: int = 0) -> bool:
-        """Let go of what is only there in case it is asked for again: what exceeds SPARE, but `places` at least."""
+        """Let go of what is only there in case it is asked for again: what exceeds SPARE, but `places` at
+        least.
+        """
         spare = [e for e in self._entries.values() if e.served and not (e.held or e.kept or e.users)]
         gone = sorted(spare, key=lambda e: e.used)[: max(places, len(spare) - SPARE)]
         for entry in gone:

@@ -1,4 +1,6 @@
-"""How much a pool does: trained tokens of the last seconds, and since when nobody has asked it for anything."""
+"""How much a pool does: trained tokens of the last seconds,
+and since when nobody has asked it for anything.
+"""
 
 from __future__ import annotations
 

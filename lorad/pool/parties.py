@@ -1,4 +1,7 @@
-"""Who takes turns in a pool: each run, by its priority, and everybody who is served. See `lorad/models/turns.py`."""
+"""Who takes turns in a pool: each run, by its priority, and everybody who is served.
+
+See `lorad/models/turns.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Who has the devices in a pool whose engine sleeps while the trainer trains: mode `timesliced`.
 
-Work is *serving* or *training*; of one kind there may be as much at once as there is, of both never. The engine sleeps
-or wakes only when the other kind is asked for and the present one has ended. Who serves waits behind a trainer that
-waits, so that streams end; who trains does not wait behind streams, since a run trains only on what it has sampled.
+Work is *serving* or *training*; of one kind there may be as much at once as there is, of both never. The
+engine sleeps or wakes only when the other kind is asked for and the present one has ended. Who serves waits
+behind a trainer that waits, so that streams end; who trains does not wait behind streams, since a run trains
+only on what it has sampled.
 
-A trainer that can give its base back does so before the engine wakes, and has it again once the engine sleeps: the
-trainer's base and the engine's cache are never there at once.
+A trainer that can give its base back does so before the engine wakes, and has it again once the engine
+sleeps: the trainer's base and the engine's cache are never there at once.
 """
 
 from __future__ import annotations
@@ -45,30 +46,37 @@ class Phases:
 
     All methods belong to the pool's asyncio loop.
     is_timesliced: False when both kinds may run at once; then nothing ever waits here.
-    lodger: a trainer whose base is off the devices while the engine is awake (and now); None: it stays on them.
+    lodger: a trainer whose base is off the devices while the engine is awake (and now); None: it stays on
+        them.
     """
 
     def __init__(self, engine: Engine, *, is_timesliced: bool, lodger: Trainer | None = None) -> None:
         self._engine, self._is_timesliced, self._lodger = engine, is_timesliced, lodger
         self._is_away = lodger is not None
-        self._kind: Kind | None = "serving"  # None: a change failed, so that the engine is neither here nor there
+        # None: a change failed, so that the engine is neither here nor there
+        self._kind: Kind | None = "serving"
         self._inside = 0
         self._waiting: dict[Kind, list[Waiter]] = {"training": [], "serving": []}
         self._change: asyncio.Task[None] | None = None
         self._trained, self._trained_at = "", 0.0
 
     def training(self, run: str) -> AbstractAsyncContextManager[None]:
-        """Hold the device for the trainer inside the block. Raises Conflict, and what the engine raised when it
-        slept.
+        """Hold the device for the trainer inside the block. Raises Conflict, and what the engine raised when
+        it slept.
         """
         return self._phase("training", run)
 
     def serving(self, run: str = "") -> AbstractAsyncContextManager[None]:
-        """Keep the engine awake inside the block. Raises Conflict, and what the engine raised when it woke."""
+        """Keep the engine awake inside the block.
+
+        Raises Conflict, and what the engine raised when it woke.
+        """
         return self._phase("serving", run)
 
     def with_base(self, run: str) -> AbstractAsyncContextManager[None]:
-        """Keep the trainer's base in place for work other than training; waits only where the base may be away."""
+        """Keep the trainer's base in place for work other than training; waits only where the base may be
+        away.
+        """
         return self.training(run) if self._lodger is not None else nullcontext()
 
     @property
@@ -124,7 +132,8 @@ class Phases:
             return
         if sum(map(len, self._waiting.values())) >= MOST_WAITING:
             raise Conflict(
-                f"{MOST_WAITING} calls wait for their turn on the device", hint="Ask for less at once, or later."
+                f"{MOST_WAITING} calls wait for their turn on the device",
+                hint="Ask for less at once, or later.",
             )
         waiter = Waiter(run, is_stream)
         self._waiting[kind].append(waiter)

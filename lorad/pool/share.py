@@ -12,13 +12,16 @@ from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import PoolSetup
 
 CPU_CACHE, LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
-TRAINER_SHARE = 1.2  # what the trainer keeps while it does not train, in sizes of its base: adapters and Adam states
+# what the trainer keeps while it does not train, in sizes of its base: adapters and Adam states
+TRAINER_SHARE = 1.2
 LODGER_SHARE = 0.2  # the same of a trainer whose base is moved away meanwhile
 LEAST_FRACTION = 0.1  # of a device: less is no room for any server
 
 
 def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat16"]:
-    """`auto`: float32 on a CPU, whose bfloat16 is slow; else the checkpoint's own (float16 becomes bfloat16)."""
+    """`auto`: float32 on a CPU, whose bfloat16 is slow;
+    else the checkpoint's own (float16 becomes bfloat16).
+    """
     wanted: str = config.dtype
     if wanted == "auto":
         wanted = "float32" if config.device == "cpu" else facts.dtype
@@ -26,8 +29,8 @@ def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat
 
 
 def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
-    """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron over tp
-    and pp.
+    """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron
+    over tp and pp.
     """
     whole = facts.bytes(dtype_of(config, facts))
     ranks = config.ranks
@@ -37,10 +40,11 @@ def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
 
 
 def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool) -> int:
-    """Return the bytes for keys and values of an engine in the pool's process. own: the trainer's base is beside
-    the engine's.
+    """Return the bytes for keys and values of an engine in the pool's process. own: the trainer's base is
+    beside the engine's.
 
-    The same on each start, since samples that outgrow it are computed again, which is not bit for bit the same.
+    The same on each start, since samples that outgrow it are computed again, which is not bit for bit the
+    same.
     """
     if base.device.type == "cpu":
         return CPU_CACHE
@@ -50,7 +54,8 @@ def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool)
 
 
 def server_share(config: PoolSetup, facts: ModelFacts) -> float:
-    """Return the fraction of each device's memory for all servers on it: what an idle trainer leaves free, or half.
+    """Return the fraction of each device's memory for all servers on it: what an idle trainer leaves free, or
+    half.
 
     Raises SpecError when that leaves no room.
     """

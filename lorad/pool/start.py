@@ -41,8 +41,8 @@ class Training:
 async def started(config: PoolSetup, compute: Compute, root: Path) -> AsyncIterator[tuple[Training, Engine]]:
     """Trainer and engine take requests, and are ended at the end. root: the pool's directory.
 
-    Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a process of
-    theirs fails; then, and when it is cancelled, nothing of them is left.
+    Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a
+    process of theirs fails; then, and when it is cancelled, nothing of them is left.
     """
     training, engine = await _Start(config, compute, root).both()
     try:
@@ -63,7 +63,10 @@ class _Start:
         self.engine_type: Any = engine_class(config.engine, config.engine_class)
 
     async def both(self) -> tuple[Training, Engine]:
-        """Side by side on a CPU. An engine on a GPU takes its share of what is free, so the trainer comes first."""
+        """Side by side on a CPU.
+
+        An engine on a GPU takes its share of what is free, so the trainer comes first.
+        """
         config = self.config
         if config.ranks is None and config.server is None:
             base = await self.compute.run(_load, config, self.facts)
@@ -130,7 +133,8 @@ class _Start:
         return engine
 
     async def _servers(self, setup: ServerSetup) -> Engine:
-        from lorad.engines.remote.settings import settings_of  # with aiohttp, which a builtin pool does without
+        # with aiohttp, which a builtin pool does without
+        from lorad.engines.remote.settings import settings_of
 
         config = self.config
         settings = settings_of(
@@ -144,7 +148,9 @@ class _Start:
             sleep=config.mode == "timesliced",
         )
         logs = log_directory(self.root)
-        engine: Engine = await self.engine_type.open(setup, settings, self.facts.linears, work=self.root, logs=logs)
+        engine: Engine = await self.engine_type.open(
+            setup, settings, self.facts.linears, work=self.root, logs=logs
+        )
         return engine
 
 
@@ -179,7 +185,9 @@ def _check_mode(config: PoolSetup, engine: Engine) -> None:
             f"fused, but {name} is a process of its own", key="pool.mode", hint="Use resident or timesliced."
         )
     if config.mode == "timesliced" and not engine.capabilities().sleep:
-        raise SpecError(f"timesliced, but {config.engine} cannot sleep", key="pool.mode", hint="Use resident, or auto.")
+        raise SpecError(
+            f"timesliced, but {config.engine} cannot sleep", key="pool.mode", hint="Use resident, or auto."
+        )
 
 
 def _load(config: PoolSetup, facts: ModelFacts) -> Base:
@@ -187,6 +195,7 @@ def _load(config: PoolSetup, facts: ModelFacts) -> Base:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # of this thread, which does all the work: streams and graphs are made there
+        # of this thread, which does all the work: streams and graphs are made there
+        torch.cuda.set_device(device)
     dtype = torch.float32 if dtype_of(config, facts) == "float32" else torch.bfloat16
     return load_base(Path(config.model_path), dtype, device)

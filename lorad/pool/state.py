@@ -25,8 +25,8 @@ from lorad.trainers.base import Trainer
 class Pool:
     """One trainer, one engine, and the runs that share them. vocab_size: token ids are below it.
 
-    lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`. joins: gradients of several runs are
-    made in the same passes. memory: bytes for slots and versions, 0 when not known.
+    lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`. joins: gradients of
+    several runs are made in the same passes. memory: bytes for slots and versions, 0 when not known.
     """
 
     def __init__(
@@ -63,7 +63,9 @@ class Pool:
         """Return the caller's. Raises Conflict when its slot is not open."""
         tenant = self.tenants.get(call.run)
         if tenant is None or tenant.attempt != call.attempt:
-            raise Conflict(f"{call.run} attempt {call.attempt} has no open slot", hint="Its next call must be open.")
+            raise Conflict(
+                f"{call.run} attempt {call.attempt} has no open slot", hint="Its next call must be open."
+            )
         return tenant
 
     def request(self, call: Call) -> str:
@@ -81,7 +83,10 @@ class Pool:
             await self.trainer.close(tenant.reference)
 
     async def close(self) -> None:
-        """Finish what changes slots, write what is pending. The engine is the caller's to close, after this."""
+        """Finish what changes slots, write what is pending.
+
+        The engine is the caller's to close, after this.
+        """
         self.engine.stop_waiting()
         for fence in self.fences.values():
             await fence.settle()

@@ -24,8 +24,8 @@ def reference_slot(run: str) -> str:
 
 @dataclass(eq=False)
 class Proof:
-    """The amplified tests of one attempt. returns: of the engine when the last one passed, see `Attester`; None: none
-    has. since: versions since the last one. times: its K.
+    """The amplified tests of one attempt. returns: of the engine when the last one passed, see `Attester`;
+    None: none has. since: versions since the last one. times: its K.
     """
 
     returns: int | None = None
@@ -49,8 +49,8 @@ class Proof:
 
 @dataclass(eq=False)
 class Tenant:
-    """One run with an open slot. versions: attested and loaded, oldest first. change: dt of the current one. slot: its
-    bytes are those of the reference, too.
+    """One run with an open slot. versions: attested and loaded, oldest first. change: dt of the current one.
+    slot: its bytes are those of the reference, too.
 
     files: of the current one, which follow in the background.
     """

@@ -1,4 +1,6 @@
-"""What the trainer's work comes to: tokens, seconds, memory, and the share of what its devices could compute."""
+"""What the trainer's work comes to: tokens, seconds, memory,
+and the share of what its devices could compute.
+"""
 
 from __future__ import annotations
 
@@ -34,27 +36,30 @@ PEAKS: Mapping[str, float] = {
 }
 """Flops per second in dense bf16, from NVIDIA's data sheets. A part of the name that torch tells -> peak."""
 FORWARD, BACKWARD = 2, 2
-"""Flops per parameter of the base and token: y = W x, and the gradient of x. The base needs none of W, which would be
-two more (Kaplan et al., 2020, "Scaling laws for neural language models", section 2.1). The adapter is left out."""
+"""Flops per parameter of the base and token: y = W x, and the gradient of x. The base needs none of W, which
+would be two more (Kaplan et al., 2020, "Scaling laws for neural language models", section 2.1). The adapter
+is left out."""
 
 
 def peak_of(name: str) -> float | None:
-    """Return the peak FLOP/s of a GPU by the name that torch gives it; None: unknown. The longest part that fits
-    decides.
+    """Return the peak FLOP/s of a GPU by the name that torch gives it; None: unknown. The longest part that
+    fits decides.
     """
     fitting = [part for part in PEAKS if all(word in name.replace("-", " ").split() for word in part.split())]
     return PEAKS[max(fitting, key=len)] if fitting else None
 
 
 class Rate(Struct, frozen=True):
-    """parameters: of the base, those that one token meets. peak: flops per second of all of the trainer's devices."""
+    """parameters: of the base, those that one token meets. peak: flops per second of all of the trainer's
+    devices.
+    """
 
     parameters: int
     peak: float
 
     def share(self, tokens: int, seconds: float, *, recomputes: bool) -> float:
-        """Return the model FLOPs utilization: the share of the devices' peak (Chowdhery et al., 2022, PaLM, appendix
-        B).
+        """Return the model FLOPs utilization: the share of the devices' peak (Chowdhery et al., 2022, PaLM,
+        appendix B).
 
         Unlike there, FLOPs that are computed a second time count too.
         """
@@ -97,7 +102,9 @@ class Work:
         return done, share if math.isfinite(share) else None
 
     def forget(self, run: str) -> None:
-        """Drop what a leaving run computed for a step that never came, so that its next attempt counts from zero."""
+        """Drop what a leaving run computed for a step that never came, so that its next attempt counts from
+        zero.
+        """
         self._done.pop(run, None)
 
     async def take_memory(self) -> tuple[int | None, int | None]:
@@ -119,7 +126,7 @@ class Work:
 
 
 def tokens_of(batch: Batch) -> int:
-    """Count the tokens of all samples; a prompt counts once per sample, though some trainers compute it once per
-    group.
+    """Count the tokens of all samples; a prompt counts once per sample, though some trainers compute it once
+    per group.
     """
     return int((batch.prompt_lengths * batch.group_sizes).sum() + batch.completion_lengths.sum())

@@ -1,4 +1,5 @@
-"""Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward, memory.
+"""Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward,
+memory.
 
 `python -m lorad.preflight` reads a Question on stdin and prints an Answer, see
 `lorad.protocol.preflight`. What user code prints meanwhile goes to stderr. The exit code is 0.
@@ -55,18 +56,25 @@ with quick_imports():
     from lorad.spec.model import Spec, convert, fitted
 
 Shapes = dict[str, tuple[int, int]]
-OPENED_AS = "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
-SLOT_COPIES = 8  # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
+OPENED_AS = (
+    "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
+)
+# of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
+SLOT_COPIES = 8
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 
 
 def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
-    """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to that one."""
+    """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to
+    that one.
+    """
     try:
         return checked(spec, cwd=cwd, **machine)
     except SpecError as error:
-        others = {other.message: other for other in wrong_on_disk(spec, cwd) if other.message != error.message}
+        others = {
+            other.message: other for other in wrong_on_disk(spec, cwd) if other.message != error.message
+        }
         error.others = (*error.others, *others.values())
         raise
 
@@ -106,7 +114,10 @@ def checked(
     backends: dict[str, Backend] | None = None,
     reference: Path | None = None,
 ) -> SpecFacts:
-    """Check `spec` against the disk and the machine; the arguments are those of `Question`. Raises SpecError."""
+    """Check `spec` against the disk and the machine; the arguments are those of `Question`.
+
+    Raises SpecError.
+    """
     box = load_config(Home(default_home()).config) if backends is None else Config(backends=backends)
     refuse_contradictions(spec)
     check_backends(spec, box)
@@ -137,7 +148,9 @@ def checked(
         max_positions=model.max_positions,
     )
     if spec.rollout.backend in SERVERS:
-        told += server_check()(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
+        told += server_check()(
+            spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids
+        )
     return SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
@@ -164,7 +177,10 @@ def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
 
 
 def model_facts(spec: Spec, directory: Path) -> ModelFacts:
-    """Every weight file is as long as its header says; tensors are checked when they are loaded. Raises SpecError."""
+    """Every weight file is as long as its header says; tensors are checked when they are loaded.
+
+    Raises SpecError.
+    """
     if needs_base(spec):
         read_config(directory)
     check_weights(directory)
@@ -190,7 +206,9 @@ def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, 
     for key in ("rank", "alpha", "rslora"):
         there, here = getattr(found.config, key), getattr(wanted, key)
         if there != here:
-            raise SpecError(f"{here} here but {there} in {spec.lora.adapter_path}", key=f"lora.{key}", hint=_SAME)
+            raise SpecError(
+                f"{here} here but {there} in {spec.lora.adapter_path}", key=f"lora.{key}", hint=_SAME
+            )
     if differing := sorted(set(found.config.modules) ^ set(wanted.modules)):
         lacking = "lora.target_modules" if differing[0] in found.config.modules else spec.lora.adapter_path
         raise SpecError(
@@ -202,7 +220,10 @@ def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, 
 
 
 def check_reference(directory: Path, shapes: Shapes) -> int:
-    """Count the parameters of the adapter that KL is measured against. Raises SpecError unless it fits the base."""
+    """Count the parameters of the adapter that KL is measured against.
+
+    Raises SpecError unless it fits the base.
+    """
     try:
         found = read_peft(directory)
         validate(found, shapes)
@@ -215,21 +236,29 @@ _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
 def check_weights(directory: Path) -> None:
-    """Every weight file is as long as its header says. Raises SpecError; tensors are checked when they are loaded."""
+    """Every weight file is as long as its header says.
+
+    Raises SpecError; tensors are checked when they are loaded.
+    """
     for path in weight_files(directory):
         try:
             with open_file(path) as file, safe_open(path, framework="np"):
                 refuse_sparse(file, path)
         except (SafetensorError, OSError) as error:
             told = getattr(error, "strerror", None) or error
-            raise SpecError(f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again.") from None
+            raise SpecError(
+                f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again."
+            ) from None
 
 
 def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
     """The reward can be loaded, and every row has what it asks for."""
     name = spec.reward_spec.name
     if unset := [variable for variable in spec.reward_spec.env if variable not in os.environ]:
-        hint = "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does not count."
+        hint = (
+            "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does "
+            "not count."
+        )
         raise SpecError(f"{', '.join(unset)} is not set where runs work", key="reward.env", hint=hint)
     example = data.take(0, 1)[0]
     with Rewarder(spec.reward_spec, cwd) as rewarder:
@@ -239,7 +268,9 @@ def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
         required.add("answer")
     if missing := sorted(required - there):
         hint = f"There is {', '.join(sorted(there))}; data.answer_key names the column of answers."
-        raise SpecError(f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint)
+        raise SpecError(
+            f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint
+        )
 
 
 def warnings(
@@ -258,10 +289,10 @@ def warnings(
         ),
         "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
         and not held_out,
-        f"data: {data.dropped} prompts are longer than data.max_prompt_tokens and are left out": data.dropped > 0,
-        f"data: {data.size} prompts are fewer than data.prompts_per_step; a step sees some of them twice": data.size
-        is not None
-        and data.size < spec.data.prompts_per_step,
+        f"data: {data.dropped} prompts are longer than data.max_prompt_tokens and are left out": data.dropped
+        > 0,
+        f"data: {data.size} prompts are fewer than data.prompts_per_step; a step sees some of them "
+        "twice": data.size is not None and data.size < spec.data.prompts_per_step,
     }
     return [text for text, holds in found.items() if holds]
 

@@ -20,8 +20,8 @@ KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
 def check_backends(spec: Spec, config: Config) -> None:
     """Check what the spec and config.yaml show by themselves.
 
-    Raises SpecError for a backend that is neither built in nor configured, and for keys and modes that belong to
-    another.
+    Raises SpecError for a backend that is neither built in nor configured, and for keys and modes that belong
+    to another.
     """
     check_name("trainer.backend", spec.trainer.backend, trainers.BACKENDS, config, "trainer")
     check_name("rollout.backend", spec.rollout.backend, engines.BACKENDS, config, "engine")
@@ -33,7 +33,9 @@ def check_backends(spec: Spec, config: Config) -> None:
 
 
 def server_check() -> Callable[..., list[str]]:
-    """`check_server`, imported where it is needed: its HTTP client takes as long as all the rest of a preflight."""
+    """`check_server`, imported where it is needed: its HTTP client takes as long as all the rest of a
+    preflight.
+    """
     from lorad.preflight.servers import check_server
 
     return check_server
@@ -133,7 +135,9 @@ def check_url(url: str, urls: tuple[str, ...]) -> None:
         raise SpecError(f"{url!r} is no address of a server", key="rollout.url", hint=hint)
     if parts.username is not None or parts.password is not None:
         raise SpecError(
-            "it holds a password, and specs are stored", key="rollout.url", hint="Put it into rollout.key_file."
+            "it holds a password, and specs are stored",
+            key="rollout.url",
+            hint="Put it into rollout.key_file.",
         )
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise SpecError(f"{url} has more after the port", key="rollout.url", hint=hint)

@@ -1,4 +1,7 @@
-"""The server that a run samples from, looked at before anything starts. Imported late: it brings an HTTP client."""
+"""The server that a run samples from, looked at before anything starts.
+
+Imported late: it brings an HTTP client.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,14 @@ ANSWER_SECONDS = 15.0
 
 
 def check_server(
-    spec: Spec, config: Config, facts: BaseFacts, model: Path, cwd: Path, *, device: str, stop_token_ids: Sequence[int]
+    spec: Spec,
+    config: Config,
+    facts: BaseFacts,
+    model: Path,
+    cwd: Path,
+    *,
+    device: str,
+    stop_token_ids: Sequence[int],
 ) -> list[str]:
     """Check that `rollout.backend`'s server is installed and can do what the run asks for. Returns warnings.
 
@@ -63,7 +73,9 @@ def check_flags(dialect: Dialect, setup: ServerSetup) -> None:
     for given in setup.engine_args:
         flag = given.lstrip("-").replace("_", "-")
         if not flag:
-            raise SpecError(f"{given!r} is no flag", key="rollout.engine_args", hint="Name it without its dashes.")
+            raise SpecError(
+                f"{given!r} is no flag", key="rollout.engine_args", hint="Name it without its dashes."
+            )
         if mine := sorted(name for name in reserved if name.startswith(flag)):
             raise SpecError(
                 f"{given} is not for you to set: {mine[0]} follows from the run",
@@ -72,7 +84,9 @@ def check_flags(dialect: Dialect, setup: ServerSetup) -> None:
             )
 
 
-def check_sampling(spec: Spec, dialect: Dialect, settings: ServerSettings, stop_token_ids: Sequence[int]) -> None:
+def check_sampling(
+    spec: Spec, dialect: Dialect, settings: ServerSettings, stop_token_ids: Sequence[int]
+) -> None:
     for greedy in (False, True) if spec.eval.every else (False,):
         if why := dialect.check(sampling_of(spec.rollout, stop_token_ids, greedy=greedy), settings):
             raise SpecError(
@@ -94,9 +108,11 @@ def check_attached(spec: Spec, dialect: Dialect, url: str, address: Address) -> 
     if able.scaled_logprobs not in (None, spec.rollout.temperature != 1.0):
         mode = "processed_logprobs" if spec.rollout.temperature != 1.0 else "raw_logprobs"
         raise SpecError(
-            f"the server at {url} gives other log-probabilities than temperature {spec.rollout.temperature:g} needs",
+            f"the server at {url} gives other log-probabilities than temperature "
+            f"{spec.rollout.temperature:g} needs",
             key="rollout.url",
-            hint=f"Start it with --logprobs-mode {mode}, or leave rollout.url out: lorad starts one as it needs it.",
+            hint=f"Start it with --logprobs-mode {mode}, or leave rollout.url out: lorad starts one as it "
+            "needs it.",
         )
     if able.max_tokens < longest(spec):
         raise SpecError(
@@ -116,7 +132,8 @@ async def _abilities(dialect: Dialect, url: str, address: Address) -> Abilities:
             raise SpecError(
                 f"the server at {url} does not take the key: {error.message}",
                 key="rollout.key_file",
-                hint="rollout.key_file holds its API key, rollout.admin_key_file its admin key if it has one.",
+                hint="rollout.key_file holds its API key, rollout.admin_key_file its admin key if it has "
+                "one.",
             ) from None
         raise _no_server(dialect, url, error.message) from None
     except (ServerGone, ServerSilent) as error:
@@ -124,7 +141,9 @@ async def _abilities(dialect: Dialect, url: str, address: Address) -> Abilities:
     except TimeoutError:
         raise _no_server(dialect, url, f"it said nothing for {ANSWER_SECONDS:.0f} s") from None
     except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
-        raise _no_server(dialect, url, f"its answers are not {dialect.name}'s ({type(error).__name__})") from None
+        raise _no_server(
+            dialect, url, f"its answers are not {dialect.name}'s ({type(error).__name__})"
+        ) from None
     finally:
         await http.close()
 

@@ -1,4 +1,6 @@
-"""The trainer of a spec, looked at before anything starts: the keys that are for it, its ranks, its installation."""
+"""The trainer of a spec, looked at before anything starts: the keys that are for it, its ranks, its
+installation.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
 def check_trainer_keys(spec: Spec) -> None:
-    """Raise SpecError for axes and settings that the trainer does not have, and for a mode that it cannot keep."""
+    """Raise SpecError for axes and settings that the trainer does not have, and for a mode that it cannot
+    keep.
+    """
     trainer, backend = spec.trainer, spec.trainer.backend
     if trainer.cp > 1:
         raise SpecError(
@@ -71,17 +75,21 @@ def _instead(backend: str, axis: str) -> str:
 def _check_fsdp_args(args: Mapping[str, object]) -> None:
     if unknown := sorted(set(args) - {ATTENTION}):
         raise SpecError(
-            f"fsdp has no {', '.join(unknown)}", key="trainer.backend_args", hint=f"It takes {ATTENTION}: a name."
+            f"fsdp has no {', '.join(unknown)}",
+            key="trainer.backend_args",
+            hint=f"It takes {ATTENTION}: a name.",
         )
     if not isinstance(name := args.get(ATTENTION), str | None):
         raise SpecError(
-            f"{ATTENTION} is {name!r}, no name", key="trainer.backend_args", hint="Give one of transformers', as sdpa."
+            f"{ATTENTION} is {name!r}, no name",
+            key="trainer.backend_args",
+            hint="Give one of transformers', as sdpa.",
         )
 
 
 def _check_megatron(spec: Spec) -> None:
-    """Refuse arguments that lorad sets itself; those that only Megatron's own fields can check are left to the
-    ranks.
+    """Refuse arguments that lorad sets itself; those that only Megatron's own fields can check are left to
+    the ranks.
     """
     if mine := sorted(OWN & spec.trainer.backend_args.keys()):
         raise SpecError(
@@ -108,7 +116,10 @@ def _check_megatron(spec: Spec) -> None:
 
 
 def check_sizes(spec: Spec, facts: ModelFacts) -> None:
-    """Check, as far as config.json shows, that Megatron can cut this model over these ranks. Raises SpecError."""
+    """Check, as far as config.json shows, that Megatron can cut this model over these ranks.
+
+    Raises SpecError.
+    """
     trainer = spec.trainer
     if trainer.backend != "megatron":
         return
@@ -122,7 +133,8 @@ def check_sizes(spec: Spec, facts: ModelFacts) -> None:
         raise SpecError(
             f"{trainer.pp} stages cannot share {facts.layers} layers evenly",
             key="trainer.pp",
-            hint="It must divide num_hidden_layers, or trainer.backend_args say num_layers_in_first_pipeline_stage.",
+            hint="It must divide num_hidden_layers, or trainer.backend_args say "
+            "num_layers_in_first_pipeline_stage.",
         )
     if trainer.ep > 1 and not facts.experts:
         raise SpecError(
@@ -161,7 +173,9 @@ def check_shared(spec: Spec, adapter: Adapter) -> None:
         return
     for first, *others in fused(adapter.config.modules):
         for other in others:
-            if not np.array_equal(adapter.tensors[f"{first}.lora_A.weight"], adapter.tensors[f"{other}.lora_A.weight"]):
+            if not np.array_equal(
+                adapter.tensors[f"{first}.lora_A.weight"], adapter.tensors[f"{other}.lora_A.weight"]
+            ):
                 raise SpecError(
                     f"lora.type: lora shares A over {first} and {other}, but theirs differ",
                     key="lora.adapter_path",
@@ -183,7 +197,11 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
     ranks, tp, asked = spec.trainer.ranks, spec.rollout.tp, spec.resources.devices
     if device == "cpu":
         if tp > 1 or (asked or 1) > 1:
-            key, what = ("rollout.tp", f"{tp} devices for one server") if tp > 1 else ("resources.devices", str(asked))
+            key, what = (
+                ("rollout.tp", f"{tp} devices for one server")
+                if tp > 1
+                else ("resources.devices", str(asked))
+            )
             raise SpecError(f"{what}, but this machine has no GPU", key=key, hint="Leave it out.")
         return
     for key, needed in (("trainer", ranks), ("rollout.tp", tp)):
@@ -191,7 +209,8 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
             raise SpecError(
                 f"{'tp x pp x dp ' if key == 'trainer' else ''}is {needed} but resources.devices is {asked}",
                 key=key,
-                hint="Lower it, or ask for more devices; without resources.devices there are as many as are needed.",
+                hint="Lower it, or ask for more devices; without resources.devices there are as many as are "
+                "needed.",
             )
     if spec.gpus > count:
         raise SpecError(
@@ -202,7 +221,8 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
 
 
 def check_trainer(spec: Spec, config: Config, device: str) -> list[str]:
-    """Check that `trainer.backend`'s packages are installed beside its interpreter. Returns warnings; raises SpecError.
+    """Check that `trainer.backend`'s packages are installed beside its interpreter. Returns warnings; raises
+    SpecError.
 
     Nothing is checked for a trainer in the pool's own process.
     """
@@ -215,13 +235,15 @@ def check_trainer(spec: Spec, config: Config, device: str) -> list[str]:
 
 
 def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Check that all that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError naming
-    what does not.
+    """Check that all that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError
+    naming what does not.
 
     shapes: what the trainer can adapt. `all-linear` means no experts.
     """
     excluded = entries(spec.lora.exclude_modules)
-    beyond = [name for name in (*facts.linears, *facts.experts) if name not in shapes and not _named(excluded, name)]
+    beyond = [
+        name for name in (*facts.linears, *facts.experts) if name not in shapes and not _named(excluded, name)
+    ]
     for entry in entries(spec.lora.target_modules):
         dense = [name for name in beyond if entry_matches(entry, name) and name in facts.linears]
         experts = [name for name in beyond if entry_matches(entry, name) and name not in facts.linears]

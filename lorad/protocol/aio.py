@@ -1,4 +1,6 @@
-"""The calling side of the pool's protocol for asyncio: many calls at once on one socket, each a stream of its own."""
+"""The calling side of the pool's protocol for asyncio: many calls at once on one socket, each a stream of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ CONNECT_SECONDS = 5.0
 class AsyncConnection:
     """Calls to one pool, from nobody in particular: verbs that belong to a run are not for it.
 
-    Any failure of the socket raises PoolLost in all calls that are under way; the connection is of no further use then.
-    Answers that nobody has read yet are kept, so that a slow reader holds up no other call.
+    Any failure of the socket raises PoolLost in all calls that are under way; the connection is of no further
+    use then. Answers that nobody has read yet are kept, so that a slow reader holds up no other call.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,7 +62,10 @@ class AsyncConnection:
         return result
 
     async def stream(self, verb: str, args: Any) -> AsyncGenerator[Any, None]:
-        """Yield the items of a verb, then its result as the last one. Closing it early makes the pool end the verb."""
+        """Yield the items of a verb, then its result as the last one.
+
+        Closing it early makes the pool end the verb.
+        """
         if self._why:
             raise self._lost()
         kind, number = VERBS[verb], next(self._ids)

@@ -16,8 +16,8 @@ class Prompt(Struct, frozen=True):
     """One prompt and how many samples of it are wanted.
 
     tokens: int32 [P].
-    seeds: uint64 [n], one for each sample. A sample depends on its own seed, the prompt, the version and the sampling
-        parameters, on nothing else that is random.
+    seeds: uint64 [n], one for each sample. A sample depends on its own seed, the prompt, the version and the
+        sampling parameters, on nothing else that is random.
     """
 
     id: str
@@ -32,7 +32,8 @@ class Sampling(Struct, frozen=True):
 
     temperature: 0 is greedy.
     top_k: 0 is all.
-    stream: whether tokens are read as they come; without it an engine may keep a sample back until all have ended.
+    stream: whether tokens are read as they come; without it an engine may keep a sample back until all have
+        ended.
     logprobs: whether they are used; without it they may be of another temperature.
     """
 
@@ -47,7 +48,8 @@ class Sampling(Struct, frozen=True):
 
 
 class Chunk(Struct, frozen=True):
-    """Some new tokens of one sample; a sample is the concatenation of its chunks, the last of which has `finish`.
+    """Some new tokens of one sample; a sample is the concatenation of its chunks, the last of which has
+    `finish`.
 
     version: the engine-side name of the version that made these tokens.
     tokens: int32 [t].
@@ -63,9 +65,11 @@ class Chunk(Struct, frozen=True):
 
 
 class Chunks(Struct, frozen=True):
-    """Chunks as they travel: many of them in few arrays. n chunks, T tokens in all; `version` made all of them.
+    """Chunks as they travel: many of them in few arrays. n chunks, T tokens in all; `version` made all of
+    them.
 
-    prompts: int32 [n], positions in the call's list of prompts. indexes: int32 [n]. lengths: int32 [n], sums to T.
+    prompts: int32 [n], positions in the call's list of prompts. indexes: int32 [n]. lengths: int32 [n], sums
+        to T.
     finishes: uint8 [n], positions in FINISHES. tokens: int32 [T]. logprobs: float32 [T].
     """
 
@@ -99,7 +103,12 @@ class Chunks(Struct, frozen=True):
         prompts: the prompts of the call.
         """
         ends = np.cumsum(self.lengths).tolist()
-        columns = (self.prompts.tolist(), self.indexes.tolist(), self.lengths.tolist(), self.finishes.tolist())
+        columns = (
+            self.prompts.tolist(),
+            self.indexes.tolist(),
+            self.lengths.tolist(),
+            self.finishes.tolist(),
+        )
         for position, index, length, finish, end in zip(*columns, ends, strict=True):
             part = slice(end - length, end)
             tokens, logprobs = self.tokens[part], self.logprobs[part]
@@ -107,7 +116,8 @@ class Chunks(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """Samples in groups; the prompt of a group is given once. G groups, S samples in group order, T tokens in all.
+    """Samples in groups; the prompt of a group is given once. G groups, S samples in group order, T tokens in
+    all.
 
     prompts: int32 [sum(prompt_lengths)]     prompt_lengths: int32 [G]      group_sizes: int32 [G], sums to S
     completions: int32 [T]                   completion_lengths: int32 [S], sums to T
@@ -161,9 +171,10 @@ class Batch(Struct, frozen=True):
 class PolicyTargets(Struct, frozen=True):
     """What a policy-gradient loss needs beside the tokens. S samples, T completion tokens as in the batch.
 
-    advantages: float32 [S]. sampler_logprobs: float32 [T], the engine's. old_logprobs: float32 [T], the trainer's
-    before the first update on these samples; None: the current policy itself (on-policy, ratio 1).
-    reference_logprobs: float32 [T], those of the base or of the run's reference; None when the KL coefficient is 0.
+    advantages: float32 [S]. sampler_logprobs: float32 [T], the engine's. old_logprobs: float32 [T], the
+    trainer's before the first update on these samples; None: the current policy itself (on-policy, ratio 1).
+    reference_logprobs: float32 [T], those of the base or of the run's reference; None when the KL coefficient
+        is 0.
     """
 
     advantages: np.ndarray
@@ -185,7 +196,10 @@ class PolicyLoss(Struct, frozen=True):
 
 
 class LossStats(Struct, frozen=True):
-    """Sums over the tokens of one forward_backward; the caller divides by `tokens`. `loss` is already normalised."""
+    """Sums over the tokens of one forward_backward; the caller divides by `tokens`.
+
+    `loss` is already normalised.
+    """
 
     loss: float = 0.0
     tokens: int = 0

@@ -1,6 +1,8 @@
-"""HTTP connections that cost no more than they should: each has its deadlines, and each user a number of them.
+"""HTTP connections that cost no more than they should: each has its deadlines, and each user a number of
+them.
 
-aiohttp waits for ever for the first byte of a request, for the rest of its head, and for a reader that does not read.
+aiohttp waits for ever for the first byte of a request, for the rest of its head, and for a reader that does
+not read.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class Guarded(RequestHandler):
     def __init__(self, door: Doorkeeper) -> None:
         super().__init__(door.server, loop=asyncio.get_running_loop(), **door.server._kwargs)
         self._door, self._refusal = door, ""
-        self._silent_since = self._moved_at = 0.0  # loop time: no request under way since; the reader took something at
+        # loop time: no request under way since; the reader took something at
+        self._silent_since = self._moved_at = 0.0
         self._head_since: float | None = None
         self._unsent = 0
 
@@ -102,7 +105,10 @@ class Guarded(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal:
-            hint = "Close some, or try again in a moment: `lorad list --watch` and `lorad logs -f` keep one each."
+            hint = (
+                "Close some, or try again in a moment: `lorad list --watch` and `lorad logs -f` keep one "
+                "each."
+            )
             self._drop(503, Conflict(self._refusal, hint=hint))
             return
         before = self._request_count
@@ -134,7 +140,11 @@ class Guarded(RequestHandler):
         self._drop(408, None if self._head_since is None else error)
 
     def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
     ) -> web.StreamResponse:
         """Answer in lorad's form what aiohttp itself rejects."""
         if status >= 500 or request.writer.output_size:

@@ -1,9 +1,10 @@
-"""What can be asked of a pool. One connection carries many calls; each is answered by items (a stream), then a result.
+"""What can be asked of a pool. One connection carries many calls; each is answered by items (a stream), then
+a result.
 
-Fencing. A call of a run carries (run, attempt, seq). A mutating verb has seq > 0, growing within an attempt: the same
-(run, attempt, seq) again gets the recorded reply, or waits for the one that is under way; it is never done twice. A
-call of an older attempt raises Fenced. The first call of a newer attempt aborts what the older one has in flight and
-must be `open`, which starts the slot afresh.
+Fencing. A call of a run carries (run, attempt, seq). A mutating verb has seq > 0, growing within an attempt:
+the same (run, attempt, seq) again gets the recorded reply, or waits for the one that is under way; it is
+never done twice. A call of an older attempt raises Fenced. The first call of a newer attempt aborts what the
+older one has in flight and must be `open`, which starts the slot afresh.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ class Nothing(Struct, frozen=True):
 
 
 class Open(Struct, frozen=True):
-    """Open the run's slot: from a checkpoint directory (`resume_from`), a PEFT directory (`source`), or by `init`.
+    """Open the run's slot: from a checkpoint directory (`resume_from`), a PEFT directory (`source`), or by
+    `init`.
 
-    reference: the adapter whose log-probabilities `Logprobs` gives as `reference`. It is attested like a version and
-    held beside the slot, frozen.
+    reference: the adapter whose log-probabilities `Logprobs` gives as `reference`. It is attested like a
+    version and held beside the slot, frozen.
 
-    priority: a run with one more gets twice the share of the pool's turns. kept: versions that stay loaded for the run,
-    the current one among them. amplified_every: publishes between two amplified attestations, 0 for none but the first.
+    priority: a run with one more gets twice the share of the pool's turns. kept: versions that stay loaded
+    for the run, the current one among them. amplified_every: publishes between two amplified attestations, 0
+    for none but the first.
     """
 
     modules: tuple[str, ...]
@@ -106,7 +109,8 @@ class OptimStep(Struct, frozen=True):
 class Stepped(Struct, frozen=True):
     """The result of an optimizer step.
 
-    tokens, seconds: of the forward and backward passes since the step before, prompts included, waiting excluded.
+    tokens, seconds: of the forward and backward passes since the step before, prompts included, waiting
+        excluded.
     mfu: see `lorad/pool/work.py`; None where it is not known.
     memory, memory_peak: see `TrainerHealth`; None where it is not known.
     waited: seconds that the run's work on its slot waited for its turn since the step before.
@@ -141,7 +145,9 @@ class LogprobsResult(Struct, frozen=True):
 
 
 class Publish(Struct, frozen=True):
-    """Export the slot, load it into the engine as `run@number`, attest it; files go to `directory` meanwhile."""
+    """Export the slot, load it into the engine as `run@number`, attest it;
+    files go to `directory` meanwhile.
+    """
 
     number: int
     step: int
@@ -173,7 +179,9 @@ class Published(Struct, frozen=True):
 
 
 class Save(Struct, frozen=True):
-    """Write the slot's state into `directory` (which exists); wait for the files of `version` to be on disk as well."""
+    """Write the slot's state into `directory` (which exists); wait for the files of `version` to be on disk
+    as well.
+    """
 
     directory: str
 
@@ -187,7 +195,8 @@ class Unload(Struct, frozen=True):
 
 
 class LoadVersion(Struct, frozen=True):
-    """Load a version from its directory and attest it, to serve it; one that is loaded with that digest stays.
+    """Load a version from its directory and attest it, to serve it; one that is loaded with that digest
+    stays.
 
     keep: until `let_go`, whatever else is loaded. Without it, it goes when others are asked for.
     """
@@ -205,7 +214,10 @@ class Loaded(Struct, frozen=True):
 
 
 class LetGo(Struct, frozen=True):
-    """The end of `keep`; nothing happens for a version that is not kept. Requests in flight on it end first."""
+    """The end of `keep`; nothing happens for a version that is not kept.
+
+    Requests in flight on it end first.
+    """
 
     version: str
 
@@ -220,7 +232,9 @@ class Closed(Struct, frozen=True):
 
 
 class Evict(Struct, frozen=True):
-    """Close the slot of an attempt whose driver is gone; nothing happens if it is not open, or another attempt's."""
+    """Close the slot of an attempt whose driver is gone; nothing happens if it is not open, or another
+    attempt's.
+    """
 
     run: str
     attempt: int
@@ -262,7 +276,9 @@ VERBS: dict[str, Verb] = {
 
 
 CANCEL = "cancel"
-"""Ends a call of the same connection, whose id is `args`, as the end of the connection would; it has no answer."""
+"""Ends a call of the same connection, whose id is `args`, as the end of the connection would; it has no
+answer.
+"""
 
 
 class Call(Struct, frozen=True):

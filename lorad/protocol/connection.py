@@ -23,7 +23,8 @@ from lorad.protocol.listener import uid_of
 class Connection:
     """Calls to one pool, from one run and attempt (or from nobody: run "").
 
-    Any failure of the socket raises PoolLost; the caller may make a new Connection with the same `seq` and repeat the
+    Any failure of the socket raises PoolLost; the caller may make a new Connection with the same `seq` and
+    repeat the
     call: the pool does nothing twice. most: bytes of one answer, of a pool that is not to be trusted.
     """
 
@@ -90,7 +91,9 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.close()
 
     def _send(self, call: Call) -> None:

@@ -1,4 +1,5 @@
-"""One frame: a fixed prefix, a msgpack header, raw array buffers. No pickle, no copies of arrays beyond the socket's.
+"""One frame: a fixed prefix, a msgpack header, raw array buffers. No pickle, no copies of arrays beyond the
+socket's.
 
     u32 header bytes | u32 buffer count | u64 body bytes | body        (little endian)
     body: u64 bytes of each buffer | header | buffers, each with zeros before it up to a multiple of 8 bytes
@@ -90,13 +91,15 @@ def parse_prefix(data: bytes | bytearray) -> Prefix:
     """Raises BadFrame on sizes that no peer of ours sends."""
     prefix = Prefix(*PREFIX.unpack(data))
     if prefix.header > MAX_HEADER or prefix.buffers > MAX_BUFFERS or prefix.body > MAX_BODY:
-        raise BadFrame(f"a header of {prefix.header} bytes with {prefix.buffers} buffers in {prefix.body} bytes")
+        raise BadFrame(
+            f"a header of {prefix.header} bytes with {prefix.buffers} buffers in {prefix.body} bytes"
+        )
     return prefix
 
 
 def decode(prefix: Prefix, body: bytes | bytearray, kind: type[T]) -> T:
-    """The message of a frame, checked against `kind`; its arrays are views of `body`. Raises BadFrame when it does not
-    fit."""
+    """The message of a frame, checked against `kind`; its arrays are views of `body`. Raises BadFrame when it
+    does not fit."""
     view = memoryview(body)
     header, buffers = _split(prefix, view)
 

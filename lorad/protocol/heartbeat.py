@@ -1,8 +1,9 @@
-"""How a process shows that it lives and progresses: a small file that one of its threads overwrites every two seconds.
+"""How a process shows that it lives and progresses: a small file that one of its threads overwrites every two
+seconds.
 
-The file's time shows whether the process is scheduled at all, `progress` whether what it is `doing` gets anywhere.
-A process does nothing while it waits for another one that is judged by its own beats, or for a time-out: so a slow
-machine never makes it look stalled.
+The file's time shows whether the process is scheduled at all, `progress` whether what it is `doing` gets
+anywhere. A process does nothing while it waits for another one that is judged by its own beats, or for a
+time-out: so a slow machine never makes it look stalled.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ class Beat(Struct, frozen=True):
 
 
 class Heart:
-    """Beats in a thread from `start` to `stop`, or to the end of the process. Each thread says what it does itself.
+    """Beats in a thread from `start` to `stop`, or to the end of the process. Each thread says what it does
+    itself.
 
-    One that hangs is not hidden by another that gets on: `progress` grows when all that are busy have got on since it
-    grew last.
+    One that hangs is not hidden by another that gets on: `progress` grows when all that are busy have got on
+    since it grew last.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -52,7 +54,9 @@ class Heart:
         self._stopped = threading.Event()
 
     def start(self, path: Path | None = None) -> None:
-        """Begin to beat. A beat that cannot be written ends nothing: the process is then judged by its life alone."""
+        """Begin to beat. A beat that cannot be written ends nothing: the process is then judged by its life
+        alone.
+        """
         self._path = path or self._path
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
@@ -71,8 +75,8 @@ class Heart:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Count this thread as idle within the block: it waits for a process that is judged by its own beats, or for no
-        longer than a time-out.
+        """Count this thread as idle within the block: it waits for a process that is judged by its own beats,
+        or for no longer than a time-out.
         """
         before = self._doing.get(threading.get_ident(), "")
         self.work("")
@@ -88,7 +92,10 @@ class Heart:
     def beat(self) -> Beat:
         """Make a beat and count progress. A thread that ended is not busy any more."""
         there = {thread.ident for thread in threading.enumerate()}
-        now, busy = time.monotonic(), {who: doing for who, doing in list(self._doing.items()) if doing and who in there}
+        now, busy = (
+            time.monotonic(),
+            {who: doing for who, doing in list(self._doing.items()) if doing and who in there},
+        )
         if self._looped is not None and now - self._looped > LOOP_SECONDS:
             return Beat(time.time(), self._progress, "one turn of its event loop")
         if all(self._got_on[who] > self._counted for who in busy):

@@ -1,7 +1,7 @@
 """The journal of a run: append-only JSON lines, one record per fact, fsynced before the fact takes effect.
 
-The journal is the truth, the database its index. One writer (a file lock on the journal itself). A torn tail is cut by
-the next writer and skipped by readers; `seq` removes doubles.
+The journal is the truth, the database its index. One writer (a file lock on the journal itself). A torn tail
+is cut by the next writer and skipped by readers; `seq` removes doubles.
 
 Kinds and their data (docs of the fields: the structs below):
     attempt     a life begins: Attempt                    version     a version is current: VersionFact
@@ -122,7 +122,8 @@ class StepFact(Struct, frozen=True):
     version: the version that made the samples.
     prompts: ids, in order.
     samples: a path relative to the run directory.
-    metrics: what was measured; a metric that was not measured is absent, one that was not finite is null in JSON.
+    metrics: what was measured; a metric that was not measured is absent, one that was not finite is null in
+        JSON.
     """
 
     version: int
@@ -181,7 +182,8 @@ def decode(line: bytes) -> Record | None:
 
 
 def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
-    """Whole records from a byte offset, each with the offset after it; stops at the first torn or damaged line.
+    """Whole records from a byte offset, each with the offset after it; stops at the first torn or damaged
+    line.
 
     Raises IntegrityError for one that is longer than any may be, and OSError.
     """
@@ -243,7 +245,10 @@ class JournalWriter:
         return seq
 
     def append(self, kind: str, step: int, data: Struct | dict[str, Any]) -> Record:
-        """Write one fact and fsync it. Raises OSError (disk full), IntegrityError (too long): nothing of it counts."""
+        """Write one fact and fsync it.
+
+        Raises OSError (disk full), IntegrityError (too long): nothing of it counts.
+        """
         plain = data if isinstance(data, dict) else msgspec.to_builtins(data)
         record = Record(VERSION, self._seq + 1, self.run, self.attempt, step, kind, time.time(), plain)
         line, size = encode(record), os.fstat(self._fd).st_size
@@ -260,7 +265,8 @@ class JournalWriter:
         return record
 
     def check_place(self) -> None:
-        """Raises StorageError when the file no longer has its name, since what is written beside it would be lost.
+        """Raises StorageError when the file no longer has its name, since what is written beside it would be
+        lost.
 
         Raises OSError when its name cannot be looked up.
         """
@@ -277,7 +283,9 @@ class JournalWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -293,7 +301,9 @@ def _fsync_directory(path: Path) -> None:
 
 
 def lineage(records: list[Record]) -> list[Record]:
-    """The facts that count: a `rewind {to}` drops what earlier attempts said of later steps (to = -1: all of it)."""
+    """The facts that count: a `rewind {to}` drops what earlier attempts said of later steps (to = -1: all of
+    it).
+    """
     alive: list[Record] = []
     for record in records:
         if record.kind == "rewind":

@@ -23,7 +23,9 @@ def listen(path: Path, mode: int = 0o600) -> socket.socket:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if answers(path):
-        raise Conflict(f"another process answers on {path}", hint="Stop it first; `lorad pools` lists the pools.")
+        raise Conflict(
+            f"another process answers on {path}", hint="Stop it first; `lorad pools` lists the pools."
+        )
     remove(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -50,15 +52,21 @@ def remove(path: Path) -> None:
 
 def uid_of(peer: socket.socket) -> int:
     """Find the user of the process at the other end, as the kernel saw it connect (SO_PEERCRED)."""
-    uid: int = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+    uid: int = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[
+        1
+    ]
     return uid
 
 
 def answers_for_its_owner(peer: socket.socket, path: Path) -> bool:
-    """Check whether the listening process is of the user in whose directory the socket lies: root follows any link."""
+    """Check whether the listening process is of the user in whose directory the socket lies: root follows any
+    link.
+    """
     return uid_of(peer) == path.parent.stat().st_uid
 
 
 def may_call(peer: socket.socket) -> bool:
-    """Check whether the process at the other end is this user's, root's, or a shared daemon that is not root."""
+    """Check whether the process at the other end is this user's, root's,
+    or a shared daemon that is not root.
+    """
     return uid_of(peer) in (os.getuid(), 0, int(os.environ.get(DAEMON_UID, 0)))

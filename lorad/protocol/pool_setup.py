@@ -1,4 +1,7 @@
-"""`pool.json` in a pool's directory: what the daemon wants a pool to be. The daemon writes it, the pool reads it."""
+"""`pool.json` in a pool's directory: what the daemon wants a pool to be.
+
+The daemon writes it, the pool reads it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ Mode = Literal["fused", "resident", "timesliced"]
 
 
 class PoolSetup(Struct, frozen=True, kw_only=True):
-    """One base model with a trainer and an engine. The file is 0600: `env` of server and ranks may hold secrets.
+    """One base model with a trainer and an engine. The file is 0600: `env` of server and ranks may hold
+    secrets.
 
     pool: the pool's id; empty until it has one.
     model: the model as the spec names it.
@@ -27,8 +31,8 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
     trainer, engine: the names of the backends.
     trainer_class, engine_class: `module:Class` that replaces what the name means.
     pythonpath: where such modules are found, separated as in PYTHONPATH.
-    mode: `fused` shares one base in one process, `resident` keeps a base for each side by side, and `timesliced` does
-        the same but lets the engine sleep while the trainer trains.
+    mode: `fused` shares one base in one process, `resident` keeps a base for each side by side, and
+        `timesliced` does the same but lets the engine sleep while the trainer trains.
     server: how to start an engine that is a server in a process of its own.
     ranks: how to start a trainer that is made of processes.
     threads: processor threads of the pool.
@@ -72,12 +76,20 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """What runs must agree on to share a pool: pools with equal keys are interchangeable.
 
-        Memory stays as the first run asked for it. The key is shown and stored, so it holds digests of the environments
-        of server and ranks.
+        Memory stays as the first run asked for it. The key is shown and stored, so it holds digests of the
+        environments of server and ranks.
         """
         return json.dumps(
             [
-                *(self.model_path, self.dtype, self.trainer, self.engine, self.mode, self.threads, self.device),
+                *(
+                    self.model_path,
+                    self.dtype,
+                    self.trainer,
+                    self.engine,
+                    self.mode,
+                    self.threads,
+                    self.device,
+                ),
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
                 *(part_key(part) for part in (self.server, self.ranks) if part),
                 *self.devices,
@@ -94,20 +106,26 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
         ).key
 
     def takes(self, other: PoolSetup) -> bool:
-        """Check whether a run for `other` may join: they agree, or the server takes more rank or more context."""
+        """Check whether a run for `other` may join: they agree, or the server takes more rank or more
+        context.
+        """
         if self.server is None or other.server is None:
             return self.key == other.key
         return self.key == other.widened(self).key == self.widened(other).key
 
     def widened(self, other: PoolSetup) -> PoolSetup:
-        """Widen the server so that it takes runs for `other` too; nothing changes when anything else differs."""
+        """Widen the server so that it takes runs for `other` too;
+        nothing changes when anything else differs.
+        """
         mine, wanted = self.server, other.server
         if mine is None or wanted is None:
             return self
         rank = max(mine.max_rank, wanted.max_rank)
         length = max(mine.context_length, wanted.context_length)
         both = [
-            msgspec.structs.replace(setup, server=msgspec.structs.replace(server, max_rank=rank, context_length=length))
+            msgspec.structs.replace(
+                setup, server=msgspec.structs.replace(server, max_rank=rank, context_length=length)
+            )
             for setup, server in ((self, mine), (other, wanted))
         ]
         return both[0] if both[0].key == both[1].key else self

@@ -8,8 +8,8 @@ from msgspec import Struct
 class PoolInfo(Struct, frozen=True):
     """What a pool is.
 
-    base_checksum: sha256 over the base's weights as the trainer held them after loading. Trainers that hold them
-        differently (sharded, fused) have other checksums.
+    base_checksum: sha256 over the base's weights as the trainer held them after loading. Trainers that hold
+        them differently (sharded, fused) have other checksums.
     model_sha256: sha256 over the weight files, the same for all trainers.
     parameters: number of parameters of the base; 0 where it is not known.
     """
@@ -62,7 +62,8 @@ class Capacity(Struct, frozen=True):
 
 
 class EngineStatus(Struct, frozen=True):
-    """The state of an engine, see `EngineHealth` in lorad/engines/base.py. None stands for what it does not report.
+    """The state of an engine, see `EngineHealth` in lorad/engines/base.py. None stands for what it does not
+    report.
 
     adapters_per_step: median number of distinct versions in the last decode steps that had any.
     """

@@ -1,8 +1,8 @@
 """Structs are learnt before there are threads.
 
-msgspec works out the fields of a Struct when one is decoded for the first time, and meanwhile runs Python code: two
-threads that are first at the same moment end the process by SIGSEGV (seen with msgspec 0.22: a daemon that asked two
-pools at once how they are).
+msgspec works out the fields of a Struct when one is decoded for the first time, and meanwhile runs Python
+code: two threads that are first at the same moment end the process by SIGSEGV (seen with msgspec 0.22: a
+daemon that asked two pools at once how they are).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a gateway reports of its requests: a file beside it, replaced at most once a second while there are any."""
+"""What a gateway reports of its requests: a file beside it, replaced at most once a second while there are
+any.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ Rate = Annotated[float, Meta(ge=0)]
 class Figures(Struct, frozen=True):
     """The traffic of one name.
 
-    Rates and seconds cover the last `window` seconds; seconds are of the newest 256 answers in it, or None without any.
+    Rates and seconds cover the last `window` seconds; seconds are of the newest 256 answers in it, or None
+    without any.
 
     requests: requests that ended since the gateway began, without those that were refused as invalid.
     failed: those of them that ended with an error of the serving side.

@@ -10,11 +10,13 @@ import numpy as np
 EPSILON = 1e-4
 
 
-def group_advantages(rewards: np.ndarray, group_sizes: np.ndarray, kind: Literal["std", "mean"] = "std") -> np.ndarray:
+def group_advantages(
+    rewards: np.ndarray, group_sizes: np.ndarray, kind: Literal["std", "mean"] = "std"
+) -> np.ndarray:
     """float32 [S]: how much better each sample is than its group. rewards: [S]; group_sizes: [G], sums to S.
 
-    "std": (r - mean) / (std + 1e-4) with the *sample* standard deviation (n - 1); the paper does not say which, this
-    and the epsilon are those of TRL's GRPOTrainer. "mean": r - mean (Liu et al., 2025, Dr. GRPO).
+    "std": (r - mean) / (std + 1e-4) with the *sample* standard deviation (n - 1); the paper does not say
+    which, this and the epsilon are those of TRL's GRPOTrainer. "mean": r - mean (Liu et al., 2025, Dr. GRPO).
     Equal rewards, and a group of one, give exactly 0. Raises ValueError for rewards that are not finite.
     """
     advantages = np.zeros(len(rewards), np.float64)
@@ -28,7 +30,9 @@ def group_advantages(rewards: np.ndarray, group_sizes: np.ndarray, kind: Literal
 
 def zero_variance(rewards: np.ndarray, group_sizes: np.ndarray) -> np.ndarray:
     """bool [G]: the groups whose rewards are all equal, which teach nothing."""
-    return np.array([group.size == 0 or np.ptp(group) == 0 for _, group in _groups(rewards, group_sizes)], np.bool_)
+    return np.array(
+        [group.size == 0 or np.ptp(group) == 0 for _, group in _groups(rewards, group_sizes)], np.bool_
+    )
 
 
 def _groups(rewards: np.ndarray, group_sizes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

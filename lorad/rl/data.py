@@ -1,4 +1,6 @@
-"""Prompts, by position: what step n trains on follows from the spec and the number of prompts consumed before it."""
+"""Prompts, by position: what step n trains on follows from the spec and the number of prompts consumed before
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ CHUNK = 1024  # prompts tokenised at once
 class Example(Struct, frozen=True):
     """One prompt as the model gets it.
 
-    id: unique among the positions of a dataset. prompt: the text behind `tokens`, chat template applied. row: every
-    column of the source, for reward functions.
+    id: unique among the positions of a dataset. prompt: the text behind `tokens`, chat template applied. row:
+    every column of the source, for reward functions.
     """
 
     id: str
@@ -55,7 +57,9 @@ class Dataset(ABC):
 
     @abstractmethod
     def take(self, position: int, n: int) -> list[Example]:
-        """Return the `n` examples after the first `position`; equal arguments give equal examples, in any process."""
+        """Return the `n` examples after the first `position`; equal arguments give equal examples, in any
+        process.
+        """
 
 
 class TaskDataset(Dataset):
@@ -73,11 +77,14 @@ class TaskDataset(Dataset):
         tokens = self._tokenizer.encode(found.prompt, special=True)
         if len(tokens) > self._limit:
             raise SpecError(
-                f"{found.prompt!r} of the task {self._task} has {len(tokens)} tokens, not {self._limit} at most",
+                f"{found.prompt!r} of the task {self._task} has {len(tokens)} tokens, not {self._limit} at "
+                "most",
                 key="data.max_prompt_tokens",
                 hint=f"Set it to {len(tokens)} or more.",
             )
-        return Example(found.id, found.prompt, found.answer, tokens, {"prompt": found.prompt, "answer": found.answer})
+        return Example(
+            found.id, found.prompt, found.answer, tokens, {"prompt": found.prompt, "answer": found.answer}
+        )
 
 
 class RowDataset(Dataset):
@@ -93,9 +100,13 @@ class RowDataset(Dataset):
         self.digest = _digest(self._rows)
         self.has_answers = any(data.answer_key in row.values for row in self._rows)
         if not self._rows:
-            left_out = f", {self.dropped} were longer than {data.max_prompt_tokens} tokens" if self.dropped else ""
+            left_out = (
+                f", {self.dropped} were longer than {data.max_prompt_tokens} tokens" if self.dropped else ""
+            )
             raise SpecError(
-                f"{name} has no usable row{left_out}", key="data", hint="Raise data.max_prompt_tokens or add rows."
+                f"{name} has no usable row{left_out}",
+                key="data",
+                hint="Raise data.max_prompt_tokens or add rows.",
             )
         if self.has_answers:
             for row in self._rows:
@@ -117,7 +128,9 @@ class RowDataset(Dataset):
             texts = self._rendered(chunk)
             for row, text, tokens in zip(chunk, texts, self._encode(texts), strict=True):
                 if not tokens:
-                    raise SpecError(f"{row.where}: the prompt is empty", hint="Every prompt has at least one token.")
+                    raise SpecError(
+                        f"{row.where}: the prompt is empty", hint="Every prompt has at least one token."
+                    )
                 if len(tokens) <= self._data.max_prompt_tokens or self._data.too_long == "truncate":
                     yield row, text
                 else:
@@ -143,7 +156,9 @@ class RowDataset(Dataset):
         """Return the prompts as text; with a chat template a string is what the user says."""
         if not self._templated:
             return [self._plain(row) for row in rows]
-        chats = [with_system(self._data, _messages(_value(row, self._data, "prompt_key"), row)) for row in rows]
+        chats = [
+            with_system(self._data, _messages(_value(row, self._data, "prompt_key"), row)) for row in rows
+        ]
         try:
             return self._tokenizer.chats(chats, self._data.chat_template_kwargs)
         except Refused as error:
@@ -156,7 +171,9 @@ class RowDataset(Dataset):
             return value
         never = self._data.chat_template == "never"
         why = "data.chat_template is never" if never else "the model has no chat template"
-        raise SpecError(f"{row.where}: the prompt is a list of messages but {why}", hint="Give prompts as strings.")
+        raise SpecError(
+            f"{row.where}: the prompt is a list of messages but {why}", hint="Give prompts as strings."
+        )
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:
@@ -168,7 +185,10 @@ class RowDataset(Dataset):
 
 
 def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> Dataset:
-    """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start. Raises SpecError."""
+    """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start.
+
+    Raises SpecError.
+    """
     if source in TASKS:
         refuse_for_chats(data, f"prompts of the task {source} are plain text")
         return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
@@ -180,7 +200,8 @@ def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed:
 def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> list[Example]:
     """Return the first `problems` held-out problems, the same for every run; empty when the spec has no eval.
 
-    Without `data.eval` they are the test split of the builtin task in `data.train`; a file is taken in its order.
+    Without `data.eval` they are the test split of the builtin task in `data.train`; a file is taken in its
+    order.
     """
     source = data.eval or (data.train if data.train in TASKS else None)
     if source is None:

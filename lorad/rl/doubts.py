@@ -21,21 +21,22 @@ def doubts(spec: Spec) -> list[str]:
     """Warnings, each of which begins with its key."""
     trainer, algorithm, kl = spec.trainer, spec.algorithm, spec.algorithm.kl
     horizon = trainer.steps if trainer.schedule == "constant" else trainer.schedule_steps or trainer.steps
+    prompts = spec.data.prompts_per_step
     found = {
-        f"trainer.warmup_steps: {trainer.warmup_steps} is more than the {trainer.steps} steps of the run, whose rate "
-        "never comes to trainer.lr": trainer.warmup_steps > trainer.steps,
+        f"trainer.warmup_steps: {trainer.warmup_steps} is more than the {trainer.steps} steps of the run, "
+        "whose rate never comes to trainer.lr": trainer.warmup_steps > trainer.steps,
         f"trainer.schedule_steps: {trainer.schedule} ends at step {horizon}, so that later steps, up to "
         f"{trainer.steps}, are made at trainer.min_lr {trainer.min_lr:g}": horizon < trainer.steps,
-        "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; k2 and k3 do": kl.coef > 0
-        and kl.type == "k1",
-        f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": kl.reference is not None
-        and not kl.coef,
-        f"algorithm.minibatches: {algorithm.minibatches} is more than the {spec.data.prompts_per_step} of "
-        f"data.prompts_per_step; an epoch has {spec.data.prompts_per_step}, of one prompt each": algorithm.minibatches
-        > spec.data.prompts_per_step,
-        f"{_truncation(spec)}: samples come from a truncated distribution, but all log-probabilities are of the whole "
-        "one: importance ratios leave the truncation out, and the gradient favours what is likely already; top_p 1 and "
-        "top_k 0 sample what is trained": bool(_truncation(spec)),
+        "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; "
+        "k2 and k3 do": kl.coef > 0 and kl.type == "k1",
+        f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
+            kl.reference is not None and not kl.coef
+        ),
+        f"algorithm.minibatches: {algorithm.minibatches} is more than the {prompts} of "
+        f"data.prompts_per_step; an epoch has {prompts}, of one prompt each": algorithm.minibatches > prompts,
+        f"{_truncation(spec)}: samples come from a truncated distribution, but all log-probabilities are of "
+        "the whole one: importance ratios leave the truncation out, and the gradient favours what is likely "
+        "already; top_p 1 and top_k 0 sample what is trained": bool(_truncation(spec)),
     }
     return [text for text, holds in found.items() if holds]
 

@@ -1,15 +1,22 @@
-"""The policy-gradient loss of GRPO, token by token. Flat tensors: T completion tokens, in the order of the batch.
+"""The policy-gradient loss of GRPO, token by token. Flat tensors: T completion tokens, in the order of the
+batch.
 
-    loss_t = w_t * min(cap, mu_t) * max(-r_t A_t, -clip(r_t, 1 - clip_low, 1 + clip_high) A_t) + w_t * kl_coef * KL_t
+    loss_t = w_t * min(cap, mu_t) * max(-r_t A_t, -clip(r_t, 1 - clip_low, 1 + clip_high) A_t) + w_t * kl_coef
+    * KL_t
 
-- r_t = exp(logprob - old) and the clipped surrogate: PPO (Schulman et al., 2017, arXiv 1707.06347), with one advantage
-  A for all tokens of a sample: GRPO (Shao et al., 2024, arXiv 2402.03300). Two clip bounds: DAPO (arXiv 2503.14476).
-- mu_t = exp(old - sampler), truncated at `cap` and never differentiated: truncated importance sampling for the gap
+- r_t = exp(logprob - old) and the clipped surrogate: PPO (Schulman et al., 2017, arXiv 1707.06347), with one
+    advantage
+  A for all tokens of a sample: GRPO (Shao et al., 2024, arXiv 2402.03300). Two clip bounds: DAPO (arXiv
+  2503.14476).
+- mu_t = exp(old - sampler), truncated at `cap` and never differentiated: truncated importance sampling for
+    the gap
   between trainer and engine (Ionides, 2008; Yao et al., 2025). It does not weigh the KL term.
-- KL_t: one of Schulman's estimators ("Approximating KL divergence", 2020) of KL(policy || reference): `kl_estimate`.
+- KL_t: one of Schulman's estimators ("Approximating KL divergence", 2020) of KL(policy || reference):
+    `kl_estimate`.
 - w_t: 1 for level "token"; 1 / length of its sample for level "sequence".
 
-What is minimised is sum_t loss_t / normaliser. Left out: value functions, entropy bonus, sequence-level ratios (GSPO).
+What is minimised is sum_t loss_t / normaliser. Left out: value functions, entropy bonus, sequence-level
+ratios (GSPO).
 """
 
 from __future__ import annotations
@@ -28,7 +35,10 @@ FAR = 3.0
 
 
 class TokenTargets(NamedTuple):
-    """What a token's loss needs beside its log-probability; each [T] fp32. `old` None: the current policy, detached."""
+    """What a token's loss needs beside its log-probability; each [T] fp32.
+
+    `old` None: the current policy, detached.
+    """
 
     advantages: Tensor
     sampler: Tensor
@@ -40,7 +50,9 @@ class TokenTargets(NamedTuple):
         """Return the targets of some of the tokens."""
         old = None if self.old is None else self.old[tokens]
         reference = None if self.reference is None else self.reference[tokens]
-        return TokenTargets(self.advantages[tokens], self.sampler[tokens], self.weights[tokens], old, reference)
+        return TokenTargets(
+            self.advantages[tokens], self.sampler[tokens], self.weights[tokens], old, reference
+        )
 
 
 class TokenLosses(NamedTuple):
@@ -85,15 +97,17 @@ def token_losses(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> T
 def kl_estimate(logprobs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "k3"]) -> Tensor:
     """Schulman's estimate of KL(policy || reference) from a sample of the policy, token by token.
 
-    With d = logprob - reference: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, >= 0), k3 = exp(-d) + d - 1
-    (unbiased, >= 0). Differentiated as it stands, as GRPO does: d(k1) = d(logprob), zero in the mean, so k1 is a
-    statistic and no penalty; d(k2) = d * d(logprob), the gradient of the reverse KL; d(k3) = (1 - exp(-d)) *
-    d(logprob), that of the forward KL (Tang & Munos, 2025, arXiv 2506.09477).
+    With d = logprob - reference: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, >= 0), k3 =
+    exp(-d) + d - 1 (unbiased, >= 0). Differentiated as it stands, as GRPO does: d(k1) = d(logprob), zero in
+    the mean, so k1 is a statistic and no penalty; d(k2) = d * d(logprob), the gradient of the reverse KL;
+    d(k3) = (1 - exp(-d)) * d(logprob), that of the forward KL (Tang & Munos, 2025, arXiv 2506.09477).
 
-    k3 is exact for d >= -FAR. Below, where exp(-d) would let one token outweigh all others, it continues along its
-    tangent: k3(-FAR) + (1 - exp(FAR)) * (d + FAR). Its slope there is the steepest one there is, and never zero: the
-    pull back stays, which a clamp of the value, as in verl and SkyRL, takes away just where the policy is far off. So
-    does Huber (1964) with a square; here it is the gradient's importance weight exp(-d) that is truncated at exp(FAR).
+    k3 is exact for d >= -FAR. Below, where exp(-d) would let one token outweigh all others, it continues
+    along its
+    tangent: k3(-FAR) + (1 - exp(FAR)) * (d + FAR). Its slope there is the steepest one there is, and never
+    zero: the pull back stays, which a clamp of the value, as in verl and SkyRL, takes away just where the
+    policy is far off. So does Huber (1964) with a square; here it is the gradient's importance weight exp(-d)
+    that is truncated at exp(FAR).
     """
     difference = logprobs - reference
     if kind == "k1":
@@ -109,8 +123,9 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
     """(log-probability of each token, entropy without gradient) of softmax(logits / temperature), in fp32.
 
-    logits: [T, vocab], overwritten when they are fp32. tokens: int64 [T]. temperature: one, or fp32 [T]. At most two
-    fp32 arrays of that shape live at a time, the logits among them; their gradient takes the place of one.
+    logits: [T, vocab], overwritten when they are fp32. tokens: int64 [T]. temperature: one, or fp32 [T]. At
+    most two fp32 arrays of that shape live at a time, the logits among them; their gradient takes the place
+    of one.
     """
     logprobs, entropy = _TokenLogprobs.apply(logits, tokens, temperature)  # type: ignore[no-untyped-call]
     return logprobs, entropy
@@ -118,7 +133,9 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor) 
 
 class _TokenLogprobs(Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
         scores, places = logits.float(), tokens[:, None]
         scale = temperature[:, None] if isinstance(temperature, Tensor) else temperature
         if isinstance(scale, Tensor) or scale != 1.0:

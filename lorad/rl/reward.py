@@ -22,8 +22,15 @@ class RewardInput(Struct, frozen=True):
     row: dict[str, Any] = {}
 
     def keywords(self) -> dict[str, Any]:
-        """Return what a reward function may ask for by name: the columns of the row, and these four, which win."""
-        own = {"prompt": self.prompt, "completion": self.completion, "answer": self.answer, "finish": self.finish}
+        """Return what a reward function may ask for by name: the columns of the row, and these four, which
+        win.
+        """
+        own = {
+            "prompt": self.prompt,
+            "completion": self.completion,
+            "answer": self.answer,
+            "finish": self.finish,
+        }
         return {**self.row, **own}
 
 
@@ -36,8 +43,8 @@ _NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 def builtin(name: str, pattern: str | None = None) -> Reward:
-    """Return the builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does not
-    compile.
+    """Return the builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does
+    not compile.
     """
     if name == "regex":
         return _regex(pattern)
@@ -81,9 +88,13 @@ def as_reward(value: Any) -> float:
 
 
 def _regex(pattern: str | None) -> Reward:
-    """1 when `pattern` is found in the completion; a group named `answer` must be the row's answer besides."""
+    """1 when `pattern` is found in the completion; a group named `answer` must be the row's
+    answer besides.
+    """
     if pattern is None:
-        raise SpecError("missing for regex", key="reward.pattern", hint="Write reward: {name: regex, pattern: '…'}.")
+        raise SpecError(
+            "missing for regex", key="reward.pattern", hint="Write reward: {name: regex, pattern: '…'}."
+        )
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:

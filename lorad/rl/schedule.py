@@ -17,9 +17,9 @@ def learning_rate(
 ) -> float:
     """Return the learning rate of optimizer step `step`, counted from 0.
 
-    Warm-up rises linearly from lr / warmup_steps (step 0) to lr (step warmup_steps - 1). Then `constant` stays;
-    `linear` and `cosine` (SGDR, arXiv 1608.03983, one period) fall from lr at step `warmup_steps` to min_lr at step
-    `horizon`, and stay there.
+    Warm-up rises linearly from lr / warmup_steps (step 0) to lr (step warmup_steps - 1). Then `constant`
+    stays; `linear` and `cosine` (SGDR, arXiv 1608.03983, one period) fall from lr at step `warmup_steps` to
+    min_lr at step `horizon`, and stay there.
     """
     if step < warmup_steps:
         return lr * (step + 1) / warmup_steps

@@ -25,8 +25,8 @@ class Row(Struct, frozen=True):
 
 
 def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
-    """Yield the rows of a file (relative to `cwd`) or of a hub dataset. Raises SpecError, at the latest at the bad
-    row.
+    """Yield the rows of a file (relative to `cwd`) or of a hub dataset. Raises SpecError, at the latest at
+    the bad row.
     """
     path = cwd / Path(source).expanduser()
     suffix = path.suffix.lower()
@@ -34,7 +34,9 @@ def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
         return _read_hub(source, split, path)
     if not path.is_file():
         raise SpecError(
-            f"there is no file {path}", key="data", hint="Relative paths start at the directory of the spec file."
+            f"there is no file {path}",
+            key="data",
+            hint="Relative paths start at the directory of the spec file.",
         )
     return _read_jsonl(path) if suffix == ".jsonl" else _read_parquet(path)
 
@@ -77,7 +79,9 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
     found = HUB.fullmatch(source)
     if found is None or path.exists():
         raise SpecError(
-            f"{source} is no task, no .jsonl or .parquet file and no hub name", key="data", hint=f"Give {FORMS}."
+            f"{source} is no task, no .jsonl or .parquet file and no hub name",
+            key="data",
+            hint=f"Give {FORMS}.",
         )
     try:
         import datasets
@@ -94,7 +98,8 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
         raise SpecError(
             f"the hub dataset {source} could not be loaded: {type(error).__name__}: {error}",
             key="data",
-            hint=f"check name and network, or download it; the form is hub:org/name[:config]:split, here {chosen}",
+            hint="check name and network, or download it; the form is hub:org/name[:config]:split, here "
+            f"{chosen}",
         ) from error
     return (Row(number, f"{source}:{number}", dict(values)) for number, values in enumerate(rows, 1))
 

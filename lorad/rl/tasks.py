@@ -47,16 +47,19 @@ TASKS: dict[str, Task] = {
 
 
 def split_of(prompt: str) -> Split:
-    """Return the split that a prompt belongs to: 1/16 test (held out), 1/16 validation (for tuning), the rest train."""
+    """Return the split that a prompt belongs to: 1/16 test (held out), 1/16 validation (for tuning), the rest
+    train.
+    """
     bucket = zlib.crc32(prompt.encode()) % BUCKETS
     return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 
 
 def problem(task: str, split: Split, seed: int, index: int) -> Problem:
-    """Return the problem at `index` of an endless sequence; equal arguments give equal problems, on any machine.
+    """Return the problem at `index` of an endless sequence; equal arguments give equal problems, on any
+    machine.
 
-    Every problem has its own random stream, so any index costs the same and none depends on another. No prompt is
-    in two splits; within one split prompts may repeat.
+    Every problem has its own random stream, so any index costs the same and none depends on another. No
+    prompt is in two splits; within one split prompts may repeat.
 
     Raises:
         SpecError: there is no such task or split.
@@ -73,7 +76,11 @@ def problem(task: str, split: Split, seed: int, index: int) -> Problem:
 
 def _known(task: str, split: str) -> Task:
     if task not in TASKS:
-        raise SpecError(f"there is no builtin task {task!r}", hint=f"choose one of: {', '.join(sorted(TASKS))}")
+        raise SpecError(
+            f"there is no builtin task {task!r}", hint=f"choose one of: {', '.join(sorted(TASKS))}"
+        )
     if split not in get_args(Split):
-        raise SpecError(f"task {task!r} has no split {split!r}", hint=f"choose one of: {', '.join(get_args(Split))}")
+        raise SpecError(
+            f"task {task!r} has no split {split!r}", hint=f"choose one of: {', '.join(get_args(Split))}"
+        )
     return TASKS[task]

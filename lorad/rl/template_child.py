@@ -1,7 +1,8 @@
 """The process that renders one chat template as transformers does: `python -m lorad.rl.template_child`.
 
-JSON lines: a Setup, then Jobs, each answered by one Rendered for each chat. Processor time for each chat is limited by
-the kernel, which ends the process, as a template that loops holds the interpreter. Nothing here loads torch.
+JSON lines: a Setup, then Jobs, each answered by one Rendered for each chat. Processor time for each chat is
+limited by the kernel, which ends the process, as a template that loops holds the interpreter. Nothing here
+loads torch.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ ERROR_LIMIT = 2000  # characters
 def import_tokenizers() -> tuple[Any, ModuleType]:
     """transformers' PreTrainedTokenizerBase, and the module of it that renders.
 
-    The package's own `__init__` reads the source of every model: more than half of the time that this process needs to
-    start. It is left out, unless the installed version cannot do without it.
+    The package's own `__init__` reads the source of every model: more than half of the time that this process
+    needs to start. It is left out, unless the installed version cannot do without it.
     """
     found = importlib.util.find_spec("transformers")
     if found is not None:
@@ -101,7 +102,9 @@ def render_one(tokenizer: Any, chat: list[dict[str, Any]], settings: dict[str, A
     if taken := sorted(OWN & settings.keys()):
         return Rendered(error=f"{taken[0]} is no variable of a template but a parameter of transformers' own")
     try:
-        text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **settings))
+        text = str(
+            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **settings)
+        )
         if len(text) > TEMPLATE_TEXT:
             raise OverflowError
     except (MemoryError, OverflowError) as error:

@@ -1,4 +1,6 @@
-"""Chat templates, rendered by transformers in a process that ends when a template takes too long or too much."""
+"""Chat templates, rendered by transformers in a process that ends when a template takes too
+long or too much.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class Setup(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """Chats to render. settings: further variables of the template. date: what `strftime_now` says, in ISO 8601; None:
-    the present."""
+    """Chats to render. settings: further variables of the template. date: what `strftime_now` says, in ISO
+    8601; None: the present."""
 
     chats: list[list[dict[str, Any]]]
     settings: dict[str, Any]
@@ -57,23 +59,31 @@ class Refused(Exception):
 
 
 class Renderer:
-    """One template. Its process starts with the first chat, and again after it was killed. Safe between threads.
+    """One template. Its process starts with the first chat, and again after it was killed. Safe between
+    threads.
 
     prefix, environment: the command and the variables that make it another user's process; empty: it is ours.
     """
 
-    def __init__(self, setup: Setup, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, setup: Setup, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
         self._setup, self._prefix = setup, prefix
         self._environment = os.environ if environment is None else environment
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = threading.Lock()
 
     def render(self, chats: Sequence[Chat], settings: Mapping[str, Any], date: str | None) -> list[str]:
-        """Return each chat up to where the assistant begins to speak. Raises Refused for the first that has no text."""
+        """Return each chat up to where the assistant begins to speak.
+
+        Raises Refused for the first that has no text.
+        """
         texts: list[str] = []
         with self._busy:
             for start in range(0, len(chats), AT_ONCE):
-                job = Job([[*map(dict, chat)] for chat in chats[start : start + AT_ONCE]], dict(settings), date)
+                job = Job(
+                    [[*map(dict, chat)] for chat in chats[start : start + AT_ONCE]], dict(settings), date
+                )
                 self._do(job, texts)
         return texts
 
@@ -105,7 +115,11 @@ class Renderer:
             [*self._prefix, sys.executable, "-P", "-m", "lorad.rl.template_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**self._environment, **light, "PYTHONPATH": python_path(self._environment.get("PYTHONPATH"))},
+            env={
+                **self._environment,
+                **light,
+                "PYTHONPATH": python_path(self._environment.get("PYTHONPATH")),
+            },
         )
         self._end = weakref.finalize(self, _end, process)
         _send(process, msgspec.json.encode(self._setup))

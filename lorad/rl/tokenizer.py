@@ -15,7 +15,9 @@ from lorad.files import read_file
 from lorad.rl.templates import Chat, Refused, Renderer, Setup
 
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-ADVICE = "check the roles of the messages, data.system and chat_template_kwargs, and the model's chat template"
+ADVICE = (
+    "check the roles of the messages, data.system and chat_template_kwargs, and the model's chat template"
+)
 
 
 PATTERN = "its pre_tokenizer has a pattern that takes for ever: use the model's own tokenizer"
@@ -27,19 +29,20 @@ class Tokenizer:
     """Text <-> token ids.
 
     `eos_ids`: the ids that end a completion, of `generation_config.json`, else `config.json`, else
-    `tokenizer_config.json`; empty when none names one. `pad_id`: the padding id from the same places, else the first of
-    `eos_ids`, else 0.
+    `tokenizer_config.json`; empty when none names one. `pad_id`: the padding id from the same places, else
+    the first of `eos_ids`, else 0.
     """
 
     def __init__(self, directory: Path, *, date: str | None = None, user: AsUser | None = None) -> None:
-        """date: what chat templates take for the present, in ISO 8601; None: the present. user: whose process renders
-        them. Raises SpecError when `tokenizer.json` is missing or not readable.
+        """date: what chat templates take for the present, in ISO 8601; None: the present. user: whose process
+        renders them. Raises SpecError when `tokenizer.json` is missing or not readable.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise SpecError(
                 f"{directory}: missing tokenizer.json",
-                hint="save one there with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(directory)",
+                hint="save one there with transformers: "
+                "AutoTokenizer.from_pretrained(…).save_pretrained(directory)",
             )
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -51,7 +54,9 @@ class Tokenizer:
         self._date = date
         template = _template(directory, self._settings)
         prefix, environment = user or ((), None)
-        self._renderer = None if template is None else Renderer(self._setup(template, directory), prefix, environment)
+        self._renderer = (
+            None if template is None else Renderer(self._setup(template, directory), prefix, environment)
+        )
         configs = [_read(directory / name) for name in ("generation_config.json", "config.json")]
         self.eos_ids = self._ids(configs, "eos_token")
         self.pad_id = (*self._ids(configs, "pad_token"), *self.eos_ids, 0)[0]
@@ -61,9 +66,11 @@ class Tokenizer:
         return self._renderer is not None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of `text`. `special` adds what the tokenizer itself puts around a text (a BOS for some models).
+        """Token ids of `text`. `special` adds what the tokenizer itself puts around a text (a BOS for some
+        models).
 
-        Set it for plain text; leave it for what `chat` returned, whose template has written the special tokens.
+        Set it for plain text; leave it for what `chat` returned, whose template has written the special
+        tokens.
         """
         return self.encode_batch([text], special=special)[0]
 
@@ -71,7 +78,9 @@ class Tokenizer:
         """Encode many texts at once, while other threads run. Raises SpecError when the library gives up."""
         try:
             encodings = self._tokenizer.encode_batch(texts, add_special_tokens=special)
-        except BaseException as error:  # its own are no Exceptions: of a pattern that backtracks for ever, for one
+        except (
+            BaseException
+        ) as error:  # its own are no Exceptions: of a pattern that backtracks for ever, for one
             if type(error).__name__ != "PanicException":
                 raise
             raise SpecError(f"tokenizer.json cannot read the text: {error}", hint=PATTERN) from None
@@ -81,8 +90,8 @@ class Tokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def completion(self, ids: Sequence[int], stops: Sequence[str]) -> str:
-        """Decode a completion without special tokens, and without the first stop string and what follows, as OpenAI
-        and vLLM do.
+        """Decode a completion without special tokens, and without the first stop string and what follows, as
+        OpenAI and vLLM do.
         """
         text = self.decode(ids)
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
@@ -90,8 +99,8 @@ class Tokenizer:
     def chat(self, messages: Chat, settings: Mapping[str, Any] | None = None) -> str:
         """`messages` ({role, content}) as the model wants them, up to where the assistant begins to speak.
 
-        settings: further variables of the template. Raises SpecError without a template and when the template refuses
-        the messages or takes too long.
+        settings: further variables of the template. Raises SpecError without a template and when the template
+        refuses the messages or takes too long.
         """
         try:
             return self.chats([messages], settings or {})[0]
@@ -99,7 +108,10 @@ class Tokenizer:
             raise refusal(error) from error
 
     def chats(self, chats: Sequence[Chat], settings: Mapping[str, Any]) -> list[str]:
-        """`chat` of many at once. Raises SpecError without a template, and Refused for the first without a text."""
+        """`chat` of many at once.
+
+        Raises SpecError without a template, and Refused for the first without a text.
+        """
         if self._renderer is None:
             raise SpecError(
                 "messages need a chat template and the model has none",
@@ -113,8 +125,8 @@ class Tokenizer:
             self._renderer.close()
 
     def _setup(self, template: str, directory: Path) -> Setup:
-        """Collect the template's special tokens with the precedence of transformers: the older file of their own is
-        second.
+        """Collect the template's special tokens with the precedence of transformers: the older file of their
+        own is second.
         """
         older = _read(directory / "special_tokens_map.json")
         texts = {key: self._text(key) or _content(older.get(key)) for key in SPECIAL}
@@ -134,7 +146,10 @@ class Tokenizer:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Return whether the directory's `Tokenizer` would have a template, without its vocabulary. Raises SpecError."""
+    """Return whether the directory's `Tokenizer` would have a template, without its vocabulary.
+
+    Raises SpecError.
+    """
     return _template(directory, _read(directory / "tokenizer_config.json")) is not None
 
 

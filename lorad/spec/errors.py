@@ -1,4 +1,6 @@
-"""Describe what is wrong with a mapping that should be a spec; the message names the key and what it may be."""
+"""Describe what is wrong with a mapping that should be a spec;
+the message names the key and what it may be.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from msgspec import Struct
 
 from lorad.errors import SpecError
 
-NAME_HINT = "A name is 1 to 63 of A-Z, a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
+NAME_HINT = (
+    "A name is 1 to 63 of A-Z, a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
+)
 
 
 def without_unknown(
@@ -39,7 +43,9 @@ def _meant(part: type[Struct], key: str, prefix: str) -> str:
     inner = [path for path, name in below.items() if name == key]
     fields = part.__struct_fields__
     near = inner or [f"{prefix}{name}" for name in difflib.get_close_matches(key, fields, n=1)]
-    near = near or [path for path, name in below.items() if name in difflib.get_close_matches(key, below.values(), n=1)]
+    near = near or [
+        path for path, name in below.items() if name in difflib.get_close_matches(key, below.values(), n=1)
+    ]
     return f"Did you mean {' or '.join(near[:3])}?" if near else f"Known here: {', '.join(fields)}"
 
 

@@ -1,9 +1,11 @@
 """The spec: the YAML that a user writes, frozen and checked once; unknown keys are refused.
 
-What a key means stands once, under `Attributes:` of its section: the form of the TUI and docs/spec.md show it.
+What a key means stands once, under `Attributes:` of its section: the form of the TUI and docs/spec.md show
+it.
 
-Every value is checked here as far as the value alone shows (types, ranges, names); what needs the disk (model, data,
-reward) is checked by the preflight. Readers never see a key rewritten: derived values are properties.
+Every value is checked here as far as the value alone shows (types, ranges, names); what needs the disk
+(model, data, reward) is checked by the preflight. Readers never see a key rewritten: derived values are
+properties.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Model(Part, frozen=True):
     """The base model.
 
     Attributes:
-        path: `builtin:tiny`, a local Hugging Face directory, or a hub id, with `@revision` where one is meant.
+        path: `builtin:tiny`, a local Hugging Face directory, or a hub id, with `@revision` where one is
+            meant.
         dtype: type of the base's weights; auto is the checkpoint's own.
     """
 
@@ -54,13 +57,14 @@ class Lora(Part, frozen=True):
         rank: rank of A and B.
         alpha: numerator of the scale.
         dropout: probability with which an input of A is dropped in training.
-        target_modules: `all-linear`, or names in Hugging Face's or Megatron's words, as a list or with commas;
-            wildcards with `*` are allowed.
+        target_modules: `all-linear`, or names in Hugging Face's or Megatron's words, as a list or with
+            commas; wildcards with `*` are allowed.
         exclude_modules: names that are left out of the targets, written in the same way.
         init: how A starts; B starts at zero.
         rslora: true scales by alpha / sqrt(rank).
         type: Megatron's word for who has an A. With `lora` q, k and v share one, and gate and up; with
-            `canonical_lora` each linear has its own. Where linears are not fused (builtin, fsdp) both mean the latter.
+            `canonical_lora` each linear has its own. Where linears are not fused (builtin, fsdp) both mean
+            the latter.
         adapter_path: a PEFT directory that the run starts from.
     """
 
@@ -85,9 +89,9 @@ class Kl(Part, frozen=True):
     Attributes:
         coef: weight of the penalty; 0 turns it off.
         type: estimator of Schulman, "Approximating KL divergence".
-        reference: `start` is the adapter that the run starts from, `base` the model with the adapter off; `RUN@N` and a
-            PEFT directory name another adapter. null is start for a run with lora.adapter_path and for a fork, as in
-            TRL, and base for any other run.
+        reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
+            `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
+            and for a fork, as in TRL, and base for any other run.
     """
 
     coef: NonNegativeFloat = 0.0
@@ -107,7 +111,8 @@ class Algorithm(Part, frozen=True):
         advantage: std is (reward - mean) / std of the group, mean is reward - mean (Dr. GRPO).
         loss_level: token averages over all tokens of a batch, sequence over each sample first.
         drop_zero_variance: leave out groups whose samples all have the same reward.
-        skip_empty_updates: a step without any gradient changes neither Adam's moments nor the weights nor the version.
+        skip_empty_updates: a step without any gradient changes neither Adam's moments nor the weights nor the
+            version.
         importance_cap: cap of truncated importance sampling against the engine; null is off, and 2 with
             rollout.max_staleness.
     """
@@ -157,7 +162,9 @@ class Data(Part, frozen=True):
 
     def __post_init__(self) -> None:
         if self.chat_template == "never" and (self.chat_template_kwargs or self.system):
-            raise ValueError("system and chat_template_kwargs need the chat template, and chat_template is never")
+            raise ValueError(
+                "system and chat_template_kwargs need the chat template, and chat_template is never"
+            )
 
 
 class RewardSpec(Part, frozen=True):
@@ -169,8 +176,10 @@ class RewardSpec(Part, frozen=True):
         timeout: seconds for one sample.
         retries: how often a sample whose reward failed is scored again.
         max_failures: share of failed samples in a step above which the run ends; 1 is never.
-        env: variables that user code finds beside those that every program needs; no secret is there unless named here.
-        memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's memory.
+        env: variables that user code finds beside those that every program needs; no secret is there unless
+            named here.
+        memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's
+            memory.
     """
 
     name: str = "exact_match"
@@ -255,7 +264,8 @@ class Rollout(Part, frozen=True):
         top_p: smallest set of tokens with this probability that is sampled from; 1 is all.
         top_k: number of likeliest tokens that are sampled from; 0 is all.
         stop: texts that end a completion.
-        servers: servers that are started (sglang, vllm), each with the whole model; prompts are spread over them.
+        servers: servers that are started (sglang, vllm), each with the whole model; prompts are spread over
+            them.
         tp: devices of each server.
         url: a server that you run, or a list of several (`http://host:port` or `unix:/path`).
         key_file: file that holds the API key of those servers.
@@ -315,10 +325,10 @@ class Pool(Part, frozen=True):
     """How trainer and engine share devices.
 
     Attributes:
-        mode: fused is one process and one copy of the base, for the builtin backends. resident keeps both loaded.
-            timesliced puts a server to sleep while the trainer trains, and a trainer with ranks gives its memory back
-            while the server works. auto is fused where that is possible; resident with the builtin engine, on a CPU,
-            and for servers that you run; otherwise timesliced.
+        mode: fused is one process and one copy of the base, for the builtin backends. resident keeps both
+            loaded. timesliced puts a server to sleep while the trainer trains, and a trainer with ranks gives
+            its memory back while the server works. auto is fused where that is possible; resident with the
+            builtin engine, on a CPU, and for servers that you run; otherwise timesliced.
         memory_fraction: share of the device's memory that the pool may take.
         threads: compute threads on the CPU; null chooses them for the model and the machine.
     """
@@ -334,7 +344,8 @@ class Resources(Part, frozen=True):
     Attributes:
         devices: GPUs; null is as many as the backends need, one for each rank.
         priority: a run with a higher one waits less, in the queue and for turns in a pool.
-        preemptible: runs of higher priority may stop it at a step and take its place; it continues when there is room.
+        preemptible: runs of higher priority may stop it at a step and take its place; it continues when there
+            is room.
         restart: on-failure resumes the run by itself, a few times.
         max_restarts: automatic restarts since the last start or resume by hand.
         exclusive: no other run is in its pool while it runs.
@@ -368,8 +379,8 @@ class Spec(Part, frozen=True):
     Attributes:
         name: the run's name; null makes one up.
         seed: where all random numbers of the run begin.
-        deterministic: no batch is shared with other calls, and shapes and threads are fixed, so that the same run
-            gives the same bits. null is true on a CPU.
+        deterministic: no batch is shared with other calls, and shapes and threads are fixed, so that the same
+            run gives the same bits. null is true on a CPU.
         reward: how samples are scored: the name of a reward, or a mapping with name and settings.
     """
 
@@ -410,11 +421,13 @@ def bytes_of(text: str) -> int:
 def convert(data: Any) -> Spec:
     """Return the spec of a plain mapping.
 
-    Raises SpecError that blames a key (`lora.rank: Expected int >= 1`), with all that is wrong besides in `others`; an
-    unknown key comes with the nearest known one.
+    Raises SpecError that blames a key (`lora.rank: Expected int >= 1`), with all that is wrong besides in
+    `others`; an unknown key comes with the nearest known one.
     """
     if not isinstance(data, dict):
-        raise SpecError(f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one.")
+        raise SpecError(
+            f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one."
+        )
     known, wrong = without_unknown(data, Spec)
     rest: dict[str, Any] | None = known
     while rest is not None and len(wrong) < MOST_ERRORS:
@@ -448,7 +461,8 @@ def fitted(spec: Spec, positions: int) -> Spec:
         )
     if given != Data().max_prompt_tokens:
         raise SpecError(
-            f"{given} with rollout.max_new_tokens {new} is {given + new} tokens, the model has {positions} positions",
+            f"{given} with rollout.max_new_tokens {new} is {given + new} tokens, the model has {positions} "
+            "positions",
             key="data.max_prompt_tokens",
             hint=f"Lower one of the two; without data.max_prompt_tokens it is {positions - new}.",
         )

@@ -1,4 +1,5 @@
-"""Secrets have no place in a spec: it is stored, shown to all who may see the run, and copied into forks and logs."""
+"""Secrets have no place in a spec: it is stored, shown to all who may see the run, and copied into forks and
+logs."""
 
 from __future__ import annotations
 
@@ -24,11 +25,14 @@ _VALUES = re.compile(
     r"xox[abprs]-[\w-]{10,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{35}|"
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----|[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{1,100}:[^\s/@]{1,200}@"
     r")|(?<=[\w-]{10})\.eyJ[\w-]{10,}\.[\w-]|(?i:bearer\s+[\w.~+/-]{20,})"
-)  # of a JWT the middle is looked for: a search from its beginning would read the rest of the text from each "eyJ"
+)
+# The middle of a JWT is looked for: a search from its beginning would read on from each "eyJ".
 
 
 def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
-    """Raise SpecError for a secret, without repeating it in the message. where: dotted key -> `source:line`."""
+    """Raise SpecError for a secret, without repeating it in the message. where:
+    dotted key -> `source:line`.
+    """
     seen = set[str]()  # aliases repeat what is long
     for path, value in _leaves(data, ""):
         name = re.sub(r"[^a-z0-9]+", "_", path.rpartition(".")[2].lower())
@@ -39,7 +43,10 @@ def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
             seen.add(value)
         if kind:
             raise SpecError(
-                f"{kind}, and specs are stored and shown", key=path, where=where.get(path, source), hint=ADVICE
+                f"{kind}, and specs are stored and shown",
+                key=path,
+                where=where.get(path, source),
+                hint=ADVICE,
             )
 
 
@@ -47,7 +54,9 @@ def refuse_secret_text(text: str, source: str) -> None:
     """Refuse a secret anywhere in the text, comments included. Raises SpecError with the line."""
     if found := _VALUES.search(text):
         line = text.count("\n", 0, found.start()) + 1
-        raise SpecError(f"{source}:{line}: this looks like a secret, and specs are stored and shown", hint=ADVICE)
+        raise SpecError(
+            f"{source}:{line}: this looks like a secret, and specs are stored and shown", hint=ADVICE
+        )
 
 
 def _is_told(value: Any) -> bool:

@@ -37,12 +37,12 @@ algorithm: {{name: grpo, group_size: 8}}
 data:
   train: "{data}"                 # sort, reverse, a .jsonl or .parquet file, or a hub dataset
   prompts_per_step: 16
-reward: exact_match               # exact_match, gsm8k, {{name: regex, pattern: …}}, or path/to/module.py:function
+reward: exact_match               # exact_match, gsm8k, {{name: regex, pattern: …}}, or module.py:function
 trainer: {{lr: 1.0e-3, steps: 60}}
 rollout: {{max_new_tokens: 16, temperature: 1.0}}
 eval: {{every: 10, problems: 256}}
 checkpoint: {{every: 10, keep: 3}}
-# pool: {{threads: 2}}              # on the CPU; else chosen for the model and the load, and kept for all of the run
+# pool: {{threads: 2}}              # on the CPU; else chosen for the model and the load, for the whole run
 """,
 )
 GPU = Template(
@@ -56,10 +56,10 @@ model: {{path: "{model}"}}          # a local Hugging Face directory, or a hub i
 lora: {{rank: 32, alpha: 32, target_modules: all-linear}}
 algorithm: {{group_size: 8, clip: [0.2, 0.28]}}
 data:
-  train: "{data}"                 # lines of {{"prompt": …, "answer": …}}; see data.prompt_key and data.answer_key
+  train: "{data}"                 # lines of {{"prompt": …, "answer": …}}; data.prompt_key, data.answer_key
   prompts_per_step: 16
   max_prompt_tokens: 512
-reward: gsm8k                     # exact_match, gsm8k, {{name: regex, pattern: …}}, or path/to/module.py:function
+reward: gsm8k                     # exact_match, gsm8k, {{name: regex, pattern: …}}, or module.py:function
 trainer: {{backend: fsdp, lr: 1.0e-5, steps: 200, activation_checkpointing: true}}
 rollout: {{backend: vllm, max_new_tokens: 1024, temperature: 1.0}}
 eval: {{every: 20, problems: 256}}
@@ -77,9 +77,9 @@ model: {{path: "{model}"}}          # a local Hugging Face directory, or a hub i
 lora: {{rank: 32, alpha: 32, target_modules: all-linear}}
 algorithm: {{group_size: 8, clip: [0.2, 0.28]}}
 data:
-  train: "{data}"                 # lines of {{"prompt": …, "answer": …}}; see data.prompt_key and data.answer_key
+  train: "{data}"                 # lines of {{"prompt": …, "answer": …}}; data.prompt_key, data.answer_key
   prompts_per_step: 16
-reward: gsm8k                     # exact_match, gsm8k, {{name: regex, pattern: …}}, or path/to/module.py:function
+reward: gsm8k                     # exact_match, gsm8k, {{name: regex, pattern: …}}, or module.py:function
 trainer:
   backend: megatron
   tp: 2

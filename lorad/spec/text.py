@@ -1,7 +1,7 @@
 """The YAML text of a spec, with `key=value` overrides, to a checked Spec; and the JSON of a stored one.
 
-YAML as its 1.2 core schema reads it: `3e-5` is a number, `yes` and `1:30` are text. Keys come once, and errors say
-the line. Nothing in a spec can run code or blow up in memory.
+YAML as its 1.2 core schema reads it: `3e-5` is a number, `yes` and `1:30` are text. Keys come once, and
+errors say the line. Nothing in a spec can run code or blow up in memory.
 """
 
 from __future__ import annotations
@@ -21,23 +21,29 @@ from lorad.spec.yaml import compose, lines, plain, refuse_large
 
 
 def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
-    """Return the Spec of `text`; `overrides` (`trainer.lr=3e-5`) win over it. An empty text is a spec of defaults.
+    """Return the Spec of `text`; `overrides` (`trainer.lr=3e-5`) win over it. An empty text is a spec of
+    defaults.
 
-    Raises SpecError beginning with `source:line:` of the key to blame, or with the override; `others` of it have what
-    else is wrong.
+    Raises SpecError beginning with `source:line:` of the key to blame, or with the override; `others` of it
+    have what else is wrong.
     """
     data, origins = _read(text, source)
     return _overridden(data, overrides, origins, source)
 
 
 def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
-    """Load a spec like `load_spec`, to start it. Raises SpecError also when it does not say what to train on."""
+    """Load a spec like `load_spec`, to start it.
+
+    Raises SpecError also when it does not say what to train on.
+    """
     given = assigned(_read(text, source)[0], overrides)
     spec = load_spec(text, source=source, overrides=overrides)
     is_empty = not given.keys() - {"name"}
     if is_empty or ("train" not in (given.get("data") or {}) and _is_own(given, spec)):
         missing = ["model.path", "data.train"] if is_empty else ["data.train"]
-        raise SpecError(f"{source}: {' and '.join(missing)} {'are' if is_empty else 'is'} missing", hint=_MISSING)
+        raise SpecError(
+            f"{source}: {' and '.join(missing)} {'are' if is_empty else 'is'} missing", hint=_MISSING
+        )
     return spec
 
 
@@ -78,7 +84,9 @@ def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], so
         return convert(data)
     except SpecError as error:
         others = [
-            other.at(_place(other.key, origins, source)) for other in error.others if isinstance(other, SpecError)
+            other.at(_place(other.key, origins, source))
+            for other in error.others
+            if isinstance(other, SpecError)
         ]
         placed = error.at(_place(error.key, origins, source))
         placed.others = tuple(others)
@@ -86,9 +94,14 @@ def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], so
 
 
 def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of a mapping with some keys set, not checked as a Spec. Raises SpecError with the override to blame."""
+    """A copy of a mapping with some keys set, not checked as a Spec.
+
+    Raises SpecError with the override to blame.
+    """
     if len(overrides) > OVERRIDES:
-        raise SpecError(f"{len(overrides)} overrides are more than {OVERRIDES}", hint="Put them into the spec.")
+        raise SpecError(
+            f"{len(overrides)} overrides are more than {OVERRIDES}", hint="Put them into the spec."
+        )
     data = dict(data)
     for text in overrides:
         key, value = _split(text)
@@ -100,7 +113,9 @@ def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any
 def refuse_long(override: str) -> None:
     """Raise SpecError for an override of more than OVERRIDE_CHARACTERS characters."""
     if len(override) > OVERRIDE_CHARACTERS:
-        told = f"override {override[:60]}…: it has {len(override)} characters, more than {OVERRIDE_CHARACTERS}"
+        told = (
+            f"override {override[:60]}…: it has {len(override)} characters, more than {OVERRIDE_CHARACTERS}"
+        )
         raise SpecError(told, hint="Put what is long into the spec.")
 
 
@@ -110,7 +125,8 @@ def overridden(text: str) -> str:
 
 
 def from_json(data: bytes) -> Spec:
-    """A stored spec (`lorad.spec.model.to_json`), also of the release before `trainer.cp`, whose defaults were others.
+    """A stored spec (`lorad.spec.model.to_json`), also of the release before `trainer.cp`, whose defaults
+    were others.
 
     There `lora` and one device were in every spec, and meant what `canonical_lora` and none mean now. Raises
     msgspec.ValidationError.
@@ -121,12 +137,14 @@ def from_json(data: bytes) -> Spec:
     lora = msgspec.structs.replace(spec.lora, type="canonical_lora")
     if spec.rollout.tp * spec.rollout.servers > 1:  # servers that share the device
         return msgspec.structs.replace(spec, lora=lora)
-    return msgspec.structs.replace(spec, lora=lora, resources=msgspec.structs.replace(spec.resources, devices=None))
+    return msgspec.structs.replace(
+        spec, lora=lora, resources=msgspec.structs.replace(spec.resources, devices=None)
+    )
 
 
 _MISSING = (
-    "Say what to train on: data.train is a .jsonl or .parquet file, a hub dataset or a builtin task (sort, reverse), "
-    "and reward is what scores a completion. `lorad init` writes a spec to start from."
+    "Say what to train on: data.train is a .jsonl or .parquet file, a hub dataset or a builtin task (sort, "
+    "reverse), and reward is what scores a completion. `lorad init` writes a spec to start from."
 )
 _EXAMPLE = "Write `key: value` lines; `lorad init` makes a spec to begin with."
 
@@ -136,7 +154,9 @@ def _split(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts) or len(parts) > YAML_DEPTH:
-        raise SpecError(f"override {override[:200]}: not of the form key=value", hint="For example trainer.lr=3e-5.")
+        raise SpecError(
+            f"override {override[:200]}: not of the form key=value", hint="For example trainer.lr=3e-5."
+        )
     refuse_secret_text(text, "override")
     node = compose(text, f"override {override}")
     return key.strip(), None if node is None else plain(node, f"override {override}")
@@ -151,7 +171,9 @@ def _set(data: Mapping[str, Any], path: Sequence[str], value: Any, override: str
     if first == "reward" and isinstance(inner, str):
         inner = {"name": inner}
     if inner is not None and not isinstance(inner, dict):
-        raise SpecError(f"override {override}: {first} is {inner!r}, it has no keys", hint=f"Set {first} itself.")
+        raise SpecError(
+            f"override {override}: {first} is {inner!r}, it has no keys", hint=f"Set {first} itself."
+        )
     return {**data, first: _set(inner or {}, rest, value, override)}
 
 

@@ -1,7 +1,7 @@
 """YAML that somebody wrote, as its 1.2 core schema reads it: `3e-5` is a number, `yes` and `1:30` are text.
 
-Keys come once, and errors say the line. Nothing in it can run code, or take more time or memory than its text should:
-what it holds is counted before any of it is made.
+Keys come once, and errors say the line. Nothing in it can run code, or take more time or memory than its text
+should: what it holds is counted before any of it is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from lorad.bounds import SPEC_BYTES, YAML_ALIASES, YAML_DEPTH, YAML_DIGITS, YAML
 from lorad.errors import SpecError
 
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
 _PAGE = "Such a file is a page of YAML; data goes into files of its own."
 
 
@@ -53,7 +55,9 @@ for _tag, _pattern, _first in (
     ("int", _INT, [*"-+0123456789"]),
     ("float", _FLOAT, [*"-+.0123456789"]),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern.pattern})$"), _first)
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern.pattern})$"), _first
+    )
 
 
 def compose(text: str, source: str) -> Node | None:
@@ -73,8 +77,8 @@ def refuse_large(text: str, source: str) -> None:
 
 
 def plain(node: Node, source: str) -> Any:
-    """Return the value of a node. Raises SpecError with the line for doubled keys, foreign tags and aliases without
-    end.
+    """Return the value of a node. Raises SpecError with the line for doubled keys, foreign tags and aliases
+    without end.
     """
     return _Plain(source).value(node)
 

@@ -22,7 +22,10 @@ FROM aliases a JOIN versions v ON v.run = a.run AND v.version = a.version
 
 
 def check_name(alias: str) -> None:
-    """Raises SpecError for what is no name, and for `base`. A run's name is fine: the alias goes before the run."""
+    """Raises SpecError for what is no name, and for `base`.
+
+    A run's name is fine: the alias goes before the run.
+    """
     if not re.fullmatch(NAME, alias) or alias.lower() == BASE:
         hint = f"`{BASE}` means the model without an adapter." if alias.lower() == BASE else NAME_HINT
         raise SpecError(f"{alias!r} is no name for an alias", hint=hint)
@@ -42,18 +45,21 @@ def get(store: Rows, alias: str) -> AliasRow:
     """Raises NotFound."""
     row = find(store, alias)
     if row is None:
-        raise NotFound(f"no alias {alias}", hint=f"`lorad aliases` shows all; `lorad swap {alias} RUN@N` makes it.")
+        raise NotFound(
+            f"no alias {alias}", hint=f"`lorad aliases` shows all; `lorad swap {alias} RUN@N` makes it."
+        )
     return row
 
 
 def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int = -1) -> AliasRow:
-    """Let `alias`, which is made as one of `uid` if there is none, serve a version that exists: row, move and event,
-    all or none."""
+    """Let `alias`, which is made as one of `uid` if there is none, serve a version that exists: row, move and
+    event, all or none."""
     with store.write() as connection:
         before, now = find(store, alias), time.time()
         connection.execute(
-            "INSERT INTO aliases (alias, run, version, updated_at, owner_uid) VALUES (?, ?, ?, ?, ?) ON CONFLICT "
-            "DO UPDATE SET run = excluded.run, version = excluded.version, updated_at = excluded.updated_at",
+            "INSERT INTO aliases (alias, run, version, updated_at, owner_uid) VALUES (?, ?, ?, ?, ?) ON "
+            "CONFLICT DO UPDATE SET run = excluded.run, version = excluded.version, updated_at = "
+            "excluded.updated_at",
             (alias, run, version, now, uid),
         )
         _log(store, alias, run, version, now, by)

@@ -1,4 +1,7 @@
-"""Check whether the database is whole, and whether the SQLite of this Python can be trusted. For `lorad doctor`."""
+"""Check whether the database is whole, and whether the SQLite of this Python can be trusted.
+
+For `lorad doctor`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-FIXED = ((3, 44, 6), (3, 50, 7), (3, 51, 3))  # https://sqlite.org/wal.html#walresetbug; later branches have it
+# https://sqlite.org/wal.html#walresetbug; later branches have it
+FIXED = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
 
 
 class Report(Struct, frozen=True):
@@ -35,15 +39,17 @@ def version_warning(version: tuple[int, int, int]) -> str:
     if version >= FIXED[-1] or any(version[:2] == fixed[:2] and version >= fixed for fixed in FIXED):
         return ""
     return (
-        f"SQLite {'.'.join(map(str, version))} can damage a database to which two processes write at the same instant "
-        f"(the WAL-reset bug, fixed in 3.51.3). Only the daemon writes to lorad's; open it with other tools read-only, "
-        f"or use a Python with a newer SQLite."
+        f"SQLite {'.'.join(map(str, version))} can damage a database to which two processes write at the "
+        "same instant (the WAL-reset bug, fixed in 3.51.3). Only the daemon writes to lorad's; open it "
+        f"with other tools read-only, or use a Python with a newer SQLite."
     )
 
 
 def _problems(path: Path) -> list[str]:
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        ) as connection:
             found = [row[0] for row in connection.execute("PRAGMA quick_check") if row[0] != "ok"]
             broken = Counter((row[0], row[2]) for row in connection.execute("PRAGMA foreign_key_check"))
     except sqlite3.DatabaseError as error:

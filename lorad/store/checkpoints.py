@@ -11,8 +11,8 @@ from lorad.store.rows import CheckpointPlace, CheckpointRow
 def checkpoints(store: Rows, run: str) -> list[CheckpointRow]:
     """List the checkpoints of a run that count and are not deleted, the newest last."""
     sql = (
-        "SELECT c.run, c.step, c.attempt, c.version, r.directory || '/' || c.path AS path, c.bytes, c.created_at "
-        "FROM checkpoints c JOIN runs r ON r.name = c.run "
+        "SELECT c.run, c.step, c.attempt, c.version, r.directory || '/' || c.path AS path, c.bytes, "
+        "c.created_at FROM checkpoints c JOIN runs r ON r.name = c.run "
         "WHERE c.run = ? AND c.lineage = 1 AND c.deleted_at IS NULL ORDER BY c.step, c.attempt"
     )
     return [CheckpointRow(**row) for row in store.rows(sql, (run,))]
@@ -30,7 +30,9 @@ def ever_made_by_all(store: Rows) -> set[tuple[str, int, int]]:
 
 
 def not_deleted(store: Rows, *, lineage: bool) -> list[CheckpointPlace]:
-    """List the checkpoints of all runs that should have their files; lineage: without those that a rewind passed."""
+    """List the checkpoints of all runs that should have their files; lineage: without those that a rewind
+    passed.
+    """
     which = "AND c.lineage = 1" if lineage else ""
     sql = f"""
     SELECT c.run, c.step, c.attempt, r.directory || '/' || c.path AS path

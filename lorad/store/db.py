@@ -22,20 +22,23 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 
 BUSY_SECONDS = 2.0  # how long a write waits for another connection
 STILL_BUSY_SECONDS = 0.05  # ... the next ones, until one succeeds: the daemon answers meanwhile
-ALWAYS_CHECKED_BYTES = 256 * 2**20  # reading 1.2 GB takes 1.8 s; a larger file is read through only after a crash
+# reading 1.2 GB takes 1.8 s; a larger file is read through only after a crash
+ALWAYS_CHECKED_BYTES = 256 * 2**20
 PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
 
 UNUSABLE = {
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY),
     sqlite3.SQLITE_CANTOPEN,
 }
-REPAIR = "`lorad doctor --repair` rebuilds it from the journals and keeps this one. No run directory was touched."
+REPAIR = (
+    "`lorad doctor --repair` rebuilds it from the journals and keeps this one. No run directory was touched."
+)
 DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class Rows:
-    """Questions to a database, by one connection. Everything raises IntegrityError when the file is damaged, and
-    LoradError when it cannot be used now."""
+    """Questions to a database, by one connection. Everything raises IntegrityError when the file is damaged,
+    and LoradError when it cannot be used now."""
 
     path: Path
     _connection: sqlite3.Connection
@@ -67,7 +70,10 @@ class Rows:
             if code in DAMAGED:
                 raise self._damaged(str(error)) from error
             if code in UNUSABLE:
-                hint = "Nothing was changed. See `df` and the mode of the file; `lsof` shows who else has it open."
+                hint = (
+                    "Nothing was changed. See `df` and the mode of the file; `lsof` shows who else has "
+                    "it open."
+                )
                 raise LoradError(f"the database {self.path} cannot be used: {error}", hint=hint) from error
             raise
 
@@ -76,7 +82,10 @@ class Rows:
 
 
 class Reader(Rows):
-    """Reads only, what was committed; other threads have their own. Raises LoradError where there is no database."""
+    """Reads only, what was committed; other threads have their own.
+
+    Raises LoradError where there is no database.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,11 +112,13 @@ class Reader(Rows):
 
 
 class Store(Rows):
-    """Opens the database of a home, at the schema of this lorad. All use of it belongs to the thread that made it.
+    """Opens the database of a home, at the schema of this lorad. All use of it belongs to the thread that
+    made it.
 
-    Raises Conflict when a newer lorad wrote it. An older schema is upgraded as one transaction, with a copy kept as
-    `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged, and LoradError when it can
-    not be used now (disk full, read-only, locked by somebody else); then nothing was changed.
+    Raises Conflict when a newer lorad wrote it. An older schema is upgraded as one transaction, with a copy
+    kept as `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged, and
+    LoradError when it can not be used now (disk full, read-only, locked by somebody else); then nothing was
+    changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,9 +152,11 @@ class Store(Rows):
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction, from BEGIN IMMEDIATE to COMMIT; roll back when the block raises. Never await inside.
+        """Open a transaction, from BEGIN IMMEDIATE to COMMIT; roll back when the block raises. Never await
+        inside.
 
-        Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it raises.
+        Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it
+        raises.
         """
         with self._in_words(), self._transaction():
             yield self._connection
@@ -185,7 +198,9 @@ class Store(Rows):
 
     @property
     def is_in_place(self) -> bool:
-        """Check whether the file that was opened still has its name; False as well where that cannot be looked up."""
+        """Check whether the file that was opened still has its name; False as well where that cannot be
+        looked up.
+        """
         try:
             return names(self.path, self._file)
         except OSError:
@@ -193,7 +208,9 @@ class Store(Rows):
 
     @property
     def is_moved(self) -> bool:
-        """Check whether its whole directory has another name now, or none; False where that cannot be looked up."""
+        """Check whether its whole directory has another name now, or none; False where that cannot be looked
+        up.
+        """
         try:
             return not names(self.path.parent, self._directory)
         except OSError:  # a file server that does not answer for a moment

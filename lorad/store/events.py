@@ -12,7 +12,9 @@ from lorad.store.db import Rows, Store
 from lorad.store.rows import EventRow, event_row
 
 
-def append(store: Store, run: str | None, kind: str, data: Mapping[str, Any], *, at: float | None = None) -> int:
+def append(
+    store: Store, run: str | None, kind: str, data: Mapping[str, Any], *, at: float | None = None
+) -> int:
     """Add an event, in the transaction that is open if one is: its id, larger than every earlier one."""
     values = (time.time() if at is None else at, run, kind, msgspec.json.encode(data).decode())
     with store.write() as connection:
@@ -41,7 +43,9 @@ def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
 
 
 def of_kind(store: Rows, run: str, kind: str, *, since: float = 0.0, limit: int = -1) -> list[dict[str, Any]]:
-    """List the data of a run's events of one kind from `since` on, the newest first; limit: at most so many."""
+    """List the data of a run's events of one kind from `since` on, the newest first; limit:
+    at most so many.
+    """
     sql = "SELECT data FROM events WHERE run = ? AND kind = ? AND at >= ? ORDER BY id DESC LIMIT ?"
     return [msgspec.json.decode(row["data"]) for row in store.rows(sql, (run, kind, since, limit))]
 
@@ -52,7 +56,10 @@ def has_kind(store: Rows, run: str, kind: str) -> bool:
 
 
 def first_id(store: Rows, run: str) -> int:
-    """Find the id of a run's first event; 0 where there is no such run. Smaller ones are of a removed namesake."""
+    """Find the id of a run's first event; 0 where there is no such run.
+
+    Smaller ones are of a removed namesake.
+    """
     row = store.row("SELECT first_event FROM runs WHERE name = ?", (run,))
     return 0 if row is None else int(row["first_event"])
 

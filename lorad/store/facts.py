@@ -45,7 +45,8 @@ def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
     elif record.kind == "attempt":
         values = (run, record.attempt, record.data["resumed_from"], record.at)
         connection.execute(
-            "INSERT OR IGNORE INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)", values
+            "INSERT OR IGNORE INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)",
+            values,
         )
         begun = "signals = json_set(signals, '$.begun', ?)"
         sql = f"UPDATE runs SET attempt = max(attempt, ?), {begun} WHERE name = ?"
@@ -71,14 +72,19 @@ def doubt(connection: sqlite3.Connection, run: str) -> None:
 
 
 def forget_doubted(connection: sqlite3.Connection, run: str) -> None:
-    """Drop the rows that still bear the mark. Versions stay, as facts that do not count: an alias may name them."""
+    """Drop the rows that still bear the mark.
+
+    Versions stay, as facts that do not count: an alias may name them.
+    """
     for table in TABLES:
         if table != "versions":
             connection.execute(f"DELETE FROM {table} WHERE run = ? AND seq < 0", (run,))
 
 
 def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
-    """Step, reward, version, evaluations, rates, signals and recent rewards of a run, from the facts that count."""
+    """Step, reward, version, evaluations, rates, signals and recent rewards of a run, from the facts that
+    count.
+    """
     where = "WHERE run = ? AND lineage = 1 ORDER BY step"
     last = store.row(f"SELECT step, at, metrics FROM steps {where} DESC, attempt DESC LIMIT 1", (run,))
     first_eval = store.row(f"SELECT score FROM evals {where}, attempt LIMIT 1", (run,))
@@ -87,8 +93,8 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
     current = store.row(sql, (run,))
     metrics = msgspec.json.decode(last["metrics"]) if last else {}
     connection.execute(
-        "UPDATE runs SET step = ?, reward = ?, tokens_per_second = ?, step_seconds = ?, eval_first = ?, eval_last = ?, "
-        "version = ?, signals = ?, recent = ? WHERE name = ?",
+        "UPDATE runs SET step = ?, reward = ?, tokens_per_second = ?, step_seconds = ?, eval_first = ?, "
+        "eval_last = ?, version = ?, signals = ?, recent = ? WHERE name = ?",
         (
             last["step"] if last else 0,
             *(metrics.get(key) for key in ("reward", "tokens_per_second", "seconds")),
@@ -103,13 +109,15 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
 
 
 def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row | None) -> str:
-    """Collect what may need attention: in the last step's metrics, and whether the current version was attested."""
+    """Collect what may need attention: in the last step's metrics, and whether the current version was
+    attested.
+    """
     found: Row = {key: metrics[key] for key in SIGNALS if metrics.get(key) is not None}
     if unsound := sorted(key for key, value in metrics.items() if value is None):  # JSON has no NaN
         found["not_finite"] = unsound[:MOST_NAMES]
     sql = (
-        "SELECT json_extract(spec, '$.data.prompts_per_step') AS groups, json_extract(signals, '$.begun') AS begun "
-        "FROM runs WHERE name = ?"
+        "SELECT json_extract(spec, '$.data.prompts_per_step') AS groups, json_extract(signals, '$.begun') "
+        "AS begun FROM runs WHERE name = ?"
     )
     (row,) = store.rows(sql, (run,))
     if (flat := metrics.get("zero_variance_groups")) is not None and row["groups"]:
@@ -126,8 +134,8 @@ def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row
 def _recent(store: Rows, run: str) -> str:
     """Mean rewards of the last steps, newest last."""
     sql = (
-        "SELECT round(json_extract(metrics, '$.reward'), 6) AS reward FROM steps WHERE run = ? AND lineage = 1 "
-        "ORDER BY step DESC LIMIT ?"
+        "SELECT round(json_extract(metrics, '$.reward'), 6) AS reward FROM steps WHERE run = ? AND lineage "
+        "= 1 ORDER BY step DESC LIMIT ?"
     )
     rewards = [row["reward"] for row in store.rows(sql, (run, RECENT))]
     return msgspec.json.encode(rewards[::-1]).decode()
@@ -141,4 +149,6 @@ def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
         row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
     names, values = ", ".join(row), ", ".join(f":{column}" for column in row)
     sets = ", ".join(f"{column} = excluded.{column}" for column in row)
-    connection.execute(f"INSERT INTO {table} ({names}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}", row)
+    connection.execute(
+        f"INSERT INTO {table} ({names}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}", row
+    )

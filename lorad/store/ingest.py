@@ -1,8 +1,9 @@
 """Ingest a run's journal: every fact exactly once, in the order of the journal, some records at a time.
 
-Rows and the place up to which the journal was read commit together. When the last record read is no longer where it
-was (the journal was cut: only a record that was never fsynced can go), the journal is read again from its start: facts
-replace their own rows, rows whose record is gone no longer count, and only records never seen before are new.
+Rows and the place up to which the journal was read commit together. When the last record read is no longer
+where it was (the journal was cut: only a record that was never fsynced can go), the journal is read again
+from its start: facts replace their own rows, rows whose record is gone no longer count, and only records
+never seen before are new.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ class Taken(Struct, frozen=True):
 
 
 def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
-    """Ingest all that is new in the journal of a run. Raises as `ingest_some`; what was ingested before that stays."""
+    """Ingest all that is new in the journal of a run.
+
+    Raises as `ingest_some`; what was ingested before that stays.
+    """
     new, more = list[Record](), True
     while more:
         taken = ingest_some(store, run_name, journal)
@@ -70,8 +74,8 @@ def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
 def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
     """Take in a portion of what is new in the journal of a run. A journal that is missing has nothing new.
 
-    Raises NotFound (no such run), IntegrityError (a whole record that no driver of this lorad writes) and OSError; then
-    nothing of the portion was taken in.
+    Raises NotFound (no such run), IntegrityError (a whole record that no driver of this lorad writes) and
+    OSError; then nothing of the portion was taken in.
     """
     runs.get(store, run_name)
     place = _place(store, run_name)
@@ -111,8 +115,8 @@ def _place(store: Store, run: str) -> Place:
 def _unread(journal: Path, place: Place) -> tuple[bool, Found, bool]:
     """Read a portion of the records after `place`.
 
-    Returns whether the journal still continues from `place` (else the portion is from its start), the portion, and
-    whether more records follow.
+    Returns whether the journal still continues from `place` (else the portion is from its start), the
+    portion, and whether more records follow.
     """
     if place.seq:
         records = read(journal, place.start)
@@ -132,7 +136,9 @@ def _portion(records: Iterable[tuple[Record, int]]) -> tuple[Found, bool]:
     return found, False
 
 
-def _take_in(store: Store, connection: sqlite3.Connection, run: str, found: Found, place: Place) -> list[Record]:
+def _take_in(
+    store: Store, connection: sqlite3.Connection, run: str, found: Found, place: Place
+) -> list[Record]:
     """Rows for the records after `place`, each seq once; those that had no event yet get one."""
     new, after = [], place.seq
     for record, _ in found:
@@ -167,7 +173,8 @@ def place_after(found: Found, before: Place, *, more: bool = False) -> Place:
 
 def set_place(connection: sqlite3.Connection, run: str, place: Place) -> None:
     connection.execute(
-        'INSERT INTO journal_offsets (run, start, "offset", seq, crc, told_seq, told_crc) VALUES (?, ?, ?, ?, ?, ?, ?) '
+        'INSERT INTO journal_offsets (run, start, "offset", seq, crc, told_seq, told_crc) VALUES (?, ?, ?, '
+        "?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET start = excluded.start, offset = excluded.offset, seq = excluded.seq, "
         "crc = excluded.crc, told_seq = excluded.told_seq, told_crc = excluded.told_crc",
         (run, *structs.astuple(place)),

@@ -1,4 +1,7 @@
-"""How much of a record goes into the index: no run fails for a metric too many. `sane.py` says what is refused."""
+"""How much of a record goes into the index: no run fails for a metric too many.
+
+`sane.py` says what is refused.
+"""
 
 from __future__ import annotations
 

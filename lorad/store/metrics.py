@@ -25,7 +25,8 @@ def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Ste
 
 
 def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[StepRow]:
-    """List the first `limit` steps after `after` whose numbers are multiples of `every`, and the last step of all.
+    """List the first `limit` steps after `after` whose numbers are multiples of `every`, and the last step of
+    all.
 
     It reads no others, so the cost depends on the answer alone, even with a million steps.
     """
@@ -62,7 +63,10 @@ class SamplesFile(Struct, frozen=True):
 
 
 def samples_file(store: Rows, run: str, step: int) -> SamplesFile | None:
-    sql = "SELECT samples, samples_sha256 FROM steps WHERE run = ? AND step = ? AND lineage = 1 ORDER BY attempt DESC"
+    sql = (
+        "SELECT samples, samples_sha256 FROM steps WHERE run = ? AND step = ? AND lineage = 1 ORDER BY "
+        "attempt DESC"
+    )
     row = store.row(sql, (run, step))
     return None if row is None else SamplesFile(row["samples"], row["samples_sha256"])
 
@@ -116,9 +120,9 @@ def add_new_steps(store: Rows, before: StepTotals) -> StepTotals:
         return msgspec.structs.replace(before, rowid=newest)
     sql = (
         "SELECT count(*) AS steps, total(json_extract(metrics, '$.tokens')) AS tokens, "
-        "total(json_extract(metrics, '$.seconds')) AS seconds, count(json_extract(metrics, '$.seconds_publish')) "
-        "AS published, total(json_extract(metrics, '$.seconds_publish')) AS publish_seconds, "
-        "total(json_extract(metrics, '$.failed_rewards')) AS failed_rewards, "
+        "total(json_extract(metrics, '$.seconds')) AS seconds, count(json_extract(metrics, "
+        "'$.seconds_publish')) AS published, total(json_extract(metrics, '$.seconds_publish')) AS "
+        "publish_seconds, total(json_extract(metrics, '$.failed_rewards')) AS failed_rewards, "
         "total(json_extract(metrics, '$.skipped_updates')) AS skipped_updates FROM steps WHERE rowid > ?"
     )
     (more,) = store.rows(sql, (before.rowid,))
@@ -127,7 +131,10 @@ def add_new_steps(store: Rows, before: StepTotals) -> StepTotals:
 
 def ended_attempts(store: Rows) -> dict[str, int]:
     """Count the attempts that ended, by reason."""
-    sql = "SELECT coalesce(reason, '') AS reason, count(*) AS n FROM attempts WHERE ended_at IS NOT NULL GROUP BY 1"
+    sql = (
+        "SELECT coalesce(reason, '') AS reason, count(*) AS n FROM attempts WHERE ended_at IS NOT NULL "
+        "GROUP BY 1"
+    )
     return {row["reason"] or "unknown": row["n"] for row in store.rows(sql)}
 
 

@@ -25,9 +25,13 @@ NOT_UNDERSTOOD = (
 )
 OF_A_RUN = ("attempts", "versions", "checkpoints")
 COLLECTED = """
-CREATE TEMP TABLE collected (at REAL, source INTEGER, n INTEGER, id INTEGER, told REAL, run TEXT, kind TEXT, data TEXT)
+CREATE TEMP TABLE collected (at REAL, source INTEGER, n INTEGER, id INTEGER,
+told REAL, run TEXT, kind TEXT, data TEXT)
 """
-FIRST = "CREATE TEMP TABLE first AS SELECT r.name AS run, c.at FROM runs r JOIN collected c ON c.id = r.first_event"
+FIRST = (
+    "CREATE TEMP TABLE first AS SELECT r.name AS run, c.at FROM runs r JOIN collected c ON c.id = "
+    "r.first_event"
+)
 LATER = (
     "UPDATE collected SET at = first.at FROM first "
     "WHERE collected.run = first.run AND collected.id IS NULL AND collected.at < first.at"
@@ -77,7 +81,9 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
         insert(connection, "attempts", rows["attempts"].values(), told)
         for table in ("versions", "checkpoints"):
             change(connection, table, rows[table].values())
-        counted: Iterable[Row] = ({k: row[k] for k in ("name", "attempt") if k in row} for row in rows["runs"].values())
+        counted: Iterable[Row] = (
+            {k: row[k] for k in ("name", "attempt") if k in row} for row in rows["runs"].values()
+        )
         change(connection, "runs", counted)
         for table in ("aliases", "alias_moves", "sweeps"):
             insert(connection, table, rows[table].values(), told)
@@ -87,8 +93,11 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
     return told
 
 
-def take_in(store: Store, connection: sqlite3.Connection, run: str, journal: Path, source: int) -> Iterator[str]:
-    """Insert the rows of a run's journal, as `ingest` does, and collect its events, which are put in order later.
+def take_in(
+    store: Store, connection: sqlite3.Connection, run: str, journal: Path, source: int
+) -> Iterator[str]:
+    """Insert the rows of a run's journal, as `ingest` does, and collect its events, which are put in order
+    later.
 
     Yields a sentence for everything that could not be taken over.
     """
@@ -156,14 +165,17 @@ def collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], s
 
 
 def number_events(connection: sqlite3.Connection) -> None:
-    """Number the events in order of time. A known number is kept; the others get free numbers between, or later ones.
+    """Number the events in order of time. A known number is kept; the others get free numbers between, or
+    later ones.
 
     The next event gets a larger number than any event ever had, so that followers continue where they were.
     """
     # Whatever the clock said, nothing of a run comes before its first event.
     for statement in (FIRST, LATER, "DROP TABLE first"):
         connection.execute(statement)
-    known = [row[0] for row in connection.execute("SELECT id FROM collected WHERE id IS NOT NULL ORDER BY id")]
+    known = [
+        row[0] for row in connection.execute("SELECT id FROM collected WHERE id IS NOT NULL ORDER BY id")
+    ]
     (count,) = connection.execute("SELECT count(*) FROM collected").fetchone()
     rows = connection.execute("SELECT id, told, run, kind, data FROM collected ORDER BY at, source, n")
     numbered = ((id, *row) for id, row in in_order(rows, known))

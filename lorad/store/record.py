@@ -1,8 +1,9 @@
 """The daemon's own facts, row by row: what no journal of a run contains, so that the database can be rebuilt.
 
-Triggers of this connection note which rows and columns a transaction touches; they go to the daemon's journal, fsynced,
-before the transaction commits. `PRAGMA user_version` counts such transactions, which shows how far journal and database
-are relative to each other. Steps, versions and the like come from the journals of the runs and are not noted.
+Triggers of this connection note which rows and columns a transaction touches; they go to the daemon's
+journal, fsynced, before the transaction commits. `PRAGMA user_version` counts such transactions, which shows
+how far journal and database are relative to each other. Steps, versions and the like come from the journals
+of the runs and are not noted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "events": ("id",),
 }
 ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of these is in journals of runs
-DERIVED = frozenset({"step", "reward", "eval_first", "eval_last", "version", "tokens_per_second", "step_seconds"})
+DERIVED = frozenset(
+    {"step", "reward", "eval_first", "eval_last", "version", "tokens_per_second", "step_seconds"}
+)
 DERIVED |= {"signals", "recent"}
 PASSING = frozenset({"waiting"})  # found again by every look at the queue
 TOLD_BY_RUNS = ("attempt", "rewind", "step", "eval", "version", "checkpoint", "warning", "end")
@@ -73,7 +76,10 @@ class Recorder:
             connection.execute(statement)
 
     def write_ahead(self) -> bool:
-        """Write the changes of the open transaction to the journal, before its commit. False when there are none."""
+        """Write the changes of the open transaction to the journal, before its commit.
+
+        False when there are none.
+        """
         change = self._change()
         if change is None:
             return False
@@ -89,7 +95,9 @@ class Recorder:
         self._journal.undo()
 
     def write_all(self) -> None:
-        """Write everything that the journal has to contain, in the open transaction; earlier changes become void."""
+        """Write everything that the journal has to contain, in the open transaction; earlier changes become
+        void.
+        """
         rows = {table: self._all(table) for table in KEYS}
         number = number_of(self._connection) + 1
         self._journal.write_ahead(Change(number, rows), all=True)
@@ -101,7 +109,9 @@ class Recorder:
 
     def _change(self) -> Change | None:
         noted: dict[tuple[str, str], set[str]] = {}
-        for table, key, column in self._connection.execute('SELECT "table", "key", "column" FROM noted ORDER BY rowid'):
+        for table, key, column in self._connection.execute(
+            'SELECT "table", "key", "column" FROM noted ORDER BY rowid'
+        ):
             noted.setdefault((table, key), set()).add(column)
         if not noted:
             return None
@@ -148,7 +158,9 @@ class Recorder:
                 yield _trigger(table, "delete", _note(table, "OLD", GONE))
 
 
-_NOTES = 'CREATE TEMP TABLE noted ("table" TEXT, "key" TEXT, "column" TEXT, UNIQUE ("table", "key", "column"))'
+_NOTES = (
+    'CREATE TEMP TABLE noted ("table" TEXT, "key" TEXT, "column" TEXT, UNIQUE ("table", "key", "column"))'
+)
 
 
 def number_of(connection: sqlite3.Connection) -> int:

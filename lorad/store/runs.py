@@ -35,8 +35,10 @@ RECENT_SECONDS = 24 * 3600.0
 DAEMON = "daemon"  # who moves a run that nobody asked for
 BASE = "json_extract(spec, '$.model.path') AS base"
 SUMMARY = f"""
-name, owner, owner_uid, state, reason, detail, waiting, preempted, serving, step, steps, reward, eval_first, eval_last,
-version, pool, created_at, started_at, ended_at, attempt, priority, tokens_per_second, step_seconds, signals, recent,
+name, owner, owner_uid, state, reason, detail, waiting, preempted, serving, step, steps, reward, eval_first,
+eval_last,
+version, pool, created_at, started_at, ended_at, attempt, priority, tokens_per_second, step_seconds,
+signals, recent,
 origin, {BASE}
 """
 
@@ -63,16 +65,29 @@ def create(
             raise Conflict(f"there is a run named {name}", hint=f"Choose another name, or `lorad rm {name}`.")
         event = _tell(store, name, None, RunState.QUEUED, by=owner)
         row = {
-            "name": name, "owner": owner, "owner_uid": os.getuid() if owner_uid is None else owner_uid,
-            "state": RunState.QUEUED, "spec": spec_json, "directory": directory, "priority": priority,
-            "steps": steps, "created_at": time.time(), "first_event": event, "attempt": _last_removed(store, name),
-        }  # fmt: skip
-        connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({', '.join(f':{key}' for key in row)})", row)
+            "name": name,
+            "owner": owner,
+            "owner_uid": os.getuid() if owner_uid is None else owner_uid,
+            "state": RunState.QUEUED,
+            "spec": spec_json,
+            "directory": directory,
+            "priority": priority,
+            "steps": steps,
+            "created_at": time.time(),
+            "first_event": event,
+            "attempt": _last_removed(store, name),
+        }
+        connection.execute(
+            f"INSERT INTO runs ({', '.join(row)}) VALUES ({', '.join(f':{key}' for key in row)})", row
+        )
         return get(store, name)
 
 
 def _last_removed(store: Rows, name: str) -> int:
-    sql = "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? AND kind = 'removed'"
+    sql = (
+        "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? AND kind = "
+        "'removed'"
+    )
     return int((store.row(sql, (name,)) or {})["attempt"] or 0)
 
 
@@ -102,7 +117,9 @@ def get(store: Rows, name: str) -> RunRow:
 def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
     """List the names of all runs, or of one owner's, oldest first."""
     where, values = ("", ()) if owner_uid is None else ("WHERE owner_uid = ?", (owner_uid,))
-    return [row["name"] for row in store.rows(f"SELECT name FROM runs {where} ORDER BY created_at, rowid", values)]
+    return [
+        row["name"] for row in store.rows(f"SELECT name FROM runs {where} ORDER BY created_at, rowid", values)
+    ]
 
 
 def every(store: Rows) -> list[RunRow]:
@@ -134,7 +151,9 @@ def directories(store: Rows) -> dict[int, list[Path]]:
 def relocate(store: Store, name: str, *, directory: str, spec_json: str) -> None:
     """Correct a run whose directory was moved."""
     with store.write() as connection:
-        connection.execute("UPDATE runs SET directory = ?, spec = ? WHERE name = ?", (directory, spec_json, name))
+        connection.execute(
+            "UPDATE runs SET directory = ?, spec = ? WHERE name = ?", (directory, spec_json, name)
+        )
 
 
 def names_first_ended(store: Rows, limit: int) -> list[str]:
@@ -156,7 +175,9 @@ def owners_of_aliased(store: Rows) -> dict[str, int]:
 
 
 def owners_served(store: Rows) -> set[int]:
-    """List the uids of those who have something to serve: an alias, a pinned version, or a run that serves."""
+    """List the uids of those who have something to serve: an alias, a pinned version,
+    or a run that serves.
+    """
     sql = """
     SELECT owner_uid FROM runs WHERE serving = 1 OR name IN (SELECT run FROM aliases)
     OR name IN (SELECT run FROM versions WHERE pinned = 1)
@@ -180,7 +201,9 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
     order = "ORDER BY created_at DESC, rowid DESC"
     others = store.rows(f"SELECT rowid, {SUMMARY} FROM runs WHERE ended_at IS NULL {order}")
     most = max(0, limit - len(others)) if limit else -1
-    ended = store.rows(f"SELECT rowid, {SUMMARY} FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most))
+    ended = store.rows(
+        f"SELECT rowid, {SUMMARY} FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most)
+    )
     rows = sorted([*others, *ended], key=lambda row: (row["created_at"], row.pop("rowid")), reverse=True)
     return [run_summary(row) for row in rows]
 
@@ -201,7 +224,8 @@ def queue(store: Rows) -> list[QueuedRow]:
 
 def latest_starts(store: Rows) -> dict[int, float]:
     """Find when each owner's newest attempt began: uid -> Unix time."""
-    sql = """SELECT owner_uid, max(attempts.started_at) AS at FROM attempts JOIN runs ON runs.name = attempts.run
+    sql = """SELECT owner_uid, max(attempts.started_at) AS at FROM attempts
+    JOIN runs ON runs.name = attempts.run
     GROUP BY owner_uid"""
     return {row["owner_uid"]: row["at"] for row in store.rows(sql)}
 
@@ -211,7 +235,8 @@ def restarts(store: Rows, name: str) -> int:
     sql = """
     WITH moves AS (
       SELECT e.id, json_extract(e.data, '$.move') AS move, json_extract(e.data, '$.by') AS "by"
-      FROM events e JOIN runs r ON r.name = e.run WHERE e.run = ? AND e.kind = 'state' AND e.at >= r.created_at
+      FROM events e JOIN runs r ON r.name = e.run WHERE e.run = ?
+      AND e.kind = 'state' AND e.at >= r.created_at
     )
     SELECT count(*) AS made FROM moves WHERE move = ? AND id > coalesce(
       (SELECT max(id) FROM moves WHERE move = ? AND "by" != ?), 0
@@ -224,7 +249,8 @@ def restarts(store: Rows, name: str) -> int:
 def that_serve(store: Rows) -> list[RunRow]:
     """List the runs for which a pool is kept up, oldest first."""
     return [
-        run_row(row) for row in store.rows(f"SELECT *, {BASE} FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
+        run_row(row)
+        for row in store.rows(f"SELECT *, {BASE} FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
     ]
 
 
@@ -240,8 +266,8 @@ def move(
 ) -> RunRow:
     """Make one move of `lorad.states.MOVES` and append its event, both or neither. Returns the new row.
 
-    `reason` belongs to END and to nothing else (ValueError). Raises NotFound, and Conflict when the move is not allowed
-    from the present state or that state is not `expect`.
+    `reason` belongs to END and to nothing else (ValueError). Raises NotFound, and Conflict when the move is
+    not allowed from the present state or that state is not `expect`.
     """
     if (move is Move.END) != (reason is not None):
         raise ValueError(f"{move}: a run ends with a reason, and only then")
@@ -255,7 +281,9 @@ def move(
         connection.execute(f"UPDATE runs SET {sets} WHERE name = :name", changes | {"name": name})
         if move is Move.PLACE:
             now = time.time()
-            connection.execute("UPDATE runs SET started_at = coalesce(started_at, ?) WHERE name = ?", (now, name))
+            connection.execute(
+                "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE name = ?", (now, name)
+            )
         _tell(store, name, before, to, by=by, move=move, reason=reason, detail=detail)
         return get(store, name)
 
@@ -266,7 +294,9 @@ def set_fields(store: Store, name: str, **columns: Any) -> None:
         raise ValueError(f"not to be set here: {', '.join(sorted(unknown))}")
     with store.write() as connection:
         sets = ", ".join(f"{column} = :{column}" for column in columns)
-        if not connection.execute(f"UPDATE runs SET {sets} WHERE name = :name", columns | {"name": name}).rowcount:
+        if not connection.execute(
+            f"UPDATE runs SET {sets} WHERE name = :name", columns | {"name": name}
+        ).rowcount:
             get(store, name)
 
 
@@ -278,10 +308,14 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
     with store.write() as connection:
         state = RunState(get(store, name).state)
         if not state.is_over:
-            raise Conflict(f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first.")
+            raise Conflict(
+                f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first."
+            )
         _refuse_held(store, name)
         row = get(store, name)
-        newest = (store.row("SELECT max(version) AS version FROM versions WHERE run = ?", (name,)) or {})["version"]
+        newest = (store.row("SELECT max(version) AS version FROM versions WHERE run = ?", (name,)) or {})[
+            "version"
+        ]
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
         is_empty = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep)"
         connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row.sweep,))
@@ -309,7 +343,9 @@ def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
     with store.write() as connection:
         attempt = int(get(store, name).attempt) + 1
         values = (name, attempt, resumed_from, time.time())
-        connection.execute("INSERT INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)", values)
+        connection.execute(
+            "INSERT INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)", values
+        )
         connection.execute("UPDATE runs SET attempt = ? WHERE name = ?", (attempt, name))
     return attempt
 
@@ -324,7 +360,8 @@ def end_attempt(
     reason: str | None,
     detail: str = "",
 ) -> None:
-    """Record how the driver of an attempt ended. Repeating it changes nothing that is known: the first end counts.
+    """Record how the driver of an attempt ended. Repeating it changes nothing that is known: the first end
+    counts.
 
     detail: why it ended, as a sentence.
     """

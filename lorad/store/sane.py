@@ -9,7 +9,11 @@ from typing import Any
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
 
-PATHS = {"version": ("path", "versions"), "checkpoint": ("path", "checkpoints"), "step": ("samples", "samples")}
+PATHS = {
+    "version": ("path", "versions"),
+    "checkpoint": ("path", "checkpoints"),
+    "step": ("samples", "samples"),
+}
 NUMBERS = ("version", "parent", "rank", "bytes", "problems", "failed", "position", "to", "resumed_from")
 WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
@@ -18,7 +22,8 @@ LATEST = 4.0e9  # Unix seconds
 
 
 def refuse_strange(run: str, record: Record) -> None:
-    """Paths lie in the run's own directories, one step below; numbers are such as files and rows are named by.
+    """Paths lie in the run's own directories, one step below; numbers are such as files and rows are named
+    by.
 
     Raises IntegrityError, which names the record.
     """
@@ -31,7 +36,11 @@ def refuse_strange(run: str, record: Record) -> None:
 
 def strange(record: Record) -> str:
     """Say what is wrong with a record; "" when nothing is."""
-    places = (("step", record.step, MOST_STEPS), ("attempt", record.attempt, MOST_ATTEMPTS), ("seq", record.seq, MOST))
+    places = (
+        ("step", record.step, MOST_STEPS),
+        ("attempt", record.attempt, MOST_ATTEMPTS),
+        ("seq", record.seq, MOST),
+    )
     for name, number, most in places:
         if not 0 <= number <= most:
             return f"its {name} is {number}"
@@ -43,7 +52,9 @@ def strange(record: Record) -> str:
             return f"{key} {str(record.data[key])[:200]!r} is not in {directory}/"
     if wrong := next((key for key in WORDS if isinstance(record.data.get(key), dict | list)), ""):
         return f"{wrong} is {str(record.data[wrong])[:80]!r}"
-    return next((f"{key} is {str(record.data[key])[:80]!r}" for key in NUMBERS if not fits(record.data.get(key))), "")
+    return next(
+        (f"{key} is {str(record.data[key])[:80]!r}" for key in NUMBERS if not fits(record.data.get(key))), ""
+    )
 
 
 def is_below(path: Any, directory: str) -> bool:

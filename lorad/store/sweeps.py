@@ -28,7 +28,8 @@ def create(
     with store.write() as connection:
         refuse_used(store, sweep)
         connection.execute(
-            "INSERT INTO sweeps (sweep, owner, created_at, grid, halving, owner_uid) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO sweeps (sweep, owner, created_at, grid, halving, owner_uid) VALUES (?, ?, ?, ?, ?, "
+            "?)",
             (sweep, owner, time.time(), _json(grid), None if halving is None else _json(halving), owner_uid),
         )
         return get(store, sweep)
@@ -37,7 +38,9 @@ def create(
 def refuse_used(store: Rows, sweep: str) -> None:
     """Raises Conflict when there is a sweep of that name."""
     if store.row("SELECT 1 FROM sweeps WHERE sweep = ?", (sweep,)):
-        hint = "Choose another name with --name, or remove its runs with `lorad rm`: it goes with the last one."
+        hint = (
+            "Choose another name with --name, or remove its runs with `lorad rm`: it goes with the last one."
+        )
         raise Conflict(f"there is a sweep named {sweep}", hint=hint)
 
 
@@ -57,7 +60,10 @@ def sweeps(store: Rows) -> list[SweepRow]:
 def undecided(store: Rows) -> list[SweepRow]:
     """List the sweeps with a rung that is not decided yet, oldest first."""
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
-    return [sweep_row(row) for row in store.rows(f"{SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")]
+    return [
+        sweep_row(row)
+        for row in store.rows(f"{SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")
+    ]
 
 
 def members(store: Rows, sweep: str) -> list[str]:

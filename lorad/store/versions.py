@@ -8,7 +8,8 @@ from lorad.store.db import Rows, Store
 from lorad.store.rows import VersionRow, version_row
 
 SELECT = """
-SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank, v.alpha, v.bytes, v.attested,
+SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank,
+v.alpha, v.bytes, v.attested,
   v.attestation, v.pinned, v.lineage, r.owner_uid, r.directory || '/' || v.path AS path,
   (SELECT json_group_array(alias) FROM aliases a WHERE a.run = v.run AND a.version = v.version) AS aliases
 FROM versions v JOIN runs r ON r.name = v.run
@@ -50,7 +51,10 @@ def is_anything_served(store: Rows) -> bool:
 def held_versions(store: Rows) -> list[VersionRow]:
     """List all versions that are pinned or aliased: pinned ones first, the oldest first."""
     held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
-    sql = f"{SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, v.version"
+    sql = (
+        f"{SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, "
+        "v.version"
+    )
     return [version_row(row) for row in store.rows(sql)]
 
 
@@ -67,6 +71,8 @@ def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) ->
 def first_number(store: Rows, run: str) -> int:
     """Choose a number that no version of this name ever had: events outlive a run that was removed."""
     kinds = "('version', 'removed')"
-    sql = f"SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind IN {kinds}"
+    sql = (
+        f"SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind IN {kinds}"
+    )
     newest = (store.row(sql, (run,)) or {})["newest"]
     return 0 if newest is None else int(newest) + 1

@@ -1,4 +1,6 @@
-"""AdamW (Loshchilov & Hutter, 2019, arXiv 1711.05101) over flat vectors, and the norm that clipping looks at."""
+"""AdamW (Loshchilov & Hutter, 2019, arXiv 1711.05101) over flat vectors,
+and the norm that clipping looks at.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,20 @@ from torch import Tensor
 from lorad.trainers.base import Optimizer
 
 NORMED_AT_ONCE = 2**18
-"""A CPU adds up squares in a few fp32 lanes: over 2**27 of them the norm is off by up to 2 %, over so many by 4e-5."""
+"""A CPU adds up squares in a few fp32 lanes: over 2**27 of them the norm is off by up to 2 %, over so many by
+4e-5.
+"""
 
 
 @torch.no_grad()
 def adamw(
-    weights: Tensor, grads: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int, lr: float, optimizer: Optimizer
+    weights: Tensor,
+    grads: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: int,
+    lr: float,
+    optimizer: Optimizer,
 ) -> None:
     """Step number `step` (from 1), in place; the arithmetic and its order are those of torch.optim.AdamW."""
     beta1, beta2 = optimizer.betas

@@ -14,11 +14,13 @@ SPLITS = {
 """How Megatron is told which stage has which layers."""
 
 
-def own_fields(*, tp: int, pp: int, ep: int, dtype: object, bf16: bool, pads: bool, on_cpu: bool) -> dict[str, object]:
+def own_fields(
+    *, tp: int, pp: int, ep: int, dtype: object, bf16: bool, pads: bool, on_cpu: bool
+) -> dict[str, object]:
     """Fields of Megatron's configuration that lorad decides.
 
-    No dropout but the adapter's, no loss but the run's, and gradients that autograd keeps. dtype: torch's, of weights
-    and of what stages send. pads: whether the vocabulary has to be padded.
+    No dropout but the adapter's, no loss but the run's, and gradients that autograd keeps. dtype: torch's, of
+    weights and of what stages send. pads: whether the vocabulary has to be padded.
     """
     return {
         "tensor_model_parallel_size": tp,

@@ -1,13 +1,15 @@
 """The trainer protocol: log-probabilities, gradients and optimizer steps for adapters on one frozen base.
 
-An adapter lives in a *slot* (weights, gradients, Adam state, dropout RNG). Slots do not touch each other. State is
-keyed by logical Hugging Face names, whatever the backend's sharding. Rules that every trainer keeps, checked by
-`tests/conformance/trainer_suite.py`:
+An adapter lives in a *slot* (weights, gradients, Adam state, dropout RNG). Slots do not touch each other.
+State is keyed by logical Hugging Face names, whatever the backend's sharding. Rules that every trainer keeps,
+checked by `tests/conformance/trainer_suite.py`:
 
 - Only adapter parameters change; the base's checksum is the same at the end.
-- forward_backward accumulates: two calls with halves of a batch and one normaliser give the gradients of one call.
+- forward_backward accumulates: two calls with halves of a batch and one normaliser give the gradients of one
+    call.
 - `save` then `load` in a fresh process continues bit for bit (deterministic backends) with the same calls.
-- A slot whose adapter matches nothing, or state whose key set differs, raises; nothing is ever silently fresh.
+- A slot whose adapter matches nothing, or state whose key set differs, raises; nothing is ever silently
+    fresh.
 """
 
 from __future__ import annotations
@@ -48,13 +50,14 @@ class Optimizer(Struct, frozen=True):
 
 
 class SlotSpec(Struct, frozen=True):
-    """How a slot begins. `init` is of A; B is zero. `source`: a PEFT directory whose tensors replace the init.
+    """How a slot begins. `init` is of A; B is zero. `source`: a PEFT directory whose tensors replace the
+    init.
 
-    frozen: it holds weights alone, a quarter of the memory. It gives log-probabilities and can be exported; training,
-    saving or loading it raises Conflict.
+    frozen: it holds weights alone, a quarter of the memory. It gives log-probabilities and can be exported;
+    training, saving or loading it raises Conflict.
 
-    lora_type: `canonical_lora` gives every linear an A of its own; `lora` is Megatron's, where q, k and v share one,
-    and gate and up. Trainers without fused linears have the first in either case.
+    lora_type: `canonical_lora` gives every linear an A of its own; `lora` is Megatron's, where q, k and v
+    share one, and gate and up. Trainers without fused linears have the first in either case.
     """
 
     adapter: AdapterConfig
@@ -103,7 +106,8 @@ class GradientWork(Struct, frozen=True):
 class Policy(Struct, frozen=True):
     """Whose log-probabilities: a slot's present weights, or the base (adapter off) when `slot` is None.
 
-    amplify: as with an alpha so many times as large; a power of two, so that it rounds nothing. The slot stays as is.
+    amplify: as with an alpha so many times as large; a power of two, so that it rounds nothing. The slot
+        stays as is.
     """
 
     slot: str | None = None
@@ -137,7 +141,9 @@ class Trainer(ABC):
 
     @abstractmethod
     async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
-        """Make a slot. Raises Conflict when it exists, AdapterRefused when spec and base (or source) do not fit."""
+        """Make a slot. Raises Conflict when it exists, AdapterRefused when spec and base (or source) do not
+        fit.
+        """
 
     @abstractmethod
     async def forward_backward(
@@ -145,24 +151,29 @@ class Trainer(ABC):
     ) -> LossStats:
         """Add the gradient of sum(token losses) / normaliser to the slot's.
 
-        The caller gives the normaliser of the whole (mini-)batch: its number of completion tokens for level "token",
-        of samples for level "sequence". Split into micro-batches inside by `tokens_per_microbatch`, whose activations
-        are recomputed in the backward with `activation_checkpointing`: less memory, more time, the same gradients.
-        Raises NotFound and ValueError (see `check_work`) before anything is computed.
+        The caller gives the normaliser of the whole (mini-)batch: its number of completion tokens for level
+        "token", of samples for level "sequence". Split into micro-batches inside by `tokens_per_microbatch`,
+        whose activations are recomputed in the backward with `activation_checkpointing`: less memory, more
+        time, the same gradients. Raises NotFound and ValueError (see `check_work`) before anything is
+        computed.
         """
 
     async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
-        """Do forward_backward for several slots at once, each slot once; a trainer may share passes among them.
+        """Do forward_backward for several slots at once, each slot once; a trainer may share passes among
+        them.
 
-        Gradients, statistics and dropout of each slot are those of a call of its own, up to rounding. Raises NotFound
-        and ValueError (also for a slot that is named twice) before anything is computed.
+        Gradients, statistics and dropout of each slot are those of a call of its own, up to rounding. Raises
+        NotFound and ValueError (also for a slot that is named twice) before anything is computed.
         """
         check_work(work, self.slots(), self.capabilities())
         return [await self.forward_backward(w.slot, w.batch, w.targets, w.loss, w.normaliser) for w in work]
 
     @abstractmethod
     async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
-        """Clip (0: do not), step and clear the gradients. Not finite: nothing is applied, gradients are cleared."""
+        """Clip (0: do not), step and clear the gradients.
+
+        Not finite: nothing is applied, gradients are cleared.
+        """
 
     @abstractmethod
     async def discard_grads(self, slot: str) -> None: ...
@@ -182,15 +193,17 @@ class Trainer(ABC):
     async def save(self, slot: str, directory: Path) -> list[str]:
         """Write everything that `load` needs into an existing directory; returns the file names. No pickle.
 
-        `adapter_model.safetensors` and `adapter_config.json` are among them: a checkpoint is a PEFT directory too.
+        `adapter_model.safetensors` and `adapter_config.json` are among them: a checkpoint is a PEFT directory
+        too.
         """
 
     @abstractmethod
     async def load(self, slot: str, directory: Path) -> None:
-        """Restore weights, Adam state and RNG of an open slot, whose dropout and seed may be others than when saved.
+        """Restore weights, Adam state and RNG of an open slot, whose dropout and seed may be others than when
+        saved.
 
-        Raises IntegrityError, and changes nothing, unless every key is there and modules, rank, alpha and rslora are
-        the slot's.
+        Raises IntegrityError, and changes nothing, unless every key is there and modules, rank, alpha and
+        rslora are the slot's.
         """
 
     @abstractmethod
@@ -205,7 +218,10 @@ class Trainer(ABC):
         """Forget a slot. Raises NotFound."""
 
     async def health(self) -> TrainerHealth:
-        """Answers at once, also amid a call. A trainer that is not alive raises PoolLost from all other calls."""
+        """Answers at once, also amid a call.
+
+        A trainer that is not alive raises PoolLost from all other calls.
+        """
         return TrainerHealth()
 
     def software(self) -> dict[str, str]:
@@ -217,14 +233,17 @@ class Trainer(ABC):
 
 
 def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: TrainerCapabilities) -> None:
-    """Raise NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed item.
+    """Raise NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed
+    item.
 
     Of a batch without samples the normaliser may be 0.
     """
     names = [item.slot for item in work]
     for name in names:
         if name not in slots:
-            raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(slots)) or 'none'}")
+            raise NotFound(
+                f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(slots)) or 'none'}"
+            )
     if len(set(names)) < len(names):
         raise ValueError("a slot is named twice: join its batches, or make two calls")
     for item in work:
@@ -239,12 +258,14 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: Trai
 def refuse_frozen(slot: str, spec: SlotSpec) -> None:
     """Raise Conflict for a slot that is never trained."""
     if spec.frozen:
-        raise Conflict(f"slot {slot} is frozen: it gives log-probabilities only", hint="Open another one to train.")
+        raise Conflict(
+            f"slot {slot} is frozen: it gives log-probabilities only", hint="Open another one to train."
+        )
 
 
 def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) -> None:
-    """Raise ValueError when the lengths do not add up, for a prompt or sample longer than the trainer takes, for token
-    ids outside of the vocabulary and for a temperature that is not positive.
+    """Raise ValueError when the lengths do not add up, for a prompt or sample longer than the trainer takes,
+    for token ids outside of the vocabulary and for a temperature that is not positive.
     """
     batch.check()
     samples = np.repeat(batch.prompt_lengths, batch.group_sizes) + batch.completion_lengths

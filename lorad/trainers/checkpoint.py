@@ -1,8 +1,9 @@
-"""A slot on disk: PEFT's two files, Adam's two moments under logical names, the state that dropout draws from.
+"""A slot on disk: PEFT's two files, Adam's two moments under logical names, the state that dropout draws
+from.
 
-The files are the same whatever trainer wrote them and over however many ranks, so that any other can continue with
-them. Gradients are not among them: a checkpoint is taken after a step. Everything is read and checked before anything
-is changed.
+The files are the same whatever trainer wrote them and over however many ranks, so that any other can continue
+with them. Gradients are not among them: a checkpoint is taken after a step. Everything is read and checked
+before anything is changed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ NOT_WHOLE = "this checkpoint is not whole or not of this adapter: resume from an
 class Saved(NamedTuple):
     """What the files hold: tensors by logical name, optimizer steps done, the generator's state by kind.
 
-    rng: `dropout` (uint8, the state of one torch generator) or `draws` (int64 [2], a seed and how many calls drew).
+    rng: `dropout` (uint8, the state of one torch generator) or `draws` (int64 [2], a seed and how many calls
+        drew).
     """
 
     weights: Arrays
@@ -52,15 +54,17 @@ def write(
 ) -> list[str]:
     """Into an existing directory; the names of the files. moments: of MOMENTS, each by logical name."""
     write_peft(adapter, directory, base)
-    named = {f"{moment}.{name}": tensors[name] for moment, tensors in moments.items() for name in adapter.tensors}
+    named = {
+        f"{moment}.{name}": tensors[name] for moment, tensors in moments.items() for name in adapter.tensors
+    }
     save_file({**named, "step": np.array([step], np.int64)}, directory / OPTIMIZER)
     save_file(rng, directory / RNG)
     return [WEIGHTS, CONFIG, OPTIMIZER, RNG]
 
 
 def read(directory: Path, config: AdapterConfig, shapes: Shapes) -> Saved:
-    """Raises IntegrityError unless every tensor is there with its shape and no other is, and they are of an adapter
-    like `config` (dropout may differ).
+    """Raises IntegrityError unless every tensor is there with its shape and no other is, and they are of an
+    adapter like `config` (dropout may differ).
     """
     weights = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
     prefixed = _read(directory / WEIGHTS, {PEFT_PREFIX + name: wanted for name, wanted in weights.items()})
@@ -77,7 +81,10 @@ def read(directory: Path, config: AdapterConfig, shapes: Shapes) -> Saved:
 
 
 def read_source(directory: Path, config: AdapterConfig, linears: Shapes) -> Adapter:
-    """A PEFT directory to start a slot of `config` from. linears: (out, in) of the base's. Raises AdapterRefused."""
+    """A PEFT directory to start a slot of `config` from. linears: (out, in) of the base's.
+
+    Raises AdapterRefused.
+    """
     source = read_peft(directory, None)
     if told := difference(source.config, config, ("modules", "rank", "scale")):
         raise AdapterRefused(
@@ -98,7 +105,9 @@ def difference(found: AdapterConfig, wanted: AdapterConfig, fields: Sequence[str
 
 
 def later_seed(seed: int, step: int) -> int:
-    """Derive the seed of dropout that continues after another kind of trainer from the run's seed and the step."""
+    """Derive the seed of dropout that continues after another kind of trainer from the run's seed and the
+    step.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed} from step {step}".encode()).digest()[:8], "big") >> 1
 
 
@@ -143,7 +152,9 @@ def _check(path: Path, found: Arrays, wanted: Wanted) -> None:
         "missing": wanted.keys() - found.keys(),
         "unexpected": found.keys() - wanted.keys(),
         "of the wrong shape or dtype": {
-            key for key in wanted.keys() & found.keys() if (found[key].shape, found[key].dtype.name) != wanted[key]
+            key
+            for key in wanted.keys() & found.keys()
+            if (found[key].shape, found[key].dtype.name) != wanted[key]
         },
     }
     told = [f"{len(keys)} {what}: {_few(sorted(keys))}" for what, keys in wrong.items() if keys]

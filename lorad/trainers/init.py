@@ -13,9 +13,9 @@ NORMAL_STD = 0.2
 def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     """A of shape [rank, in], fp32 on the CPU, drawn from `generator`.
 
-    kaiming: kaiming_uniform(a=sqrt(5)), that is U(-b, b) with b = 1 / sqrt(in), PEFT's default. xavier, normal (std
-    0.2) and zero are those of Megatron-Bridge's LoRA: xavier is N(0, 2 / (in + rank)). Raises AdapterRefused for
-    another kind.
+    kaiming: kaiming_uniform(a=sqrt(5)), that is U(-b, b) with b = 1 / sqrt(in), PEFT's default. xavier,
+    normal (std 0.2) and zero are those of Megatron-Bridge's LoRA: xavier is N(0, 2 / (in + rank)). Raises
+    AdapterRefused for another kind.
     """
     rank, into = shape
     if kind == "kaiming":

@@ -133,7 +133,9 @@ def test_a_link_is_told(final: Path) -> None:
         verify(final)
 
 
-def test_a_writer_killed_at_any_fsync_leaves_the_old_state_and_a_leftover_that_sweep_removes(tmp_path: Path) -> None:
+def test_a_writer_killed_at_any_fsync_leaves_the_old_state_and_a_leftover_that_sweep_removes(
+    tmp_path: Path,
+) -> None:
     code = """
 import os, sys
 from pathlib import Path
@@ -149,7 +151,9 @@ write_directory(Path(sys.argv[1]), lambda d: [(d / n).write_text(n) for n in "ab
 """
     for survived in range(6):
         final = tmp_path / str(survived)
-        done = subprocess.run([sys.executable, "-c", code, str(final), str(survived)], cwd=Path(__file__).parents[2])
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(final), str(survived)], cwd=Path(__file__).parents[2]
+        )
         assert done.returncode == 9
         assert final.exists() == (survived == 5)  # only the parent's fsync was missing
     assert len(sweep(tmp_path)) == 5

@@ -25,7 +25,11 @@ from lorad.models.directory import weight_files
 from tests.kit.fakes.fake_wire import MODULE, digest, write_adapter
 from tests.kit.pool_kit import TINY
 
-Q0, Q1, UP0 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.up_proj"
+Q0, Q1, UP0 = (
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.1.self_attn.q_proj",
+    "model.layers.0.mlp.up_proj",
+)
 SHAPES = {Q0: (6, 4), Q1: (6, 4), UP0: (8, 4), "model.layers.1.mlp.up_proj": (8, 4)}
 
 
@@ -63,7 +67,9 @@ def refusal(directory: Path) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("adapter", [an_adapter(), an_adapter(Q0, UP0, Q1, rank=1, rslora=True, dropout=0.25)])
+@pytest.mark.parametrize(
+    "adapter", [an_adapter(), an_adapter(Q0, UP0, Q1, rank=1, rslora=True, dropout=0.25)]
+)
 def test_what_is_written_is_read_back_to_the_bit(adapter: Adapter, tmp_path: Path) -> None:
     write_peft(adapter, tmp_path, "some/base")
     again = read_peft(tmp_path)
@@ -189,7 +195,9 @@ def test_a_missing_layer_is_refused(directory: Path) -> None:
     assert "model.layers.1.mlp.up_proj is missing" in refusal(directory)
 
 
-@pytest.mark.parametrize("name", [f"{Q0}.lora_magnitude_vector", f"{Q0}.lora_A.bias", "model.embed_tokens.weight"])
+@pytest.mark.parametrize(
+    "name", [f"{Q0}.lora_magnitude_vector", f"{Q0}.lora_A.bias", "model.embed_tokens.weight"]
+)
 def test_a_tensor_that_is_no_lora_weight_is_refused(name: str, directory: Path) -> None:
     rewrite(directory, {**an_adapter().tensors, name: np.zeros((2, 4), np.float32)})
     assert name in refusal(directory)
@@ -324,14 +332,21 @@ def test_what_the_stand_ins_of_other_tests_write_is_what_lorad_writes(tmp_path: 
     ):
         (tmp_path / name).mkdir()
         write(tmp_path / name)
-    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("lorad", "stand-in")]
-    assert files[0] == files[1] and digest(7) == hashlib.sha256(files[0]["adapter_model.safetensors"]).hexdigest()
+    files = [
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("lorad", "stand-in")
+    ]
+    assert (
+        files[0] == files[1]
+        and digest(7) == hashlib.sha256(files[0]["adapter_model.safetensors"]).hexdigest()
+    )
 
 
 def tiny_with_head(directory: Path, *targets: str, base: Path = TINY, train_head: bool = False) -> Path:
     """What PEFT saves by itself for an adapter on lm_head or embeddings: their weights beside it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PEFT says that the head is tied, and that it saves the embeddings, too
+        # PEFT says that the head is tied, and that it saves the embeddings, too
+        warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_pretrained(base)
         adapted = get_peft_model(model, LoraConfig(r=4, target_modules=[*targets], task_type="CAUSAL_LM"))
         if train_head:
@@ -350,13 +365,18 @@ def test_a_copy_of_the_bases_own_weight_is_passed_over(tmp_path: Path) -> None:
 
 def test_another_weight_than_the_bases_is_refused_with_what_to_change(tmp_path: Path) -> None:
     source = tiny_with_head(tmp_path, "q_proj", "lm_head", train_head=True)
-    for base, says in ((weight_files(TINY), "is not that of the base"), ([], "of a base that is not known here")):
+    for base, says in (
+        (weight_files(TINY), "is not that of the base"),
+        ([], "of a base that is not known here"),
+    ):
         with pytest.raises(AdapterRefused, match=rf"lm_head\.base_layer\.weight .*{says}") as refused:
             read_peft(source, base)
         assert "save_embedding_layers=False" in refused.value.hint
 
 
 def test_an_adapted_embedding_is_refused_with_what_to_change(tmp_path: Path) -> None:
-    with pytest.raises(AdapterRefused, match=r"embed_tokens\.lora_embedding_A adapts an embedding") as refused:
+    with pytest.raises(
+        AdapterRefused, match=r"embed_tokens\.lora_embedding_A adapts an embedding"
+    ) as refused:
         outline(tiny_with_head(tmp_path, "q_proj", "embed_tokens"))
     assert "target_modules of linears alone" in refused.value.hint

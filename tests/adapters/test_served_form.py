@@ -38,9 +38,14 @@ def of(chosen: tuple[str, ...], *, rslora: bool = False) -> Adapter:
 
 
 def changes(adapter: Adapter) -> dict[str, np.ndarray]:
-    """What it adds to each linear of the base, computed as SGLang does: by alpha / rank, whatever else is said."""
+    """What it adds to each linear of the base, computed as SGLang does: by alpha / rank, whatever else is
+    said.
+    """
     scale, tensors = adapter.config.alpha / adapter.config.rank, adapter.tensors
-    return {m: scale * tensors[f"{m}.lora_B.weight"] @ tensors[f"{m}.lora_A.weight"] for m in adapter.config.modules}
+    return {
+        m: scale * tensors[f"{m}.lora_B.weight"] @ tensors[f"{m}.lora_A.weight"]
+        for m in adapter.config.modules
+    }
 
 
 def leaves_by_part(adapter: Adapter) -> list[set[str]]:
@@ -70,7 +75,9 @@ def test_sglang_is_given_whole_groups_for_any_targets() -> None:
         form = served(of(chosen), SHAPES, dialect_class("sglang").joined, "float32")
         for there in leaves_by_part(form):
             assert all(not there & group or there >= group for group in (QKV, GATE_UP)), chosen
-        assert {leaf for part in leaves_by_part(form) for leaf in part} <= set(targets(SHAPES, {*LEAVES, "lm_head"}))
+        assert {leaf for part in leaves_by_part(form) for leaf in part} <= set(
+            targets(SHAPES, {*LEAVES, "lm_head"})
+        )
 
 
 def test_only_layers_that_are_adapted_get_partners() -> None:
@@ -105,7 +112,9 @@ async def engine() -> AsyncIterator[BuiltinEngine]:
 
 async def test_the_builtin_engine_serves_any_targets_as_merged_weights_do(engine: BuiltinEngine) -> None:
     model = reference_model(TINY)
-    weights = {name: module.weight for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    weights = {
+        name: module.weight for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+    }
     for number, chosen in enumerate(SUBSETS):
         adapter = of(chosen)
         await engine.load(f"run@{number}", AdapterSource(adapter.digest(), adapter=adapter))

@@ -57,7 +57,9 @@ def test_megatron_names_mean_the_linears_that_they_fuse(megatron: str, hugging_f
 
 def test_wildcards_go_over_the_full_name() -> None:
     assert match_modules(SHAPES, "*.layers.0.*.q_proj") == ("model.layers.0.self_attn.q_proj",)
-    assert match_modules(SHAPES, "decoder.layers.1.self_attention.linear_proj") == ("model.layers.1.self_attn.o_proj",)
+    assert match_modules(SHAPES, "decoder.layers.1.self_attention.linear_proj") == (
+        "model.layers.1.self_attn.o_proj",
+    )
     assert len(match_modules(SHAPES, "*.layers.1.*.linear_qkv")) == 3
 
 
@@ -71,7 +73,12 @@ def test_a_name_does_not_match_a_part_of_another() -> None:
 
 
 def test_excludes_take_the_same_forms() -> None:
-    assert leaves("all-linear", exclude=["linear_fc1", "q_proj"]) == {"k_proj", "v_proj", "o_proj", "down_proj"}
+    assert leaves("all-linear", exclude=["linear_fc1", "q_proj"]) == {
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "down_proj",
+    }
     assert len(match_modules(SHAPES, "all-linear", "*.layers.0.*")) == 7
 
 
@@ -88,7 +95,9 @@ def test_an_exclude_that_matches_nothing_is_refused() -> None:
         match_modules(SHAPES, "all-linear", "o_prj")
 
 
-@pytest.mark.parametrize(("targets", "exclude"), [("q_proj", "linear_qkv"), ([], []), ("lm_head", ["lm_head"])])
+@pytest.mark.parametrize(
+    ("targets", "exclude"), [("q_proj", "linear_qkv"), ([], []), ("lm_head", ["lm_head"])]
+)
 def test_nothing_left_is_refused(targets: str | list[str], exclude: str | list[str]) -> None:
     with pytest.raises(SpecError, match="no module is left"):
         match_modules(SHAPES, targets, exclude)

@@ -22,7 +22,9 @@ def made() -> Iterator[World]:
 
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
-def test_a_server_that_config_does_not_name_is_told_with_the_commands_that_install_it(made: World, kind: str) -> None:
+def test_a_server_that_config_does_not_name_is_told_with_the_commands_that_install_it(
+    made: World, kind: str
+) -> None:
     made.home.config.write_text("{}")
     told = made.lorad("doctor", "--engine", kind, expect=1).stdout
     assert [line for line in install_lines(kind) if line not in told] == []

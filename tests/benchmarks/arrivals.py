@@ -1,10 +1,11 @@
-"""A trace of continuous batching: requests of uneven lengths arrive one by one while others are being decoded.
+"""A trace of continuous batching: requests of uneven lengths arrive one by one while others are being
+decoded.
 
     make bench-arrivals, or python -m tests.benchmarks.arrivals [--svg FILE]     JSON on stdout
 
-The engine's quantum is set to one decode step, and requests arrive at numbered steps, so the trace is the same on any
-machine. For each decode step it holds how many rows decode and how many samples wait. As long as somebody waits, nearly
-all rows should be busy; they cannot all be, because several are admitted at once.
+The engine's quantum is set to one decode step, and requests arrive at numbered steps, so the trace is the
+same on any machine. For each decode step it holds how many rows decode and how many samples wait. As long as
+somebody waits, nearly all rows should be busy; they cannot all be, because several are admitted at once.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class SteppingCompute(Compute):
 class Run:
     """Arrivals against an engine, step by step."""
 
-    def __init__(self, base: Base, compute: SteppingCompute, arrivals: Sequence[Arrival], max_rows: int) -> None:
+    def __init__(
+        self, base: Base, compute: SteppingCompute, arrivals: Sequence[Arrival], max_rows: int
+    ) -> None:
         self.engine = builtin.BuiltinEngine(base, compute, TINY, mix_calls=True, max_rows=max_rows)
         self.left = sorted(arrivals, key=lambda arrival: arrival.step)
         self.trace = Trace(max_rows, [], [], [0] * len(arrivals))
@@ -87,13 +90,16 @@ class Run:
         self.admit()
         while running := [call for call in self.calls if not call.done()]:
             await asyncio.gather(*running)
-            if self.left and all(call.done() for call in self.calls):  # nothing to do until the next one comes
+            # nothing to do until the next one comes
+            if self.left and all(call.done() for call in self.calls):
                 self.start()
         await self.engine.close()
         return self.trace
 
     def after_quantum(self) -> None:
-        """A quantum after which more samples run than before admitted some; any other one was a decode step."""
+        """A quantum after which more samples run than before admitted some;
+        any other one was a decode step.
+        """
         now = self.look()
         rows, waiting = self.before
         if rows and now[0] <= rows:
@@ -121,7 +127,9 @@ class Run:
     async def call(self, number: int, arrival: Arrival) -> None:
         tokens = np.random.default_rng(number).integers(4, 100, 4 + number % 5).astype(np.int32)
         prompt = Prompt("p", tokens, np.array([number], np.uint64))
-        async for chunk in self.engine.generate(f"request {number}", BASE, [prompt], Sampling(arrival.tokens)):
+        async for chunk in self.engine.generate(
+            f"request {number}", BASE, [prompt], Sampling(arrival.tokens)
+        ):
             self.trace.lengths[number] += chunk.tokens.size
 
 

@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.attestation [--clean 500] [--apart 120] [--trials 5] [--steps 10] [--json FILE]
 
-Versions are a small random step apart; learning rates from 1e-5 to 1e-3 and ranks from 4 to 16 are drawn again for each
-run of 20. *fused* is one process with one fp32 base, where the direct comparison suffices; *apart* is everything else:
-names and amplified copies, in bfloat16 or in fp32. A step of the cost is 4 prompts with 8 samples each of 64 tokens.
+Versions are a small random step apart; learning rates from 1e-5 to 1e-3 and ranks from 4 to 16 are drawn
+again for each run of 20. *fused* is one process with one fp32 base, where the direct comparison suffices;
+*apart* is everything else: names and amplified copies, in bfloat16 or in fp32. A step of the cost is 4
+prompts with 8 samples each of 64 tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def pool(**changes: Any) -> Iterator[tuple[Running, Path]]:
 
 
 @contextlib.contextmanager
-def run_of(running: Running, number: int, every: int = OPEN.amplified_every) -> Iterator[tuple[Connection, float]]:
+def run_of(
+    running: Running, number: int, every: int = OPEN.amplified_every
+) -> Iterator[tuple[Connection, float]]:
     """A run with an open slot, and its learning rate."""
     rng = np.random.default_rng(number)
     rank, lr = int(rng.integers(4, 17)), float(10 ** rng.uniform(-5, -3))
@@ -98,7 +101,9 @@ def found(fault: str, trials: int, **changes: Any) -> int:
 
 
 def cost(model: Path, steps: int, **changes: Any) -> dict[str, float]:
-    """Seconds of a step and of its attestation, means over the counted steps, the amplified ones among them."""
+    """Seconds of a step and of its attestation, means over the counted steps,
+    the amplified ones among them.
+    """
     modules = tuple(sorted(name for name in linear_shapes(read_config(model)) if name != "lm_head"))
     total = attested = 0.0
     with pool(model_path=str(model), **changes) as (running, root), patient(running) as run:
@@ -121,7 +126,9 @@ def step(run: Connection, root: Path, number: int) -> float:
     rng = np.random.default_rng(number)
     prompts = [
         Prompt(
-            str(i), rng.integers(4, 100, PROMPT_TOKENS).astype(np.int32), rng.integers(0, 1 << 62, SAMPLES, np.uint64)
+            str(i),
+            rng.integers(4, 100, PROMPT_TOKENS).astype(np.int32),
+            rng.integers(0, 1 << 62, SAMPLES, np.uint64),
         )
         for i in range(PROMPTS)
     ]
@@ -138,7 +145,9 @@ def step(run: Connection, root: Path, number: int) -> float:
     run.call("forward_backward", ForwardBackward(batch, targets, PolicyLoss(), float(batch.completions.size)))
     run.call("optim_step", OptimStep(1e-4, 1.0))
     directory = str(root / "sorter" / "versions" / f"{number:06d}")
-    return float(run.call("publish", Publish(number, number, f"sorter@{number - 1}", directory)).attest_seconds)
+    return float(
+        run.call("publish", Publish(number, number, f"sorter@{number - 1}", directory)).attest_seconds
+    )
 
 
 def main() -> None:
@@ -157,8 +166,8 @@ def main() -> None:
             for name, changes in (("fused fp32", FUSED), ("apart fp32", APART_FP32)):
                 spent = result["cost"][f"{model} {name}"] = cost(directory, options.steps, **changes)
                 print(
-                    f"{model}, {name}: a step {spent['step']:.3f} s, attestation {spent['attestation']:.3f} s, "
-                    f"{spent['share']:.1%}",
+                    f"{model}, {name}: a step {spent['step']:.3f} s, attestation {spent['attestation']:.3f} "
+                    f"s, {spent['share']:.1%}",
                     flush=True,
                 )
     if options.json:
@@ -167,9 +176,15 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="false alarms, faults found, and the cost of attestation")
-    parser.add_argument("--clean", type=int, default=500, help="versions in a fused fp32 pool (default %(default)s)")
-    parser.add_argument("--apart", type=int, default=120, help="versions in bfloat16, apart (default %(default)s)")
-    parser.add_argument("--trials", type=int, default=5, help="of each fault, in each pool (default %(default)s)")
+    parser.add_argument(
+        "--clean", type=int, default=500, help="versions in a fused fp32 pool (default %(default)s)"
+    )
+    parser.add_argument(
+        "--apart", type=int, default=120, help="versions in bfloat16, apart (default %(default)s)"
+    )
+    parser.add_argument(
+        "--trials", type=int, default=5, help="of each fault, in each pool (default %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=10, help="counted for the cost (default %(default)s)")
     parser.add_argument("--models", default="tiny,100m", help="for the cost (default %(default)s)")
     parser.add_argument("--json", type=Path)

@@ -1,8 +1,10 @@
 """`make bench`: lorad against its peers and against the machine's limits, in CPU time, one thread, A B A B.
 
-    python -m tests.benchmarks.bench [--rounds N] [--repeats N] [--only NAME,…]     table on stderr, JSON on stdout
+    python -m tests.benchmarks.bench [--rounds N] [--repeats N] [--only NAME,…]     table on stderr, JSON on
+    stdout
 
-Every turn is a process of its own, and the sides take turns, so that a busy neighbour slows both alike. Compare the
+Every turn is a process of its own, and the sides take turns, so that a busy neighbour slows both alike.
+Compare the
 ratios: the seconds belong to this machine.
 """
 
@@ -29,7 +31,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),  # glibc gives pages back and faults them in again: slows every side
+    # glibc gives pages back and faults them in again: slows every side
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -56,7 +59,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="lorad against its peers, in CPU time of one thread")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default 3)")
-    parser.add_argument("--repeats", type=int, default=8, help="counted steps or calls in a turn; slow ones fewer")
+    parser.add_argument(
+        "--repeats", type=int, default=8, help="counted steps or calls in a turn; slow ones fewer"
+    )
     parser.add_argument("--only", default=",".join(MEASURES), help="of: %(default)s; a prefix names several")
     options = parser.parse_args()
     wanted = tuple(options.only.split(","))
@@ -83,9 +88,21 @@ def take_turns(options: argparse.Namespace, models: Path) -> list[Turn]:
 
 def take_turn(measure: Measure, side: str, number: int, repeats: int, models: Path) -> Turn:
     counted = max(1, round(repeats * measure.repeats))
-    command = [sys.executable, "-m", *measure.command(side), "--round", str(number), "--repeats", str(counted)]
+    command = [
+        sys.executable,
+        "-m",
+        *measure.command(side),
+        "--round",
+        str(number),
+        "--repeats",
+        str(counted),
+    ]
     done = subprocess.run(
-        [*command, "--models", str(models)], cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True
+        [*command, "--models", str(models)],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
     )
     if done.returncode != 0:
         raise SystemExit(f"the {side} side of {measure.module} failed:\n{done.stderr[-4000:]}")

@@ -1,11 +1,13 @@
-"""Learning curves: lorad's path (shared prefixes, packing, skipped groups) against the plain path of `plain.py`.
+"""Learning curves: lorad's path (shared prefixes, packing, skipped groups) against the plain path of
+`plain.py`.
 
     python -m tests.benchmarks.curves [--steps N] [--every N] [--seeds N]     table on stderr, JSON on stdout
 
-Both see the same prompts with the same hyper-parameters; their samples and their initial adapters differ, so the curves
-agree within noise at best. The band is 95 % of the noise in the difference of two means over seeds (Student's t), a
-mean's noise being what its seeds differ by, and no less than 256 problems can resolve: one evaluation in twenty lies
-outside by chance. The last line compares whole curves: the mean of all evaluations after the first step.
+Both see the same prompts with the same hyper-parameters; their samples and their initial adapters differ, so
+the curves agree within noise at best. The band is 95 % of the noise in the difference of two means over seeds
+(Student's t), a mean's noise being what its seeds differ by, and no less than 256 problems can resolve: one
+evaluation in twenty lies outside by chance. The last line compares whole curves: the mean of all evaluations
+after the first step.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any
 
 from tests.benchmarks.workload import TINY, held_out
 
-Curve = list[float]  # greedy exact match on the held-out problems before the first step and after every few steps
+# greedy exact match on the held-out problems before the first step and after every few steps
+Curve = list[float]
 
 
 def main() -> None:
@@ -90,8 +93,8 @@ def difference(values: dict[str, list[float]], problems: int) -> dict[str, Any]:
 
 
 def squared_error(values: Sequence[float], problems: int) -> float:
-    """Estimate the variance of the mean over seeds from their spread; no less than the binomial one of so many
-    problems.
+    """Estimate the variance of the mean over seeds from their spread; no less than the binomial one of so
+    many problems.
     """
     binomial = [max(p * (1 - p), 1 / problems) / problems for p in values]
     between = statistics.variance(values) if len(values) > 1 else 0.0
@@ -107,7 +110,9 @@ def show(result: list[dict[str, Any]]) -> None:
     print("step   lorad   plain   difference   band", file=sys.stderr)
     for at in result:
         verdict = "within" if at["within"] else "OUTSIDE"
-        numbers = f"{at['lorad']:.3f}   {at['plain']:.3f}   {at['lorad'] - at['plain']:+.3f}       {at['band']:.3f}"
+        numbers = (
+            f"{at['lorad']:.3f}   {at['plain']:.3f}   {at['lorad'] - at['plain']:+.3f}       {at['band']:.3f}"
+        )
         print(f"{at['step']:>4}   {numbers}  {verdict}", file=sys.stderr)
 
 

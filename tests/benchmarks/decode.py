@@ -1,8 +1,8 @@
 """Measure `decode`: steps of the 100 M model against the limits of the machine, measured in turns with them.
 
-A step's time is the difference of two calls, a long and a short one, divided by the steps between them: prefill and
-everything else that a call costs once drops out. Weights count once per step (B = 1, bandwidth), two FLOP for each
-weight and row (B = 128); attention, norms and sampling count as nothing.
+A step's time is the difference of two calls, a long and a short one, divided by the steps between them:
+prefill and everything else that a call costs once drops out. Weights count once per step (B = 1, bandwidth),
+two FLOP for each weight and row (B = 128); attention, norms and sampling count as nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ LENGTH = 8  # of the prompts
 STEPS = {1: 32, 32: 16, 128: 10}  # rows -> steps between the short and the long call
 
 
-async def step_seconds(held: Lorad, version: str, call: int, rows: int, steps: int, length: int = LENGTH) -> float:
+async def step_seconds(
+    held: Lorad, version: str, call: int, rows: int, steps: int, length: int = LENGTH
+) -> float:
     """CPU seconds of one decode step of `rows` samples after prompts of `length` tokens."""
     samples = min(GROUP, rows)
     seconds = []
@@ -41,7 +43,9 @@ def lorad(turn: Turn, dtype: str) -> Figures:
 
 async def measured(turn: Turn, dtype: str) -> Figures:
     parameters = SHAPES[MODEL].parameters
-    figures: Figures = {name: [] for name in ("gemv", "one", "one_lora", "gemm", "many", "many_lora", "some_lora")}
+    figures: Figures = {
+        name: [] for name in ("gemv", "one", "one_lora", "gemm", "many", "many_lora", "some_lora")
+    }
     async with opened(make(MODEL, turn.models), dtype) as held:
         lora = await held.load("bench@1", turn.number)
         limits = Limits(held.base.dtype, parameters)

@@ -1,10 +1,13 @@
-"""An alias swapped under streaming clients, in a home of its own: daemon, pool and gateway as they always are.
+"""An alias swapped under streaming clients, in a home of its own: daemon, pool and gateway as they always
+are.
 
-    python -m tests.benchmarks.gateway_swaps [--swaps 500] [--clients 32] [--tokens 24] [--shared] [--json FILE]
+    python -m tests.benchmarks.gateway_swaps [--swaps 500] [--clients 32] [--tokens 24] [--shared] [--json
+    FILE]
 
-Every client streams one greedy completion after another. First undisturbed, then while the alias moves: what each
-answer says is compared with what the version of its header says when it is asked alone. The table goes to stderr, JSON
-to stdout or FILE. Milliseconds are wall time under full load on a CPU: compare the two phases.
+Every client streams one greedy completion after another. First undisturbed, then while the alias moves: what
+each answer says is compared with what the version of its header says when it is asked alone. The table goes
+to stderr, JSON to stdout or FILE. Milliseconds are wall time under full load on a CPU: compare the two
+phases.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ class Phase:
 
 @dataclass
 class Traffic:
-    """known: what each version says to each prompt. moves: the alias's versions so far, the next one included."""
+    """known: what each version says to each prompt. moves: the alias's versions so far, the next one
+    included.
+    """
 
     session: aiohttp.ClientSession
     tokens: int
@@ -81,7 +86,10 @@ class Traffic:
             self.phase.stale += version not in self.moves[max(before - 1, 0) :]
 
     async def ask(self, model: str, prompt: str) -> tuple[str, str]:
-        """One stream to its end: the version of its header, the text. Raises RuntimeError when anything is odd."""
+        """One stream to its end: the version of its header, the text.
+
+        Raises RuntimeError when anything is odd.
+        """
         body = {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": self.tokens, "stream": True}
         started, texts, is_done = time.perf_counter(), list[str](), False
         async with self.session.post("http://lorad/v1/completions", json=body) as response:
@@ -165,7 +173,9 @@ def look(pids: dict[str, int]) -> dict[str, float]:
 
 
 def told_memory(values: list[float]) -> list[float]:
-    """At the start, at the end, and more per 100 swaps over the second half, when everything was used once."""
+    """At the start, at the end, and more per 100 swaps over the second half,
+    when everything was used once.
+    """
     half = values[len(values) // 2 :]
     slope = statistics.linear_regression(range(len(half)), half).slope if len(half) > 1 else 0.0
     return [values[0], values[-1], slope * 100 / LOOK]
@@ -190,7 +200,9 @@ def quantiles(seconds: list[float]) -> list[float]:
 
 
 def show(found: dict[str, Any]) -> None:
-    table = Table(title=f"{found['swaps']} swaps under {found['clients']} streaming clients, builtin:tiny on a CPU")
+    table = Table(
+        title=f"{found['swaps']} swaps under {found['clients']} streaming clients, builtin:tiny on a CPU"
+    )
     for name in ("", "undisturbed", "while swapping"):
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
     phases = found["quiet"], found["swapping"]
@@ -202,7 +214,9 @@ def show(found: dict[str, Any]) -> None:
     table.add_row("first token, ms, p50 / p99", *(pair(phase["first_token_ms"]) for phase in phases))
     table.add_row("swap, ms, p50 / p99", "", pair(found["swap_ms"]))
     for who, (first, last, slope) in found["memory_mb"].items():
-        table.add_row(f"{who}, MB, start -> end; per 100 swaps", "", f"{first:.0f} -> {last:.0f}; {slope:+.2f}")
+        table.add_row(
+            f"{who}, MB, start -> end; per 100 swaps", "", f"{first:.0f} -> {last:.0f}; {slope:+.2f}"
+        )
     console = Console(stderr=True, width=120)
     console.print(table, *found["swapping"]["errors"])
     console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
@@ -213,7 +227,9 @@ def pair(values: list[float]) -> str:
 
 
 def is_wrong(found: dict[str, Any]) -> bool:
-    return any(phase["errors"] or phase["mixed"] or phase["stale"] for phase in (found["quiet"], found["swapping"]))
+    return any(
+        phase["errors"] or phase["mixed"] or phase["stale"] for phase in (found["quiet"], found["swapping"])
+    )
 
 
 def main() -> None:
@@ -222,7 +238,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=24, help="of each completion, at most")
     parser.add_argument("--quiet", type=float, default=10.0, help="seconds without swaps before")
-    parser.add_argument("--shared", action="store_true", help="a pool whose calls share batches (deterministic: false)")
+    parser.add_argument(
+        "--shared", action="store_true", help="a pool whose calls share batches (deterministic: false)"
+    )
     parser.add_argument("--json", type=Path, help="write the result there instead of to stdout")
     options = parser.parse_args()
     with world() as made:

@@ -1,4 +1,6 @@
-"""lorad's GRPO loop without driver, journal and attestation: what TRL does in one step, and publishing the version."""
+"""lorad's GRPO loop without driver, journal and attestation: what TRL does in one step, and publishing the
+version.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,13 @@ class Loop:
     def score(self, problems: Sequence[Problem], samples: list[list[Sample]]) -> np.ndarray:
         texts = self.tokenizer.decode_batch([tokens.tolist() for group in samples for tokens, _ in group])
         pairs = zip(problems, samples, strict=True)
-        return np.array(exact_match(texts, [problem.answer for problem, group in pairs for _ in group]), np.float32)
+        return np.array(
+            exact_match(texts, [problem.answer for problem, group in pairs for _ in group]), np.float32
+        )
 
-    async def train(self, prompts: Sequence[Prompt], samples: list[list[Sample]], weights: np.ndarray) -> None:
+    async def train(
+        self, prompts: Sequence[Prompt], samples: list[list[Sample]], weights: np.ndarray
+    ) -> None:
         """Groups whose rewards are all equal have no gradient and are left out, as in a run."""
         kept = [p for p in range(len(prompts)) if weights[p * GROUP : (p + 1) * GROUP].any()]
         if kept:
@@ -86,7 +92,9 @@ class Loop:
                 advantages=np.concatenate([weights[p * GROUP : (p + 1) * GROUP] for p in kept]),
                 sampler_logprobs=np.concatenate([logprobs for p in kept for _, logprobs in samples[p]]),
             )
-            await self.lorad.trainer.forward_backward(SLOT, batch, targets, PolicyLoss(), float(made(samples)))
+            await self.lorad.trainer.forward_backward(
+                SLOT, batch, targets, PolicyLoss(), float(made(samples))
+            )
         await self.lorad.trainer.optim_step(SLOT, LEARNING_RATE, 1.0)
 
     async def publish(self) -> None:

@@ -1,4 +1,6 @@
-"""Measure `step`: a GRPO step on builtin:tiny, 16 prompts x 8 samples of at most 16 tokens, against TRL + PEFT."""
+"""Measure `step`: a GRPO step on builtin:tiny, 16 prompts x 8 samples of at most 16 tokens, against TRL +
+PEFT.
+"""
 
 from __future__ import annotations
 

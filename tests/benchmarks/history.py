@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks.history [--runs 1000] [--steps 1000] [--rounds 7] [--json FILE]
 
-Each command is a cold start of the CLI; the two homes take turns. Then the daemon of the long one is watched, idle.
+Each command is a cold start of the CLI; the two homes take turns. Then the daemon of the long one is watched,
+idle.
 """
 
 from __future__ import annotations
@@ -34,11 +35,23 @@ COMMANDS = (("list",), ("show", "NEWEST"), ("plot", "NEWEST"), ("adapters", "NEW
 LIMIT = 1.5
 JUDGED = 3  # of the commands, the first so many
 IDLE_SECONDS = 10.0
-NAMES = ("reward_std", "loss", "kl", "entropy", "grad_norm", "lr", "clip_fraction", "response_length", "tokens")
+NAMES = (
+    "reward_std",
+    "loss",
+    "kl",
+    "entropy",
+    "grad_norm",
+    "lr",
+    "clip_fraction",
+    "response_length",
+    "tokens",
+)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("runs", 1000), ("steps", 1000), ("rounds", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", type=Path)
@@ -47,7 +60,10 @@ def main() -> int:
         seconds = fill(long, options.runs, options.steps)
         fill(empty, 1, min(options.steps, 1000))
         size = long.home.database.stat().st_size / 1e6
-        print(f"{options.runs} runs of {options.steps} steps: {size:.0f} MB, written in {seconds:.0f} s", flush=True)
+        print(
+            f"{options.runs} runs of {options.steps} steps: {size:.0f} MB, written in {seconds:.0f} s",
+            flush=True,
+        )
         found = compared(long, empty, options.rounds) | idle(long)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
@@ -55,7 +71,9 @@ def main() -> int:
 
 
 def fill(made: World, count: int, steps: int) -> float:
-    """Runs that ended: the first as its driver and a daemon would have left it, the others with copies of its rows."""
+    """Runs that ended: the first as its driver and a daemon would have left it, the others with copies of its
+    rows.
+    """
     started = time.monotonic()
     made.home.runs.mkdir(parents=True)
     store = Store(made.home.database)
@@ -64,9 +82,14 @@ def fill(made: World, count: int, steps: int) -> float:
         name = f"run-{number:04d}"
         directory = made.home.run(name)
         directory.root.mkdir()
-        text, where = to_json(convert({"name": name, "trainer": {"steps": steps}})).decode(), str(directory.root)
+        text, where = (
+            to_json(convert({"name": name, "trainer": {"steps": steps}})).decode(),
+            str(directory.root),
+        )
         with store.write() as connection:
-            runs.create(store, name=name, owner="me", spec_json=text, directory=where, steps=steps, priority=0)
+            runs.create(
+                store, name=name, owner="me", spec_json=text, directory=where, steps=steps, priority=0
+            )
             runs.begin_attempt(store, name, resumed_from=None)
             runs.move(store, name, Move.PLACE)
             if number == 0:
@@ -82,10 +105,15 @@ def fill(made: World, count: int, steps: int) -> float:
 
 def copied(connection: sqlite3.Connection, name: str) -> None:
     for table in ("steps", "versions", "events"):
-        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] not in ("id", "run")]
+        columns = [
+            row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] not in ("id", "run")
+        ]
         listed = ", ".join(f'"{column}"' for column in columns)
         rest = "AND kind IN ('attempt', 'step', 'version', 'end')" if table == "events" else ""
-        sql = f"INSERT INTO {table} (run, {listed}) SELECT ?, {listed} FROM {table} WHERE run = 'run-0000' {rest}"
+        sql = (
+            f"INSERT INTO {table} (run, {listed}) SELECT ?, {listed} FROM {table} WHERE run = 'run-0000' "
+            f"{rest}"
+        )
         connection.execute(sql, (name,))
     values = ", ".join(
         f"{key} = (SELECT {key} FROM runs WHERE name = 'run-0000')" for key in ("step", "reward", "version")
@@ -107,7 +135,11 @@ def records(name: str, steps: int, chance: random.Random) -> list[Record]:
         add("step", step, StepFact(step - 1, ["p1"], step - 1, f"samples/{step}", "ab", metrics))
         if step % 100 == 0:
             path = f"versions/{step:06d}"
-            add("version", step, VersionFact(step, f"{step:064x}", None, path, 8, 16.0, 100, "passed", "delivered"))
+            add(
+                "version",
+                step,
+                VersionFact(step, f"{step:064x}", None, path, 8, 16.0, 100, "passed", "delivered"),
+            )
     add("end", steps, EndFact("completed", "done"))
     return found
 
@@ -125,7 +157,10 @@ def compared(long: World, empty: World, rounds: int) -> dict[str, Any]:
                 took[kind].append(cold(made, [newest if word == "NEWEST" else word for word in command]))
         medians = {kind: 1e3 * statistics.median(values) for kind, values in took.items()}
         times = statistics.median(a / b for a, b in zip(took["long"], took["empty"], strict=True))
-        print(f"{' '.join(command):<24}{medians['empty']:>10.0f}{medians['long']:>10.0f}{times:>8.2f}", flush=True)
+        print(
+            f"{' '.join(command):<24}{medians['empty']:>10.0f}{medians['long']:>10.0f}{times:>8.2f}",
+            flush=True,
+        )
         found[" ".join(command)] = medians | {"times": times}
     return found
 
@@ -133,7 +168,9 @@ def compared(long: World, empty: World, rounds: int) -> dict[str, Any]:
 def cold(made: World, command: list[str]) -> float:
     environment = os.environ | {"LORAD_HOME": str(made.home.root)}
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "lorad", *command], env=environment, capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "lorad", *command], env=environment, capture_output=True, check=True
+    )
     return time.perf_counter() - started
 
 

@@ -15,7 +15,9 @@ TRIES = 3  # a limit is the best that was seen just now
 
 
 class Limits:
-    """gemv: bytes of a matrix read per second, in a matrix as large as the model. gemm: FLOP per second, square."""
+    """gemv: bytes of a matrix read per second, in a matrix as large as the model. gemm: FLOP per second,
+    square.
+    """
 
     def __init__(self, dtype: torch.dtype, parameters: int) -> None:
         self.matrix = torch.randn(SQUARE, SQUARE).to(dtype)

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.load [--clients 200] [--jobs 8] [--seconds 20] [--rounds 3] [--json FILE]
 
-Phases take turns: nobody asks, 200 clients ask. The time of a step is that of the jobs' own records. Then the jobs are
-paused and the daemon is watched. Everything shares the cores of this machine, the clients too.
+Phases take turns: nobody asks, 200 clients ask. The time of a step is that of the jobs' own records. Then the
+jobs are paused and the daemon is watched. Everything shares the cores of this machine, the clients too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ Found = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("clients", 200), ("jobs", 8), ("seconds", 20), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", type=Path)
@@ -70,7 +72,13 @@ def measured(made: World, options: argparse.Namespace) -> Found:
     errors = sum(sum(kind["errors"].values()) for r in rounds for kind in r["clients"].values())
     p99 = statistics.median(one["p99"] for one in lists)
     memory = daemon.memory_info().rss
-    ok = p99 < P99_LIMIT and not errors and asked / quiet < SLOWER_LIMIT and idle < IDLE_SHARE and memory < IDLE_BYTES
+    ok = (
+        p99 < P99_LIMIT
+        and not errors
+        and asked / quiet < SLOWER_LIMIT
+        and idle < IDLE_SHARE
+        and memory < IDLE_BYTES
+    )
     return {
         "rounds": rounds,
         "errors": errors,
@@ -122,11 +130,17 @@ def report(found: Found) -> None:
     table = Table("", "seen", "limit")
     clients = found["rounds"][0]["clients"]
     for kind in ("list", "show", "logs"):
-        p50, p99 = (statistics.median(r["clients"][kind][key] for r in found["rounds"]) for key in ("p50", "p99"))
+        p50, p99 = (
+            statistics.median(r["clients"][kind][key] for r in found["rounds"]) for key in ("p50", "p99")
+        )
         limit = f"{P99_LIMIT:.0f} ms" if kind == "list" else ""
-        table.add_row(f"{kind}: p50, p99 ({clients[kind]['count']} a round)", f"{p50:.1f}, {p99:.1f} ms", limit)
+        table.add_row(
+            f"{kind}: p50, p99 ({clients[kind]['count']} a round)", f"{p50:.1f}, {p99:.1f} ms", limit
+        )
     table.add_row("errors", str(found["errors"]), "0")
-    table.add_row("a step of the jobs, against nobody asking", f"{found['slower']:.3f} x", f"{SLOWER_LIMIT} x")
+    table.add_row(
+        "a step of the jobs, against nobody asking", f"{found['slower']:.3f} x", f"{SLOWER_LIMIT} x"
+    )
     table.add_row("daemon with jobs at work and nobody asking", f"{found['daemon_busy']:.2%} of a core", "")
     table.add_row("daemon with the jobs paused", f"{found['daemon_idle']:.2%} of a core", f"{IDLE_SHARE:.0%}")
     table.add_row("daemon's memory", f"{found['daemon_bytes'] / 1e6:.0f} MB", f"{IDLE_BYTES / 1e6:.0f} MB")

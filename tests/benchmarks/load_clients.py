@@ -1,7 +1,9 @@
-"""200 people at once, in one process: `python -m tests.benchmarks.load_clients SOCKET RUN[,RUN…] CLIENTS SECONDS`.
+"""200 people at once, in one process:
+`python -m tests.benchmarks.load_clients SOCKET RUN[,RUN…] CLIENTS SECONDS`.
 
-Of ten clients two repeat `list`, two `show`, two follow a log, and four follow events. They ask as the commands do: a
-connection for each request. Prints {kind: {count, errors: {words: count}, p50, p99, max}}, milliseconds, as JSON.
+Of ten clients two repeat `list`, two `show`, two follow a log, and four follow events. They ask as the
+commands do: a connection for each request. Prints {kind: {count, errors: {words: count}, p50, p99, max}},
+milliseconds, as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
-PAUSES = {"list": 2.0, "show": 2.0, "logs": 0.5}  # seconds between two requests: --watch, a dashboard, logs -f
+# seconds between two requests: --watch, a dashboard, logs -f
+PAUSES = {"list": 2.0, "show": 2.0, "logs": 0.5}
 KINDS = ("list", "show", "logs", "events", "events") * 2
 
 
@@ -46,7 +49,11 @@ class Crowd:
             await asyncio.sleep(PAUSES.get(kind, 0.0) * chance.uniform(0.8, 1.2))
 
     async def ask(self, kind: str, run: str, offset: int) -> dict[str, Any]:
-        path = {"list": "/v1/runs?all=0", "show": f"/v1/runs/{run}", "logs": f"/v1/runs/{run}/logs?offset={offset}"}
+        path = {
+            "list": "/v1/runs?all=0",
+            "show": f"/v1/runs/{run}",
+            "logs": f"/v1/runs/{run}/logs?offset={offset}",
+        }
         answer: dict[str, Any] | list[Any] = {}
         async for part in self.get(path[kind], close=True):
             answer = json.loads(part.partition(b"\r\n\r\n")[2])
@@ -81,7 +88,13 @@ class Crowd:
 
 def told(times: list[float], errors: Counter[str]) -> dict[str, object]:
     cuts = statistics.quantiles(times, n=100) if len(times) > 1 else [0.0] * 99
-    return {"count": len(times), "errors": errors, "p50": cuts[49], "p99": cuts[98], "max": max(times, default=0.0)}
+    return {
+        "count": len(times),
+        "errors": errors,
+        "p50": cuts[49],
+        "p99": cuts[98],
+        "max": max(times, default=0.0),
+    }
 
 
 async def main() -> None:

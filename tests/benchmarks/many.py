@@ -1,10 +1,12 @@
-"""`make bench-many`: GRPO runs in one pool, against the same one after another, and each in a pool of its own at once.
+"""`make bench-many`: GRPO runs in one pool, against the same one after another, and each in a pool of its own
+at once.
 
     python -m tests.benchmarks.many [--runs 8] [--steps 60] [--prompts 4] [--rounds 1] [--json FILE]
 
-Every way begins in an empty home and ends with the last run: pools are started, bases loaded and all files written
-within the reported time. The ways take turns, so that a busy neighbour slows all of them. Runs differ in rank,
-task and seed. The figure is wall time, since it covers what the runs share and what drivers do beside the pool.
+Every way begins in an empty home and ends with the last run: pools are started, bases loaded and all files
+written within the reported time. The ways take turns, so that a busy neighbour slows all of them. Runs differ
+in rank, task and seed. The figure is wall time, since it covers what the runs share and what drivers do
+beside the pool.
 """
 
 from __future__ import annotations
@@ -112,7 +114,9 @@ def apart(options: argparse.Namespace) -> Found:
 
 
 class Watched:
-    """The most memory of each process, by pid, in bytes; adapters: distinct in a decode step, as the engine says."""
+    """The most memory of each process, by pid, in bytes; adapters: distinct in a decode step, as the engine
+    says.
+    """
 
     def __init__(self) -> None:
         self.pools: dict[int, int] = {}
@@ -203,7 +207,10 @@ def main() -> None:
 
 def show(found: dict[str, list[Found]], options: argparse.Namespace) -> None:
     """One column for each way; of several rounds the medians."""
-    title = f"{options.runs} GRPO runs of {options.steps} steps with {options.prompts} x 8 samples on builtin:tiny"
+    title = (
+        f"{options.runs} GRPO runs of {options.steps} steps with {options.prompts} x 8 samples on "
+        "builtin:tiny"
+    )
     table = Table(title=title)
     table.add_column("", no_wrap=True)
     for way in found:
@@ -230,8 +237,13 @@ def rows(found: dict[str, list[Found]]) -> Iterator[tuple[str, list[str]]]:
     yield "pools", [f"{median(turns, 'pools'):.0f}" for turns in columns]
     yield "pools, peak MB", [f"{median(turns, 'pool_bytes') / 1e6:.0f}" for turns in columns]
     yield "drivers, peak MB", [f"{median(turns, 'driver_bytes') / 1e6:.0f}" for turns in columns]
-    distinct = [[turn["adapters_per_step"] for turn in turns if turn["adapters_per_step"]] for turns in columns]
-    yield "adapters in a decode step", [f"{statistics.median(values):g}" if values else "" for values in distinct]
+    distinct = [
+        [turn["adapters_per_step"] for turn in turns if turn["adapters_per_step"]] for turns in columns
+    ]
+    yield (
+        "adapters in a decode step",
+        [f"{statistics.median(values):g}" if values else "" for values in distinct],
+    )
     for name in columns[0][0]["rewards"]:
         told = [(turns[0]["rewards"].get(name), turns[0]["first_rewards"].get(name)) for turns in columns]
         cells = [f"{after:.3f} ({before:.3f})" if after is not None else "" for after, before in told]
@@ -251,7 +263,10 @@ def verdicts(found: dict[str, list[Found]]) -> Iterator[str]:
     yield f"memory: {peak / (idle + adapters):.2f} of {made_of}"
     if "one run" in found:
         one, its = median(found["one run"], "pool_bytes"), median(found["one run"], "adapter_bytes")
-        made_of = f"the pool of one run ({one / 1e6:.0f} MB) and the other adapters ({(adapters - its) / 1e6:.1f} MB)"
+        made_of = (
+            f"the pool of one run ({one / 1e6:.0f} MB) and the other adapters "
+            f"({(adapters - its) / 1e6:.1f} MB)"
+        )
         yield f"memory: {peak / (one + adapters - its):.2f} of {made_of} (at most {MEMORY_LIMIT:g})"
 
 

@@ -1,4 +1,6 @@
-"""The peer of `publish_row`: an adapter merged into its base and handed over as whole weights, as TRL does."""
+"""The peer of `publish_row`: an adapter merged into its base and handed over as whole weights,
+as TRL does.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Merged:
         base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers has deprecated
+            # peft reads a property that transformers has deprecated
+            warnings.simplefilter("ignore", FutureWarning)
             self.model: Any = get_peft_model(base, config).eval()
 
     def change(self, seed: int) -> None:
@@ -57,7 +60,9 @@ class Merged:
         return (directory / WEIGHTS).stat().st_size
 
     async def difference(self, server: PlainServer) -> float:
-        """The largest of log-probabilities (nats) between this model, not merged, and what the server has taken."""
+        """The largest of log-probabilities (nats) between this model, not merged, and what the server has
+        taken.
+        """
         prompt, completion = np.arange(5, 21, dtype=np.int32), np.arange(40, 56, dtype=np.int32)
         with torch.no_grad():
             expected = reference_logprobs(self.model, Batch.of([(prompt, [completion])])).numpy()

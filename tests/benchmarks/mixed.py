@@ -1,7 +1,7 @@
 """Measure `mixed`: 128 rows of builtin:tiny that decode with 8 adapters of rank 8 or 16 at once.
 
-Against the same rows without any adapter, and against 8 batches of 16 rows, one for each adapter, one after another.
-Times are of the decode steps alone: the difference of a long and a short run, as in `decode.py`.
+Against the same rows without any adapter, and against 8 batches of 16 rows, one for each adapter, one after
+another. Times are of the decode steps alone: the difference of a long and a short run, as in `decode.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Models with random weights, in the sizes that the benchmarks need: `python -m tests.benchmarks.models DIR NAME …`.
+"""Models with random weights, in the sizes that the benchmarks need:
+`python -m tests.benchmarks.models DIR NAME …`.
 
-They are Qwen3 directories that lorad and transformers both load. They have no end-of-sequence token, so that every
-sample is as long as it was asked for.
+They are Qwen3 directories that lorad and transformers both load. They have no end-of-sequence token, so that
+every sample is as long as it was asked for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Measure `share`: what lorad itself costs in a real run on builtin:tiny, measured from outside.
 
-`lorad run` with its daemon, driver, reward child and pool. From one step to a later one: all CPU time of driver, reward
-child and daemon, and in the pool that of every thread but the compute thread (HTTP and JSON, frames, digests, version
-files), is lorad's own; the compute thread's is sampling, training and attestation. The attestation's part of it is the
-part that it has in the step's wall time, from the journal. No evals and no checkpoints fall between.
+`lorad run` with its daemon, driver, reward child and pool. From one step to a later one: all CPU time of
+driver, reward child and daemon, and in the pool that of every thread but the compute thread (HTTP and JSON,
+frames, digests, version files), is lorad's own; the compute thread's is sampling, training and attestation.
+The attestation's part of it is the part that it has in the step's wall time, from the journal. No evals and
+no checkpoints fall between.
 
 share = own / (own + computing without attestation)
 """
@@ -87,7 +88,8 @@ def shares(before: Cpu, after: Cpu, steps: list[Record]) -> Figures:
     }
     metrics = [step.data["metrics"] for step in steps]
     wall = {
-        verb: sum(m.get(f"seconds_{verb}", 0.0) for m in metrics) for verb in ("sample", "train", "publish", "attest")
+        verb: sum(m.get(f"seconds_{verb}", 0.0) for m in metrics)
+        for verb in ("sample", "train", "publish", "attest")
     }
     attest = ms["compute"] * wall["attest"] / (wall["sample"] + wall["train"] + wall["publish"])
     own, computing = ms["driver"] + ms["daemon"] + ms["loop"] + ms["helpers"], ms["compute"] - attest
@@ -148,7 +150,9 @@ def at_step(journal: Path, count: int) -> list[Record]:
 
 
 def command(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "lorad", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "lorad", *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise SystemExit(f"lorad {' '.join(arguments)} exited with {done.returncode}:\n{done.stderr}")
     return done.stdout

@@ -1,7 +1,7 @@
 """The peers: TRL's GRPOTrainer, and transformers' generate and forward, with a PEFT adapter on the same base.
 
-Switches that would only slow a peer down on this machine are off: gradient checkpointing, bf16 where fp32 is measured,
-logging, saving, and the end-of-sequence checks where every sample has a fixed length.
+Switches that would only slow a peer down on this machine are off: gradient checkpointing, bf16 where fp32 is
+measured, logging, saving, and the end-of-sequence checks where every sample has a fixed length.
 """
 
 from __future__ import annotations
@@ -41,13 +41,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def lora(rank: int = RANK) -> LoraConfig:
-    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM")
+    return LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
 
 
 def peft_model(directory: Path, dtype: str = "fp32", rank: int = RANK) -> Any:
     """The base with a random adapter, in eval mode; samples never end by themselves."""
     torch.manual_seed(0)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[dtype]), lora(rank)).eval()
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[dtype]), lora(rank)
+    ).eval()
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=ADAPTER_STD)
@@ -58,8 +62,8 @@ def peft_model(directory: Path, dtype: str = "fp32", rank: int = RANK) -> Any:
 
 @contextmanager
 def mended(model: Any) -> Iterator[None]:
-    """transformers multiplies lm_head with a slice that is not contiguous, row by row with a copy of the weight for
-    each. Within, the slice is made contiguous first: the peer as it could be."""
+    """transformers multiplies lm_head with a slice that is not contiguous, row by row with a copy of the
+    weight for each. Within, the slice is made contiguous first: the peer as it could be."""
     head = model.get_base_model().lm_head
     hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
     try:
@@ -68,7 +72,9 @@ def mended(model: Any) -> Iterator[None]:
         hook.remove()
 
 
-def generate(model: Any, prompts: Sequence[Sequence[int]] | np.ndarray, new_tokens: int, **options: Any) -> int:
+def generate(
+    model: Any, prompts: Sequence[Sequence[int]] | np.ndarray, new_tokens: int, **options: Any
+) -> int:
     """Sample a padded batch; returns the width of what was made."""
     ids, mask = padded(prompts)
     output = model.generate(
@@ -86,7 +92,9 @@ def padded(prompts: Sequence[Sequence[int]] | np.ndarray) -> tuple[torch.Tensor,
 
 
 def tokenized(problems: Sequence[Problem]) -> list[list[int]]:
-    ids: list[list[int]] = AutoTokenizer.from_pretrained(TINY)([problem.prompt for problem in problems])["input_ids"]
+    ids: list[list[int]] = AutoTokenizer.from_pretrained(TINY)([problem.prompt for problem in problems])[
+        "input_ids"
+    ]
     return ids
 
 

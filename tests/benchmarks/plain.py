@@ -1,7 +1,8 @@
 """The plain path that lorad's learning curves are compared with: GRPO as one would write it first.
 
-transformers' generate samples from the PEFT model that is being trained, every sample's prompt is computed again, all
-samples are padded to one length, torch differentiates the loss, AdamW steps. Nothing is shared, packed or skipped.
+transformers' generate samples from the PEFT model that is being trained, every sample's prompt is computed
+again, all samples are padded to one length, torch differentiates the loss, AdamW steps. Nothing is shared,
+packed or skipped.
 """
 
 from __future__ import annotations

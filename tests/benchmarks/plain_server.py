@@ -25,7 +25,13 @@ UPDATE_SECONDS = 120.0
 POLL_SECONDS = 0.25
 # Flags of adapters, each left out.
 LORA_FLAGS = {
-    "sglang": ("enable-lora", "max-lora-rank", "lora-target-modules", "max-loras-per-batch", "max-loaded-loras"),
+    "sglang": (
+        "enable-lora",
+        "max-lora-rank",
+        "lora-target-modules",
+        "max-loras-per-batch",
+        "max-loaded-loras",
+    ),
     "vllm": ("enable-lora", "max-lora-rank", "lora-target-modules", "max-loras", "max-cpu-loras"),
 }
 
@@ -38,7 +44,9 @@ class PlainServer:
     async def update(self, directory: Path) -> None:
         """Take every weight from a Hugging Face directory, and forget what was computed with those before."""
         if self.dialect.name == "sglang":
-            await self.http.post("/update_weights_from_disk", {"model_path": str(directory)}, timeout=UPDATE_SECONDS)
+            await self.http.post(
+                "/update_weights_from_disk", {"model_path": str(directory)}, timeout=UPDATE_SECONDS
+            )
             return
         order = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
         await self.http.post("/collective_rpc", order, timeout=UPDATE_SECONDS)

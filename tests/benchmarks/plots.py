@@ -1,4 +1,6 @@
-"""Pictures as SVG: transparent, in colours that read on light and on dark pages, with text that stays text."""
+"""Pictures as SVG: transparent, in colours that read on light and on dark pages,
+with text that stays text.
+"""
 
 from __future__ import annotations
 

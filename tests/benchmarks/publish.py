@@ -1,7 +1,9 @@
-"""Measure `publish`: from "the optimizer step is done" to "the engine serves the new version", 100 M, rank 16.
+"""Measure `publish`: from "the optimizer step is done" to "the engine serves the new version", 100 M, rank
+16.
 
-In process: export, digest, load. Through files: export, a durable PEFT directory with its manifest, load from there.
-Attestation is left out. CPU milliseconds; of the files, wall milliseconds too (they wait for the disk).
+In process: export, digest, load. Through files: export, a durable PEFT directory with its manifest, load from
+there. Attestation is left out. CPU milliseconds; of the files, wall milliseconds too (they wait for the
+disk).
 """
 
 from __future__ import annotations

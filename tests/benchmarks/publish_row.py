@@ -2,12 +2,13 @@
 
     python -m tests.benchmarks.publish_row [--rounds N] [--engines sglang,vllm] [--json FILE]
 
-100 M parameters in fp32, LoRA of rank 16 on all linears, until the first token of the new weights. lorad exports the
-adapter, writes it where the server reads it and loads it under a new name. The peer does what TRL does: merge the
-adapter into the base (PEFT), hand over every weight, unmerge; its server is the same one without LoRA. TRL broadcasts
-by NCCL, which needs GPUs; here the weights go through a directory in memory and the server's own route to update
-itself: /update_weights_from_disk (SGLang), reload_weights by /collective_rpc (vLLM). Both sides take turns in one run;
-milliseconds are wall time, CPU milliseconds are of all processes of the run together.
+100 M parameters in fp32, LoRA of rank 16 on all linears, until the first token of the new weights. lorad
+exports the adapter, writes it where the server reads it and loads it under a new name. The peer does what TRL
+does: merge the adapter into the base (PEFT), hand over every weight, unmerge; its server is the same one
+without LoRA. TRL broadcasts by NCCL, which needs GPUs; here the weights go through a directory in memory and
+the server's own route to update
+itself: /update_weights_from_disk (SGLang), reload_weights by /collective_rpc (vLLM). Both sides take turns in
+one run; milliseconds are wall time, CPU milliseconds are of all processes of the run together.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ async def by_adapter(held: Lorad, engine: Engine, version: int) -> Laps:
     laps.lap("export")
     await engine.load(name, AdapterSource(adapter.digest(), adapter))
     laps.lap("write and load")
-    async for _ in engine.generate(name, name, [Prompt("p", PROMPT, np.array([version], np.uint64))], ONE_TOKEN):
+    async for _ in engine.generate(
+        name, name, [Prompt("p", PROMPT, np.array([version], np.uint64))], ONE_TOKEN
+    ):
         laps.lap("first token")
     return laps.end(adapter.bytes / 1e6)
 
@@ -169,7 +172,9 @@ def show(results: Sequence[dict[str, Any]]) -> None:
             table.add_row(f"{found['engine']}, {side}", *numbers, parts)
         adapter, merge = found["adapter"], found["merge"]
         ratios = [f"{merge[what] / adapter[what]:.1f}x" for what in ("megabytes", "ms", "cpu_ms")]
-        table.add_row("  the adapter is less by", *ratios, f"merged weights as PEFT: {found['merged_difference']:.0e}")
+        table.add_row(
+            "  the adapter is less by", *ratios, f"merged weights as PEFT: {found['merged_difference']:.0e}"
+        )
     console = Console(stderr=True, width=130)
     console.print(table)
     console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
@@ -184,7 +189,9 @@ async def all_kinds(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="publishing by adapter against merging and pushing all weights")
+    parser = argparse.ArgumentParser(
+        description="publishing by adapter against merging and pushing all weights"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="counted turns of each side (default 5)")
     parser.add_argument("--engines", default=",".join(KINDS), help="of: %(default)s")
     parser.add_argument("--json", type=Path, help="write the result there instead of to stdout")

@@ -1,6 +1,8 @@
-"""Measure `rollout`: tokens per CPU second with a LoRA active, every sample of one length, against generate + PEFT.
+"""Measure `rollout`: tokens per CPU second with a LoRA active, every sample of one length, against generate +
+PEFT.
 
-tiny: 16 prompts x 8 samples of 32 tokens. 100m-fp32 and 100m-bf16: 4 random prompts of 32 tokens x 8 samples of 16.
+tiny: 16 prompts x 8 samples of 32 tokens. 100m-fp32 and 100m-bf16: 4 random prompts of 32 tokens x 8 samples
+    of 16.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from tests.benchmarks.models import SHAPES, make
-from tests.benchmarks.workload import GROUP, PROMPTS, TINY, Figures, Stopwatch, Turn, play, problems_of, random_ids
+from tests.benchmarks.workload import (
+    GROUP,
+    PROMPTS,
+    TINY,
+    Figures,
+    Stopwatch,
+    Turn,
+    play,
+    problems_of,
+    random_ids,
+)
 
 WARM_UP = 1
 LENGTH = 32  # of the random prompts

@@ -30,9 +30,9 @@ Judgement = Literal["times less", "times more", "share", "cost", "at most"]
 class Row:
     """One line of the table. lorad, peer: names of figures, medians over all rounds.
 
-    "times less" and "times more": how many times lorad's figure is smaller or larger than the peer's, at least target.
-    "share": lorad's of the peer's, at least target. "cost": lorad's over the peer's, at most target.
-    "at most": lorad's own figure, at most target. A row without target is for information.
+    "times less" and "times more": how many times lorad's figure is smaller or larger than the peer's, at
+    least target. "share": lorad's of the peer's, at least target. "cost": lorad's over the peer's, at most
+    target. "at most": lorad's own figure, at most target. A row without target is for information.
     """
 
     what: str
@@ -100,7 +100,16 @@ ROWS: Sequence[Row] = (
     Row("  the rest, CPU ms", "step", "rest", "times less", "rest", "TRL", unit=MS),
     Row("  mean reward of all its steps", "step", "reward", "times more", "reward", "TRL"),
     Row("rollout, tiny, B=128, tok/s", "rollout", "rate", "times more", "rate", "generate + PEFT", 1.8, 2.3),
-    Row("rollout, 100 M fp32, B=32, tok/s", "rollout-100m", "rate", "times more", "rate", "generate + PEFT", 1.4, 2.3),
+    Row(
+        "rollout, 100 M fp32, B=32, tok/s",
+        "rollout-100m",
+        "rate",
+        "times more",
+        "rate",
+        "generate + PEFT",
+        1.4,
+        2.3,
+    ),
     Row("  same", "rollout-100m", "rate", "times more", "mended", MENDED),
     Row("rollout, 100 M bf16, B=32, tok/s", "rollout-100m-bf16", "rate", "times more", "rate", DEFECT),
     Row("  same", "rollout-100m-bf16", "rate", "times more", "mended", MENDED),
@@ -110,7 +119,16 @@ ROWS: Sequence[Row] = (
     limit("decode, 100 M fp32, B=128, GFLOP/s", "decode", "many", "gemm", target=0.75, stretch=0.85),
     limit("  with LoRA", "decode", "many_lora", "gemm"),
     Row(
-        "decode, 100 M bf16, B=128, GFLOP/s", "decode-bf16", "many", "share", "gemm", "gemm", None, None, GFLOP, "lorad"
+        "decode, 100 M bf16, B=128, GFLOP/s",
+        "decode-bf16",
+        "many",
+        "share",
+        "gemm",
+        "gemm",
+        None,
+        None,
+        GFLOP,
+        "lorad",
     ),
     Row("decode, 100 M bf16, B=32, LoRA, tok/s", "decode-bf16", "some_lora", "at most"),
     limit("train step, 100 M fp32, GFLOP/s", "train", "flops", "gemm", target=0.75),
@@ -120,7 +138,16 @@ ROWS: Sequence[Row] = (
     Row("  CPU s", "train-bf16", "step", "times less", "step", "PEFT + autograd", None, 2.5),
     Row("  CPU s", "train-bf16", "step", "times less", "mended", CLEAN),
     Row(
-        "8 adapters r=8 mixed, B=128, CPU ms", "mixed-r8", "mixed", "cost", "base", "no adapter", 1.3, None, MS, "lorad"
+        "8 adapters r=8 mixed, B=128, CPU ms",
+        "mixed-r8",
+        "mixed",
+        "cost",
+        "base",
+        "no adapter",
+        1.3,
+        None,
+        MS,
+        "lorad",
     ),
     inside("  against them one after another", "mixed-r8", "times less", "separate", "8 batches", target=2.5),
     Row(
@@ -135,7 +162,9 @@ ROWS: Sequence[Row] = (
         MS,
         "lorad",
     ),
-    inside("  against them one after another", "mixed-r16", "times less", "separate", "8 batches", target=2.5),
+    inside(
+        "  against them one after another", "mixed-r16", "times less", "separate", "8 batches", target=2.5
+    ),
     Row("publish, 100 M r=16, in process, CPU ms", "publish", "memory_ms", "at most", target=5.0),
     Row("publish, through files, CPU ms", "publish", "files_ms", "at most", target=25.0),
     Row("  wall ms", "publish", "files_wall_ms", "at most"),

@@ -1,9 +1,9 @@
 """How cost grows: `make bench-scaling`, or python -m tests.benchmarks.scaling [--only NAME,…] [--svg FILE].
 
-Batch, prompt length, group size, adapters, rank and model size, one at a time: decoded tokens per CPU second, and CPU
-milliseconds of a train step (forward_backward and optim_step). The tokens are those of decode steps alone, see
-`decode.py`; with group size and adapters they are those of whole calls. Weights are random, every LoRA is active. JSON
-on stdout, progress on stderr.
+Batch, prompt length, group size, adapters, rank and model size, one at a time: decoded tokens per CPU second,
+and CPU milliseconds of a train step (forward_backward and optim_step). The tokens are those of decode steps
+alone, see `decode.py`; with group size and adapters they are those of whole calls. Weights are random, every
+LoRA is active. JSON on stdout, progress on stderr.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Subject:
     async def rate(self, version: str, rows: int, steps: int, length: int = LENGTH) -> float:
         """Tokens per CPU second of decode steps."""
         seconds = [
-            await decode.step_seconds(self.held, version, next(_numbers), rows, steps, length) for _ in range(TRIES)
+            await decode.step_seconds(self.held, version, next(_numbers), rows, steps, length)
+            for _ in range(TRIES)
         ]
         return rows / statistics.median(seconds)
 
@@ -115,7 +116,9 @@ async def subject(name: str, models: Path) -> AsyncIterator[Subject]:
 async def batch(models: Path) -> dict[str, Curves]:
     """Rows that decode at once; samples in a train step, in groups of 8."""
     powers = {"tiny": range(10), "25m": (0, 1, 3, 5, 7, 9), "100m": (0, 1, 3, 5, 7)}
-    return await curves(models, {name: [2**power for power in of] for name, of in powers.items()}, _batch_point)
+    return await curves(
+        models, {name: [2**power for power in of] for name, of in powers.items()}, _batch_point
+    )
 
 
 async def _batch_point(of: Subject, size: int) -> tuple[float, float | None]:
@@ -137,7 +140,9 @@ async def _prompt_point(of: Subject, length: int) -> tuple[float, float | None]:
 
 async def group(models: Path) -> dict[str, Curves]:
     """Samples that share a prompt, 32 in all."""
-    return await curves(models, {name: [2**power for power in range(6)] for name in ("tiny", "25m")}, _group_point)
+    return await curves(
+        models, {name: [2**power for power in range(6)] for name in ("tiny", "25m")}, _group_point
+    )
 
 
 async def _group_point(of: Subject, size: int) -> tuple[float, float | None]:
@@ -157,7 +162,9 @@ async def _adapters_point(of: Subject, number: int) -> tuple[float, float | None
 
 async def rank(models: Path) -> dict[str, Curves]:
     """Rank of the adapter; 32 rows."""
-    return await curves(models, {name: [2**power for power in range(8)] for name in ("tiny", "25m")}, _rank_point)
+    return await curves(
+        models, {name: [2**power for power in range(8)] for name in ("tiny", "25m")}, _rank_point
+    )
 
 
 async def _rank_point(of: Subject, size: int) -> tuple[float, float | None]:
@@ -214,7 +221,9 @@ SWEEPS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="how cost grows with batch, prompt, group, adapters, rank and model")
+    parser = argparse.ArgumentParser(
+        description="how cost grows with batch, prompt, group, adapters, rank and model"
+    )
     parser.add_argument("--only", default=",".join(SWEEPS))
     parser.add_argument("--svg", type=Path, default=SVG, help="default: scaling.svg beside this file")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """Versions of an adapter swapped under traffic on one engine: what it costs, what fails, what stays behind.
 
-A swap loads version n + 1, turns the traffic to it and unloads version n, whose requests in flight end on it. Names are
-never used twice and no two versions are alike.
+A swap loads version n + 1, turns the traffic to it and unloads version n, whose requests in flight end on it.
+Names are never used twice and no two versions are alike.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ SHAPES = linear_shapes(read_config(TINY))
 
 @dataclass(frozen=True)
 class Sample:
-    """One that was made by `version`. crossed: another version was current when it ended than when it began."""
+    """One that was made by `version`. crossed: another version was current when it ended than
+    when it began.
+    """
 
     version: int
     prompt: np.ndarray
@@ -76,7 +78,8 @@ class Traffic:
     crossed: int = 0
     mixed: int = 0
     errors: list[str] = field(default_factory=list)
-    samples: dict[int, Sample] = field(default_factory=dict)  # the last of each version, the crossing one if any
+    # the last of each version, the crossing one if any
+    samples: dict[int, Sample] = field(default_factory=dict)
 
     def name(self, version: int) -> str:
         return f"{self.mark}@{version}"
@@ -148,7 +151,9 @@ async def load(traffic: Traffic, version: int) -> tuple[float, float]:
 
 
 async def swap(traffic: Traffic, version: int) -> tuple[Swap, float]:
-    """Also how far the engine's own score of a sample of the new version is from its log-probabilities (nats)."""
+    """Also how far the engine's own score of a sample of the new version is from its log-probabilities
+    (nats).
+    """
     began, loaded = await load(traffic, version)
     sample, came = await traffic.ask(f"first of {version}", version, FIRST_TOKEN)
     scored = await traffic.engine.score(traffic.name(version), sample.batch)
@@ -203,7 +208,9 @@ def counts(traffic: Traffic) -> dict[str, Any]:
     }
 
 
-def summary(done: Sequence[Swap], differences: Sequence[float], before: tuple[float, float]) -> dict[str, Any]:
+def summary(
+    done: Sequence[Swap], differences: Sequence[float], before: tuple[float, float]
+) -> dict[str, Any]:
     """before: (own, servers) MB. slope: MB for each 100 swaps over the second half."""
 
     def milliseconds(values: Sequence[float], percent: float) -> float:
@@ -213,7 +220,9 @@ def summary(done: Sequence[Swap], differences: Sequence[float], before: tuple[fl
     return {
         "swaps": len(done),
         "load_ms": [milliseconds([swap.load for swap in done], percent) for percent in (50, 99)],
-        "first_token_ms": [milliseconds([swap.first_token for swap in done], percent) for percent in (50, 99)],
+        "first_token_ms": [
+            milliseconds([swap.first_token for swap in done], percent) for percent in (50, 99)
+        ],
         "unload_ms": [milliseconds([swap.unload for swap in done], percent) for percent in (50, 99)],
         "own_mb": [before[0], own[-1], 100 * slope(own)],
         "servers_mb": [before[1], servers[-1], 100 * slope(servers)],
@@ -250,8 +259,8 @@ def transports(mark: str, work: Path) -> list[Path]:
 def judged(samples: Sequence[Sample], versions: int, most: int, work: Path) -> dict[str, float]:
     """`most` samples against transformers and PEFT on the adapter of their version.
 
-    right: the largest difference of any token (nats). wrong: the smallest of a sample under the version after its own,
-    its largest token taken: what a sample of another version could not stay below.
+    right: the largest difference of any token (nats). wrong: the smallest of a sample under the version after
+    its own, its largest token taken: what a sample of another version could not stay below.
     """
     from transformers.utils import logging  # heavy: only after memory was measured
 

@@ -1,10 +1,11 @@
 """`make bench-swaps`: versions swapped under traffic, on the builtin engine and on the real SGLang and vLLM.
 
-    python -m tests.benchmarks.swaps [--swaps N] [--concurrency N] [--engines builtin,sglang,vllm] [--json FILE]
+    python -m tests.benchmarks.swaps [--swaps N] [--concurrency N] [--engines builtin,sglang,vllm] [--json
+    FILE]
 
 Each engine runs in a process of its own, on builtin:tiny. LORAD_SGLANG_PYTHON and LORAD_VLLM_PYTHON name the
-interpreters of the servers, as `make test-engines` has them. The table goes to stderr, JSON to stdout or FILE.
-Milliseconds are wall time under full load on a CPU: compare the engines' behaviour, not their speed.
+interpreters of the servers, as `make test-engines` has them. The table goes to stderr, JSON to stdout or
+FILE. Milliseconds are wall time under full load on a CPU: compare the engines' behaviour, not their speed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("requests that mixed versions", lambda found: str(found["mixed"])),
     ("requests that crossed a swap", lambda found: str(found["crossed"])),
     ("samples against their own score, nats", lambda found: f"{found['own_score_difference']:.1e}"),
-    ("  against PEFT, nats (under the next version)", lambda found: f"{found['right']:.1e} ({found['wrong']:.1f})"),
+    (
+        "  against PEFT, nats (under the next version)",
+        lambda found: f"{found['right']:.1e} ({found['wrong']:.1f})",
+    ),
     ("load, ms, p50 / p99", lambda found: pair(found["load_ms"])),
     ("load + first token, ms, p50 / p99", lambda found: pair(found["first_token_ms"])),
     ("unload, ms, p50 / p99 (waits for requests)", lambda found: pair(found["unload_ms"])),
@@ -68,7 +72,9 @@ def rates(found: dict[str, Any]) -> str:
 
 def faults(found: dict[str, Any]) -> list[str]:
     """What must not be."""
-    wrong = [what for what in ("failed", "mixed", "still_loaded", "leftovers", "processes_left") if found[what]]
+    wrong = [
+        what for what in ("failed", "mixed", "still_loaded", "leftovers", "processes_left") if found[what]
+    ]
     wrong += [what for what in ("own_score_difference", "right") if not found[what] < TOLERANCE]
     return wrong + ([] if found["wrong"] > 100 * TOLERANCE else ["wrong"])
 

@@ -19,12 +19,18 @@ FRAME = b"\x1b[?2026l"  # the end of one
 
 
 class Terminal:
-    """Starts it; `data` is all that it wrote, `stamps` the time and the length of `data` after each reading."""
+    """Starts it; `data` is all that it wrote, `stamps` the time and the length of `data` after
+    each reading.
+    """
 
     def __init__(self, argv: list[str], home: Path) -> None:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LORAD_HOME": str(home)}
+        environment = os.environ | {
+            "TERM": "xterm-256color",
+            "COLORTERM": "truecolor",
+            "LORAD_HOME": str(home),
+        }
         self._file = ours
         self.data = bytearray()
         self.stamps: list[tuple[float, int]] = []
@@ -44,7 +50,9 @@ class Terminal:
         return now
 
     def shown(self, words: bytes, since: int = 0, seconds: float = 20.0) -> float | None:
-        """When the frame was complete that has these words, which begin at or after `since` in `data`; None: never."""
+        """When the frame was complete that has these words, which begin at or after `since` in `data`; None:
+        never.
+        """
         deadline = time.perf_counter() + seconds
         with self._news:
             while (end := self._end_of_frame(words, since)) < 0:

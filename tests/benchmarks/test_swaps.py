@@ -56,6 +56,9 @@ def test_every_fault_is_named() -> None:
 
 
 def test_a_publish_is_the_median_of_whole_turns() -> None:
-    laps = [Laps({"load": load, "first token": 1.0}, 10.0, cpu) for load, cpu in ((5.0, 3.0), (9.0, 2.0), (1.0, 9.0))]
+    laps = [
+        Laps({"load": load, "first token": 1.0}, 10.0, cpu)
+        for load, cpu in ((5.0, 3.0), (9.0, 2.0), (1.0, 9.0))
+    ]
     made = medians(laps)
     assert (made["ms"], made["cpu_ms"], made["phases"]["load"], made["megabytes"]) == (6.0, 3.0, 5.0, 10.0)

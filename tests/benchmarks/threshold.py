@@ -1,8 +1,9 @@
-"""Measure `threshold`: CPU seconds of GRPO steps until held-out greedy exact match reaches 0.9 on builtin:tiny.
+"""Measure `threshold`: CPU seconds of GRPO steps until held-out greedy exact match reaches 0.9 on
+builtin:tiny.
 
-256 problems of the test split, looked at every 5 steps; looking does not count. Every round has a seed of its own.
-This base is one in which the right answer is among several learnt modes: the time is of eliciting it, not of learning
-something new.
+256 problems of the test split, looked at every 5 steps; looking does not count. Every round has a seed of its
+own. This base is one in which the right answer is among several learnt modes: the time is of eliciting it,
+not of learning something new.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Measure `train`: an optimizer step of the 100 M model, 2 prompts x 8, 32 + 32 tokens, against PEFT + autograd.
+"""Measure `train`: an optimizer step of the 100 M model, 2 prompts x 8, 32 + 32 tokens, against PEFT +
+autograd.
 
-The peer computes what TRL does: a forward over prompt and completion of every sample, logits of the completions only
-(`logits_to_keep`), the clipped loss, backward, clipping, AdamW. Its logits come from a slice that is not contiguous,
-which transformers multiplies row by row; `mended` is the same step without that defect, see `peers.mended`.
+The peer computes what TRL does: a forward over prompt and completion of every sample, logits of the
+completions only (`logits_to_keep`), the clipped loss, backward, clipping, AdamW. Its logits come from a slice
+that is not contiguous, which transformers multiplies row by row; `mended` is the same step without that
+defect, see `peers.mended`.
 
-gemm: the share counts the FLOP that this step cannot do without: prompts once, 4 per weight and token (forward, and
-backward to the activations), 6 per adapter weight; attention and everything else count as nothing.
+gemm: the share counts the FLOP that this step cannot do without: prompts once, 4 per weight and token
+(forward, and backward to the activations), 6 per adapter weight; attention and everything else count as
+nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +50,10 @@ def flop() -> float:
 def data(call: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(prompts [P, LENGTH], completions [P * GROUP, NEW], advantages [P * GROUP])."""
     vocab = SHAPES[MODEL].vocab
-    prompts, completions = random_ids(call, PROMPTS, LENGTH, vocab), random_ids(call, PROMPTS * GROUP, NEW, vocab)
+    prompts, completions = (
+        random_ids(call, PROMPTS, LENGTH, vocab),
+        random_ids(call, PROMPTS * GROUP, NEW, vocab),
+    )
     return prompts, completions, np.random.default_rng(call).normal(size=PROMPTS * GROUP).astype(np.float32)
 
 
@@ -70,7 +76,9 @@ def lorad(turn: Turn, dtype: str) -> Figures:
                 batch = Batch.of([(prompts[p], list(groups[p])) for p in range(PROMPTS)])
                 targets = PolicyTargets(advantages, np.full(completions.size, -10.0, np.float32))
                 watch = Stopwatch()
-                await held.trainer.forward_backward("bench", batch, targets, PolicyLoss(), float(completions.size))
+                await held.trainer.forward_backward(
+                    "bench", batch, targets, PolicyLoss(), float(completions.size)
+                )
                 await held.trainer.optim_step("bench", LEARNING_RATE, 1.0)
                 figures["step"].append(watch.lap())
                 figures["flops"].append(flop() / figures["step"][-1])
@@ -88,7 +96,9 @@ def peer(turn: Turn, dtype: str) -> Figures:
     model = peft_model(make(MODEL, turn.models), dtype).train()
     for parameter in model.parameters():
         parameter.data = parameter.data.float() if parameter.requires_grad else parameter.data
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], LEARNING_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], LEARNING_RATE, weight_decay=0.0
+    )
     figures: Figures = {"step": [], "mended": []}
     for index in range(2 * (turn.repeats + WARM_UP)):
         name, context = (("step", nullcontext()), ("mended", mended(model)))[index % 2]
@@ -118,4 +128,10 @@ def policy_loss(model: Any, prompts: Any, completions: Any, advantages: Any) -> 
 
 if __name__ == "__main__":
     pairs = {"lorad": lorad, "peer": peer}
-    play({f"{side}-{dtype}": partial(run, dtype=dtype) for side, run in pairs.items() for dtype in ("fp32", "bf16")})
+    play(
+        {
+            f"{side}-{dtype}": partial(run, dtype=dtype)
+            for side, run in pairs.items()
+            for dtype in ("fp32", "bf16")
+        }
+    )

@@ -1,11 +1,13 @@
-"""`make bench-tui`: what `lorad tui` costs in a real pseudo-terminal of 160x50, beside live runs and a long history.
+"""`make bench-tui`: what `lorad tui` costs in a real pseudo-terminal of 160x50, beside live runs and a long
+history.
 
-    python -m tests.benchmarks.tui [--live 8] [--runs 1000] [--seconds 30] [--keys 200] [--rounds 5] [--json FILE]
+    python -m tests.benchmarks.tui [--live 8] [--runs 1000] [--seconds 30] [--keys 200] [--rounds 5] [--json
+    FILE]
 
-A first paint lasts from exec to the end of the first frame that names a run: what `lorad top` says, until the screens
-stand, which is reported separately. A key is answered when the frame arrived that shows the command for the next row.
-Both are wall time, beside the runs that train on the same cores; what these and others take shows in how much later
-than asked for a sleeper wakes up.
+A first paint lasts from exec to the end of the first frame that names a run: what `lorad top` says, until the
+screens stand, which is reported separately. A key is answered when the frame arrived that shows the command
+for the next row. Both are wall time, beside the runs that train on the same cores; what these and others take
+shows in how much later than asked for a sleeper wakes up.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ Found = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("live", 8), ("runs", 1000), ("seconds", 30), ("keys", 200), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", type=Path)

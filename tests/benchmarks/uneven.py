@@ -1,9 +1,10 @@
-"""Measure `uneven`: 512 requests of very uneven lengths on builtin:tiny, tokens per CPU second, with a LoRA active.
+"""Measure `uneven`: 512 requests of very uneven lengths on builtin:tiny, tokens per CPU second, with a LoRA
+active.
 
-The lengths are geometric (mean 16, cap 64) and the same on both sides; where a request ends is its bound on new tokens,
-by which neither side plans. Every request is a prompt of its own. lorad gets each request as a call of its own, all at
-once, and has 128 rows, which requests enter as others leave. The peer takes them in the same order, in padded batches
-of 128; a batch ends with its longest sample.
+The lengths are geometric (mean 16, cap 64) and the same on both sides; where a request ends is its bound on
+new tokens, by which neither side plans. Every request is a prompt of its own. lorad gets each request as a
+call of its own, all at once, and has 128 rows, which requests enter as others leave. The peer takes them in
+the same order, in padded batches of 128; a batch ends with its longest sample.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ import asyncio
 
 from tokenizers import Tokenizer
 
-from tests.benchmarks.workload import PROMPTS, TINY, Figures, Stopwatch, Turn, play, problems_of, uneven_lengths
+from tests.benchmarks.workload import (
+    PROMPTS,
+    TINY,
+    Figures,
+    Stopwatch,
+    Turn,
+    play,
+    problems_of,
+    uneven_lengths,
+)
 
 REQUESTS, ROWS = 512, 128
 WARM_UP = 1
@@ -38,7 +48,9 @@ def lorad(turn: Turn) -> Figures:
                 ids, lengths = requests(index + turn.number * (turn.repeats + WARM_UP))
                 pairs = list(zip(prompts_of(ids, 1, turn.call(index)), map(Sampling, lengths), strict=True))
                 watch = Stopwatch()
-                answers = await asyncio.gather(*(held.complete(version, [prompt], how) for prompt, how in pairs))
+                answers = await asyncio.gather(
+                    *(held.complete(version, [prompt], how) for prompt, how in pairs)
+                )
                 rates.append(sum(lengths) / watch.lap())
                 assert [made(samples) for samples in answers] == lengths
         return rates

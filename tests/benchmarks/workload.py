@@ -1,7 +1,8 @@
-"""What the sides of a measure have in common: the same data in the same round, and how it is measured and reported.
+"""What the sides of a measure have in common: the same data in the same round, and how it is measured and
+reported.
 
-Everything is CPU time of one process on one thread: wall time on a shared box measures the neighbours. No prompt comes
-twice, neither in a turn nor in another round, so that no cache of any side can help.
+Everything is CPU time of one process on one thread: wall time on a shared box measures the neighbours. No
+prompt comes twice, neither in a turn nor in another round, so that no cache of any side can help.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ Figures = dict[str, list[float]]  # name -> one value for each repetition
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of one side. number: of the round, which data and seeds depend on. models: made by `models.py`."""
+    """One turn of one side. number: of the round, which data and seeds depend on. models: made by
+    `models.py`.
+    """
 
     number: int
     repeats: int
@@ -55,7 +58,9 @@ def play(sides: Mapping[str, Side]) -> None:
     parser.add_argument("side", choices=sides)
     parser.add_argument("--round", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--models", type=Path, required=True, help="a directory made by tests.benchmarks.models")
+    parser.add_argument(
+        "--models", type=Path, required=True, help="a directory made by tests.benchmarks.models"
+    )
     options = parser.parse_args()
     figures = sides[options.side](Turn(options.round, options.repeats, options.models))
     memory = figures.pop("memory", [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])

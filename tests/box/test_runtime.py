@@ -18,7 +18,9 @@ IDLE = Machine(cpus=8, cores=8, all_cores=8, quota=None, load=0.1, memory=64 * G
 LARGE = 1_000_000_000
 
 
-def choose(machine: Machine = IDLE, parameters: int = LARGE, device: str = "cpu", **overrides: Any) -> Runtime:
+def choose(
+    machine: Machine = IDLE, parameters: int = LARGE, device: str = "cpu", **overrides: Any
+) -> Runtime:
     return choose_runtime(parameters, machine, device, Overrides(**overrides))
 
 
@@ -129,7 +131,8 @@ def test_config_reads_a_bare_off_and_refuses_nonsense(tmp_path: Path) -> None:
 def fake(root: Path, **files: str) -> Machine:
     """A machine of 4 logical CPUs on 2 cores, and what `files` add or replace."""
     siblings = {
-        f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": f"{i % 2},{i % 2 + 2}" for i in range(4)
+        f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": f"{i % 2},{i % 2 + 2}"
+        for i in range(4)
     }
     known = siblings | {
         "proc/self/status": "Name:\tx\nCpus_allowed_list:\t0-3\n",

@@ -1,4 +1,6 @@
-"""A child process runs under a guard that reports its end and leaves nothing of it behind, whichever process dies."""
+"""A child process runs under a guard that reports its end and leaves nothing of it behind, whichever process
+dies.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 CLEAN = [sys.executable, "-m", "lorad.children.leftovers"]
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-# A child, its child and its grandchild, each in a session of its own and saying its pid. {0} is run by the child,
-# {1} by its descendants.
+# A child, its child and its grandchild, each in a session of its own and saying its pid. {0} is run by the
+# child, {1} by its descendants.
 FAMILY = """
 import os, signal, time
 {0}
@@ -130,7 +132,10 @@ async def test_stop_leaves_nothing_of_a_stubborn_child_and_its_sessions(tmp_path
 
 
 async def test_a_child_that_obeys_has_its_time_to_end(tmp_path: Path) -> None:
-    code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('bye'))); print('up', flush=True)"
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('bye'))); print('up', "
+        "flush=True)"
+    )
     process = child(tmp_path, f"{code}; time.sleep(600)")
     await process.start()
     await asyncio.to_thread(wait_for, process.tail)
@@ -185,7 +190,9 @@ async def test_a_program_that_is_not_there_is_told_in_the_log(tmp_path: Path) ->
     assert "cannot start /no/python: " in process.tail()
 
 
-async def test_the_child_has_its_folder_umask_environment_and_no_descriptor_of_the_pool(tmp_path: Path) -> None:
+async def test_the_child_has_its_folder_umask_environment_and_no_descriptor_of_the_pool(
+    tmp_path: Path,
+) -> None:
     code = """
 import json, os, signal
 fds = {fd: os.readlink(f'/proc/self/fd/{fd}') for fd in range(64) if os.path.exists(f'/proc/self/fd/{fd}')}
@@ -230,7 +237,9 @@ async def test_a_killed_guard_takes_the_child_and_its_sessions_with_it(tmp_path:
     assert not any(map(lives, pids))
 
 
-async def test_a_guard_that_is_stopped_cannot_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_guard_that_is_stopped_cannot_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lorad.children.process.KILL_SECONDS", 1.0)
     process = child(tmp_path, FAMILY.format(STUBBORN, ""))
     await process.start()
@@ -274,7 +283,9 @@ def test_a_sweep_never_touches_a_process_that_was_given_the_pid_again(tmp_path: 
         Life(innocent.pid, began + 1, boot_id(), str(tmp_path / "log")),
         Life(innocent.pid, began, "another boot", str(tmp_path / "log")),
     ):
-        (tmp_path / "record").write_text(json.dumps({name: getattr(life, name) for name in life.__struct_fields__}))
+        (tmp_path / "record").write_text(
+            json.dumps({name: getattr(life, name) for name in life.__struct_fields__})
+        )
         assert not sweep(tmp_path / "record")
         assert innocent.poll() is None
     kill(innocent)
@@ -307,7 +318,9 @@ def test_what_a_killed_pool_left_is_cleared_up_unless_another_life_has_begun(tmp
         assert not clean_leftovers(tmp_path)
     assert all(directory.exists() for directory in left) and len(left) == 4
     assert subprocess.call([*CLEAN, str(tmp_path)], cwd=ROOT) == 0
-    assert not any(map(lives, pids)) and not any(path.exists() for path in [*left, tmp_path / "engine-0.json"])
+    assert not any(map(lives, pids)) and not any(
+        path.exists() for path in [*left, tmp_path / "engine-0.json"]
+    )
     assert clean_leftovers(tmp_path) and not clean_leftovers(tmp_path / "absent")
 
 

@@ -75,7 +75,11 @@ def test_lora_flags_reach_the_spec(made: World) -> None:
     flags = ("--lora-rank", 4, "--lora-alpha", 8, "--target-modules", "q_proj,v_proj", "--lora-dropout", 0.1)
     made.lorad("run", made.spec(), "trainer.steps=1", "--name", "flags", "--wait", *flags)
     shown = made.lorad("show", "flags").stdout
-    assert "spec       lora.rank=4\n" in shown and "spec       trainer.steps=1\n" in shown and "lora.type" not in shown
+    assert (
+        "spec       lora.rank=4\n" in shown
+        and "spec       trainer.steps=1\n" in shown
+        and "lora.type" not in shown
+    )
     lora = made.json("show", "flags")["spec"]["lora"]
     assert (lora["rank"], lora["alpha"], lora["dropout"]) == (4, 8, 0.1)
     version = made.json("adapters", "flags")[-1]
@@ -83,7 +87,14 @@ def test_lora_flags_reach_the_spec(made: World) -> None:
 
 
 def test_flags_of_modules_are_text_and_all_of_them_count(made: World) -> None:
-    flags = ("--target-modules", "*_proj", "--target-modules", "q_proj", "--exclude-modules", "*.mlp.*, lm_head")
+    flags = (
+        "--target-modules",
+        "*_proj",
+        "--target-modules",
+        "q_proj",
+        "--exclude-modules",
+        "*.mlp.*, lm_head",
+    )
     made.lorad("run", made.spec(), "trainer.steps=1", "--name", "wild", "--wait", *flags)
     lora = made.json("show", "wild")["spec"]["lora"]
     assert (lora["target_modules"], lora["exclude_modules"]) == ("*_proj,q_proj", "*.mlp.*, lm_head")
@@ -92,7 +103,13 @@ def test_flags_of_modules_are_text_and_all_of_them_count(made: World) -> None:
 def test_run_takes_the_flags_that_users_of_miles_and_vime_know(made: World) -> None:
     told = made.lorad("run", "--help", COLUMNS="160").stdout
     lora = ("rank", "alpha", "dropout", "type", "adapter-path")
-    known = ("--trainer", "--rollout", "--target-modules", "--exclude-modules", *(f"--lora-{flag}" for flag in lora))
+    known = (
+        "--trainer",
+        "--rollout",
+        "--target-modules",
+        "--exclude-modules",
+        *(f"--lora-{flag}" for flag in lora),
+    )
     assert [flag for flag in known if flag not in told] == []
 
 
@@ -134,7 +151,8 @@ def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:
         env=os.environ | {"LORAD_HOME": str(made.home.root)},
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
+        # a background job ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     made.until(lambda: "detached" in {r.name for r in made.client.list()}, "the run exists")
     made.reached("detached", 1)
@@ -147,7 +165,15 @@ def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:
 
 def test_the_live_line_fits_80_columns_and_an_interrupt_leaves_one_line(made: World) -> None:
     environment = os.environ | {"LORAD_HOME": str(made.home.root), "TERM": "xterm"}
-    command = [sys.executable, "-m", "lorad", "run", str(made.spec(LONG)), "--name", "watched-by-a-narrow-terminal"]
+    command = [
+        sys.executable,
+        "-m",
+        "lorad",
+        "run",
+        str(made.spec(LONG)),
+        "--name",
+        "watched-by-a-narrow-terminal",
+    ]
     terminal = Terminal(command, 80, environment)
     seen = terminal.until("watched-by-a-narrow-terminal running", "reward", "ETA")
     terminal.type("\x03")
@@ -178,8 +204,13 @@ def test_paths_typed_on_the_command_line_begin_where_the_shell_is(made: World) -
     typed = ("data.train=mine.jsonl", "reward=grade.py:score", "trainer.steps=1")
     made.lorad("run", spec, *typed, "--name", "Typed-Here", "--wait")
     shown = made.json("show", "Typed-Here")["spec"]
-    assert (shown["data"]["train"], shown["reward"]) == (f"{made.root}/mine.jsonl", f"{made.root}/grade.py:score")
-    told = made.lorad("run", spec, "lora.adapter_path=none", "data.train=no.jsonl", "reward=no.py:x", expect=2).stderr
+    assert (shown["data"]["train"], shown["reward"]) == (
+        f"{made.root}/mine.jsonl",
+        f"{made.root}/grade.py:score",
+    )
+    told = made.lorad(
+        "run", spec, "lora.adapter_path=none", "data.train=no.jsonl", "reward=no.py:x", expect=2
+    ).stderr
     assert all(f"{made.root}/{name}" in told for name in ("none", "no.jsonl", "no.py"))
 
 
@@ -206,7 +237,9 @@ def test_paths_typed_on_the_command_line_begin_where_the_shell_is(made: World) -
     ],
 )
 def test_an_override_with_a_path_is_sent_with_the_whole_path(typed: str, sent: str, tmp_path: Path) -> None:
-    assert changed(typed, tmp_path) == sent.replace("{here}", str(tmp_path)).replace("{up}", str(tmp_path.parent))
+    assert changed(typed, tmp_path) == sent.replace("{here}", str(tmp_path)).replace(
+        "{up}", str(tmp_path.parent)
+    )
 
 
 def test_names_that_differ_in_capitals_alone_are_refused(made: World) -> None:
@@ -214,7 +247,9 @@ def test_names_that_differ_in_capitals_alone_are_refused(made: World) -> None:
     assert "capitals alone" in made.lorad("run", made.spec(), "--name", "capital", expect=1).stderr
     assert made.json("adapters", "Capital")[-1]["run"] == "Capital"
     assert made.lorad("generate", "Capital@1", "S:21=").stdout
-    assert "is no longer pinned" in [made.lorad("pin", "Capital@1"), made.lorad("unpin", "Capital@1")][1].stderr
+    assert (
+        "is no longer pinned" in [made.lorad("pin", "Capital@1"), made.lorad("unpin", "Capital@1")][1].stderr
+    )
 
 
 def test_a_mistyped_command_comes_with_the_nearest(made: World) -> None:

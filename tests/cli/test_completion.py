@@ -1,4 +1,6 @@
-"""Completion in real shells: what `lorad completion` prints is sourced, keys are typed, and the terminal is read."""
+"""Completion in real shells: what `lorad completion` prints is sourced, keys are typed, and the terminal is
+read.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def shell(request: pytest.FixtureRequest, frozen: Client, tmp_path: Path) -> Ite
 
 def test_a_shell_completes_what_is_typed(shell: Terminal) -> None:
     for typed, then in TYPED:
-        shell.type(f"{typed}\t\x01echo '<\x05>'\r")  # to the beginning of the line, to its end: the line prints itself
+        # to the beginning of the line, to its end: the line prints itself
+        shell.type(f"{typed}\t\x01echo '<\x05>'\r")
         shell.until(rf"[\r\n]<{re.escape(then.rstrip())} ?>[\r\n]")
 
 
@@ -73,11 +76,17 @@ def test_a_shell_lists_what_it_can_be(shell: Terminal) -> None:
 
 def asked(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"LORAD_HOME": str(home), "_LORAD_COMPLETE": "zsh"} | more
-    return subprocess.run([f"{BIN}/lorad", *words], env=environment, capture_output=True, text=True, check=True)
+    return subprocess.run(
+        [f"{BIN}/lorad", *words], env=environment, capture_output=True, text=True, check=True
+    )
 
 
-@pytest.mark.parametrize("words", [("show", ""), ("pin", "a@"), ("plot", "a", "--metric", ""), ("nonsense", ""), ()])
-def test_where_nothing_answers_nothing_is_said_and_nothing_started(words: tuple[str, ...], home: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [("show", ""), ("pin", "a@"), ("plot", "a", "--metric", ""), ("nonsense", ""), ()]
+)
+def test_where_nothing_answers_nothing_is_said_and_nothing_started(
+    words: tuple[str, ...], home: Path
+) -> None:
     done = asked(home / "none", *words)
     assert (done.stdout, done.stderr) == ("", "") or words == ()
     assert not (home / "none").exists()
@@ -94,5 +103,7 @@ def test_completion_reads_no_slow_package() -> None:
         "complete.candidates(get_command(app.app), ['run', 'a.yaml'], 'trainer.')\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     )
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
     assert not {"textual", "yaml", "numpy", "torch", "aiohttp", "asyncio", "rich"} & set(loaded)

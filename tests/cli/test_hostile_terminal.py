@@ -1,4 +1,6 @@
-"""What a real terminal gets when every text of the daemon is made to hurt it: text, and no escapes but lorad's own."""
+"""What a real terminal gets when every text of the daemon is made to hurt it: text, and no escapes but
+lorad's own.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,37 @@ from tests.kit.world import REPOSITORY
 
 COMMANDS = (
     *("list", "list --all --json", "show support-bot", "show support-bot --json", "logs support-bot"),
-    *("samples support-bot", "adapters support-bot", "checkpoints sorter", "aliases --traffic", "pools", "devices"),
-    *("top", "top --json", "verify support-bot", "gc --dry-run", "rm gsm8k-32k", "pin support-bot@200", "show nobody"),
-    *("swap bot support-bot@312", "daemon status", "generate support-bot hello", "generate support-bot hello --json"),
+    *(
+        "samples support-bot",
+        "adapters support-bot",
+        "checkpoints sorter",
+        "aliases --traffic",
+        "pools",
+        "devices",
+    ),
+    *(
+        "top",
+        "top --json",
+        "verify support-bot",
+        "gc --dry-run",
+        "rm gsm8k-32k",
+        "pin support-bot@200",
+        "show nobody",
+    ),
+    *(
+        "swap bot support-bot@312",
+        "daemon status",
+        "generate support-bot hello",
+        "generate support-bot hello --json",
+    ),
 )
-HURT = {"a title": TITLE[:4], "a bell": "\x07", "blinking": BLINK, "8-bit controls": "\x9b", "backwards": "\u202e"}
+HURT = {
+    "a title": TITLE[:4],
+    "a bell": "\x07",
+    "blinking": BLINK,
+    "8-bit controls": "\x9b",
+    "backwards": "\u202e",
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +78,9 @@ def written(home: Path, *commands: str) -> str:
     ours, theirs = pty.openpty()
     env = os.environ | {"LORAD_HOME": str(home), "COLUMNS": "160", "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "tests.kit.hostile_lorad", *commands]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=REPOSITORY) as process:
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=REPOSITORY
+    ) as process:
         os.close(theirs)
         os.write(ours, b"n\n")
         out = b""
@@ -87,6 +117,8 @@ def test_the_live_line_shows_hostile_text_as_text() -> None:
 async def test_the_palette_shows_hostile_names_as_text() -> None:
     async with using(World(a_run(f"a{POISON}"))) as user:
         await until(user, lambda: names(user))
-        titles = [Content.from_markup(one.title).plain for one in user.app.get_system_commands(user.app.screen)]
+        titles = [
+            Content.from_markup(one.title).plain for one in user.app.get_system_commands(user.app.screen)
+        ]
         assert any("Kill a[bold red]x[/] " in title for title in titles)
         assert [title for title in titles if not title.isprintable()] == []

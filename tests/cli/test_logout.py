@@ -1,4 +1,6 @@
-"""`lorad doctor` says whether a logout ends the daemon and its runs: logind's settings, linger, and their cgroups."""
+"""`lorad doctor` says whether a logout ends the daemon and its runs: logind's settings, linger, and their
+cgroups.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_what_logind_was_built_with_counts_where_nothing_is_set(machine: Path) -
     assert checked(machine)["detail"] == "a logout ends nothing: KillUserProcesses is off"
     put(machine, "etc/systemd/logind.conf", "[Login]\n#KillUserProcesses=yes\n")
     told = checked(machine)
-    assert not told["ok"] and told["detail"].endswith("the daemon: KillUserProcesses=yes (the default of logind)")
+    assert not told["ok"] and told["detail"].endswith(
+        "the daemon: KillUserProcesses=yes (the default of logind)"
+    )
 
 
 def test_a_logout_that_kills_is_told_with_the_file_that_says_so(machine: Path) -> None:
@@ -84,7 +88,11 @@ def test_the_users_systemd_needs_linger(machine: Path) -> None:
     told = checked(machine, MANAGER)
     assert not told["ok"] and told["hint"] == "`loginctl enable-linger ada` keeps it up."
     put(machine, "var/lib/systemd/linger/ada", "")
-    assert checked(machine, MANAGER) == {"ok": True, "detail": "a logout ends nothing: linger is on", "hint": ""}
+    assert checked(machine, MANAGER) == {
+        "ok": True,
+        "detail": "a logout ends nothing: linger is on",
+        "hint": "",
+    }
 
 
 def test_a_service_of_the_machine_needs_nothing(machine: Path) -> None:
@@ -94,4 +102,6 @@ def test_a_service_of_the_machine_needs_nothing(machine: Path) -> None:
 
 def test_the_older_hierarchy_is_read_as_well(machine: Path) -> None:
     put(machine, "etc/systemd/logind.conf", "[Login]\nKillUserProcesses=yes\n")
-    assert not checked(machine, "4:cpu:/\n1:name=systemd:/user.slice/user-1000.slice/session-4.scope\n0::/")["ok"]
+    assert not checked(machine, "4:cpu:/\n1:name=systemd:/user.slice/user-1000.slice/session-4.scope\n0::/")[
+        "ok"
+    ]

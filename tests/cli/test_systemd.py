@@ -1,4 +1,6 @@
-"""`lorad daemon install`: a unit that systemd accepts, that ends nothing but the daemon, and that holds no secret."""
+"""`lorad daemon install`: a unit that systemd accepts, that ends nothing but the daemon, and that holds no
+secret.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_the_unit_ends_the_daemon_alone_and_starts_it_again(config: Path, home: 
     told = lorad("install")
     text = config.read_text().splitlines()
     assert told["next"][:2] == ["systemctl --user daemon-reload", "systemctl --user enable --now lorad"]  # type: ignore[index]
-    assert {"KillMode=process", "Restart=on-failure", "OOMPolicy=continue", "WantedBy=default.target"} <= set(text)
+    assert {"KillMode=process", "Restart=on-failure", "OOMPolicy=continue", "WantedBy=default.target"} <= set(
+        text
+    )
     assert f"ExecStart={sys.executable} -m lorad.daemon" in text
     assert f"Environment=LORAD_HOME={home}" in text
 

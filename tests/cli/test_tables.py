@@ -1,7 +1,7 @@
 """Tables of the command line: nothing exact is cut at any width.
 
-What commands print is kept in tests/data/tables. `make snapshots` writes those files again; look at what `git diff`
-changed before you keep it.
+What commands print is kept in tests/data/tables. `make snapshots` writes those files again; look at what
+`git diff` changed before you keep it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def printed(frozen: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_command_prints_is_what_is_kept(name: str, printed: Printed, request: pytest.FixtureRequest) -> None:
+def test_what_a_command_prints_is_what_is_kept(
+    name: str, printed: Printed, request: pytest.FixtureRequest
+) -> None:
     shown = "\n".join(f"== {width or 'piped'}\n{printed(width, *COMMANDS[name])}" for width in WIDTHS)
     if request.config.getoption("update_snapshots"):
         (KEPT / f"{name}.txt").write_text(shown)

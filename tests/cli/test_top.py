@@ -29,15 +29,28 @@ from lorad.errors import SpecError
 from tests.kit.tui_world import Prepared, World, a_run, shaped
 
 POOL = {
-    "pool": "tiny-1", "state": "ready", "model": "/models/qwen", "tenants": ["sorter"], "loaded": [],
-    "runs": [{"run": "sorter", "phase": "sample"}], "capacity": {"versions": 2, "max_versions": 8, "max_rank": 8},
-    "engine_tokens_per_second": 900.0, "trainer_tokens_per_second": 400.0, "memory_bytes": 1 << 30, "idle_seconds": 0,
-}  # fmt: skip
+    "pool": "tiny-1",
+    "state": "ready",
+    "model": "/models/qwen",
+    "tenants": ["sorter"],
+    "loaded": [],
+    "runs": [{"run": "sorter", "phase": "sample"}],
+    "capacity": {"versions": 2, "max_versions": 8, "max_rank": 8},
+    "engine_tokens_per_second": 900.0,
+    "trainer_tokens_per_second": 400.0,
+    "memory_bytes": 1 << 30,
+    "idle_seconds": 0,
+}
 DEVICE = {
-    "device": "gpu:0", "name": "H100", "memory_total": 80 << 30, "memory_used": 79 << 30, "utilization": 0.9,
-    "pool": "tiny-1", "lease": None,
+    "device": "gpu:0",
+    "name": "H100",
+    "memory_total": 80 << 30,
+    "memory_used": 79 << 30,
+    "utilization": 0.9,
+    "pool": "tiny-1",
+    "lease": None,
     "processes": [{"pid": 7, "user": "bob", "name": "x\x1b[31m", "memory": 9 << 30, "ours": False}],
-}  # fmt: skip
+}
 
 
 def on_a_terminal(patch: pytest.MonkeyPatch, width: int, height: int) -> None:
@@ -75,7 +88,8 @@ def test_runs_pools_devices_and_alarms_are_told(shown: Shown) -> None:
     sorter = a_run("sorter", signals={"at": time.time(), "kl": 3.0}, recent=[0.0, None, 1.0])
     text = "\n".join(shown(a_world(sorter)))
     assert all(
-        word in text for word in ("sorter", "3/10", "qwen", "sample", "2/8", "gpu:0", "90%", "9.0 TiB free", "▁·█")
+        word in text
+        for word in ("sorter", "3/10", "qwen", "sample", "2/8", "gpu:0", "90%", "9.0 TiB free", "▁·█")
     )
     assert "!!  sorter  kl" in text and "!   gpu:0   memory" in text
     assert "x\\x1b[31m" in text
@@ -84,7 +98,10 @@ def test_runs_pools_devices_and_alarms_are_told(shown: Shown) -> None:
 def test_what_works_comes_first_whatever_its_age(shown: Shown) -> None:
     over = a_run("over", state="ended", reason="completed")
     lines = shown(a_world(over, a_run("waiter", state="queued"), a_run("sorter")))
-    places = [next(i for i, line in enumerate(lines) if line.startswith(name)) for name in ("sorter", "waiter", "over")]
+    places = [
+        next(i for i, line in enumerate(lines) if line.startswith(name))
+        for name in ("sorter", "waiter", "over")
+    ]
     assert places == sorted(places)
 
 
@@ -96,7 +113,9 @@ def test_a_narrow_terminal_gets_fewer_columns_and_a_low_one_fewer_runs(shown: Sh
 
 
 def test_columns_go_before_what_stands_in_them_is_cut(shown: Shown) -> None:
-    long = a_run("a-name-of-thirty-characters-long", owner="a-long-user-name", detail="no device is free " * 9)
+    long = a_run(
+        "a-name-of-thirty-characters-long", owner="a-long-user-name", detail="no device is free " * 9
+    )
     lines = shown(a_world(long), 90, 24)
     assert "a-name-of-thirty-characters-long" in lines[3] and "reward" in lines[2] and "owner" not in lines[2]
     assert all(len(line.rstrip()) <= 90 for line in lines)
@@ -123,7 +142,9 @@ def test_watching_prints_a_line_of_json_each_time(
     monkeypatch.setattr("time.sleep", lambda _: next(looks))
     with pytest.raises(StopIteration):
         shown(a_world(a_run("sorter")), watch=True, as_json=True)
-    assert [json.loads(line)["runs"][0]["name"] for line in capsys.readouterr().out.splitlines()] == ["sorter"] * 3
+    assert [json.loads(line)["runs"][0]["name"] for line in capsys.readouterr().out.splitlines()] == [
+        "sorter"
+    ] * 3
 
 
 def test_limits_are_those_of_the_home(shown: Shown, home: Path) -> None:
@@ -159,7 +180,8 @@ def test_on_a_terminal_it_fits_and_is_drawn_again(home: Path) -> None:
     subprocess.run([sys.executable, "-m", "lorad", "daemon", "start"], check=True, capture_output=True)
     pid, terminal = pty.fork()
     if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job has it ignored, and so all it starts
+        # a shell's background job has it ignored, and so all it starts
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.execv(sys.executable, [sys.executable, "-m", "lorad", "top", "--watch"])
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     seen = b""
@@ -181,7 +203,9 @@ def test_the_tui_shows_it_until_its_screens_stand(
     assert capsys.readouterr().out == ""
 
 
-def test_where_the_screens_cannot_be_read_the_terminal_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_the_screens_cannot_be_read_the_terminal_is_as_it_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(KeyboardInterrupt), tui.glance(Client(transport=Prepared(a_world())), Config()):
         raise KeyboardInterrupt
     assert capsys.readouterr().out.endswith(tui.LEAVE)
@@ -189,5 +213,7 @@ def test_where_the_screens_cannot_be_read_the_terminal_is_as_it_was(capsys: pyte
 
 def test_it_starts_without_the_slow_packages() -> None:
     code = "import sys, lorad.cli.commands.top; print(*sorted({n.partition('.')[0] for n in sys.modules}))"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
     assert not {"textual", "yaml", "numpy", "torch", "aiohttp", "asyncio", "rich"} & set(loaded)

@@ -1,4 +1,6 @@
-"""Suites of behaviour that every backend passes: subclass one, say how to make a backend, and pytest does the rest."""
+"""Suites of behaviour that every backend passes: subclass one, say how to make a backend, and pytest does the
+rest.
+"""
 
 import pytest
 

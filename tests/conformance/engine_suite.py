@@ -1,6 +1,8 @@
-"""What every rollout engine must do, whatever serves behind it: the rules at the top of `lorad/engines/base.py`.
+"""What every rollout engine must do, whatever serves behind it: the rules at the top of
+`lorad/engines/base.py`.
 
-A backend's test class derives from `EngineSuite` and gives two fixtures: `engine` and `shapes` (of the base's linears).
+A backend's test class derives from `EngineSuite` and gives two fixtures: `engine` and `shapes` (of the base's
+linears).
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class EngineSuite:
     tolerance = 1e-4  # of log-probabilities between two ways to compute them
     eos = 1  # a token id for the stop tests; any will do
 
-    async def load(self, engine: Engine, name: str, adapter: Adapter, tmp_path: Path, digest: str = "") -> None:
+    async def load(
+        self, engine: Engine, name: str, adapter: Adapter, tmp_path: Path, digest: str = ""
+    ) -> None:
         digest = digest or adapter.digest()
         if engine.capabilities().memory_source:
             source = AdapterSource(digest, adapter=adapter)
@@ -91,7 +95,9 @@ class EngineSuite:
         among = await complete(engine, BASE, [prompt("q", [4, 4], [8, 9]), prompt(seeds=[3, 5, 6])], SHORT)
         assert among["p", 0][0] == alone["p", 0][0]
 
-    async def test_sampled_logprobs_equal_scores(self, engine: Engine, shapes: Shapes, tmp_path: Path) -> None:
+    async def test_sampled_logprobs_equal_scores(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
         await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
         for version in (BASE, "run@1"):
             made = await complete(engine, version, [prompt(seeds=[1, 2])], SHORT)
@@ -124,7 +130,9 @@ class EngineSuite:
 
     async def test_too_long_a_request_is_refused(self, engine: Engine) -> None:
         with pytest.raises(ValueError, match="exceed"):
-            await complete(engine, BASE, [prompt()], Sampling(max_new_tokens=engine.capabilities().max_tokens))
+            await complete(
+                engine, BASE, [prompt()], Sampling(max_new_tokens=engine.capabilities().max_tokens)
+            )
 
     async def test_versions_differ_from_the_base_and_from_each_other(
         self, engine: Engine, shapes: Shapes, tmp_path: Path
@@ -178,7 +186,9 @@ class EngineSuite:
             await engine.score("run@2", CANARY)
         await self.load(engine, "run@2", random_adapter(shapes, 2), tmp_path / "good")
 
-    async def test_unload_waits_for_requests_in_flight(self, engine: Engine, shapes: Shapes, tmp_path: Path) -> None:
+    async def test_unload_waits_for_requests_in_flight(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
         await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
         stream = engine.generate("r", "run@1", [prompt(seeds=range(4))], LONG)
         first = await anext(stream)
@@ -227,12 +237,18 @@ class EngineSuite:
         alone = [await complete(engine, version, work, SHORT) for version in versions]
         together = await asyncio.gather(*(complete(engine, v, work, SHORT, request=v) for v in versions))
         for one, other in zip(alone, together, strict=True):
-            assert {key: made[0] for key, made in one.items()} == {key: made[0] for key, made in other.items()}
+            assert {key: made[0] for key, made in one.items()} == {
+                key: made[0] for key, made in other.items()
+            }
 
-    async def test_many_swaps_leave_nothing_behind(self, engine: Engine, shapes: Shapes, tmp_path: Path) -> None:
+    async def test_many_swaps_leave_nothing_behind(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
         for number in range(20):
             await self.load(engine, f"run@{number}", random_adapter(shapes, number), tmp_path)
-            made = await complete(engine, f"run@{number}", [prompt(seeds=range(8))], Sampling(max_new_tokens=2))
+            made = await complete(
+                engine, f"run@{number}", [prompt(seeds=range(8))], Sampling(max_new_tokens=2)
+            )
             assert len(made) == 8
             await engine.unload(f"run@{number}")
         assert list(await engine.loaded()) == []
@@ -247,7 +263,9 @@ class EngineSuite:
             seed = first
             while swapping:
                 version = current
-                sampled = await complete(engine, f"run@{version}", [prompt(seeds=[seed])], SHORT, f"user{seed}")
+                sampled = await complete(
+                    engine, f"run@{version}", [prompt(seeds=[seed])], SHORT, f"user{seed}"
+                )
                 made.append((version, seed, sampled["p", 0]))
                 seed += 4
 

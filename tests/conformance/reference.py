@@ -54,7 +54,8 @@ def reference_model(base: Path, adapter: Path | None = None) -> torch.nn.Module:
     if adapter is None:
         return model.eval()  # type: ignore[no-any-return]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers has deprecated
+        # peft reads a property that transformers has deprecated
+        warnings.simplefilter("ignore", FutureWarning)
         return PeftModel.from_pretrained(model, adapter, is_trainable=True).eval()  # type: ignore[no-any-return]
 
 

@@ -121,7 +121,9 @@ class Checkpoints(TrainerCase):
         await trainer.open("b", spec_for(trainer, source=directory))
         assert (await trainer.export("b")).digest() == (await trainer.export("a")).digest()
 
-    @pytest.mark.parametrize("change", [{"rank": 8}, {"alpha": 16}, {"modules": ("model.layers.0.mlp.up_proj",)}])
+    @pytest.mark.parametrize(
+        "change", [{"rank": 8}, {"alpha": 16}, {"modules": ("model.layers.0.mlp.up_proj",)}]
+    )
     async def test_a_start_that_does_not_fit_is_refused(
         self, trainer: Trainer, tmp_path: Path, change: dict[str, object]
     ) -> None:

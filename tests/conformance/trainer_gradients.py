@@ -52,11 +52,16 @@ class Gradients(TrainerCase):
         stats, place, sample = LossStats(), 0, 0
         for group in batch.groups():
             half = Batch.of([group])
-            tokens, samples = slice(place, place + half.completions.size), slice(sample, sample + len(group[1]))
+            tokens, samples = (
+                slice(place, place + half.completions.size),
+                slice(sample, sample + len(group[1])),
+            )
             place, sample = tokens.stop, samples.stop
             targets = targets_for(batch)
             part = PolicyTargets(targets.advantages[samples], targets.sampler_logprobs[tokens])
-            stats += await trainer.forward_backward("plain", half, part, PolicyLoss(), float(batch.completions.size))
+            stats += await trainer.forward_backward(
+                "plain", half, part, PolicyLoss(), float(batch.completions.size)
+            )
         np.testing.assert_allclose(await self.gradient(trainer, "plain"), whole, atol=self.close_to)
         assert stats.loss == pytest.approx(whole_stats.loss, rel=1e-4)
 
@@ -69,7 +74,9 @@ class Gradients(TrainerCase):
         np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
         np.testing.assert_allclose(steps[2], steps[0], atol=self.close_to)
 
-    async def test_a_cut_inside_of_a_group_with_twins_changes_nothing(self, trainer: Trainer, start: Path) -> None:
+    async def test_a_cut_inside_of_a_group_with_twins_changes_nothing(
+        self, trainer: Trainer, start: Path
+    ) -> None:
         a, b, x, y = [9, 8, 7], [6, 5, 4, 3, 2], list(range(20, 31)), [50, 51, 52]
         samples = [np.array(sample, np.int32) for sample in (a, b, x, y, b, a)]
         batch, steps, logprobs = Batch.of([(np.array([5], np.int32), samples)]), [], []
@@ -81,8 +88,12 @@ class Gradients(TrainerCase):
         np.testing.assert_allclose(logprobs[1], logprobs[0], atol=self.close_to)
         np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
 
-    async def test_recomputed_layers_before_the_first_adapted_one_change_no_bit(self, trainer: Trainer) -> None:
-        last = max(trainer.modules(), key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
+    async def test_recomputed_layers_before_the_first_adapted_one_change_no_bit(
+        self, trainer: Trainer
+    ) -> None:
+        last = max(
+            trainer.modules(), key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]
+        )
         steps = []
         for recomputed in (False, True):
             await open_trained(trainer, "a", modules=(last,), activation_checkpointing=recomputed)
@@ -91,7 +102,9 @@ class Gradients(TrainerCase):
         assert self.same(trainer, *steps)
 
     @pytest.mark.parametrize("dropout", [0.0, 0.2])
-    async def test_recomputed_activations_change_no_bit(self, trainer: Trainer, start: Path, dropout: float) -> None:
+    async def test_recomputed_activations_change_no_bit(
+        self, trainer: Trainer, start: Path, dropout: float
+    ) -> None:
         steps, stats = [], []
         for recomputed in (False, True):
             await self.open_plain(trainer, start, dropout=dropout, activation_checkpointing=recomputed)
@@ -108,7 +121,9 @@ class Gradients(TrainerCase):
         steps = []
         for batch, advantages in ((twice, [1.5, -0.5]), (once, [1.0])):
             await self.open_plain(trainer, start)
-            targets = PolicyTargets(np.array(advantages, np.float32), np.zeros(batch.completions.size, np.float32))
+            targets = PolicyTargets(
+                np.array(advantages, np.float32), np.zeros(batch.completions.size, np.float32)
+            )
             stats = await trainer.forward_backward("plain", batch, targets, PolicyLoss(), 3.0)
             assert stats.tokens == batch.completions.size
             steps.append(await self.gradient(trainer, "plain"))
@@ -118,12 +133,16 @@ class Gradients(TrainerCase):
         batch, results = random_batch(5), []
         for normaliser in (10.0, 40.0):
             await self.open_plain(trainer, start)
-            stats = await trainer.forward_backward("plain", batch, targets_for(batch), PolicyLoss(), normaliser)
+            stats = await trainer.forward_backward(
+                "plain", batch, targets_for(batch), PolicyLoss(), normaliser
+            )
             results.append((stats.loss, await self.gradient(trainer, "plain")))
         assert results[0][0] == pytest.approx(4 * results[1][0], rel=1e-4)
         np.testing.assert_allclose(results[0][1], 4 * results[1][1], atol=self.close_to)
 
-    async def test_old_logprobs_of_the_same_policy_change_nothing(self, trainer: Trainer, start: Path) -> None:
+    async def test_old_logprobs_of_the_same_policy_change_nothing(
+        self, trainer: Trainer, start: Path
+    ) -> None:
         batch, steps = random_batch(5), []
         for known in (False, True):
             await self.open_plain(trainer, start)
@@ -174,23 +193,33 @@ class Gradients(TrainerCase):
         for slot in ("healthy", "poisoned"):
             await open_trained(trainer, slot)
         poison = np.where(np.arange(batch.completion_lengths.size) == 0, np.nan, 1.0).astype(np.float32)
-        stats = await accumulate(trainer, "poisoned", batch, advantages=targets_for(batch).advantages * poison)
+        stats = await accumulate(
+            trainer, "poisoned", batch, advantages=targets_for(batch).advantages * poison
+        )
         assert not np.isfinite(stats.loss)
         await trainer.discard_grads("poisoned")
         for slot in ("healthy", "poisoned"):
             await train(trainer, slot, range(6, 8))
-        assert self.same(trainer, flat(await trainer.export("healthy")), flat(await trainer.export("poisoned")))
+        assert self.same(
+            trainer, flat(await trainer.export("healthy")), flat(await trainer.export("poisoned"))
+        )
 
     @pytest.mark.parametrize("poison", [np.nan, np.inf])
-    async def test_gradients_that_are_not_finite_are_not_applied(self, trainer: Trainer, poison: float) -> None:
+    async def test_gradients_that_are_not_finite_are_not_applied(
+        self, trainer: Trainer, poison: float
+    ) -> None:
         batch = random_batch(5)
         for slot in ("healthy", "poisoned"):
             await open_trained(trainer, slot)
         before = await trainer.export("poisoned")
-        await accumulate(trainer, "poisoned", batch, advantages=targets_for(batch).advantages * np.float32(poison))
+        await accumulate(
+            trainer, "poisoned", batch, advantages=targets_for(batch).advantages * np.float32(poison)
+        )
         result = await trainer.optim_step("poisoned", 1e-2, 1.0)
         assert not result.applied and not np.isfinite(result.grad_norm)
         assert (await trainer.export("poisoned")).digest() == before.digest()
         for slot in ("healthy", "poisoned"):
             await train(trainer, slot, range(6, 8))
-        assert self.same(trainer, flat(await trainer.export("healthy")), flat(await trainer.export("poisoned")))
+        assert self.same(
+            trainer, flat(await trainer.export("healthy")), flat(await trainer.export("poisoned"))
+        )

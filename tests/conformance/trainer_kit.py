@@ -1,7 +1,7 @@
 """What the trainer suites share: a model, batches, slots, and the fixtures that a backend gives.
 
-Gradients are not part of the protocol: they are seen through their norm and through the step of an optimizer whose
-`eps` dwarfs them: with `PLAIN` at the rate `PLAIN.eps` a step subtracts the gradient.
+Gradients are not part of the protocol: they are seen through their norm and through the step of an optimizer
+whose `eps` dwarfs them: with `PLAIN` at the rate `PLAIN.eps` a step subtracts the gradient.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ async def accumulate(trainer: Trainer, slot: str, batch: Batch, **changes: objec
     return await trainer.forward_backward(slot, batch, targets, PolicyLoss(), float(batch.completions.size))
 
 
-async def train(trainer: Trainer, slot: str, seeds: range, lr: float = 1e-2) -> list[tuple[LossStats, StepResult]]:
+async def train(
+    trainer: Trainer, slot: str, seeds: range, lr: float = 1e-2
+) -> list[tuple[LossStats, StepResult]]:
     """One optimizer step for each seed."""
     return [
-        (await accumulate(trainer, slot, random_batch(seed)), await trainer.optim_step(slot, lr, 1.0)) for seed in seeds
+        (await accumulate(trainer, slot, random_batch(seed)), await trainer.optim_step(slot, lr, 1.0))
+        for seed in seeds
     ]
 
 
@@ -83,8 +86,8 @@ def optimizer_file(directory: Path) -> Path:
 class TrainerCase:
     """A backend overrides `make_trainer`.
 
-    close_to: the most that equal calls on unequal shapes may differ. one_sided_targets: whether q without k and v, or
-    up without gate, can be trained; a backend that can not refuses them.
+    close_to: the most that equal calls on unequal shapes may differ. one_sided_targets: whether q without k
+    and v, or up without gate, can be trained; a backend that can not refuses them.
     """
 
     close_to = 1e-5

@@ -22,7 +22,9 @@ def work_for(slot: str, seed: int, groups: int = 3, **loss: object) -> GradientW
     targets = targets_for(batch, seed)
     chosen = msgspec.structs.replace(PolicyLoss(), **loss)
     if chosen.kl_coef:
-        targets = msgspec.structs.replace(targets, reference_logprobs=targets_for(batch, seed + 1).sampler_logprobs)
+        targets = msgspec.structs.replace(
+            targets, reference_logprobs=targets_for(batch, seed + 1).sampler_logprobs
+        )
     return GradientWork(slot, batch, targets, chosen, float(batch.completions.size))
 
 
@@ -61,10 +63,13 @@ class Many(TrainerCase):
         stats, norms, weights = await self.end_of(trainer, trainer.forward_backward_many)
         alone = await self.end_of(trainer, partial(one_by_one, trainer))
         for ours, theirs in zip(stats, alone[0], strict=True):
-            assert msgspec.structs.astuple(ours) == pytest.approx(msgspec.structs.astuple(theirs), rel=1e-3, abs=1e-4)
+            assert msgspec.structs.astuple(ours) == pytest.approx(
+                msgspec.structs.astuple(theirs), rel=1e-3, abs=1e-4
+            )
         assert norms == pytest.approx(alone[1], rel=1e-4) and min(norms) > 0
         for mine, own in zip(weights, alone[2], strict=True):
-            np.testing.assert_allclose(mine, own, atol=100 * self.close_to)  # Adam blows up what is next to zero
+            # Adam blows up what is next to zero
+            np.testing.assert_allclose(mine, own, atol=100 * self.close_to)
 
     async def test_the_same_call_gives_the_same(self, trainer: Trainer, tmp_path: Path) -> None:
         ends = []
@@ -86,7 +91,9 @@ class Many(TrainerCase):
                 await trainer.open(slot, spec_for(trainer, optimizer=PLAIN))
             good, bad = work_for("healthy", 1), work_for("poisoned", 2)
             advantages = bad.targets.advantages * np.float32(factor)
-            bad = msgspec.structs.replace(bad, targets=msgspec.structs.replace(bad.targets, advantages=advantages))
+            bad = msgspec.structs.replace(
+                bad, targets=msgspec.structs.replace(bad.targets, advantages=advantages)
+            )
             await trainer.forward_backward_many([good, bad])
             assert (await trainer.optim_step("poisoned", PLAIN.eps, 0.0)).applied == (factor == 1)
             assert (await trainer.optim_step("healthy", PLAIN.eps, 0.0)).applied
@@ -114,11 +121,15 @@ class Many(TrainerCase):
         for slot in ("a", "b"):
             await trainer.open(slot, spec_for(trainer))
         with pytest.raises(ValueError):
-            await trainer.forward_backward_many([work_for("a", 1), msgspec.structs.replace(work_for("b", 2), **change)])
+            await trainer.forward_backward_many(
+                [work_for("a", 1), msgspec.structs.replace(work_for("b", 2), **change)]
+            )
         assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
 
     @pytest.mark.parametrize("fault", ["targets", "lengths", "too long", "no slot", "twice"])
-    async def test_one_bad_item_is_refused_before_anything_is_computed(self, trainer: Trainer, fault: str) -> None:
+    async def test_one_bad_item_is_refused_before_anything_is_computed(
+        self, trainer: Trainer, fault: str
+    ) -> None:
         for slot in ("a", "b"):
             await trainer.open(slot, spec_for(trainer))
         good, bad = work_for("a", 1), work_for("b", 2)

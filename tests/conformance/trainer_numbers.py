@@ -36,7 +36,9 @@ class Numbers(TrainerCase):
         policy = await trainer.logprobs(Policy("new"), random_batch(0))
         assert self.same(trainer, policy, await trainer.logprobs(BASE, random_batch(0)))
 
-    async def test_peft_computes_the_same_with_the_export(self, trainer: Trainer, base: Path, tmp_path: Path) -> None:
+    async def test_peft_computes_the_same_with_the_export(
+        self, trainer: Trainer, base: Path, tmp_path: Path
+    ) -> None:
         await open_trained(trainer, "a")
         write_peft(await trainer.export("a"), tmp_path, str(base))
         expected = reference_logprobs(reference_model(base, tmp_path), random_batch(5)).detach().numpy()
@@ -57,7 +59,11 @@ class Numbers(TrainerCase):
         expected = reference_logprobs(reference_model(base, tmp_path), batch).detach().numpy()
         np.testing.assert_allclose(before, expected, atol=1e-4)
         assert self.same(trainer, await trainer.logprobs(Policy("reference"), batch), before)
-        assert (await trainer.export("reference")).digest() == exported.digest() != (await trainer.export("a")).digest()
+        assert (
+            (await trainer.export("reference")).digest()
+            == exported.digest()
+            != (await trainer.export("a")).digest()
+        )
         assert info.bytes == 4 * info.parameters
 
     async def test_amplified_is_as_with_a_larger_alpha(self, trainer: Trainer, tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ class Slots(TrainerCase):
         assert all(np.abs(tensor).max() > 0 for tensor in exported.tensors.values())
 
     @pytest.mark.parametrize("modules", [(), ("model.layers.0.self_attn.no_proj",)])
-    async def test_targets_that_match_nothing_are_refused(self, trainer: Trainer, modules: tuple[str, ...]) -> None:
+    async def test_targets_that_match_nothing_are_refused(
+        self, trainer: Trainer, modules: tuple[str, ...]
+    ) -> None:
         with pytest.raises(AdapterRefused):
             await trainer.open("a", spec_for(trainer, modules=modules))
         await trainer.open("a", spec_for(trainer))

@@ -1,4 +1,6 @@
-"""The rules of `lorad.trainers.base`, as tests: a backend passes when a subclass with its own `make_trainer` does."""
+"""The rules of `lorad.trainers.base`, as tests: a backend passes when a subclass with its own `make_trainer`
+does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A file that cannot be read is the trouble of one run, pool or gateway: everybody else continues, and it is said."""
+"""A file that cannot be read is the trouble of one run, pool or gateway: everybody else continues, and it is
+said.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ async def test_a_daemon_starts_whatever_of_the_rest_is_broken(home: Path) -> Non
             await until(lambda: len(api.ctx.loop.troubles) >= 3)
             troubles = (await api("status")).troubles
             for said in ("run victim: ", "pool tiny-1: ", "the gateway: "):
-                assert any(line.startswith(said) and "status.json cannot be read" in line for line in troubles)
+                assert any(
+                    line.startswith(said) and "status.json cannot be read" in line for line in troubles
+                )
             await others_continue(api.ctx, "new")
 
 

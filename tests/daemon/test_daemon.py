@@ -130,7 +130,12 @@ def test_a_daemon_without_what_is_its_own_says_what_to_do(home: Path, file: str)
     (home / file).mkdir()
     done = subprocess.run([sys.executable, "-m", "lorad.daemon"], capture_output=True, text=True)
     assert done.returncode and f"{home / file}: " in done.stderr and "Traceback" not in done.stderr
-    hints = {"lorad.db": "doctor --repair", "journal.jsonl": "Move it aside", "daemon.lock": "", "config.yaml": "YAML"}
+    hints = {
+        "lorad.db": "doctor --repair",
+        "journal.jsonl": "Move it aside",
+        "daemon.lock": "",
+        "config.yaml": "YAML",
+    }
     assert hints[file] in done.stderr
 
 
@@ -182,10 +187,14 @@ def test_a_wrong_tokens_file_is_an_error_where_it_is_configured() -> None:
         tokens = made.root / "tokens.yaml"
         tokens.write_text("ann: a-token-of-sixteen\n")
         tokens.chmod(0o644)
-        made.home.config.write_text(f"gateway: {{port: 39471, tokens: {tokens}}}")  # nothing is served: nobody listens
+        # nothing is served: nobody listens
+        made.home.config.write_text(f"gateway: {{port: 39471, tokens: {tokens}}}")
         wrong = f"{tokens} is readable by others. chmod 600 {tokens}"
         assert wrong in made.lorad("daemon", "start").stdout
-        assert wrong in made.lorad("doctor", expect=1).stdout and wrong in made.lorad("logs", "--of", "daemon").stdout
+        assert (
+            wrong in made.lorad("doctor", expect=1).stdout
+            and wrong in made.lorad("logs", "--of", "daemon").stdout
+        )
         tokens.chmod(0o600)
         told = made.client.status()
         assert (told.url, told.url_trouble) == ("http://127.0.0.1:39471/v1", "")
@@ -212,7 +221,9 @@ def test_a_daemon_of_another_version_is_named_and_replaced_under_a_run() -> None
         assert made.pid("a", "driver") == driver and "The daemon is" not in made.lorad("list").stderr
 
 
-async def test_another_protocol_is_refused_but_seen_and_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_protocol_is_refused_but_seen_and_ended(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(home) as api:
         monkeypatch.setattr(transport, "PROTOCOL", 99)
         with pytest.raises(Conflict, match=r"speaks protocol 1, and this command protocol 99") as refused:

@@ -1,4 +1,6 @@
-"""What another user may put where a shared daemon reads: it is refused, and nothing is read or written as root."""
+"""What another user may put where a shared daemon reads: it is refused, and nothing is read or written as
+root.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""In a shared daemon what one user's processes and files do, or leave undone, holds up and misleads nobody else."""
+"""In a shared daemon what one user's processes and files do, or leave undone, holds up and misleads nobody
+else.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +212,9 @@ def test_completions_beyond_what_was_asked_for_are_refused() -> None:
             take(Chunk("p", index, "a@1", tokens, np.zeros(2, np.float32)), found, 3)
 
 
-def test_a_directory_with_endless_names_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_with_endless_names_is_looked_at_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(20):
         (tmp_path / str(number)).touch()
     monkeypatch.setattr("lorad.daemon.storage.prune.LISTED", 5)

@@ -113,7 +113,9 @@ def test_of_many_runs_that_ended_the_newest_are_listed_and_all_that_are_not_over
     for number in range(10):
         new_run(store, f"r{number}")
     with store.write() as connection:
-        connection.execute("UPDATE runs SET state = 'ended', reason = 'stopped', ended_at = 1e12 WHERE name != 'r0'")
+        connection.execute(
+            "UPDATE runs SET state = 'ended', reason = 'stopped', ended_at = 1e12 WHERE name != 'r0'"
+        )
     assert [run.name for run in runs.list_runs(store, all=True, limit=4)] == ["r9", "r8", "r7", "r0"]
     assert [run.name for run in runs.list_runs(store, all=True, limit=1)] == ["r0"]
     assert len(runs.list_runs(store, all=True)) == 10

@@ -30,7 +30,9 @@ async def test_a_queued_run_is_placed_runs_and_completes(home: Path) -> None:
         assert runs.attempts(ctx.store, "a")[0].exit_code == 0
 
 
-async def test_a_run_that_is_alone_lets_the_next_one_wait_in_words_and_then_have_the_warm_pool(home: Path) -> None:
+async def test_a_run_that_is_alone_lets_the_next_one_wait_in_words_and_then_have_the_warm_pool(
+    home: Path,
+) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a", resources={"exclusive": True})
         submit(ctx, "b")
@@ -225,7 +227,9 @@ async def test_only_the_newest_checkpoints_versions_and_samples_stay(home: Path)
         assert [c.step for c in checkpoints(ctx.store, "a")] == [8, 10]
 
 
-async def test_a_home_stays_within_its_disk_budget_by_itself(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_home_stays_within_its_disk_budget_by_itself(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(budget, "LOOK_SECONDS", 0.1)
     async with reconciling(home, disk_budget=1) as ctx:
         submit(ctx, "a")

@@ -50,11 +50,19 @@ async def test_a_check_that_prints_without_an_end_is_refused() -> None:
 async def test_strange_names_among_the_files_of_a_run_keep_nothing_else_from_going(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
-        spec = "json_set(spec, '$.checkpoint.keep', 1, '$.checkpoint.keep_versions', 1, '$.checkpoint.keep_samples', 2)"
+        spec = (
+            "json_set(spec, '$.checkpoint.keep', 1, '$.checkpoint.keep_versions', 1, "
+            "'$.checkpoint.keep_samples', 2)"
+        )
         with api.ctx.store.write() as connection:
             connection.execute(f"UPDATE runs SET spec = {spec} WHERE name = 'a'")
         run = home / "runs" / "a"
-        for name in ("samples/x.jsonl", "versions/\u00b2", f"checkpoints/{'9' * 30}-a1", "samples/000001-a0.jsonl/x"):
+        for name in (
+            "samples/x.jsonl",
+            "versions/\u00b2",
+            f"checkpoints/{'9' * 30}-a1",
+            "samples/000001-a0.jsonl/x",
+        ):
             (run / name).mkdir(parents=True)
         (run / "versions" / ".tmp-loop").symlink_to(".tmp-loop")
         (run / "versions" / ".tmp-001001-deleted" / "x").mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""A daemon that several users share: whose processes and files there are, and what nobody gets by tricks with files."""
+"""A daemon that several users share: whose processes and files there are, and what nobody gets by tricks with
+files.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Box:
         assert status == expect, answer
         return answer
 
-    def run(self, uid: int, name: str, *overrides: str, spec: str = SMALL, cwd: str = "/", expect: int = 200) -> Any:
+    def run(
+        self, uid: int, name: str, *overrides: str, spec: str = SMALL, cwd: str = "/", expect: int = 200
+    ) -> Any:
         body = {"spec": spec, "source": "a.yaml", "cwd": cwd, "overrides": [*overrides], "name": name}
         return self.ask(uid, "POST", "runs", body, expect=expect)
 
@@ -213,7 +217,11 @@ def test_paths_of_a_spec_are_opened_as_who_gave_them(box: Box) -> None:
     relative = box.run(BOB, "spy", "data.train=secret.jsonl", cwd=str(box.homes[ALICE]), expect=422)
     assert "hidden-words" not in str(relative)
     assert "absolute" in str(box.run(BOB, "spy", cwd="homes", expect=422))
-    served = {"model": "builtin:tiny", "cwd": "/", "adapters": [{"name": "spy", "directory": str(box.homes[ALICE])}]}
+    served = {
+        "model": "builtin:tiny",
+        "cwd": "/",
+        "adapters": [{"name": "spy", "directory": str(box.homes[ALICE])}],
+    }
     assert "Permission denied" in str(box.ask(BOB, "POST", "serve", served, expect=422))
 
 
@@ -226,7 +234,8 @@ def test_what_a_link_among_the_samples_points_to_is_not_shown(box: Box) -> None:
     as_user(ALICE, "ln", "-sf", str(root_only), str(samples))
     answer = box.ask(ALICE, "GET", "runs/a/samples?step=3", expect=404)
     assert "of root" not in str(answer)
-    as_user(ALICE, "ln", "-f", str(root_only), str(samples))  # where the kernel lets users link what is not theirs
+    # where the kernel lets users link what is not theirs
+    as_user(ALICE, "ln", "-f", str(root_only), str(samples))
     if samples.stat().st_uid == 0:
         box.ask(ALICE, "GET", "runs/a/samples?step=3", expect=404)
     samples.unlink()

@@ -69,10 +69,14 @@ class Driven:
         return end
 
     def struck(self, step: int, blow: signal.Signals) -> int:
-        """Run another attempt in a process that gets a signal once its journal has `step`; returns its exit code."""
+        """Run another attempt in a process that gets a signal once its journal has `step`; returns its exit
+        code.
+        """
         directory = self.run.attempt(self.next().attempt).root
         write_params(directory, self.params)
-        child = subprocess.Popen([sys.executable, "-m", "lorad.driver", str(directory)], stdout=subprocess.DEVNULL)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "lorad.driver", str(directory)], stdout=subprocess.DEVNULL
+        )
         until(lambda: any(r.step >= step for r in self.facts("step")) or child.poll() is not None)
         child.send_signal(blow)
         return child.wait()
@@ -81,7 +85,10 @@ class Driven:
     def begun(self) -> Iterator[Session]:
         """Begin an attempt that a test can continue."""
         params = self.next()
-        with JournalWriter(self.run.journal, params.run, params.attempt) as journal, contextlib.ExitStack() as stack:
+        with (
+            JournalWriter(self.run.journal, params.run, params.attempt) as journal,
+            contextlib.ExitStack() as stack,
+        ):
             session = open_session(params, self.run, journal, StopFlag(), stack)
             assert session is not None
             begin(session)
@@ -101,8 +108,12 @@ class Driven:
         lines = [(self.run.root / r.data["samples"]).read_text().splitlines() for r in steps]
         made = [[msgspec.json.decode(line) for line in step] for step in lines]
         return {
-            "steps": [(r.step, r.data["position"], *(r.data["metrics"].get(f) for f in FIGURES)) for r in steps],
-            "samples": [[(s["prompt_id"], s["completion"], s["logprobs"], s["reward"]) for s in step] for step in made],
+            "steps": [
+                (r.step, r.data["position"], *(r.data["metrics"].get(f) for f in FIGURES)) for r in steps
+            ],
+            "samples": [
+                [(s["prompt_id"], s["completion"], s["logprobs"], s["reward"]) for s in step] for step in made
+            ],
             "evals": [(r.step, r.data["score"]) for r in self.facts("eval")],
             "digest": self.facts("version")[-1].data["sha256"],
         }
@@ -148,10 +159,14 @@ def test_a_step_without_a_gradient_changes_nothing(calm: dict[int, Driven]) -> N
     assert [audit(run.run.root) for run in calm.values()] == [[], []]
     for metrics in (r.data["metrics"] for r in empty):
         assert metrics["zero_variance_groups"] == 4 and metrics["response_length"] > 0
-        assert not {"kl", "loss", "entropy", "ratio", "clip_fraction", "grad_norm", "seconds_publish"} & set(metrics)
+        assert not {"kl", "loss", "entropy", "ratio", "clip_fraction", "grad_norm", "seconds_publish"} & set(
+            metrics
+        )
 
 
-def test_updates_without_a_gradient_are_made_where_the_spec_wants_them(running: Running, tmp_path: Path) -> None:
+def test_updates_without_a_gradient_are_made_where_the_spec_wants_them(
+    running: Running, tmp_path: Path
+) -> None:
     how = ("algorithm.skip_empty_updates=false", "rollout.max_staleness=1", "eval.every=0", "trainer.steps=3")
     run = Driven(running, tmp_path, "empty", *how)
     run.drive()
@@ -164,11 +179,15 @@ def test_old_samples_do_not_measure_the_engine(calm: dict[int, Driven]) -> None:
     for metrics in (r.data["metrics"] for r in calm[2].facts("step")):
         if (difference := metrics.get("logprob_difference")) is not None:  # dropout is 0.1, and not in it
             assert difference < 1e-5 and "staleness_difference" not in metrics
-    stale = [r.data["metrics"] for r in calm[2].facts("step") if "logprob_difference" not in r.data["metrics"]]
+    stale = [
+        r.data["metrics"] for r in calm[2].facts("step") if "logprob_difference" not in r.data["metrics"]
+    ]
     assert stale and max(metrics.get("staleness_difference", 0.0) for metrics in stale) > 1e-4
 
 
-def test_killed_and_resumed_equals_undisturbed(calm: dict[int, Driven], running: Running, tmp_path: Path) -> None:
+def test_killed_and_resumed_equals_undisturbed(
+    calm: dict[int, Driven], running: Running, tmp_path: Path
+) -> None:
     run = Driven(running, tmp_path, "killed", "rollout.max_staleness=2")
     assert run.struck(4, signal.SIGKILL) == -signal.SIGKILL
     assert run.drive().reason == "completed"
@@ -176,7 +195,9 @@ def test_killed_and_resumed_equals_undisturbed(calm: dict[int, Driven], running:
     assert run.outcome() == calm[2].outcome()
 
 
-def test_stopped_and_resumed_equals_undisturbed(calm: dict[int, Driven], running: Running, tmp_path: Path) -> None:
+def test_stopped_and_resumed_equals_undisturbed(
+    calm: dict[int, Driven], running: Running, tmp_path: Path
+) -> None:
     run = Driven(running, tmp_path, "stopped", "rollout.max_staleness=1")
     assert run.struck(2, signal.SIGTERM) == 0
     assert run.facts("end")[-1].data["reason"] == "stopped"
@@ -194,7 +215,9 @@ def test_a_resume_with_more_steps_is_as_if_asked_at_once(
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 0), (0, 2)])
 def test_a_resume_may_change_the_lag(running: Running, tmp_path: Path, before: int, after: int) -> None:
-    run = Driven(running, tmp_path, f"lag-{before}-{after}", f"rollout.max_staleness={before}", "eval.every=0")
+    run = Driven(
+        running, tmp_path, f"lag-{before}-{after}", f"rollout.max_staleness={before}", "eval.every=0"
+    )
     run.drive(steps=2)
     run.set(f"rollout.max_staleness={after}")
     assert run.drive(steps=5).reason == "completed"
@@ -222,14 +245,21 @@ def test_samples_whose_reward_failed_are_scored_again_by_a_resume(running: Runni
         f"    assert calls <= 32 or not os.path.exists({str(broken)!r})\n    return len(completion)\n"
     )
     broken.touch()
-    how = ("rollout.max_staleness=2", "eval.every=0", "checkpoint.every=1", f"reward={{name: {reward}:score}}")
+    how = (
+        "rollout.max_staleness=2",
+        "eval.every=0",
+        "checkpoint.every=1",
+        f"reward={{name: {reward}:score}}",
+    )
     run = Driven(running, tmp_path, "unscored", *how)
     assert "reward failed on 16 of 16 samples of step 3" in run.drive(steps=4).detail
     broken.unlink()
     assert run.drive(steps=4).reason == "completed"
 
 
-def test_kept_samples_of_a_version_that_the_journal_does_not_have_are_refused(calm: dict[int, Driven]) -> None:
+def test_kept_samples_of_a_version_that_the_journal_does_not_have_are_refused(
+    calm: dict[int, Driven],
+) -> None:
     run = calm[2]
     session: Any = SimpleNamespace(spec=load_spec(run.run.spec.read_text()), params=run.params, name_of=str)
     before = [fact for fact in run.facts("version") if fact.step < 5]
@@ -239,7 +269,9 @@ def test_kept_samples_of_a_version_that_the_journal_does_not_have_are_refused(ca
 
 def test_too_old_samples_are_refused() -> None:
     session: Any = SimpleNamespace(
-        spec=load_spec(SPEC, overrides=["rollout.max_staleness=1"]), name_of=str, params=SimpleNamespace(run="a")
+        spec=load_spec(SPEC, overrides=["rollout.max_staleness=1"]),
+        name_of=str,
+        params=SimpleNamespace(run="a"),
     )
     refuse_stale(session, Rollout(Plan(5, [], 0, 4, 4), [], 0.0, 0.0))
     with pytest.raises(LoradError, match="2 versions old"):
@@ -257,7 +289,9 @@ def test_what_goes_wrong_ahead_is_raised_where_it_is_needed(running: Running, tm
 
 def test_an_end_does_not_wait_for_a_slow_reward(running: Running, tmp_path: Path) -> None:
     reward, begun = tmp_path / "slow.py", tmp_path / "begun"
-    reward.write_text(f"import pathlib, time\ndef score(**_):\n    open({str(begun)!r}, 'w')\n    time.sleep(600)\n")
+    reward.write_text(
+        f"import pathlib, time\ndef score(**_):\n    open({str(begun)!r}, 'w')\n    time.sleep(600)\n"
+    )
     how = f"reward={{name: {reward}:score, timeout: 1000}}"
     run = Driven(running, tmp_path, "slow", "rollout.max_staleness=1", "eval.every=0", how)
     with run.begun() as session, session.ahead or contextlib.nullcontext():
@@ -291,8 +325,19 @@ def test_it_learns(running: Running, tmp_path: Path) -> None:
         running,
         tmp_path,
         "learner",
-        *("rollout.max_staleness=2", "trainer.steps=12", "lora.dropout=0", "eval.every=12", "eval.problems=64"),
-        *("data.prompts_per_step=8", "algorithm.group_size=8", "trainer.schedule=constant", "checkpoint.every=12"),
+        *(
+            "rollout.max_staleness=2",
+            "trainer.steps=12",
+            "lora.dropout=0",
+            "eval.every=12",
+            "eval.problems=64",
+        ),
+        *(
+            "data.prompts_per_step=8",
+            "algorithm.group_size=8",
+            "trainer.schedule=constant",
+            "checkpoint.every=12",
+        ),
         "rollout.max_new_tokens=12",
     )
     run.drive()

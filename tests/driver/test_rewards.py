@@ -94,7 +94,11 @@ def test_regex_searches_and_can_compare_with_the_answer() -> None:
 
 @pytest.mark.parametrize(
     ("name", "pattern", "says"),
-    [("exact", None, "no builtin 'exact'"), ("regex", None, "reward.pattern: missing"), ("regex", "(", "not compile")],
+    [
+        ("exact", None, "no builtin 'exact'"),
+        ("regex", None, "reward.pattern: missing"),
+        ("regex", "(", "not compile"),
+    ],
 )
 def test_a_builtin_that_can_not_be_is_refused_at_once(name: str, pattern: str | None, says: str) -> None:
     with pytest.raises(SpecError, match=says) as refused:
@@ -116,18 +120,24 @@ def test_a_pattern_that_never_ends_costs_one_sample_each(tmp_path: Path) -> None
 
 
 def test_a_function_gets_the_keywords_that_it_names(make: Make) -> None:
-    rewarder = make("def reward(completion, level, answer='x', absent=5): return level + len(completion) + absent")
+    rewarder = make(
+        "def reward(completion, level, answer='x', absent=5): return level + len(completion) + absent"
+    )
     assert rewarder.start() == ["completion", "level"]
     assert rewarder.score([sample("abc", level=10, unused=1)])[0].value == 18
 
 
 def test_a_function_with_open_keywords_gets_all_of_them(make: Make) -> None:
-    rewarder = make("def reward(**given): return sorted(given) == ['answer', 'completion', 'finish', 'prompt', 'x']")
+    rewarder = make(
+        "def reward(**given): return sorted(given) == ['answer', 'completion', 'finish', 'prompt', 'x']"
+    )
     assert rewarder.score([sample(x=1, prompt="of the row")])[0].value == 1.0
 
 
 def test_a_reward_file_may_import_its_neighbour_and_print(make: Make, tmp_path: Path, capfd: Any) -> None:
-    (tmp_path / "near.py").write_text("import os\ndef value():\n    print('hello'); os.write(1, b'raw'); return 2")
+    (tmp_path / "near.py").write_text(
+        "import os\ndef value():\n    print('hello'); os.write(1, b'raw'); return 2"
+    )
     rewarder = make("import near\ndef reward(): return near.value()")
     assert rewarder.score([sample()])[0].value == 2
     rewarder.close()  # what it printed is in the log by then
@@ -196,7 +206,10 @@ def test_whatever_is_a_number_is_a_reward(completion: str, value: float, make: M
 
 
 def test_a_large_sample_passes(make: Make) -> None:
-    assert make("def reward(completion): return len(completion)").score([sample("x" * 3_000_000)])[0].value == 3e6
+    assert (
+        make("def reward(completion): return len(completion)").score([sample("x" * 3_000_000)])[0].value
+        == 3e6
+    )
 
 
 def test_what_user_code_started_is_killed_with_it(make: Make, processes: Processes) -> None:
@@ -213,7 +226,8 @@ ESCAPES = """
 import pathlib, subprocess, time
 def reward(completion):
     if completion:
-        pathlib.Path(completion).write_text(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
+        pathlib.Path(completion).write_text(
+        str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
         time.sleep(1000)
     return 1
 """
@@ -235,16 +249,22 @@ def test_a_reward_that_prints_without_end_fills_no_log(make: Make, capfd: pytest
     assert len(printed) < 8 << 20 and "bytes of what user code printed were left out here" in printed
 
 
-def test_user_code_sees_no_secret_that_the_spec_does_not_name(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_code_sees_no_secret_that_the_spec_does_not_name(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = "import os\ndef reward(completion): return completion in os.environ"
     for name in ("HF_TOKEN", "JUDGE_KEY"):
         monkeypatch.setenv(name, "secret")
-    scores = make(source, env=["JUDGE_KEY"]).score([sample(name) for name in ("HF_TOKEN", "JUDGE_KEY", "PATH")])
+    scores = make(source, env=["JUDGE_KEY"]).score(
+        [sample(name) for name in ("HF_TOKEN", "JUDGE_KEY", "PATH")]
+    )
     assert [score.value for score in scores] == [0.0, 1.0, 1.0]
 
 
 def test_a_sample_that_takes_too_much_memory_fails_alone(make: Make) -> None:
-    source = "kept = []\ndef reward(completion):\n    kept.append(bytearray(int(completion) << 20))\n    return 1"
+    source = (
+        "kept = []\ndef reward(completion):\n    kept.append(bytearray(int(completion) << 20))\n    return 1"
+    )
     scores = make(source, memory="256MiB").score([sample("1"), sample("400"), sample("150"), sample("1")])
     assert [score.value for score in scores] == [1.0, None, 1.0, 1.0]
     assert "needs more than its limit of 256 MiB (reward.memory)" in scores[1].error
@@ -266,7 +286,11 @@ def test_closing_ends_a_score_of_another_thread(make: Make, processes: Processes
     ("source", "function", "says"),
     [
         ("def reward(): return 1", "rewrad", "has no function rewrad"),
-        ("x = 1\nimport not_there", "reward", "rewards.py:2: ModuleNotFoundError: No module named 'not_there'"),
+        (
+            "x = 1\nimport not_there",
+            "reward",
+            "rewards.py:2: ModuleNotFoundError: No module named 'not_there'",
+        ),
         ("def reward(:", "reward", "rewards.py:1: SyntaxError"),
         ("reward = 3", "reward", "has no function reward"),
         ("def reward(completion, /): return 1", "reward", "positional-only"),
@@ -289,7 +313,9 @@ def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
         Rewarder(RewardSpec(name="nowhere/rewards.py:reward"), tmp_path)
 
 
-def test_nothing_is_left_when_the_driver_is_killed_even_while_user_code_holds_the_interpreter(tmp_path: Path) -> None:
+def test_nothing_is_left_when_the_driver_is_killed_even_while_user_code_holds_the_interpreter(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "rewards.py").write_text("import re\ndef reward(): re.match('(a+)+$', 'a' * 40 + 'b')")
     driver = f"""
 from pathlib import Path
@@ -299,7 +325,9 @@ from lorad.spec.model import RewardSpec
 Rewarder(RewardSpec(name="rewards.py:reward", timeout=1000), Path({str(tmp_path)!r})).score(
     [RewardInput("", "", "", "stop")])
 """
-    process = subprocess.Popen([sys.executable, "-c", driver], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", driver], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     driver_process = psutil.Process(process.pid)
     while len(children := driver_process.children(recursive=True)) < 2 or children[1].cpu_times().user < 0.3:
         time.sleep(0.01)

@@ -1,4 +1,6 @@
-"""Which groups reach the trainer: not those whose rewards are all equal, unless a KL term gives them a gradient."""
+"""Which groups reach the trainer: not those whose rewards are all equal, unless a KL term gives them a
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ REWARDS = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 def weighed(
-    *overrides: str, seconds: dict[str, float] | None = None, rewards: Sequence[float | None] = REWARDS, size: int = 2
+    *overrides: str,
+    seconds: dict[str, float] | None = None,
+    rewards: Sequence[float | None] = REWARDS,
+    size: int = 2,
 ) -> Weighed:
     session: Any = SimpleNamespace(
         spec=load_spec(SPEC, overrides=overrides), seconds={} if seconds is None else seconds
@@ -41,7 +46,9 @@ def test_they_are_kept_where_kl_acts_on_them_or_the_spec_says_so(override: str) 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_failed_rewards_leave_statistics_and_short_groups_have_no_gradient(kl: float) -> None:
-    found = weighed(f"algorithm.kl.coef={kl}", rewards=(-1.0, None, -3.0, None, -1.0, None, None, None, None), size=3)
+    found = weighed(
+        f"algorithm.kl.coef={kl}", rewards=(-1.0, None, -3.0, None, -1.0, None, None, None, None), size=3
+    )
     assert found.rewards.tolist() == [-1.0, -3.0, -1.0] and found.rewards.mean() < -1.5
     assert found.advantages.tolist() == pytest.approx([0.7071, 0, -0.7071, 0, 0, 0, 0, 0, 0], abs=1e-3)
     assert found.alive.tolist() == [True, False, False] and found.flat.tolist() == [False, True, True]

@@ -26,7 +26,14 @@ SMALL = (
         "data.max_prompt_tokens=64",
     ),
     *("data.prompts_per_step=4", "rollout.max_new_tokens=12", "trainer.steps=2", "eval.problems=8"),
-    *("trainer.tp=1", "trainer.dp=1", "trainer.ep=1", "rollout.backend=builtin", "rollout.servers=1", "rollout.tp=1"),
+    *(
+        "trainer.tp=1",
+        "trainer.dp=1",
+        "trainer.ep=1",
+        "rollout.backend=builtin",
+        "rollout.servers=1",
+        "rollout.tp=1",
+    ),
 )
 
 
@@ -58,7 +65,9 @@ def script() -> ModuleType:
 def test_a_recipe_names_backends_and_sizes_that_fit_together(recipe: str) -> None:
     spec = spec_of(recipe)
     check_backends(spec, Config())
-    assert spec.gpus == spec.trainer.ranks == spec.rollout.servers * spec.rollout.tp, "all GPUs train, then all sample"
+    assert spec.gpus == spec.trainer.ranks == spec.rollout.servers * spec.rollout.tp, (
+        "all GPUs train, then all sample"
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -79,5 +88,7 @@ def test_gsm8k_rows_ask_for_the_mark_that_the_reward_looks_for(script: ModuleTyp
 
 def test_every_recipe_reads_what_the_script_writes(script: ModuleType) -> None:
     wanted = {f"{script.DEFAULT}/train.jsonl", f"{script.DEFAULT}/test.jsonl"}
-    assert {path for recipe in RECIPES for path in (spec_of(recipe).data.train, spec_of(recipe).data.eval)} == wanted
+    assert {
+        path for recipe in RECIPES for path in (spec_of(recipe).data.train, spec_of(recipe).data.eval)
+    } == wanted
     assert Path(script.DEFAULT).name == "gsm8k"

@@ -64,7 +64,8 @@ def test_engine_that_serves_other_weights_stops_the_run(engine: str) -> None:
     with world() as made:
         made.home.root.mkdir()
         made.home.config.write_text(
-            f"backends: {{odd: {{engine: 'tests.kit.fakes.faulty_engines:{engine}', pythonpath: '{REPOSITORY}'}}}}"
+            f"backends: {{odd: {{engine: 'tests.kit.fakes.faulty_engines:{engine}', "
+            f"pythonpath: '{REPOSITORY}'}}}}"
         )
         run = made.run("odd", "rollout.backend=odd", expect=1)
         assert (run.state, run.reason) == ("ended", "attestation_failed")
@@ -92,7 +93,9 @@ def test_reward_that_raises_is_counted_and_shown(made: World) -> None:
     assert metrics["failed_rewards"] == metrics["failed_rewards_total"] == len(errors)
     assert metrics["reward"] == 1.0
     evals = made.client.evals("sometimes")
-    assert all(e.score == (1.0 if e.failed < 16 else None) for e in evals) and max(e.failed for e in evals) > 0
+    assert (
+        all(e.score == (1.0 if e.failed < 16 else None) for e in evals) and max(e.failed for e in evals) > 0
+    )
     shown = (told, made.lorad("list").stdout, made.lorad("show", "sometimes").stdout)
     assert all(f"{len(errors)} rewards failed" in text for text in shown)
 
@@ -127,7 +130,11 @@ def test_a_gradient_that_is_not_finite_skips_its_step_and_is_told(made: World) -
     )
     told = made.lorad("run", made.spec(), *overrides, "--name", "once", "--wait").stderr
     metrics = [step.metrics for step in made.client.steps("once")]
-    assert [m["skipped_updates"] for m in metrics] == [0, 1, 0] and [m["updates"] for m in metrics] == [1, 0, 1]
+    assert [m["skipped_updates"] for m in metrics] == [0, 1, 0] and [m["updates"] for m in metrics] == [
+        1,
+        0,
+        1,
+    ]
     assert "grad_norm" not in metrics[1] and "loss" not in metrics[1] and (metrics[1]["reward"] or 0) > 1e28
     assert [v.step for v in made.client.adapters("once")] == [0, 1, 3]
     shown = made.lorad("show", "once").stdout
@@ -171,8 +178,12 @@ def test_unwritable_checkpoints_end_the_run_and_keep_the_last_good_one(made: Wor
 def test_gsm8k_goes_through_the_whole_loop(made: World) -> None:
     rows = REPOSITORY.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
     source = str(rows) if rows.exists() else str(few_problems(made))
-    overrides = (f"data={{train: '{source}', prompt_key: question, prompts_per_step: 4, max_prompt_tokens: 400}}",)
-    run = made.run("gsm8k", *overrides, "reward=gsm8k", "trainer.steps=2", "rollout.max_new_tokens=24", text=SMALL)
+    overrides = (
+        f"data={{train: '{source}', prompt_key: question, prompts_per_step: 4, max_prompt_tokens: 400}}",
+    )
+    run = made.run(
+        "gsm8k", *overrides, "reward=gsm8k", "trainer.steps=2", "rollout.max_new_tokens=24", text=SMALL
+    )
     assert run.reason == "completed" and run.step == 2
     sample = made.client.samples("gsm8k", step=2)[0]
     assert "####" in (sample.answer or "") and len(sample.prompt) > 40
@@ -180,7 +191,10 @@ def test_gsm8k_goes_through_the_whole_loop(made: World) -> None:
 
 def few_problems(made: World) -> Path:
     path = made.root / "problems.jsonl"
-    line = '{{"question": "Ann has {0} apples and buys {0} more. How many apples has she?", "answer": "#### {1}"}}\n'
+    line = (
+        '{{"question": "Ann has {0} apples and buys {0} more. How many apples has she?", "answer": "#### '
+        '{1}"}}\n'
+    )
     path.write_text("".join(line.format(n, 2 * n) for n in range(2, 30)))
     return path
 
@@ -227,7 +241,9 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint() -> None:
 def small_disk(made: World, size: str) -> Iterator[Path]:
     disk = made.root / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("only a user who may mount can make a small disk")
     try:

@@ -1,4 +1,6 @@
-"""Runs in one pool do not touch each other: eight interleaved ones end as each alone, whatever becomes of a ninth."""
+"""Runs in one pool do not touch each other: eight interleaved ones end as each alone, whatever becomes of a
+ninth.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ class Run(NamedTuple):
         rng = np.random.default_rng(100 * self.number + step)
         length, samples = 3 + self.number, 2 + self.number % 3
         return [
-            Prompt(str(i), rng.integers(4, 100, length).astype(np.int32), rng.integers(0, 1 << 62, samples, np.uint64))
+            Prompt(
+                str(i),
+                rng.integers(4, 100, length).astype(np.int32),
+                rng.integers(0, 1 << 62, samples, np.uint64),
+            )
             for i in range(1 + self.number % 2)
         ]
 
@@ -113,7 +119,9 @@ def at_once(*lives: Callable[[], object]) -> None:
     assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
 
 
-def together(running: Running, runs: Sequence[Run], directory: Path, *others: Callable[[], object]) -> dict[Run, Trace]:
+def together(
+    running: Running, runs: Sequence[Run], directory: Path, *others: Callable[[], object]
+) -> dict[Run, Trace]:
     traces: dict[Run, Trace] = {}
 
     def life(run: Run) -> Callable[[], None]:
@@ -168,7 +176,10 @@ def test_runs_tell_how_long_they_waited_and_what_they_hold(running: Running, tmp
             status: PoolStatus = connection.call("status", Nothing())
             tenant = next(tenant for tenant in status.tenants if tenant.run == name)
             assert tenant.waited >= stepped.waited and tenant.bytes == tenant.parameters * 16
-            assert status.capacity is not None and status.capacity.memory > status.capacity.memory_used >= tenant.bytes
+            assert (
+                status.capacity is not None
+                and status.capacity.memory > status.capacity.memory_used >= tenant.bytes
+            )
             waited.append(stepped.waited)
             connection.call("close", Nothing())
 
@@ -197,7 +208,11 @@ def spoils_itself(running: Running, name: str, directory: Path) -> None:
 
 def is_superseded(running: Running, name: str) -> None:
     """A run that is killed amid a stream and before a step; its next attempt opens, and is evicted."""
-    with running.connect(name) as first, running.connect(name) as late, running.connect(name, attempt=2) as second:
+    with (
+        running.connect(name) as first,
+        running.connect(name) as late,
+        running.connect(name, attempt=2) as second,
+    ):
         first.call("open", RUNS[4].open)
         next(first.stream("generate", Generate("base", RUNS[4].prompts(0), Sampling(max_new_tokens=2000))))
         second.call("open", RUNS[4].open)
@@ -219,20 +234,26 @@ def test_a_run_that_goes_bad_and_one_that_is_killed_change_nothing_for_their_nei
 
 
 def distance(one: Path, other: Path, start: Path) -> float:
-    """How far two adapters are from each other, in lengths of the way that one of them has come (L2 over all)."""
+    """How far two adapters are from each other, in lengths of the way that one of them has come (L2 over
+    all).
+    """
     found, wanted, begun = (read_peft(path).tensors for path in (one, other, start))
     apart = sum(float(((found[name] - wanted[name]) ** 2).sum()) for name in wanted)
     way = sum(float(((wanted[name] - begun[name]) ** 2).sum()) for name in wanted)
     return float(np.sqrt(apart / way))
 
 
-def replayed(running: Running, run: Run, name: str, batches: Sequence[ForwardBackward], directory: Path) -> None:
+def replayed(
+    running: Running, run: Run, name: str, batches: Sequence[ForwardBackward], directory: Path
+) -> None:
     """A run on recorded batches, which samples all the same."""
     with running.connect(name) as connection:
         connection.call("open", run.open)
         for step, work in enumerate(batches):
             publish(connection, directory, step)
-            *_, done = connection.stream("generate", Generate(f"{name}@{step}", run.prompts(step), Sampling(12)))
+            *_, done = connection.stream(
+                "generate", Generate(f"{name}@{step}", run.prompts(step), Sampling(12))
+            )
             assert done.tokens > 0
             trained(connection, work, Trace([], [], []))
         publish(connection, directory, len(batches))
@@ -244,12 +265,15 @@ def test_eight_runs_that_share_passes_end_as_each_alone_up_to_rounding(
 ) -> None:
     with running_pool(tmp_path, deterministic=False) as mixing:
         lives = [
-            lambda run=run: replayed(mixing, run, f"mixed-{run.number}", alone[run].batches, tmp_path) for run in RUNS
+            lambda run=run: replayed(mixing, run, f"mixed-{run.number}", alone[run].batches, tmp_path)
+            for run in RUNS
         ]
         at_once(*lives, lambda: spoils_itself(mixing, "spoilt", tmp_path))
         with mixing.connect() as connection:
             health = connection.call("status", Nothing()).engine
     for run in RUNS:
-        mine, its = (root / f"{kind}-{run.number}/versions" for root, kind in ((tmp_path, "mixed"), (home, "alone")))
+        mine, its = (
+            root / f"{kind}-{run.number}/versions" for root, kind in ((tmp_path, "mixed"), (home, "alone"))
+        )
         assert distance(mine / f"{STEPS:06d}", its / f"{STEPS:06d}", its / "000000") < 1e-3, run
     assert health.adapters_per_step >= 1

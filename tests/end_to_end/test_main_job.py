@@ -1,4 +1,6 @@
-"""The demo, from the command line to PEFT: one finished run of `examples/demo.yaml`, looked at from every side."""
+"""The demo, from the command line to PEFT: one finished run of `examples/demo.yaml`, looked at from every
+side.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ def test_paused_and_resumed_equals_undisturbed(undisturbed: tuple[World, dict[st
 
 
 @pytest.mark.parametrize("victim", ["driver", "pool"])
-def test_killed_and_resumed_equals_undisturbed(undisturbed: tuple[World, dict[str, Any]], victim: str) -> None:
+def test_killed_and_resumed_equals_undisturbed(
+    undisturbed: tuple[World, dict[str, Any]], victim: str
+) -> None:
     made, expected = undisturbed
     name = f"killed-{victim}"
     start(made, name)
@@ -75,7 +77,9 @@ def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[s
     assert made.facts("orphan") == expected
 
 
-def test_resume_with_more_steps_goes_on_and_numbers_never_rewind(undisturbed: tuple[World, dict[str, Any]]) -> None:
+def test_resume_with_more_steps_goes_on_and_numbers_never_rewind(
+    undisturbed: tuple[World, dict[str, Any]],
+) -> None:
     made, _ = undisturbed
     made.run("more", "trainer.steps=3", text=SPEC)
     refused = made.lorad("resume", "more", "--steps", "5", expect=2).stderr
@@ -135,7 +139,8 @@ def test_resume_where_other_threads_would_be_chosen_is_bit_for_bit_the_same() ->
 CHATS = """
 model: {path: model}
 algorithm: {group_size: 2}
-data: {train: rows.jsonl, eval: rows.jsonl, prompts_per_step: 2, system: "S:", chat_template_kwargs: {end: "="}}
+data: {train: rows.jsonl, eval: rows.jsonl, prompts_per_step: 2, system: "S:",
+       chat_template_kwargs: {end: "="}}
 trainer: {steps: 2}
 rollout: {max_new_tokens: 12, stop: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]}
 eval: {every: 2, problems: 2}

@@ -71,15 +71,25 @@ def test_a_switch_changes_the_weights(made: World, plain: str, name: str, overri
 
 
 def test_what_does_not_concern_the_weights_changes_none(made: World, plain: str) -> None:
-    assert digest(made, "watched", "eval={every: 1, problems: 8}", "checkpoint.every=1", "lora.type=lora") == plain
+    assert (
+        digest(made, "watched", "eval={every: 1, problems: 8}", "checkpoint.every=1", "lora.type=lora")
+        == plain
+    )
     assert [e.step for e in made.client.evals("watched")] == [0, 1, 2] and made.client.evals("plain") == []
 
 
 @pytest.mark.parametrize("kl", ["0", "0.1"])
 def test_dropping_groups_without_variance_changes_cost_only(made: World, kl: str) -> None:
-    often = ("algorithm.minibatches=4", "trainer.weight_decay=0.1", "trainer.steps=4", f"algorithm.kl.coef={kl}")
+    often = (
+        "algorithm.minibatches=4",
+        "trainer.weight_decay=0.1",
+        "trainer.steps=4",
+        f"algorithm.kl.coef={kl}",
+    )
     names = {x: f"drop-{x}-{kl}" for x in ("true", "false")}
-    drop, keep = (digest(made, name, f"algorithm.drop_zero_variance={x}", *often) for x, name in names.items())
+    drop, keep = (
+        digest(made, name, f"algorithm.drop_zero_variance={x}", *often) for x, name in names.items()
+    )
     assert drop == keep and max(metric(made, names["true"], "zero_variance_groups")) > 0
 
 
@@ -92,11 +102,15 @@ def test_kl_is_zero_before_the_first_update_and_not_after(made: World, kind: str
 
 def test_only_a_second_epoch_leaves_the_policy_that_sampled(made: World, plain: str) -> None:
     made.run("epochs", "algorithm.epochs=2", text=QUICK)
-    assert set(metric(made, "plain", "ratio")) == {1.0} and set(metric(made, "plain", "clip_fraction")) == {0.0}
+    assert set(metric(made, "plain", "ratio")) == {1.0} and set(metric(made, "plain", "clip_fraction")) == {
+        0.0
+    }
     assert 1.0 not in metric(made, "epochs", "ratio") and min(metric(made, "epochs", "clip_fraction")) > 0
 
 
-@pytest.mark.parametrize(("schedule", "last"), [("constant", 2e-3), ("linear", 5e-3 / 3), ("cosine", 1.75e-3)])
+@pytest.mark.parametrize(
+    ("schedule", "last"), [("constant", 2e-3), ("linear", 5e-3 / 3), ("cosine", 1.75e-3)]
+)
 def test_learning_rate_follows_its_schedule(made: World, schedule: str, last: float) -> None:
     """Two steps of warm-up, then a third of the way from 2e-3 to 1e-3."""
     trainer = "{lr: 2.0e-3, min_lr: 1.0e-3, steps: 4, warmup_steps: 2, schedule_steps: 5, schedule: %s}"
@@ -140,7 +154,9 @@ def test_few_rows_come_again_with_other_samples_and_are_told(made: World) -> Non
 
 def test_prompts_that_are_too_long_are_cut_from_the_left_or_dropped_and_told(made: World) -> None:
     for choice, prompts in (("truncate", {"S:312=", "S:52=", ":4231="}), ("drop", {"S:312=", "S:52="})):
-        made.run(choice, "data.train=rows.jsonl", "data.max_prompt_tokens=6", f"data.too_long={choice}", text=QUICK)
+        made.run(
+            choice, "data.train=rows.jsonl", "data.max_prompt_tokens=6", f"data.too_long={choice}", text=QUICK
+        )
         assert {s.prompt for s in made.client.samples(choice, step=1)} == prompts
     assert "1 prompts are longer" in str(made.client.show("drop").warnings)
 
@@ -153,7 +169,10 @@ def test_what_a_reward_prints_is_in_the_log_and_in_nobodys_way(made: World) -> N
 
 def test_bfloat16_trains_on_the_cpu(made: World) -> None:
     made.run("half", "model.dtype=bfloat16", text=QUICK)
-    assert 0 < max(metric(made, "half", "logprob_difference")) < 0.05 and min(metric(made, "half", "grad_norm")) > 0
+    assert (
+        0 < max(metric(made, "half", "logprob_difference")) < 0.05
+        and min(metric(made, "half", "grad_norm")) > 0
+    )
 
 
 def test_a_model_directory_of_transformers_trains(made: World) -> None:
@@ -184,7 +203,8 @@ def test_generate_in_the_middle_and_a_fresh_pool_change_nothing(made: World) -> 
 
 
 def test_kills_and_an_older_checkpoint_leave_one_lineage(made: World) -> None:
-    overrides = ("trainer.steps=40", "checkpoint.every=2", "checkpoint.keep=40")  # it is not over when it is killed
+    # it is not over when it is killed
+    overrides = ("trainer.steps=40", "checkpoint.every=2", "checkpoint.keep=40")
     made.run("straight", *overrides, text=QUICK)
     made.lorad("run", made.spec(QUICK), *overrides, "--name", "bent", "--detach")
     for step in (3, 5):

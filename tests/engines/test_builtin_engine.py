@@ -1,4 +1,6 @@
-"""What only the builtin engine promises: bit-equal repeats, batches that fill and drain, a budget that calls share."""
+"""What only the builtin engine promises: bit-equal repeats, batches that fill and drain, a budget that calls
+share.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ async def load(engine: BuiltinEngine, base: Base, name: str, seed: int = 1) -> N
     await engine.load(name, AdapterSource(adapter.digest(), adapter=adapter))
 
 
-async def test_the_same_call_gives_the_same_bits_whatever_else_runs(engine: BuiltinEngine, base: Base) -> None:
+async def test_the_same_call_gives_the_same_bits_whatever_else_runs(
+    engine: BuiltinEngine, base: Base
+) -> None:
     await load(engine, base, "run@1")
     work = [prompt(seeds=range(5)), prompt("q", [4, 4, 8], [7, 8])]
     sampling = Sampling(max_new_tokens=40, stop_token_ids=(1,))
@@ -69,13 +73,17 @@ async def test_the_same_call_gives_the_same_bits_whatever_else_runs(engine: Buil
     await other
 
 
-async def test_more_samples_than_rows_wait_for_room_and_come_out_the_same(base: Base, compute: Compute) -> None:
+async def test_more_samples_than_rows_wait_for_room_and_come_out_the_same(
+    base: Base, compute: Compute
+) -> None:
     work = [prompt(f"p{n}", [5, 9, 4 + n], range(10 * n, 10 * n + 3)) for n in range(8)]
     sampling = Sampling(max_new_tokens=30, temperature=2.0, stop_token_ids=tuple(range(3, 20)))
     wide, narrow = BuiltinEngine(base, compute, TINY), BuiltinEngine(base, compute, TINY, max_rows=4)
     made = await complete(wide, BASE, work, sampling), await complete(narrow, BASE, work, sampling)
     assert len({len(tokens) for tokens, _, _ in made[0].values()}) > 5
-    assert {key: sample[0] for key, sample in made[0].items()} == {key: sample[0] for key, sample in made[1].items()}
+    assert {key: sample[0] for key, sample in made[0].items()} == {
+        key: sample[0] for key, sample in made[1].items()
+    }
 
 
 async def test_a_long_sample_outgrows_its_first_cache(engine: BuiltinEngine) -> None:
@@ -104,7 +112,9 @@ async def test_a_stop_string_ends_a_sample_at_the_token_that_completes_it(engine
     assert (tokens, finish) == (free[:4], "stop")
 
 
-async def test_what_is_served_is_a_copy_that_later_steps_do_not_reach(engine: BuiltinEngine, base: Base) -> None:
+async def test_what_is_served_is_a_copy_that_later_steps_do_not_reach(
+    engine: BuiltinEngine, base: Base
+) -> None:
     adapter = random_adapter(linear_shapes(base.config), 1)
     await engine.load("run@1", AdapterSource(adapter.digest(), adapter=adapter))
     before = await engine.score("run@1", CANARY)
@@ -113,7 +123,9 @@ async def test_what_is_served_is_a_copy_that_later_steps_do_not_reach(engine: Bu
     assert (await engine.score("run@1", CANARY) == before).all()
 
 
-async def test_a_directory_serves_what_memory_serves(engine: BuiltinEngine, base: Base, tmp_path: Path) -> None:
+async def test_a_directory_serves_what_memory_serves(
+    engine: BuiltinEngine, base: Base, tmp_path: Path
+) -> None:
     adapter = random_adapter(linear_shapes(base.config), 1)
     write_peft(adapter, tmp_path, "builtin:tiny")
     await engine.load("memory@1", AdapterSource(adapter.digest(), adapter=adapter))
@@ -156,7 +168,9 @@ async def test_the_base_is_untouched_and_bfloat16_is_served(base: Base, compute:
 
 
 @pytest.mark.parametrize("tokens", [[], [-1], [5, 1000]])
-async def test_prompts_that_the_model_cannot_read_are_refused(engine: BuiltinEngine, tokens: list[int]) -> None:
+async def test_prompts_that_the_model_cannot_read_are_refused(
+    engine: BuiltinEngine, tokens: list[int]
+) -> None:
     with pytest.raises(ValueError, match="prompt p"):
         await complete(engine, BASE, [prompt("p", tokens)], SHORT)
 
@@ -188,7 +202,9 @@ async def test_samples_that_nobody_streams_come_whole_and_the_same(
     chunks = [chunk async for chunk in engine.generate("whole", BASE, prompts, whole)]
     assert len(chunks) == 4 and all(chunk.finish for chunk in chunks)
     streamed = await complete(engine, BASE, prompts, LONG)
-    assert {(c.prompt, c.index): c.tokens.tolist() for c in chunks} == {key: made[0] for key, made in streamed.items()}
+    assert {(c.prompt, c.index): c.tokens.tolist() for c in chunks} == {
+        key: made[0] for key, made in streamed.items()
+    }
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -262,7 +278,9 @@ async def test_calls_with_batches_of_their_own_share_one_budget(base: Base, comp
     await engine.close()
 
 
-@pytest.mark.parametrize("sampling", [Sampling(4, temperature=float("nan")), Sampling(4, stop=("",)), Sampling(0)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(4, temperature=float("nan")), Sampling(4, stop=("",)), Sampling(0)]
+)
 async def test_sampling_that_means_nothing_is_refused(engine: BuiltinEngine, sampling: Sampling) -> None:
     with pytest.raises(ValueError, match=r"temperature|stop"):
         await complete(engine, BASE, [prompt()], sampling)

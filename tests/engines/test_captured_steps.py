@@ -18,7 +18,9 @@ __all__ = ["models"]
 
 
 def capture(run: Callable[[], Result]) -> Callable[[], Result]:
-    """What a CUDA graph does, on a CPU: it runs the step to warm up, then keeps its operations and their tensors."""
+    """What a CUDA graph does, on a CPU: it runs the step to warm up, then keeps its operations and their
+    tensors.
+    """
     run()
     replay: Callable[[], Result] = make_fx(lambda: run(), _allow_non_fake_inputs=True)()
     return replay
@@ -56,7 +58,9 @@ def test_a_captured_step_sees_who_owns_which_row_now(models: Merger, counts: tup
     helds = [version(models.base, 1), version(models.base, 2)]
     batch = graphed(models)
     for many in ((4, 4), counts, (4, 4)):
-        work = [[call(held, [count], new=5) for held, count in zip(helds, many, strict=True)] for _ in range(2)]
+        work = [
+            [call(held, [count], new=5) for held, count in zip(helds, many, strict=True)] for _ in range(2)
+        ]
         assert same(finish(batch, *work[0]), finish(DecodeBatch(models, 64, ENOUGH), *work[1]))
 
 
@@ -65,12 +69,16 @@ def test_a_captured_step_serves_the_version_that_was_bound_last_and_is_captured_
     batch, seen = graphed(models, captured), []
     for seed in (1, 2, 3):
         held = version(models.base, seed)
-        assert same(finish(batch, call(held, [4], new=6)), finish(DecodeBatch(models, 64, ENOUGH), call(held, [4], 6)))
+        assert same(
+            finish(batch, call(held, [4], new=6)), finish(DecodeBatch(models, 64, ENOUGH), call(held, [4], 6))
+        )
         seen.append(len(captured))
     assert seen == [1, 1, 1]
 
 
-def test_however_many_rows_are_left_an_adapter_has_one_place(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_many_rows_are_left_an_adapter_has_one_place(
+    models: Merger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lorad.engines.builtin.steps.BANKS", 1)
     captured: list[int] = []
     batch, seen = graphed(models, captured), []

@@ -1,4 +1,7 @@
-"""Requests that arrive while others are decoded: rows stay busy as long as anybody waits. Counted in decode steps."""
+"""Requests that arrive while others are decoded: rows stay busy as long as anybody waits.
+
+Counted in decode steps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The decode batch: full rows, bounded memory, samples that lose their place, prompts seen before, captured steps."""
+"""The decode batch: full rows, bounded memory, samples that lose their place, prompts seen before, captured
+steps.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def call(
 ) -> Call:
     """Prompts with so many samples each; about one token in 128 / stops ends a sample."""
     prompts = [
-        Prompt(str(n), np.array([*start, 4 + n], np.int32), np.arange(100 * n, 100 * n + count, dtype=np.uint64))
+        Prompt(
+            str(n), np.array([*start, 4 + n], np.int32), np.arange(100 * n, 100 * n + count, dtype=np.uint64)
+        )
         for n, count in enumerate(counts)
     ]
     sampling = Sampling(new, temperature=2.0, stop_token_ids=tuple(range(3, 3 + stops)))
@@ -66,7 +70,9 @@ def finish(batch: DecodeBatch, *calls: Call) -> list[Sample]:
 
 def same(made: Sequence[Sample], expected: Sequence[Sample]) -> bool:
     assert [one.tokens for one in made] == [one.tokens for one in expected]
-    differences = [abs(np.array(a.logprobs) - np.array(b.logprobs)).max() for a, b in zip(made, expected, strict=True)]
+    differences = [
+        abs(np.array(a.logprobs) - np.array(b.logprobs)).max() for a, b in zip(made, expected, strict=True)
+    ]
     return bool(max(differences) < 1e-4)
 
 
@@ -139,7 +145,9 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield sizes
 
 
-def test_the_beginning_of_a_prompt_is_computed_once_for_each_version(models: Merger, prefilled: list[int]) -> None:
+def test_the_beginning_of_a_prompt_is_computed_once_for_each_version(
+    models: Merger, prefilled: list[int]
+) -> None:
     batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH))
     helds = [version(models.base, 1), version(models.base, 2)]
     for held in (helds[0], helds[0], helds[1]):
@@ -148,7 +156,9 @@ def test_the_beginning_of_a_prompt_is_computed_once_for_each_version(models: Mer
     assert prefilled == [whole, whole - 3 * BLOCK, whole]
 
 
-def test_of_a_prompt_that_is_wholly_known_the_last_block_is_computed(models: Merger, prefilled: list[int]) -> None:
+def test_of_a_prompt_that_is_wholly_known_the_last_block_is_computed(
+    models: Merger, prefilled: list[int]
+) -> None:
     batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH))
     calls = [call(counts=[1], start=LONG_PROMPT[: 2 * BLOCK - 1]) for _ in range(2)]
     first, again = finish(batch, calls[0]), finish(batch, calls[1])
@@ -166,7 +176,9 @@ def test_prompts_with_and_without_known_beginnings_come_out_as_if_nothing_was_kn
     assert same(finish(batch, *calls[0]), finish(plain, *calls[1]))
 
 
-def test_the_prefix_cache_keeps_to_its_budget_and_forgets_the_least_used(models: Merger, prefilled: list[int]) -> None:
+def test_the_prefix_cache_keeps_to_its_budget_and_forgets_the_least_used(
+    models: Merger, prefilled: list[int]
+) -> None:
     prefixes = PrefixCache(3 * BLOCK * bytes_per_token(models.base))
     batch = DecodeBatch(models, 64, ENOUGH, prefixes)
     for start in (LONG_PROMPT, LONG_PROMPT[::-1], LONG_PROMPT):
@@ -203,20 +215,27 @@ def test_what_one_version_spoils_reaches_no_other(models: Merger) -> None:
     assert all(one.is_spoilt for one in spoilt.samples)
     made = [*finish(batch, comes), *stays.samples]
     assert same(
-        made, finish(DecodeBatch(models, 64, ENOUGH), call(counts=[4], start=LONG_PROMPT), call(counts=[1], new=60))
+        made,
+        finish(
+            DecodeBatch(models, 64, ENOUGH), call(counts=[4], start=LONG_PROMPT), call(counts=[1], new=60)
+        ),
     )
 
 
 def test_the_same_tensors_with_another_alpha_share_no_prompt(models: Merger, prefilled: list[int]) -> None:
     batch, held = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH)), version(models.base, 1)
     adapter = random_adapter(linear_shapes(models.base.config), 1)
-    halved = HeldLora("run@2", held.digest, FrozenLora(models.base, adapter.tensors, adapter.config.scale / 2))
+    halved = HeldLora(
+        "run@2", held.digest, FrozenLora(models.base, adapter.tensors, adapter.config.scale / 2)
+    )
     for one in (held, halved):
         finish(batch, call(one, counts=[1], start=LONG_PROMPT))
     assert prefilled[0] == prefilled[1]
 
 
-def test_of_a_prompt_larger_than_the_prefix_cache_the_beginning_stays(models: Merger, prefilled: list[int]) -> None:
+def test_of_a_prompt_larger_than_the_prefix_cache_the_beginning_stays(
+    models: Merger, prefilled: list[int]
+) -> None:
     batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(2 * BLOCK * bytes_per_token(models.base)))
     for _ in range(2):
         finish(batch, call(counts=[1], start=LONG_PROMPT))

@@ -22,7 +22,8 @@ def test_mix_is_splitmix64() -> None:
     values = [0, 1, 2**63 - 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15]
     mixed = mix(torch.from_numpy(np.array(values, np.uint64).view(np.int64)))
     assert mixed.numpy().view(np.uint64).tolist() == [splitmix64(value) for value in values]
-    assert splitmix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the first output of the published generator, seed 0
+    # the first output of the published generator, seed 0
+    assert splitmix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
 
 
 def test_uniforms_are_even_and_uncorrelated_along_seeds_and_positions() -> None:

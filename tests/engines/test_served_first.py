@@ -1,4 +1,6 @@
-"""A decode batch that runs share with everybody who is served: who comes first, who pays, what is seen of it."""
+"""A decode batch that runs share with everybody who is served: who comes first, who pays,
+what is seen of it.
+"""
 
 from __future__ import annotations
 

@@ -49,20 +49,30 @@ def flags(**changes: Any) -> dict[str, list[str]]:
     return found
 
 
-def reply(tokens: list[int], count: int, finish: dict[str, Any] | None = None, logprob: Any = -1.0) -> dict[str, Any]:
+def reply(
+    tokens: list[int], count: int, finish: dict[str, Any] | None = None, logprob: Any = -1.0
+) -> dict[str, Any]:
     logprobs = [[logprob, token, None] for token in tokens]
     meta = {"completion_tokens": count, "finish_reason": finish, "output_token_logprobs": logprobs}
     return {"output_ids": tokens, "meta_info": meta}
 
 
 @contextlib.asynccontextmanager
-async def server(socket: Path, answers: list[Any], bodies: list[Any], path: str = "/generate") -> AsyncIterator[Http]:
-    """Answers with `answers` in turn, a number being the status of the next; what it was asked is put into `bodies`."""
+async def server(
+    socket: Path, answers: list[Any], bodies: list[Any], path: str = "/generate"
+) -> AsyncIterator[Http]:
+    """Answers with `answers` in turn, a number being the status of the next; what it was asked is put into
+    `bodies`.
+    """
 
     async def answer(request: web.Request) -> web.Response:
         bodies.append(await request.json())
         first = answers.pop(0)
-        return web.json_response(answers.pop(0), status=first) if isinstance(first, int) else web.json_response(first)
+        return (
+            web.json_response(answers.pop(0), status=first)
+            if isinstance(first, int)
+            else web.json_response(first)
+        )
 
     app = web.Application()
     app.router.add_post(path, answer)
@@ -83,7 +93,11 @@ async def sampled(http: Http, sampling: Sampling) -> list[Piece]:
 
 def test_the_server_listens_on_the_socket_that_it_is_told() -> None:
     argv = SglangDialect().command("/venv/bin/python", SETTINGS, Path("/run/s"))
-    assert argv[0] == "/venv/bin/python" and Path(argv[1]).name == "launch.py" and argv[2:4] == ["--uds", "/run/s"]
+    assert (
+        argv[0] == "/venv/bin/python"
+        and Path(argv[1]).name == "launch.py"
+        and argv[2:4] == ["--uds", "/run/s"]
+    )
     assert not {"--host", "--port", "--api-key"} & set(argv)
 
 
@@ -94,7 +108,12 @@ def test_slots_and_versions_leave_room_for_the_base_and_a_successor() -> None:
 
 
 def test_user_flags_replace_add_and_remove() -> None:
-    own = {"mem_fraction_static": 0.4, "chunked-prefill-size": 512, "sleep-on-idle": False, "enable-metrics": None}
+    own = {
+        "mem_fraction_static": 0.4,
+        "chunked-prefill-size": 512,
+        "sleep-on-idle": False,
+        "enable-metrics": None,
+    }
     found = flags(engine_args={**own, "trust_remote_code": True, "lora_target_modules": ["q_proj", "o_proj"]})
     assert found["mem-fraction-static"] == ["0.4"] and found["chunked-prefill-size"] == ["512"]
     assert found["trust-remote-code"] == [] and found["lora-target-modules"] == ["q_proj", "o_proj"]
@@ -116,7 +135,9 @@ def test_a_gpu_server_that_sleeps_keeps_its_weights() -> None:
     assert found["sampling-backend"] == ["pytorch"]  # others ignore seeds
 
 
-@pytest.mark.parametrize("name", ["host", "uds", "admin-api-key", "lora-paths", "dp-size", "tokenizer-worker-num"])
+@pytest.mark.parametrize(
+    "name", ["host", "uds", "admin-api-key", "lora-paths", "dp-size", "tokenizer-worker-num"]
+)
 def test_what_lorad_relies_on_is_reserved(name: str) -> None:
     assert name in RESERVED
 
@@ -137,7 +158,8 @@ async def test_a_sample_goes_on_after_the_models_own_end_token(tmp_path: Path) -
         made = await sampled(http, Sampling(max_new_tokens=9, stop_token_ids=(6,), stream=False))
     assert [piece.tokens for piece in made] == [[8, 1], [7, 6]] and [p.finish for p in made] == [None, "stop"]
     assert bodies[1]["input_ids"] == [5, 9, 8, 1] and bodies[1]["sampling_params"]["max_new_tokens"] == 7
-    assert bodies[0]["rid"] != bodies[1]["rid"]  # the server aborts the id of a stream two seconds after its end
+    # the server aborts the id of a stream two seconds after its end
+    assert bodies[0]["rid"] != bodies[1]["rid"]
 
 
 async def test_an_end_token_at_the_last_place_is_the_full_length(tmp_path: Path) -> None:
@@ -170,7 +192,8 @@ async def test_a_sample_without_log_probabilities_is_refused(tmp_path: Path, log
 
 
 @pytest.mark.parametrize("before", ["never loaded: run@1\nAll loaded adapters: ", "no run@1. Loaded LoRAs: "])
-@pytest.mark.parametrize("many", [1, 1000])  # only the beginning of a long answer is kept, which is no JSON then
+# only the beginning of a long answer is kept, which is no JSON then
+@pytest.mark.parametrize("many", [1, 1000])
 async def test_a_refusal_does_not_name_the_adapters_of_others(tmp_path: Path, before: str, many: int) -> None:
     message = f"{before}dict_keys({['secret@3'] * many})"
     async with server(tmp_path / "s", [400, {"error": {"message": message}}], []) as http:
@@ -241,13 +264,20 @@ def test_an_unseeded_request_gets_a_seed_that_all_ranks_agree_on() -> None:
 
 
 def test_the_launcher_needs_a_socket() -> None:
-    done = subprocess.run([sys.executable, launch.__file__, "--port", "1"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, launch.__file__, "--port", "1"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and "--uds SOCKET" in done.stderr
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"enable_http2": True}, {"grpc_port": 5}, {"tokenizer_worker_num": 2}, {"sampling_backend": "flashinfer"}],
+    [
+        {"enable_http2": True},
+        {"grpc_port": 5},
+        {"tokenizer_worker_num": 2},
+        {"sampling_backend": "flashinfer"},
+    ],
 )
 def test_the_launcher_refuses_what_would_listen_elsewhere_or_ignore_seeds(change: dict[str, Any]) -> None:
     good: dict[str, Any] = {"sampling_backend": "pytorch", "skip_server_warmup": True}

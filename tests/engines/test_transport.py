@@ -55,7 +55,9 @@ def test_a_full_memory_sends_adapters_over_the_disk(
     assert not list(made.root.iterdir())
 
 
-def test_a_disk_that_takes_nothing_is_told(memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_nothing_is_told(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> Any:
         raise OSError(errno.EIO, "Input/output error")
 

@@ -123,7 +123,9 @@ def test_a_server_asks_no_hub() -> None:
         (False, Sampling(4, stop=("",)), True),
     ],
 )
-def test_sampling_without_right_log_probabilities_is_refused(scaled: bool, sampling: Sampling, refused: bool) -> None:
+def test_sampling_without_right_log_probabilities_is_refused(
+    scaled: bool, sampling: Sampling, refused: bool
+) -> None:
     settings = msgspec.structs.replace(SETTINGS, scaled_logprobs=scaled)
     assert bool(VllmDialect().check(sampling, settings)) == refused
 
@@ -151,16 +153,28 @@ def test_an_unknown_answer_is_an_error_in_words(data: Any) -> None:
 
 
 def test_scores_are_those_of_the_completion() -> None:
-    said = [None, {"7": {"logprob": -1.0}}, {"8": {"logprob": -2.0}, "3": {"logprob": -0.1}}, {"9": {"logprob": None}}]
+    said = [
+        None,
+        {"7": {"logprob": -1.0}},
+        {"8": {"logprob": -2.0}, "3": {"logprob": -0.1}},
+        {"9": {"logprob": None}},
+    ]
     found = replies.choice(completion(prompt_logprobs=said), "/r")
     assert replies.scores(found, [8, 9]).tolist() == pytest.approx([-2.0, np.nan], nan_ok=True)
 
 
 def test_a_refusal_names_neither_paths_nor_other_adapters() -> None:
-    body = json.dumps({"error": {"message": "The model `/x/a` does not exist. Valid aliases: base, b@1.", "code": 404}})
-    error = replies.refusal(ServerRefused("/v1/completions answered 404: …", status=404, text=body), Path("/x/a"))
+    body = json.dumps(
+        {"error": {"message": "The model `/x/a` does not exist. Valid aliases: base, b@1.", "code": 404}}
+    )
+    error = replies.refusal(
+        ServerRefused("/v1/completions answered 404: …", status=404, text=body), Path("/x/a")
+    )
     assert error.code == 404
-    assert error.message == "/v1/completions answered 404: The model `the directory that it was given` does not exist."
+    assert (
+        error.message
+        == "/v1/completions answered 404: The model `the directory that it was given` does not exist."
+    )
 
 
 METRICS = """\
@@ -184,7 +198,9 @@ def test_metrics_are_read_and_the_newest_line_of_adapters_counts() -> None:
     assert replies.metrics("").running is None
 
 
-def plain_expand(inputs: torch.Tensor, weights: torch.Tensor, outputs: torch.Tensor, indices: torch.Tensor) -> None:
+def plain_expand(
+    inputs: torch.Tensor, weights: torch.Tensor, outputs: torch.Tensor, indices: torch.Tensor
+) -> None:
     outputs += torch.einsum("bi,boi->bo", inputs, weights[indices])
 
 

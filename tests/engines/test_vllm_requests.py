@@ -21,12 +21,16 @@ from lorad.protocol.batch import Sampling
 SHORT = Sampling(max_new_tokens=4, stream=False)
 STREAM = Sampling(max_new_tokens=4, stop_token_ids=(1,))
 WHOLE = {"choices": [{"token_ids": [7], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "length"}]}
-PART = 'data: {"choices": [{"token_ids": [7], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": null}]}\n\n'
+PART = (
+    'data: {"choices": [{"token_ids": [7], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": '
+    "null}]}\n\n"
+)
 
 
 @asynccontextmanager
 async def answering(answers: Mapping[str, Any]) -> AsyncIterator[tuple[Http, list[tuple[str, Any]]]]:
-    """A server that answers each path with JSON, a number (an error) or the text of a stream; and what it was asked.
+    """A server that answers each path with JSON, a number (an error) or the text of a stream; and what it was
+    asked.
 
     A text that ends in dots never ends.
     """
@@ -120,7 +124,11 @@ async def test_what_is_unloaded_leaves_the_memory_of_the_engine() -> None:
 
 
 async def test_a_server_that_started_again_numbers_its_weights_anew() -> None:
-    routes: dict[str, Any] = {"/v1/load_lora_adapter": {}, "/v1/unload_lora_adapter": {}, "/version": {"version": "1"}}
+    routes: dict[str, Any] = {
+        "/v1/load_lora_adapter": {},
+        "/v1/unload_lora_adapter": {},
+        "/version": {"version": "1"},
+    }
     cards = {"data": [{"id": "base", "root": "/m", "parent": None, "max_model_len": 513}]}
     orders = [{"results": [numbers]} for numbers in ([], [1], [], [1], [])]
     dialect = VllmDialect()

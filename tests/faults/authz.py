@@ -1,8 +1,9 @@
-"""`make authz`: send every request of the daemon's API by its owner, by another user, by another user where only owners
-see what is theirs, by an admin and by root, each a process of that user, and compare with what is written down here.
+"""`make authz`: send every request of the daemon's API by its owner, by another user, by another user where
+only owners see what is theirs, by an admin and by root, each a process of that user, and compare with what is
+written down here.
 
-The status is compared, and for lists whether they show what is the owner's (+ or -). Users who may do something get
-what the request comes to (409: the run has ended already), all others 403.
+The status is compared, and for lists whether they show what is the owner's (+ or -). Users who may do
+something get what the request comes to (409: the run has ended already), all others 403.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ EXPECTED: dict[Route, list[Case]] = {
     ],
     ("POST", "/v1/runs"): [Case("/v1/runs", "422 422 422 422 422", REFUSED)],
     ("GET", "/v1/runs"): [Case("/v1/runs?all=1", READ_LIST)],
-    ("GET", "/v1/runs/{run}"): [Case(f"/v1/runs/{RUN}", READERS), Case("/v1/runs/none", "404 404 404 404 404")],
+    ("GET", "/v1/runs/{run}"): [
+        Case(f"/v1/runs/{RUN}", READERS),
+        Case("/v1/runs/none", "404 404 404 404 404"),
+    ],
     ("DELETE", "/v1/runs/{run}"): [Case(f"/v1/runs/{RUN}", OWNERS_LATE)],
     ("POST", "/v1/runs/{run}/resume"): [Case(f"/v1/runs/{RUN}/resume", OWNERS_LATE, {})],
     ("POST", "/v1/runs/{run}/pause"): [Case(f"/v1/runs/{RUN}/pause", OWNERS_LATE, {})],
@@ -167,7 +171,9 @@ async def matrix(home: Path) -> list[Found]:
 async def tried(ctx: Context, callers: dict[int, CallerOf], route: Route, case: Case, column: str) -> str:
     """What a request comes to, in the notation of EXPECTED."""
     read = "owner" if column == "hidden" else "all"
-    ctx.config = msgspec.structs.replace(ctx.config, sharing=msgspec.structs.replace(ctx.config.sharing, read=read))
+    ctx.config = msgspec.structs.replace(
+        ctx.config, sharing=msgspec.structs.replace(ctx.config.sharing, read=read)
+    )
     runs.set_fields(ctx.store, RUN, serving=1)  # some request may have ended it
     for pool in ctx.pools.values():
         pool.serves.add(RUN)
@@ -176,7 +182,9 @@ async def tried(ctx: Context, callers: dict[int, CallerOf], route: Route, case: 
     status, answer = await asyncio.to_thread(callers[UIDS[column]].ask, route[0], path, body)
     expected = case.expected.split()[COLUMNS.index(column)]
     mark = (
-        ("+" if RUN in str(answer) or SWEEP in str(answer) else "-") if expected[-1] in "+-" and status == 200 else ""
+        ("+" if RUN in str(answer) or SWEEP in str(answer) else "-")
+        if expected[-1] in "+-" and status == 200
+        else ""
     )
     return f"{status}{mark}"
 
@@ -194,7 +202,9 @@ def filled(value: Any, words: dict[str, str]) -> Any:
 
 
 async def make_subjects(ctx: Context, owner: CallerOf, other: CallerOf) -> None:
-    """A run that has ended, an alias and a sweep of the owner's, a run of the other's; a home for each caller."""
+    """A run that has ended, an alias and a sweep of the owner's, a run of the other's; a home for each
+    caller.
+    """
     for column, uid in UIDS.items():
         directory = ctx.home.root / "homes" / column
         directory.mkdir(parents=True)
@@ -241,7 +251,10 @@ def told(found: list[Found]) -> int:
         fields = (got if got == expected else f"{got}!={expected}" for expected, got in pairs)
         print(f"{method:7}{case.path:51}" + "".join(f"{field:>9}" for field in fields))
     users = len({*UIDS.values()})
-    print(f"{len(found) * len(COLUMNS)} requests of {users} users to {len(EXPECTED)} routes, {wrong} not as expected")
+    print(
+        f"{len(found) * len(COLUMNS)} requests of {users} users to {len(EXPECTED)} routes, {wrong} not as "
+        "expected"
+    )
     return wrong
 
 

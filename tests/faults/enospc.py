@@ -1,7 +1,8 @@
 """make enospc: the disk of a home fills up under a run, at different moments.
 
-Training continues or stops with its reason; the daemon answers, and says why it cannot write; the database is whole.
-With space again the run is resumed, and ends with the same bytes as undisturbed. Needs root, for a small tmpfs.
+Training continues or stops with its reason; the daemon answers, and says why it cannot write; the database is
+whole. With space again the run is resumed, and ends with the same bytes as undisturbed. Needs root, for a
+small tmpfs.
 
     python -m tests.faults.enospc --rounds 8 --seed 0
 """
@@ -44,7 +45,9 @@ class NoMount(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -57,7 +60,10 @@ def main() -> int:
         except NoMount as error:
             print(f"skipped: {error}")
             return 0
-        print(f"round {number + 1:>3}/{options.rounds}  full at {moment:<10}  {wrong or 'same'}  {told}", flush=True)
+        print(
+            f"round {number + 1:>3}/{options.rounds}  full at {moment:<10}  {wrong or 'same'}  {told}",
+            flush=True,
+        )
         if wrong:
             return 1
     print(f"{options.rounds} passed, 0 failed")

@@ -2,8 +2,9 @@
 
     python -m tests.faults.fuzz [--seconds 60] [--seed 0]
 
-Half of the time goes to requests: never a defect (500), never a hang, and afterwards the daemon answers and its
-database is whole. The other half goes to moves of runs, see `fuzz_moves.py`. Exits 1 on the first violation.
+Half of the time goes to requests: never a defect (500), never a hang, and afterwards the daemon answers and
+its database is whole. The other half goes to moves of runs, see `fuzz_moves.py`. Exits 1 on the first
+violation.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def judged(asked: bytes, answer: bytes) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,7 +1,8 @@
-"""Random lives of runs in a daemon whose processes are words: a hypothesis state machine against a plain model.
+"""Random lives of runs in a daemon whose processes are words: a hypothesis state machine against a plain
+model.
 
-Handlers, reconcile loop, store and journals are the real ones; only drivers and pools are a table here. So every order
-of requests, deaths and restarts takes milliseconds.
+Handlers, reconcile loop, store and journals are the real ones; only drivers and pools are a table here. So
+every order of requests, deaths and restarts takes milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from typing import Any, NamedTuple
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from lorad.adapters.directory import write_directory
 from lorad.box.paths import AttemptDir
@@ -205,7 +212,9 @@ class Lives(RuleBasedStateMachine):
                 self.steps[name] += 1
                 step_once(journal, self.steps[name], row)
         self.look()
-        assert runs.get(self.ctx.store, name).step == self.steps[name], "a step that was acknowledged is not there"
+        assert runs.get(self.ctx.store, name).step == self.steps[name], (
+            "a step that was acknowledged is not there"
+        )
 
     def begin_attempt(self, journal: JournalWriter, row: RunRow, root: Path) -> None:
         """Once: from where the daemon said."""
@@ -228,7 +237,9 @@ class Lives(RuleBasedStateMachine):
                 self.begin_attempt(journal, row, root)
                 reason = "completed" if self.steps[name] >= row.steps else "stopped"
                 journal.append("end", self.steps[name], EndFact(reason, "as it should"))
-        self.table.end(root, **({"signal": signal.SIGKILL} if how == "killed" else {"exit_code": int(how == "dies")}))
+        self.table.end(
+            root, **({"signal": signal.SIGKILL} if how == "killed" else {"exit_code": int(how == "dies")})
+        )
 
     @rule()
     def pools_die(self) -> None:
@@ -247,7 +258,10 @@ class Lives(RuleBasedStateMachine):
 
     def facts(self) -> list[tuple[Any, ...]]:
         columns = ("name", "state", "reason", "attempt", "wanted", "step", "steps")
-        return [tuple(getattr(row, column) for column in columns) for row in runs.in_states(self.ctx.store, *RunState)]
+        return [
+            tuple(getattr(row, column) for column in columns)
+            for row in runs.in_states(self.ctx.store, *RunState)
+        ]
 
     @invariant()
     def nothing_acknowledged_is_lost(self) -> None:
@@ -255,7 +269,9 @@ class Lives(RuleBasedStateMachine):
         for name, wanted in self.wanted.items():
             if name in self.steps:
                 row = runs.get(self.ctx.store, name)
-                assert row.state in (RunState.STOPPING, RunState.ENDED), f"{name} is {row.state} after {wanted}"
+                assert row.state in (RunState.STOPPING, RunState.ENDED), (
+                    f"{name} is {row.state} after {wanted}"
+                )
 
     @invariant()
     def every_move_is_legal(self) -> None:
@@ -272,7 +288,9 @@ class Lives(RuleBasedStateMachine):
 
 def step_once(journal: JournalWriter, step: int, row: RunRow) -> None:
     number = 1000 * row.attempt + step
-    journal.append("step", step, StepFact(number, ["p"], step, f"samples/{step:06d}.jsonl", "", {"reward": 0.5}))
+    journal.append(
+        "step", step, StepFact(number, ["p"], step, f"samples/{step:06d}.jsonl", "", {"reward": 0.5})
+    )
     path = f"versions/{number:06d}"
     journal.append("version", step, VersionFact(number, "0" * 64, None, path, 1, 2.0, 8, "passed", ""))
     if step % 2 == 0:
@@ -283,8 +301,8 @@ def step_once(journal: JournalWriter, step: int, row: RunRow) -> None:
 
 
 def explore(seconds: float, seed: int, *, steps: int = 60, shrink: bool = False) -> Moves:
-    """Lives until the time is over. Raises what the machine raises; shrink: of the shortest life that does, which takes
-    minutes to find."""
+    """Lives until the time is over. Raises what the machine raises; shrink: of the shortest life that does,
+    which takes minutes to find."""
     logging.getLogger("lorad.daemon").setLevel(logging.CRITICAL)
     Lives.count, examples, until = 0, 0, time.monotonic() + seconds
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)

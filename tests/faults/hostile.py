@@ -111,7 +111,18 @@ SPECS = (
     "reward: /dev/zero:f",
     "rollout: {engine_args: {a: [[[[[1]]]]]}}",
 )
-TEXTS = (*NAMES, *SPECS, "/", "/dev/zero", "/proc/self/mem", "/etc/passwd", "rel/ative", "~", "x" * 100_000, "\\u0000")
+TEXTS = (
+    *NAMES,
+    *SPECS,
+    "/",
+    "/dev/zero",
+    "/proc/self/mem",
+    "/etc/passwd",
+    "rel/ative",
+    "~",
+    "x" * 100_000,
+    "\\u0000",
+)
 NUMBERS = (0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**30, 1.5, -0.0, 1e308, 10**4000)
 KEYS = (
     "spec",
@@ -177,7 +188,20 @@ BODIES = (
     b" " * 70_000,
     b"//x",
 )
-METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "G\u00c4T", "get", "X" * 200)
+METHODS = (
+    "GET",
+    "POST",
+    "DELETE",
+    "PUT",
+    "PATCH",
+    "HEAD",
+    "OPTIONS",
+    "TRACE",
+    "CONNECT",
+    "G\u00c4T",
+    "get",
+    "X" * 200,
+)
 HEADERS = (
     b"",
     b"Content-Encoding: gzip\r\n",
@@ -243,6 +267,10 @@ def request(chance: random.Random, method: str, path: str) -> bytes:
     """One whole request, or nearly."""
     method = method if chance.random() < 0.8 else chance.choice(METHODS)
     data, extra = body(chance), chance.choice(HEADERS) if chance.random() < 0.3 else b""
-    length = b"" if b"Content-Length" in extra or b"chunked" in extra else b"Content-Length: %d\r\n" % len(data)
-    head = method.encode() + b" " + target(chance, path) + b" HTTP/1.1\r\nHost: lorad\r\nConnection: close\r\n"
+    length = (
+        b"" if b"Content-Length" in extra or b"chunked" in extra else b"Content-Length: %d\r\n" % len(data)
+    )
+    head = (
+        method.encode() + b" " + target(chance, path) + b" HTTP/1.1\r\nHost: lorad\r\nConnection: close\r\n"
+    )
     return head + length + extra + b"\r\n" + data

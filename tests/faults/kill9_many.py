@@ -1,11 +1,13 @@
-"""Kill -9 under many runs: every batch counts once, every token is of an attested version, each run ends as if alone.
+"""Kill -9 under many runs: every batch counts once, every token is of an attested version, each run ends as
+if alone.
 
     python -m tests.faults.kill9_many [--runs 8] [--rounds 3] [--steps 12] [--seed 0]
 
-Runs that differ in rank, seed, task, group size and algorithm train in one pool. When all are mid-run, each round kills
-something else: the pool, daemon and pool, a driver. All resume (restart: on-failure). Then, from the journals and the
-sample files alone, the audit of each run (lorad/daemon/record/audit.py) must find nothing, and batches, samples,
-figures and digests must be those of each run alone and undisturbed. Exits 1 on the first difference.
+Runs that differ in rank, seed, task, group size and algorithm train in one pool. When all are mid-run, each
+round kills something else: the pool, daemon and pool, a driver. All resume (restart: on-failure). Then, from
+the journals and the sample files alone, the audit of each run (lorad/daemon/record/audit.py) must find
+nothing, and batches, samples, figures and digests must be those of each run alone and undisturbed. Exits 1 on
+the first difference.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ class Many:
         for number in range(1, len(self.names)):
             self.start(number, "--detach")
         os.kill(pool, signal.SIGCONT)
-        self.made.until(lambda: all(run.step >= KILL_AFTER for run in self.shown()), "all are mid-run", DEADLINE)
+        self.made.until(
+            lambda: all(run.step >= KILL_AFTER for run in self.shown()), "all are mid-run", DEADLINE
+        )
         told = self.strike(victims, chance)
         self.finish()
         return told
@@ -96,7 +100,9 @@ class Many:
         for victim in victims:
             os.kill(pids[victim], signal.SIGKILL)
         pools = len({run.pool for run in alive})
-        return f"{'+'.join(victims)} under {len(alive)} runs in {pools} pool, at steps {[r.step for r in shown]}"
+        return (
+            f"{'+'.join(victims)} under {len(alive)} runs in {pools} pool, at steps {[r.step for r in shown]}"
+        )
 
     def finish(self) -> None:
         """Until all are complete; what is over before its time is resumed."""
@@ -128,13 +134,17 @@ class Many:
     def counted(self) -> str:
         shown = self.shown()
         batches = sum(len(self.made.client.steps(name)) for name in self.names)
-        tokens = sum(step.metrics["tokens"] or 0 for name in self.names for step in self.made.client.steps(name))
+        tokens = sum(
+            step.metrics["tokens"] or 0 for name in self.names for step in self.made.client.steps(name)
+        )
         attempts = sum(len(run.attempts) for run in shown)
         return f"{len(shown)} runs complete in {attempts} attempts, {batches} batches, {tokens:.0f} tokens"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=len(ROUNDS))
     parser.add_argument("--steps", type=int, default=12)

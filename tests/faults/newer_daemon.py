@@ -1,4 +1,7 @@
-"""A lorad to come: this one, and one migration more. `python -m tests.faults.newer_daemon [DIE]`, DIE as in `KILLS`."""
+"""A lorad to come: this one, and one migration more.
+
+`python -m tests.faults.newer_daemon [DIE]`, DIE as in `KILLS`.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""make powercut: the power goes at any byte of any write; what was acknowledged is there, and nothing is half.
+"""make powercut: the power goes at any byte of any write; what was acknowledged is there, and nothing is
+half.
 
-A daemon's database and journals live through a random history. After each step that was acknowledged their bytes are
-kept. A cut is what the disk may hold when the power goes during the next step: of what was written since, a prefix, a
-prefix and then zeros, any set of sectors, or nothing; in the order that fsync grants. From each cut the home is opened
-as a daemon does, compared with the two states around the cut, and repaired without its database to the same.
+A daemon's database and journals live through a random history. After each step that was acknowledged their
+bytes are kept. A cut is what the disk may hold when the power goes during the next step: of what was written
+since, a prefix, a prefix and then zeros, any set of sectors, or nothing; in the order that fsync grants. From
+each cut the home is opened as a daemon does, compared with the two states around the cut, and repaired
+without its database to the same.
 
     python -m tests.faults.powercut --steps 150 --cuts 8 --seed 0
 """
@@ -39,7 +41,18 @@ from lorad.store.ingest import ingest
 from lorad.store.versions import set_pinned
 from tests.kit.journals import begin, checkpoint, end, evaluation, step, version
 
-TABLES = ("runs", "attempts", "steps", "evals", "versions", "checkpoints", "aliases", "alias_moves", "sweeps", "events")
+TABLES = (
+    "runs",
+    "attempts",
+    "steps",
+    "evals",
+    "versions",
+    "checkpoints",
+    "aliases",
+    "alias_moves",
+    "sweeps",
+    "events",
+)
 SECTOR = 512
 MEMORY = Path("/dev/shm")  # where fsync costs nothing: what it grants is in `rank`
 WAL = "lorad.db-wal"
@@ -81,7 +94,13 @@ class Daemon:
         spec = to_json(convert({"name": name})).decode()
         with self.store.write():
             runs.create(
-                self.store, name=name, owner="me", spec_json=spec, directory=str(directory), steps=9, priority=0
+                self.store,
+                name=name,
+                owner="me",
+                spec_json=spec,
+                directory=str(directory),
+                steps=9,
+                priority=0,
             )
             self.journal.append("created", name, "me", directory=str(directory), time=time.time())
             runs.begin_attempt(self.store, name, resumed_from=None)
@@ -165,7 +184,9 @@ def state_of(store: Store) -> State:
 def cut_of(before: Files, after: Files, chance: random.Random) -> tuple[str, Files]:
     """What may be on disk: writes in the order in which they were fsynced, the last of them only in part."""
     is_emptied = len(after.get(WAL, b"")) < len(before.get(WAL, b""))
-    order = [name for name in sorted(after, key=lambda n: rank(n, is_emptied)) if before.get(name) != after[name]]
+    order = [
+        name for name in sorted(after, key=lambda n: rank(n, is_emptied)) if before.get(name) != after[name]
+    ]
     torn = chance.choice(order)
     cut = {name: data for name, data in before.items() if name in after or not name.startswith("runs/")}
     for name in order[: order.index(torn)]:
@@ -176,8 +197,8 @@ def cut_of(before: Files, after: Files, chance: random.Random) -> tuple[str, Fil
 
 
 def rank(name: str, is_emptied: bool) -> tuple[float, str]:
-    """A run's journal is fsynced before it is taken in, the daemon's before the commit, the WAL before what is in it
-    goes to the database, and the database before the WAL is emptied."""
+    """A run's journal is fsynced before it is taken in, the daemon's before the commit, the WAL before what
+    is in it goes to the database, and the database before the WAL is emptied."""
     if name.startswith("runs/"):
         return 0, name
     return {"journal.jsonl": 1, WAL: 2}.get(name, 1.5 if is_emptied else 3), name
@@ -231,7 +252,9 @@ def untaken(home: Home, state: State) -> bool:
     taken = Counter({run["name"]: 1 for run in state["runs"]})
     for row in facts:
         taken[row["run"]] = max(taken[row["run"]], row["seq"])
-    return any(path.read_bytes().count(b"\n") > taken[path.parent.name] for path in home.runs.rglob("journal.jsonl"))
+    return any(
+        path.read_bytes().count(b"\n") > taken[path.parent.name] for path in home.runs.rglob("journal.jsonl")
+    )
 
 
 def differences(one: State, other: State) -> str:
@@ -271,14 +294,17 @@ def judged(cut: Files, states: tuple[State, State], home: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--cuts", type=int, default=8, help="for each step")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     started = time.monotonic()
     print(
-        f"SQLite {sqlite3.sqlite_version}, seed {options.seed}: {options.steps} steps, {options.cuts} cuts each",
+        f"SQLite {sqlite3.sqlite_version}, seed {options.seed}: {options.steps} steps, {options.cuts} cuts "
+        "each",
         flush=True,
     )
     done, failed = play(options.seed, options.steps, options.cuts)

@@ -2,8 +2,8 @@
 
     python -m tests.faults.slowloris [--connections 300] [--seconds 45] [--seed 0]
 
-Prints for each kind how many were opened, how many were let go of and when, and what `list` took before and meanwhile.
-Exits 1 when one stays beyond its time, or a list fails.
+Prints for each kind how many were opened, how many were let go of and when, and what `list` took before and
+meanwhile. Exits 1 when one stays beyond its time, or a list fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ SOON, LATER, LATEST = BOUNDS.head + 1.0, BOUNDS.write + 1.0, BOUNDS.idle + 1.0
 
 @dataclass
 class Kind:
-    """first: what it sends at once; then, byte by byte, `rest`. within: seconds after which it must be gone."""
+    """first: what it sends at once; then, byte by byte, `rest`. within:
+    seconds after which it must be gone.
+    """
 
     name: str
     first: bytes
@@ -113,7 +115,9 @@ class Lister:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--connections", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=45.0)
     parser.add_argument("--seed", type=int, default=0)

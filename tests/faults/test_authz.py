@@ -18,5 +18,7 @@ def test_it_is_written_down_for_every_request_who_may_make_it() -> None:
 def test_each_request_of_each_kind_of_user_comes_to_what_is_written_down() -> None:
     if reason := why_not():
         pytest.skip(reason)
-    done = subprocess.run([sys.executable, "-m", "tests.faults.authz"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.authz"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""Exact points that `make kill9` strikes at, each by itself: what a daemon makes of a process whose shim died there."""
+"""Exact points that `make kill9` strikes at, each by itself: what a daemon makes of a process whose shim died
+there.
+"""
 
 from __future__ import annotations
 

@@ -2,11 +2,12 @@
 
     python -m tests.faults.upgrade [--runs 2]
 
-Runs start under the daemon of today. Then its successor, a lorad with one migration more, takes over: by SIGTERM, by
-kill -9, and after it was itself killed at four points of the migration (before and after the copy, amid it, before its
-commit). All the while the processes of the runs stay the same and their steps continue; what was known stays known; a
-copy of the database from before stands beside. The older daemon refuses the newer database with commands, which are
-then typed: it works again, and has everything, too. Exits 1 where one of these does not hold.
+Runs start under the daemon of today. Then its successor, a lorad with one migration more, takes over: by
+SIGTERM, by kill -9, and after it was itself killed at four points of the migration (before and after the
+copy, amid it, before its commit). All the while the processes of the runs stay the same and their steps
+continue; what was known stays known; a copy of the database from before stands beside. The older daemon
+refuses the newer database with commands, which are then typed: it works again, and has everything, too. Exits
+1 where one of these does not hold.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Upgrade:
 
     def spawn(self, *argv: str) -> subprocess.Popen[bytes]:
         with open(self.made.root / "daemon.out", "ab") as out:
-            return subprocess.Popen([sys.executable, *argv], env=self.env, cwd="/", stderr=out, start_new_session=True)
+            return subprocess.Popen(
+                [sys.executable, *argv], env=self.env, cwd="/", stderr=out, start_new_session=True
+            )
 
     def start(self, *argv: str) -> None:
         self.daemon = self.spawn(*argv)
@@ -83,19 +86,25 @@ class Upgrade:
         self.pids, self.known = self.processes(), self.facts()
 
     def processes(self) -> dict[str, int]:
-        return {f"{name}: {p.role}": p.pid or 0 for name in self.names for p in self.client.show(name).processes}
+        return {
+            f"{name}: {p.role}": p.pid or 0 for name in self.names for p in self.client.show(name).processes
+        }
 
     def facts(self) -> dict[str, Any]:
         """What is known so far: it may only grow."""
         known: dict[str, Any] = {}
         for name in self.names:
-            known |= {f"{name} step {s.step}": (s.version, s.metrics.get("loss")) for s in self.client.steps(name)}
+            known |= {
+                f"{name} step {s.step}": (s.version, s.metrics.get("loss")) for s in self.client.steps(name)
+            }
             known |= {f"{name}@{v.version}": (v.sha256, v.pinned) for v in self.client.adapters(name)}
         return known
 
     def goes_on(self, what: str) -> None:
         """The same processes, more steps, and nothing that is not known any more."""
-        assert self.processes() == self.pids, f"{what}: the processes are {self.processes()}, were {self.pids}"
+        assert self.processes() == self.pids, (
+            f"{what}: the processes are {self.processes()}, were {self.pids}"
+        )
         for name in self.names:
             self.made.reached(name, self.client.show(name).step + 1)
         facts = self.facts()
@@ -145,7 +154,10 @@ class Upgrade:
         """Type the command that the refusal names."""
         (command,) = re.findall(r"`(lorad doctor[^`]*)`", said)
         done = self.made.lorad(*shlex.split(command)[1:])
-        print(f"`{command}`: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'done'}", flush=True)
+        print(
+            f"`{command}`: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'done'}",
+            flush=True,
+        )
         self.start(*OLD)
         assert self.schema() == MIGRATIONS._migrations[-1].name
         self.goes_on("the way back to the old one")
@@ -166,7 +178,9 @@ def upgrade(runs: int, points: tuple[str, ...] = KILLS) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=2)
     begun = time.monotonic()
     try:
@@ -174,7 +188,10 @@ def main() -> int:
     except AssertionError as error:
         traceback.print_exception(error)
         return 1
-    print(f"an upgrade and its way back under running jobs: nothing stopped or lost ({time.monotonic() - begun:.0f} s)")
+    print(
+        "an upgrade and its way back under running jobs: nothing stopped or lost "
+        f"({time.monotonic() - begun:.0f} s)"
+    )
     return 0
 
 

@@ -47,7 +47,10 @@ async def owner(home: Home, *sent: bytes) -> AsyncIterator[list[bytes]]:
 async def front(home: Home, settings: GatewaySettings | None = None) -> AsyncIterator[aiohttp.ClientSession]:
     write_table(home, {"bot": "a@2"}, {"a@2": ENTRY | {"owner_uid": os.getuid()}})
     connector = aiohttp.UnixConnector(str(home.gateway_socket))
-    async with fronting(home, settings or GatewaySettings()), aiohttp.ClientSession(connector=connector) as client:
+    async with (
+        fronting(home, settings or GatewaySettings()),
+        aiohttp.ClientSession(connector=connector) as client,
+    ):
         yield client
 
 
@@ -56,7 +59,9 @@ async def told(client: aiohttp.ClientSession, body: bytes = ASKED) -> tuple[int,
         return answer.status, answer.content_type, await answer.read()
 
 
-async def test_a_request_is_passed_on_with_the_version_and_nothing_of_who_asks(home: Path, tmp_path: Path) -> None:
+async def test_a_request_is_passed_on_with_the_version_and_nothing_of_who_asks(
+    home: Path, tmp_path: Path
+) -> None:
     world, port, tokens = Home(home), free_port(), tmp_path / "tokens"
     tokens.write_text(f"{name_of(os.getuid())}: correct-horse-battery\n")
     tokens.chmod(0o600)
@@ -84,12 +89,17 @@ async def test_a_stream_that_breaks_off_says_so_and_has_no_end(home: Path) -> No
 
 async def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(home: Path) -> None:
     world = Home(home)
-    async with owner(world, HEAD % b"application/json" + b"Content-Length: 9\r\n\r\n{}"), front(world) as client:
+    async with (
+        owner(world, HEAD % b"application/json" + b"Content-Length: 9\r\n\r\n{}"),
+        front(world) as client,
+    ):
         with pytest.raises(aiohttp.ClientError):
             await told(client)
 
 
-@pytest.mark.parametrize("sent", [b"", b"no HTTP\r\n\r\n", b"HTTP/1.1 999 X\r\n\r\n", HEAD + b"x: " + b"y" * 99999])
+@pytest.mark.parametrize(
+    "sent", [b"", b"no HTTP\r\n\r\n", b"HTTP/1.1 999 X\r\n\r\n", HEAD + b"x: " + b"y" * 99999]
+)
 async def test_what_is_no_answer_is_unavailable(home: Path, sent: bytes) -> None:
     world = Home(home)
     async with owner(world, sent), front(world) as client:
@@ -124,18 +134,26 @@ async def test_who_is_another_user_is_sent_nothing(home: Path, monkeypatch: pyte
         assert ((await told(client))[0], seen) == (503, [])
 
 
-async def test_where_owners_alone_see_what_is_theirs_a_token_reaches_nothing_else(home: Path, tmp_path: Path) -> None:
+async def test_where_owners_alone_see_what_is_theirs_a_token_reaches_nothing_else(
+    home: Path, tmp_path: Path
+) -> None:
     world, port, tokens = Home(home), free_port(), tmp_path / "tokens"
     tokens.write_text("eve: correct-horse-battery\n")
     tokens.chmod(0o600)
     url, headers = f"http://127.0.0.1:{port}/v1", {"Authorization": "Bearer correct-horse-battery"}
-    async with front(world, GatewaySettings(port, tokens)), aiohttp.ClientSession(url + "/", headers=headers) as eve:
+    async with (
+        front(world, GatewaySettings(port, tokens)),
+        aiohttp.ClientSession(url + "/", headers=headers) as eve,
+    ):
         while not listens(port):  # noqa: ASYNC110 (ports are polled)
             await asyncio.sleep(0.02)
         async with eve.get("models") as answer:
             assert (await answer.json())["data"] == []
         told = []
         for model in ("bot", "a@2", "none"):
-            async with eve.get(f"models/{model}") as shown, eve.post("completions", json={"model": model}) as asked:
+            async with (
+                eve.get(f"models/{model}") as shown,
+                eve.post("completions", json={"model": model}) as asked,
+            ):
                 told += [(r.status, (await r.text()).replace(model, "")) for r in (shown, asked)]
     assert {status for status, _ in told} == {404} and len(set(told)) == 1

@@ -30,7 +30,9 @@ def test_every_answer_names_its_version(client: OpenAI) -> None:
     parsed = raw.parse()
     assert raw.headers["x-lorad-version"] == "sorter@0"
     assert (parsed.system_fingerprint, parsed.model) == ("lorad-sorter@0", "bot")
-    stream = client.completions.with_raw_response.create(model="sorter@1", prompt="1 2", max_tokens=4, stream=True)
+    stream = client.completions.with_raw_response.create(
+        model="sorter@1", prompt="1 2", max_tokens=4, stream=True
+    )
     assert stream.headers["x-lorad-version"] == "sorter@1"
     assert {chunk.system_fingerprint for chunk in stream.parse()} == {"lorad-sorter@1"}
 
@@ -70,7 +72,13 @@ def test_a_stream_says_what_a_whole_answer_says(client: OpenAI) -> None:
     texts, usage = ["", "", ""], None
     finishes: list[str | None] = [None, None, None]
     for chunk in client.completions.create(
-        model="bot", prompt="7 3 1", seed=3, n=3, max_tokens=20, stream=True, stream_options={"include_usage": True}
+        model="bot",
+        prompt="7 3 1",
+        seed=3,
+        n=3,
+        max_tokens=20,
+        stream=True,
+        stream_options={"include_usage": True},
     ):
         usage = chunk.usage or usage
         for choice in chunk.choices:
@@ -91,7 +99,9 @@ def test_a_chat_streams_role_text_and_end(client: OpenAI) -> None:
     ]
     assert deltas[0].delta.role == "assistant" and deltas[-1].finish_reason == whole.choices[0].finish_reason
     assert "".join(delta.delta.content or "" for delta in deltas) == whole.choices[0].message.content
-    assert whole.usage and whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    assert (
+        whole.usage and whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    )
 
 
 def test_a_chat_takes_parts_of_text(client: OpenAI) -> None:
@@ -136,7 +146,9 @@ def test_a_client_that_leaves_ends_its_generation_and_no_other(client: OpenAI, w
     next(leaves)
     leaves.close()
     text = "".join(chunk.choices[0].text for chunk in stays)
-    assert text == client.completions.create(model="bot", prompt="7 3 1", max_tokens=300, seed=1).choices[0].text
+    assert (
+        text == client.completions.create(model="bot", prompt="7 3 1", max_tokens=300, seed=1).choices[0].text
+    )
     until(lambda: not world.running.pool.engine._calls)  # type: ignore[attr-defined]
     until(lambda: world.gateway.limits.under_way == 0)
 

@@ -73,7 +73,9 @@ def test_text_that_is_no_stop_string_after_all_is_told() -> None:
 
 def test_nulls_are_what_nobody_asked_for() -> None:
     wish = read(
-        b'{"model": "a", "prompt": "b", "seed": null, "stop": null, "suffix": null}', CompletionWish, NEUTRAL_COMPLETION
+        b'{"model": "a", "prompt": "b", "seed": null, "stop": null, "suffix": null}',
+        CompletionWish,
+        NEUTRAL_COMPLETION,
     )
     assert wish == CompletionWish(model="a", prompt="b")
 
@@ -109,7 +111,9 @@ def test_the_table_is_read_again_whenever_it_was_replaced(home: Path) -> None:
     table.close()
 
 
-async def test_a_connection_that_asks_for_nothing_is_closed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_asks_for_nothing_is_closed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lorad.gateway.own.app.CONNECTIONS", Bounds(head=0.05))
     monkeypatch.setattr("lorad.protocol.bounded.LOOK", 0.05)
     async with answering(Home(home), GatewaySettings()):

@@ -53,7 +53,13 @@ def test_a_chat_refuses_tools_and_formats(client: OpenAI) -> None:
 
 
 def test_what_changes_nothing_is_ignored(client: OpenAI) -> None:
-    neutral: dict[str, Any] = {"user": "me", "frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "echo": False}
+    neutral: dict[str, Any] = {
+        "user": "me",
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "best_of": 1,
+        "echo": False,
+    }
     assert greedy(client, "bot", **neutral) == greedy(client, "bot", extra_body={"top_k": 0})
 
 
@@ -95,7 +101,9 @@ SLOW = (
 )
 
 
-def test_a_template_takes_settings_and_is_cut_when_it_never_ends(client: OpenAI, world: World, tmp_path: Path) -> None:
+def test_a_template_takes_settings_and_is_cut_when_it_never_ends(
+    client: OpenAI, world: World, tmp_path: Path
+) -> None:
     shutil.copytree(TINY, tmp_path / "tiny")
     (tmp_path / "tiny" / "chat_template.jinja").write_text(SLOW)
     slow = entry(world.running, world.root, world.versions[0], model_path=str(tmp_path / "tiny"))
@@ -115,7 +123,9 @@ def test_a_template_takes_settings_and_is_cut_when_it_never_ends(client: OpenAI,
     assert answer.result() and read("7 3") == 3  # by another process
 
 
-def test_more_requests_than_are_taken_are_told_to_come_again(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_requests_than_are_taken_are_told_to_come_again(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lorad.gateway.limits.MOST_OF_ONE", 0)
     with pytest.raises(sdk.RateLimitError) as caught:
         greedy(client, "bot")

@@ -1,4 +1,6 @@
-"""The gateway of a shared daemon: a front that is root's and opens nothing of users, and a process of each owner's."""
+"""The gateway of a shared daemon: a front that is root's and opens nothing of users, and a process of each
+owner's.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def users() -> None:
 
 
 class Served(Box):
-    """A run of Alice's, whose model nobody else can read, and one of Bob's; `of-alice` and `of-bob` mean versions."""
+    """A run of Alice's, whose model nobody else can read, and one of Bob's; `of-alice` and `of-bob` mean
+    versions.
+    """
 
     def prepare(self) -> None:
         model = self.homes[ALICE] / "model"
@@ -148,14 +152,20 @@ def test_the_front_has_nothing_of_a_model_open_nor_what_could_read_one(box: Serv
     assert box.says("of-alice")
     front, owners = open_files(box.front), open_files(box.gateway_of(ALICE))
     assert any("tokenizers" in name for name in owners)
-    assert not [name for name in front if "tokenizers" in name or str(box.homes[ALICE]) in name or "/runs/" in name]
+    assert not [
+        name for name in front if "tokenizers" in name or str(box.homes[ALICE]) in name or "/runs/" in name
+    ]
 
 
 def test_what_is_served_is_told_to_its_owner_and_to_nobody_else(box: Served) -> None:
     table = box.world.gateway_of(ALICE) / "table.json"
     told = json.loads(table.read_bytes())
     assert (told["aliases"], set(told["versions"])) == ({"of-alice": "a@2"}, {"a@2"})
-    assert (table.stat().st_uid, table.stat().st_mode & 0o777, table.parent.stat().st_uid) == (ALICE, 0o400, 0)
+    assert (table.stat().st_uid, table.stat().st_mode & 0o777, table.parent.stat().st_uid) == (
+        ALICE,
+        0o400,
+        0,
+    )
     assert "denied" in as_user(BOB, "cat", str(table)).stderr
     assert "denied" in as_user(ALICE, "mv", str(table), str(box.homes[ALICE])).stderr
     assert "denied" in as_user(BOB, "ls", str(box.world.gateway_socket_of(ALICE))).stderr
@@ -166,10 +176,20 @@ def test_what_is_served_is_told_to_its_owner_and_to_nobody_else(box: Served) -> 
 
 def test_an_answer_through_the_front_is_that_of_the_owners_gateway(box: Served) -> None:
     direct = box.world.gateway_socket_of(ALICE)
-    for more in ({"stream": True}, {"n": 2, "logprobs": 1, "seed": 3, "temperature": 1}, {"max_tokens": 99999}):
+    for more in (
+        {"stream": True},
+        {"n": 2, "logprobs": 1, "seed": 3, "temperature": 1},
+        {"max_tokens": 99999},
+    ):
         one, other = (box.post("of-alice", socket=socket, **more) for socket in (None, direct))
         assert one.status_code == other.status_code
-        for header in ("content-type", "x-lorad-version", "cache-control", "transfer-encoding", "content-length"):
+        for header in (
+            "content-type",
+            "x-lorad-version",
+            "cache-control",
+            "transfer-encoding",
+            "content-length",
+        ):
             assert one.headers.get(header) == other.headers.get(header)
         assert neutral(one.text) == neutral(other.text)
 
@@ -238,7 +258,8 @@ def test_a_link_in_place_of_the_socket_leads_the_front_nowhere(box: Served) -> N
     socket = box.world.gateway_socket_of(ALICE)
     aside = socket.with_name("aside")
     assert not as_user(ALICE, "mv", str(socket), str(aside)).stderr
-    as_user(ALICE, "ln", "-s", str(box.world.socket), str(socket))  # who answers there has the powers of the front
+    # who answers there has the powers of the front
+    as_user(ALICE, "ln", "-s", str(box.world.socket), str(socket))
     try:
         answer = box.post("of-alice")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2"), answer.text

@@ -1,4 +1,6 @@
-"""Clients that are processes of other users: `python -m tests.kit.callers UID` asks what it reads, one line each."""
+"""Clients that are processes of other users: `python -m tests.kit.callers UID` asks what it reads, one line
+each.
+"""
 
 from __future__ import annotations
 

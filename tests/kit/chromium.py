@@ -34,7 +34,10 @@ window.seen
     ? Array.from({length: seen.rows}, (_, y) => seen.buffer.active.getLine(y)?.translateToString(true) ?? "")
     : []
 """
-CELL = "(() => {const {left, top, width, height} = document.querySelector('.xterm-screen').getBoundingClientRect();"
+CELL = (
+    "(() => {const {left, top, width, height} = "
+    "document.querySelector('.xterm-screen').getBoundingClientRect();"
+)
 CELL += "return [left, top, width / seen.cols, height / seen.rows]})()"
 SECONDS = 30.0
 
@@ -53,7 +56,8 @@ class Tab:
     async def open(self, url: str) -> None:
         for domain in ("Page", "Runtime", "Network", "Log"):
             await self.call(f"{domain}.enable")
-        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # as if it were the window in front
+        # as if it were the window in front
+        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         await self.call("Page.addScriptToEvaluateOnNewDocument", source=PEEK)
         await self.call("Page.navigate", url=url)
 
@@ -107,7 +111,9 @@ class Tab:
             if true("\n".join(lines := await self.lines())):
                 return lines
             await asyncio.sleep(0.05)
-        raise AssertionError(f"not within {SECONDS:.0f} s: {what}\n" + "\n".join(lines) + f"\n{self.complaints}")
+        raise AssertionError(
+            f"not within {SECONDS:.0f} s: {what}\n" + "\n".join(lines) + f"\n{self.complaints}"
+        )
 
     async def press(self, key: str) -> None:
         """A character, or the name of a key: Enter, Escape."""
@@ -120,7 +126,12 @@ class Tab:
     async def click(self, column: int, row: int) -> None:
         """On a cell of the terminal."""
         left, top, width, height = await self.value(CELL)
-        at = {"x": left + (column + 0.5) * width, "y": top + (row + 0.5) * height, "button": "left", "clickCount": 1}
+        at = {
+            "x": left + (column + 0.5) * width,
+            "y": top + (row + 0.5) * height,
+            "button": "left",
+            "clickCount": 1,
+        }
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             await self.call("Input.dispatchMouseEvent", type=kind, **at)
 

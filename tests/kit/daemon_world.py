@@ -50,7 +50,13 @@ def open_context(home: Path, **config: Any) -> Context:
     device = Device("cpu", "a CPU", 1 << 30)
     store, journal = Store(world.database), DaemonJournal(world.journal)
     return Context(
-        world, Config(**config), store, journal, GpuState([device]), processes=Processes(COMMANDS), patience=QUICK
+        world,
+        Config(**config),
+        store,
+        journal,
+        GpuState([device]),
+        processes=Processes(COMMANDS),
+        patience=QUICK,
     )
 
 
@@ -83,9 +89,12 @@ def behave(home: Path, **behaviour: Any) -> None:
     (home / "behaviour.json").write_text(json.dumps(behaviour))
 
 
-def submit(ctx: Context, name: str, model: str = "/models/tiny", *, parameters: int = 1000, **sections: Any) -> None:
+def submit(
+    ctx: Context, name: str, model: str = "/models/tiny", *, parameters: int = 1000, **sections: Any
+) -> None:
     spec = convert(
-        {"name": name, "model": {"path": model}, "trainer": {"steps": 6}, "checkpoint": {"every": 2}} | sections
+        {"name": name, "model": {"path": model}, "trainer": {"steps": 6}, "checkpoint": {"every": 2}}
+        | sections
     )
     request = Request("/", "spec", [], model, "float32", parameters)
     create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"), warnings=[])
@@ -93,7 +102,9 @@ def submit(ctx: Context, name: str, model: str = "/models/tiny", *, parameters: 
 
 
 def finished(ctx: Context, name: str = "a", **sections: Any) -> RunRow:
-    """A run that is over after six steps, without any process: the versions 1001 to 1006, checkpoints at 2, 4, 6."""
+    """A run that is over after six steps, without any process: the versions 1001 to 1006, checkpoints at 2,
+    4, 6.
+    """
     submit(ctx, name, FACTS["model_path"], **sections)
     attempt = runs.begin_attempt(ctx.store, name, resumed_from=None)
     directory = attempt_dir(runs.get(ctx.store, name)).root

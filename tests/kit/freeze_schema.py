@@ -1,4 +1,5 @@
-"""Freeze the newest schema, with rows in every table, as tests/data/<migration>.db: once per release that changes it.
+"""Freeze the newest schema, with rows in every table, as tests/data/<migration>.db: once per release that
+changes it.
 
     python tests/kit/freeze_schema.py
 
@@ -37,7 +38,9 @@ def main() -> None:
 
 
 def fill(store: Store, journal: Path) -> None:
-    """A run that was forked, resumed, ended and is served, one of a sweep in the queue, a pool, a lease, an alias."""
+    """A run that was forked, resumed, ended and is served, one of a sweep in the queue, a pool, a lease, an
+    alias.
+    """
     new_run(store)
     runs.begin_attempt(store, "sorter", resumed_from=None)
     with JournalWriter(journal, "sorter", 1) as writer:

@@ -1,4 +1,6 @@
-"""A gateway in front of a real pool with two versions of a run, for a test file; an official client for each test."""
+"""A gateway in front of a real pool with two versions of a run, for a test file; an official client for each
+test.
+"""
 
 from __future__ import annotations
 

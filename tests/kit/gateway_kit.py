@@ -1,4 +1,6 @@
-"""A gateway in a thread of the test, in front of a pool whose table is written by hand, and clients of both kinds."""
+"""A gateway in a thread of the test, in front of a pool whose table is written by hand, and clients of both
+kinds.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def published(running: Running, root: Path, count: int = 2) -> list[Published]:
             learn(run, seed=number, lr=2e-2)
             version = publish(run, root, number)
             run.call(
-                "load_version", LoadVersion(version.version, str(directory_of(root, number)), version.sha256, True)
+                "load_version",
+                LoadVersion(version.version, str(directory_of(root, number)), version.sha256, True),
             )
             made.append(version)
     return made

@@ -1,5 +1,6 @@
-"""`python -m tests.kit.hostile_lorad COMMAND …`: lorad before a daemon whose every text is made to hurt a terminal.
-A COMMAND is one word of the shell, as in 'show sorter'; all of them are run, one after the other."""
+"""`python -m tests.kit.hostile_lorad COMMAND …`: lorad before a daemon whose every text is made to hurt a
+terminal. A COMMAND is one word of the shell, as in 'show sorter'; all of them are run, one after the
+other."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from lorad.errors import LoradError
 
 TITLE, BLINK, EIGHT_BIT, BACKWARDS = "\x1b]0;PWNED\x07", "\x1b[5;7mBLINK", "\x9b5mC1", "\u202eRTL"
 POISON = f"[bold red]x[/] {TITLE}{BLINK}{EIGHT_BIT}{BACKWARDS}\r\b"
-WORDS = ("state", "kind", "verdict", "level", "on", "reason", "phase", "attested", "version")  # others decide by them
+# others decide by them
+WORDS = ("state", "kind", "verdict", "level", "on", "reason", "phase", "attested", "version")
 one, stream = Transport.one, Transport.stream
 
 

@@ -24,7 +24,9 @@ from lorad.store.rows import RunRow
 
 
 def new_run(store: Store, name: str = "sorter", directory: str = "/runs/sorter") -> RunRow:
-    return runs.create(store, name=name, owner="ada", spec_json="{}", directory=directory, steps=10, priority=0)
+    return runs.create(
+        store, name=name, owner="ada", spec_json="{}", directory=directory, steps=10, priority=0
+    )
 
 
 def a_run(**fields: Any) -> RunRow:
@@ -56,7 +58,9 @@ def step(writer: JournalWriter, step: int, reward: float = 0.5) -> None:
 
 def version(writer: JournalWriter, step: int, number: int) -> None:
     path = f"versions/{number:06d}"
-    fact = VersionFact(number, f"{number:064x}", number - 1 or None, path, 8, 16.0, 100, "passed", "delivered")
+    fact = VersionFact(
+        number, f"{number:064x}", number - 1 or None, path, 8, 16.0, 100, "passed", "delivered"
+    )
     writer.append("version", step, fact)
 
 
@@ -74,7 +78,9 @@ def end(writer: JournalWriter, step: int, reason: str = "completed") -> None:
 
 
 def whole_run(path: Path, chance: random.Random, attempts: int = 3) -> None:
-    """A run of some attempts, each but the first resumed from a step that was reached, each but the last broken off."""
+    """A run of some attempts, each but the first resumed from a step that was reached, each but the last
+    broken off.
+    """
     reached = number = 0
     for attempt in range(1, attempts + 1):
         with JournalWriter(path, "sorter", attempt) as writer:
@@ -94,7 +100,17 @@ def whole_run(path: Path, chance: random.Random, attempts: int = 3) -> None:
 def index_of(store: Store, name: str = "sorter") -> dict[str, object]:
     """All that the journal of a run makes of the index, less the moments at which the daemon looked at it."""
     run = runs.get(store, name)
-    figures = ("step", "reward", "eval_first", "eval_last", "version", "attempt", "rates", "signals", "recent")
+    figures = (
+        "step",
+        "reward",
+        "eval_first",
+        "eval_last",
+        "version",
+        "attempt",
+        "rates",
+        "signals",
+        "recent",
+    )
     return {
         "run": {key: getattr(run, key) for key in figures},
         "steps": metrics.steps(store, name),
@@ -102,6 +118,8 @@ def index_of(store: Store, name: str = "sorter") -> dict[str, object]:
         "versions": versions.versions(store, name),
         "checkpoints": checkpoints.checkpoints(store, name),
         "attempts": runs.attempts(store, name),
-        "rows": [store.rows(f"SELECT * FROM {table} ORDER BY seq") for table in ("steps", "evals", "checkpoints")],
+        "rows": [
+            store.rows(f"SELECT * FROM {table} ORDER BY seq") for table in ("steps", "evals", "checkpoints")
+        ],
         "place": store.rows("SELECT * FROM journal_offsets"),
     }

@@ -1,7 +1,7 @@
 """`python -m tests.kit.passable COMMAND…`: a command that other users than root can run this Python in.
 
-Where the interpreter lies in a directory that is closed to others, as root's home, it is opened to them in a mount
-namespace of this process alone: nobody else sees it, and it is gone with the process.
+Where the interpreter lies in a directory that is closed to others, as root's home, it is opened to them in a
+mount namespace of this process alone: nobody else sees it, and it is gone with the process.
 """
 
 from __future__ import annotations

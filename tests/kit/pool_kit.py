@@ -19,7 +19,16 @@ from lorad.pool.host import opened
 from lorad.pool.serve.service import Service
 from lorad.pool.state import Pool
 from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
-from lorad.protocol.calls import ForwardBackward, Generate, Nothing, Open, OptimStep, Publish, Published, Stepped
+from lorad.protocol.calls import (
+    ForwardBackward,
+    Generate,
+    Nothing,
+    Open,
+    OptimStep,
+    Publish,
+    Published,
+    Stepped,
+)
 from lorad.protocol.connection import Connection
 from lorad.protocol.listener import listen
 from lorad.protocol.pool_setup import PoolSetup
@@ -32,7 +41,9 @@ DEADLINE = 60.0  # seconds that a test waits for anything
 
 
 def config_of(directory: Path, **changes: Any) -> PoolSetup:
-    plain = PoolSetup(pool="p", model="builtin:tiny", model_path=str(TINY), socket=str(directory / "pool.sock"))
+    plain = PoolSetup(
+        pool="p", model="builtin:tiny", model_path=str(TINY), socket=str(directory / "pool.sock")
+    )
     return msgspec.structs.replace(plain, **changes)
 
 
@@ -86,7 +97,11 @@ def until(condition: Callable[[], bool]) -> None:
 def prompts(count: int = 4, samples: int = 4, seed: int = 0) -> list[Prompt]:
     rng = np.random.default_rng(seed)
     return [
-        Prompt(str(i), rng.integers(4, 100, 6).astype(np.int32), rng.integers(0, 1 << 62, samples).astype(np.uint64))
+        Prompt(
+            str(i),
+            rng.integers(4, 100, 6).astype(np.int32),
+            rng.integers(0, 1 << 62, samples).astype(np.uint64),
+        )
         for i in range(count)
     ]
 
@@ -95,7 +110,10 @@ def batch(seed: int = 0, samples: int = 8) -> ForwardBackward:
     """Something to learn from; the same for the same seed."""
     rng = np.random.default_rng(seed)
     groups = [
-        (rng.integers(4, 100, 5).astype(np.int32), [rng.integers(4, 100, 10).astype(np.int32) for _ in range(4)])
+        (
+            rng.integers(4, 100, 5).astype(np.int32),
+            [rng.integers(4, 100, 10).astype(np.int32) for _ in range(4)],
+        )
         for _ in range(samples // 4)
     ]
     made = Batch.of(groups)

@@ -18,7 +18,8 @@ from fcntl import ioctl
 SECONDS = 60.0
 
 
-# The terminal becomes the command's own, so that Ctrl-C reaches it; a shell's background job has that ignored.
+# The terminal becomes the command's own, so that Ctrl-C reaches it; a shell's background job has that
+# ignored.
 BEGIN = """
 import fcntl, os, signal, sys, termios
 signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,6 @@
-"""A daemon that several users share, in this process, with the fakes of `daemon_fakes` as drivers and pools."""
+"""A daemon that several users share, in this process, with the fakes of `daemon_fakes` as
+drivers and pools.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,11 @@ async def shared(home: Path, **sharing: Any) -> AsyncIterator[Context]:
 def open_shared(home: Path, **sharing: Any) -> Context:
     world = Home(home)
     config = Config(sharing=Sharing(admins=[str(ADMIN)], **sharing))
-    device, store, journal = Device("cpu", "a CPU", 1 << 30), Store(world.database), DaemonJournal(world.journal)
+    device, store, journal = (
+        Device("cpu", "a CPU", 1 << 30),
+        Store(world.database),
+        DaemonJournal(world.journal),
+    )
     return Context(
         world,
         config,

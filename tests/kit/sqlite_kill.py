@@ -13,17 +13,22 @@ from typing import Any
 import pytest
 
 
-def killed_at_every_statement(work: Callable[[Path], object], directory: Path, most: int = 10**6) -> list[Path]:
-    """Runs `work(path)` in forked children, each with a path of its own: the n-th is killed before its n-th statement.
+def killed_at_every_statement(
+    work: Callable[[Path], object], directory: Path, most: int = 10**6
+) -> list[Path]:
+    """Runs `work(path)` in forked children, each with a path of its own: the n-th is killed before its n-th
+    statement.
 
-    The paths of those killed. The first child that ends by itself must have succeeded; or `most` children were killed.
+    The paths of those killed. The first child that ends by itself must have succeeded; or `most` children
+    were killed.
     """
     killed: list[Path] = []
     while len(killed) < most:
         path = directory / f"killed-at-{len(killed):04d}"
         path.mkdir()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # other tests leave threads; the child starts none
+            # other tests leave threads; the child starts none
+            warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
             _work_and_die(work, path, len(killed))

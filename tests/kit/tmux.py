@@ -28,7 +28,9 @@ class Terminal:
         self.tmux("start-server", ";", *quiet, *session)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.tmux("kill-server")
 
     def tmux(self, *words: str) -> str:

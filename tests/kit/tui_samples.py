@@ -15,8 +15,17 @@ Answer = Callable[[Json], list[Json]]
 
 def a_sample(number: int, index: int, step: int, **more: Any) -> Json:
     reward = (index + number + step) % 4 / 3
-    words = {"prompt": f"Sort these: {number} 3 2", "completion": f"made at {step}, sample {index}", "answer": "2 3"}
-    figures = {"reward": reward, "advantage": reward - 0.5, "tokens": [1] * (5 + index), "logprobs": [-0.5, -0.25]}
+    words = {
+        "prompt": f"Sort these: {number} 3 2",
+        "completion": f"made at {step}, sample {index}",
+        "answer": "2 3",
+    }
+    figures = {
+        "reward": reward,
+        "advantage": reward - 0.5,
+        "tokens": [1] * (5 + index),
+        "logprobs": [-0.5, -0.25],
+    }
     name = {"step": step, "version": f"a@{step - 1}", "prompt_id": f"p{number}", "index": index}
     return {**name, **words, **figures, "finish": "stop", "error": "", **more}
 
@@ -58,7 +67,13 @@ def a_world(steps: dict[int, list[Json]], **more: Any) -> World:
 
 def a_version(number: int, **more: Any) -> Json:
     parent = number - 1 if number else None
-    said = {"loaded": False, "pinned": False, "aliases": [], "attested": "passed", "attestation": "bit for bit"}
+    said = {
+        "loaded": False,
+        "pinned": False,
+        "aliases": [],
+        "attested": "passed",
+        "attestation": "bit for bit",
+    }
     files = {"sha256": f"{number:064x}", "path": f"/runs/a/versions/{number:06d}", "bytes": 65536}
     shape = {"rank": 16, "alpha": 32.0, "parent": parent, "created_at": time.time() - 3600}
     return {"run": "a", "version": number, "step": number, **files, **shape, **said, **more}

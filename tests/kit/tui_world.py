@@ -28,17 +28,27 @@ User = Pilot[None]
 T = TypeVar("T")
 GIB = 1 << 30
 POOL = {
-    "pool": "qwen-1", "state": "ready", "model": "Qwen/Qwen3-8B", "tenants": ["bold", "calm"],
+    "pool": "qwen-1",
+    "state": "ready",
+    "model": "Qwen/Qwen3-8B",
+    "tenants": ["bold", "calm"],
     "runs": [{"run": "bold", "phase": "train"}, {"run": "calm", "phase": "idle"}],
     "capacity": {"versions": 6, "max_versions": 8, "max_rank": 32},
-    "engine": {"name": "sglang"}, "trainer": {"name": "fsdp"},
-    "engine_tokens_per_second": 4211.0, "trainer_tokens_per_second": 9050.4,
-}  # fmt: skip
+    "engine": {"name": "sglang"},
+    "trainer": {"name": "fsdp"},
+    "engine_tokens_per_second": 4211.0,
+    "trainer_tokens_per_second": 9050.4,
+}
 DEVICE = {
-    "device": "cuda:0", "name": "H100", "memory_total": 80 * GIB, "memory_used": 71 * GIB, "utilization": 0.93,
-    "pool": "qwen-1", "lease": {"pool": "qwen-1", "user": "ann", "since": time.time() - 9000},
+    "device": "cuda:0",
+    "name": "H100",
+    "memory_total": 80 * GIB,
+    "memory_used": 71 * GIB,
+    "utilization": 0.93,
+    "pool": "qwen-1",
+    "lease": {"pool": "qwen-1", "user": "ann", "since": time.time() - 9000},
     "processes": [{"pid": 40122, "user": "carol", "name": "python", "memory": 38 * GIB, "ours": False}],
-}  # fmt: skip
+}
 
 
 def shaped(kind: type[T], row: Json) -> T:
@@ -47,14 +57,35 @@ def shaped(kind: type[T], row: Json) -> T:
 
 
 def a_run(name: str, **more: Any) -> Json:
-    figures = {"step": 3, "steps": 10, "reward": 0.5, "eval_first": 0.3, "eval_last": 0.6, "version": 3, "attempt": 1}
-    words = {"state": "running", "reason": None, "detail": "", "waiting": "", "owner": "ann", "pool": "tiny-1"}
+    figures = {
+        "step": 3,
+        "steps": 10,
+        "reward": 0.5,
+        "eval_first": 0.3,
+        "eval_last": 0.6,
+        "version": 3,
+        "attempt": 1,
+    }
+    words = {
+        "state": "running",
+        "reason": None,
+        "detail": "",
+        "waiting": "",
+        "owner": "ann",
+        "pool": "tiny-1",
+    }
     rates = {"tokens_per_second": 1000.0, "step_seconds": 1.0}
     return {"name": name, "created_at": time.time() - 600, "rates": rates, **figures, **words, **more}
 
 
 def a_step(number: int, reward: float) -> Json:
-    metrics = {"reward": reward, "seconds": 1.0, "seconds_sample": 0.5, "seconds_train": 0.4, "seconds_publish": 0.1}
+    metrics = {
+        "reward": reward,
+        "seconds": 1.0,
+        "seconds_sample": 0.5,
+        "seconds_train": 0.4,
+        "seconds_publish": 0.1,
+    }
     return {"step": number, "attempt": 1, "at": 1000.0 + number, "version": number, "metrics": metrics}
 
 
@@ -67,7 +98,8 @@ class World:
         self.log = ""
         self.alive = True
         self.asked: list[tuple[str, str]] = []
-        self.answers: dict[str, Any] = {}  # by path without /v1/ and query: what is said instead, or made by a callable
+        # by path without /v1/ and query: what is said instead, or made by a callable
+        self.answers: dict[str, Any] = {}
         self.bodies: list[tuple[str, Json]] = []  # of requests that change something: path and body
         self.told: list[Json] = []
         self.news = threading.Condition()
@@ -157,7 +189,9 @@ def an_event(id: int, run: str | None, kind: str = "eval", **data: Any) -> Json:
 
 
 def busy_world() -> World:
-    """A run whose KL ran away, one that is well, one that waits; a pool, a device with a stranger, two events."""
+    """A run whose KL ran away, one that is well, one that waits; a pool, a device with a stranger, two
+    events.
+    """
     signals = {"at": time.time(), "kl": 0.9}
     bold = a_run("bold", signals=signals, pool="qwen-1", base="Qwen/Qwen3-8B", recent=[0.1, None, 0.9])
     world = World(

@@ -53,7 +53,9 @@ class World:
             text=True,
             timeout=300,
         )
-        assert done.returncode == expect, f"lorad {arguments} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == expect, (
+            f"lorad {arguments} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     def json(self, *arguments: object, expect: int = 0) -> Any:
@@ -66,7 +68,10 @@ class World:
         return path
 
     def run(self, name: str, *overrides: str, text: str = SMALL, expect: int = 0) -> RunDetails:
-        """A run that is over: its JSON. By the command, which starts the daemon; by the client where one answers."""
+        """A run that is over: its JSON.
+
+        By the command, which starts the daemon; by the client where one answers.
+        """
         spec = self.spec(text, f"{name}.yaml")
         if expect or not answers(self.home.socket):
             answer = self.json("run", spec, *overrides, "--name", name, "--wait", expect=expect)

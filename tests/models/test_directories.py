@@ -45,14 +45,19 @@ def test_a_hub_id_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SpecError, match=r"no-such-org/no-such-model .*hub cache") as caught:
         resolve("no-such-org/no-such-model")
-    assert "local directory" in caught.value.hint and "hf download no-such-org/no-such-model" in caught.value.hint
+    assert (
+        "local directory" in caught.value.hint
+        and "hf download no-such-org/no-such-model" in caught.value.hint
+    )
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def make_cache(root: Path, monkeypatch: pytest.MonkeyPatch, **refs: str) -> Path:
-    """A snapshot of org/name as huggingface_hub lays it out: files are links to blobs, branches name a commit."""
+    """A snapshot of org/name as huggingface_hub lays it out: files are links to blobs, branches name a
+    commit.
+    """
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
     repo, blobs = root / "models--org--name", root / "models--org--name" / "blobs"
     snapshot = repo / "snapshots" / COMMIT

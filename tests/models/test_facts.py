@@ -26,7 +26,12 @@ def test_headers_say_of_a_known_family_what_its_configuration_does() -> None:
 def test_another_architecture_is_read_from_its_headers(nested: bool, tmp_path: Path) -> None:
     make_moe(tmp_path, nested=nested)
     found = read_facts(tmp_path)
-    assert (found.vocab, found.max_positions, found.dtype, found.cached) == (112, 2048, "bfloat16", 2 * 2 * 1 * 4)
+    assert (found.vocab, found.max_positions, found.dtype, found.cached) == (
+        112,
+        2048,
+        "bfloat16",
+        2 * 2 * 1 * 4,
+    )
     assert found.parameters == sum(tensor.size for tensor in tensors().values())
     assert found.bytes() == 2 * found.parameters
     assert found.linears["model.layers.1.self_attn.k_proj"] == (4, 8)
@@ -59,7 +64,9 @@ def test_quantized_weights_are_refused(tmp_path: Path) -> None:
         read_facts(tmp_path)
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 8, np.uint64(20).tobytes() + b"{}", np.uint64(1).tobytes() + b"1"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"\xff" * 8, np.uint64(20).tobytes() + b"{}", np.uint64(1).tobytes() + b"1"]
+)
 def test_a_damaged_file_is_named(damage: bytes, tmp_path: Path) -> None:
     make_moe(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(damage)

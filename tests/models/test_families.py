@@ -90,7 +90,9 @@ def test_decoding_with_the_cache_equals_the_full_forward(tmp_path: Path, family:
         hidden(base, ids[:, :50], torch.arange(50), PrefillAttention(cache))
         for now in (torch.tensor([50, 41]), torch.tensor([51, 42])):
             attention = DecodeAttention(cache, now, int(now.max()) + 1)
-            step = logits(base, hidden(base, ids[torch.arange(2), now][:, None], now[:, None], attention))[:, 0]
+            step = logits(base, hidden(base, ids[torch.arange(2), now][:, None], now[:, None], attention))[
+                :, 0
+            ]
             assert (step - full[torch.arange(2), now]).abs().max() < 1e-4
 
 
@@ -109,10 +111,13 @@ def test_optional_biases_are_added_where_transformers_adds_them(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rope", ["default", "llama3", "yarn"])
-def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(tmp_path: Path, family: str, rope: str) -> None:
-    """Both round at other places (fused matmuls, the order of sums), so neither is nearer to the other than both are
-    to float32 with the same weights: that distance, of transformers' own bfloat16, is the size of the noise. The factor
-    leaves room for the spread of one sample; a wrong bias, norm or frequency is an error many times as large.
+def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(
+    tmp_path: Path, family: str, rope: str
+) -> None:
+    """Both round at other places (fused matmuls, the order of sums), so neither is nearer to the other than
+    both are to float32 with the same weights: that distance, of transformers' own bfloat16, is the size of
+    the noise. The factor leaves room for the spread of one sample; a wrong bias, norm or frequency is an
+    error many times as large.
     """
     half = make_model(tmp_path, family, torch.bfloat16, rope_parameters=rope_of(rope))
     noisy, exact = of_transformers(half), of_transformers(half.float())
@@ -120,18 +125,24 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(tmp_path: Pa
     noise = (noisy - exact).square().mean().sqrt()
     assert (ours - exact).square().mean().sqrt() < 1.5 * noise
     assert torch.cosine_similarity(ours, exact, dim=-1).min() > 0.999
-    assert (lean(load(tmp_path), long_ids()) - exact).abs().max() < 1e-4  # and a bfloat16 checkpoint loads in float32
+    # and a bfloat16 checkpoint loads in float32
+    assert (lean(load(tmp_path), long_ids()) - exact).abs().max() < 1e-4
 
 
 def test_a_float16_checkpoint_loads_in_float32_and_bfloat16(tmp_path: Path) -> None:
     expected = of_transformers(make_model(tmp_path, "llama", torch.float16).float())
     assert (lean(load(tmp_path), long_ids()) - expected).abs().max() < 1e-4
-    assert torch.cosine_similarity(lean(load(tmp_path, torch.bfloat16), long_ids()).float(), expected, -1).min() > 0.999
+    assert (
+        torch.cosine_similarity(lean(load(tmp_path, torch.bfloat16), long_ids()).float(), expected, -1).min()
+        > 0.999
+    )
 
 
 def older(rope: dict[str, Any], **options: Any) -> dict[str, Any]:
     """The same as a config of transformers 4 says it."""
-    scaling = {"type" if key == "rope_type" else key: value for key, value in rope.items() if key != "rope_theta"}
+    scaling = {
+        "type" if key == "rope_type" else key: value for key, value in rope.items() if key != "rope_theta"
+    }
     return {"rope_parameters": None, "rope_theta": rope["rope_theta"], "rope_scaling": scaling} | options
 
 
@@ -229,12 +240,18 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_type": "longrope"}}, "rope type longrope"),
     ({"rope_scaling": {"type": "mrope", "mrope_section": [4, 4]}}, "rope type mrope"),
     ({"rope_parameters": {"rope_type": "linear"}}, "factor is None"),
-    ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1}}, "high_freq_factor is None"),
+    (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1}},
+        "high_freq_factor is None",
+    ),
     ({"rope_parameters": {"rope_type": "yarn", "factor": "4"}}, "factor is '4'"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
     ({"rope_parameters": {"full_attention": {}, "sliding_attention": {}}}, "differs by layer"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding"),
-    ({"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding"),
+    (
+        {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        "sliding",
+    ),
     ({"hidden_act": "gelu"}, "hidden_act gelu"),
     ({"num_key_value_heads": 3}, "3 kv heads"),
 ]
@@ -269,4 +286,6 @@ def test_a_sliding_window_that_no_layer_uses_changes_nothing(tmp_path: Path, cha
 def test_the_supported_architectures_are_listed_in_the_refusal() -> None:
     with pytest.raises(SpecError) as caught:
         parse_config({"architectures": ["GPT2LMHeadModel"]}, "config.json")
-    assert all(name in caught.value.hint for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"))
+    assert all(
+        name in caught.value.hint for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
+    )

@@ -96,7 +96,9 @@ def test_decoding_with_the_cache_equals_the_full_forward(tmp_path: Path) -> None
         for _ in range(2):
             now = torch.tensor(lengths)
             attention = DecodeAttention(cache, now, max(lengths) + 1)
-            step = logits(base, hidden(base, ids[torch.arange(3), now][:, None], now[:, None], attention))[:, 0]
+            step = logits(base, hidden(base, ids[torch.arange(3), now][:, None], now[:, None], attention))[
+                :, 0
+            ]
             assert (step - full[torch.arange(3), now]).abs().max() < 1e-4
             lengths = [length + 1 for length in lengths]
 
@@ -117,8 +119,12 @@ def peft_tensors(model: Any) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def with_peft(model: Qwen3ForCausalLM, targets: list[str], rank: int = 4, rslora: bool = False, seed: int = 3) -> Any:
-    wrapped = get_peft_model(model, LoraConfig(r=rank, lora_alpha=8, target_modules=targets, use_rslora=rslora))
+def with_peft(
+    model: Qwen3ForCausalLM, targets: list[str], rank: int = 4, rslora: bool = False, seed: int = 3
+) -> Any:
+    wrapped = get_peft_model(
+        model, LoraConfig(r=rank, lora_alpha=8, target_modules=targets, use_rslora=rslora)
+    )
     torch.manual_seed(seed)
     for name, parameter in wrapped.named_parameters():
         if ".lora_" in name:
@@ -128,7 +134,12 @@ def with_peft(model: Qwen3ForCausalLM, targets: list[str], rank: int = 4, rslora
 
 @pytest.mark.parametrize(
     ("targets", "rslora", "scale"),
-    [(ALL, False, 2.0), (["q_proj", "v_proj"], False, 2.0), (["up_proj", "k_proj"], False, 2.0), (ALL, True, 4.0)],
+    [
+        (ALL, False, 2.0),
+        (["q_proj", "v_proj"], False, 2.0),
+        (["up_proj", "k_proj"], False, 2.0),
+        (ALL, True, 4.0),
+    ],
     ids=["all-linear", "q-and-v", "up-and-k", "rslora"],
 )
 def test_frozen_lora_equals_peft(tmp_path: Path, targets: list[str], rslora: bool, scale: float) -> None:
@@ -146,7 +157,9 @@ def test_lora_on_an_untied_lm_head_equals_peft(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = wrapped(some_ids()).logits
     base = load_base(tmp_path, torch.float32, CPU)
-    assert (lean(base, some_ids(), FrozenLora(base, peft_tensors(wrapped), 2.0)) - expected).abs().max() < 1e-4
+    assert (
+        lean(base, some_ids(), FrozenLora(base, peft_tensors(wrapped), 2.0)) - expected
+    ).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("owner", [[0, 0, 1, 1, 2, 2], [2, 0, 1, 1, 2, 1]], ids=["even", "uneven"])
@@ -154,7 +167,10 @@ def test_mixed_adapters_in_one_batch_equal_each_alone(tmp_path: Path, owner: lis
     make_model(tmp_path)
     base = load_base(tmp_path, torch.float32, CPU)
     narrow = peft_tensors(with_peft(make_model(tmp_path), ["q_proj", "down_proj"], rank=2, seed=4))
-    loras = [FrozenLora(base, peft_tensors(with_peft(make_model(tmp_path), ALL)), 2.0), FrozenLora(base, narrow, 4.0)]
+    loras = [
+        FrozenLora(base, peft_tensors(with_peft(make_model(tmp_path), ALL)), 2.0),
+        FrozenLora(base, narrow, 4.0),
+    ]
     ids = some_ids(batch=6)
     alone = [lean(base, ids, lora) for lora in (*loras, None)]
     together = MixedLora(base, [*loras, None])

@@ -29,7 +29,9 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 def assert_backward(
     ours: Callable[..., Tensor], plain: Callable[..., Tensor], dtype: torch.dtype, *inputs: Tensor
 ) -> None:
-    """Values and gradients of `ours` in dtype against those of `plain` in fp32; nothing is computed without need."""
+    """Values and gradients of `ours` in dtype against those of `plain` in fp32; nothing is computed without
+    need.
+    """
     low, full = ([t.to(dtype).to(kind).requires_grad_() for t in inputs] for kind in (dtype, torch.float32))
     found, expected = ours(*low), plain(*full)
     grad = randn(*expected.shape, seed=9)
@@ -60,7 +62,11 @@ def test_swiglu(dtype: torch.dtype) -> None:
 def test_split_rotate(dtype: torch.dtype, normed: bool) -> None:
     angles = randn(5, 1, 4).repeat(1, 1, 2)
     sign = torch.tensor([-1.0] * 4 + [1.0] * 4)
-    cos, sin, weight = angles.cos().to(dtype), (angles.sin() * sign).to(dtype), (1 + randn(6, 8) / 4).to(dtype)
+    cos, sin, weight = (
+        angles.cos().to(dtype),
+        (angles.sin() * sign).to(dtype),
+        (1 + randn(6, 8) / 4).to(dtype),
+    )
 
     def ours(x: Tensor) -> Tensor:
         norm = QKNorm(weight, 1e-6) if normed else None
@@ -92,7 +98,9 @@ RUNS = Sequences(  # two prompts; samples of both, not in their order, and one w
 def sequence_by_sequence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Every sequence with its prompt before it, alone."""
     out = torch.zeros_like(q)
-    for start, length, owner in zip(RUNS.starts.tolist(), RUNS.lengths.tolist(), RUNS.owner.tolist(), strict=True):
+    for start, length, owner in zip(
+        RUNS.starts.tolist(), RUNS.lengths.tolist(), RUNS.owner.tolist(), strict=True
+    ):
         own = torch.arange(start, start + length)
         first = int(RUNS.starts[owner])
         seen = own if owner < 0 else torch.cat([torch.arange(first, first + int(RUNS.lengths[owner])), own])
@@ -110,7 +118,9 @@ def test_packed_attention_is_that_of_each_sequence_alone(
 ) -> None:
     monkeypatch.setattr(blocks, "LONG", long)
     attention = PackedAttention(Layout(bases[dtype], 30, RUNS))
-    assert {block.fused for block in attention.layout.blocks} == {256: {False}, 8: {False, True}, 0: {True}}[long]
+    assert {block.fused for block in attention.layout.blocks} == {256: {False}, 8: {False, True}, 0: {True}}[
+        long
+    ]
     inputs = randn(1, 30, 4, 16), randn(1, 30, 2, 16, seed=1), randn(1, 30, 2, 16, seed=2)
     assert_backward(lambda q, k, v: attention(0, q, k, v), sequence_by_sequence, dtype, *inputs)
 
@@ -122,7 +132,8 @@ def test_a_recomputed_layer_draws_the_same_twice_and_leaves_the_generator_as_onc
     def layer(x: Tensor) -> Tensor:
         return x * torch.empty_like(x).bernoulli_(0.5, generator=generator)
 
-    for run in (layer, lambda x: recomputed(layer, x, x, [generator])):  # two layers: the first is recomputed last
+    # two layers: the first is recomputed last
+    for run in (layer, lambda x: recomputed(layer, x, x, [generator])):
         generator.manual_seed(3)
         x = randn(40).requires_grad_()
         y = run(run(x))

@@ -24,7 +24,11 @@ PUBLISHED: dict[str, tuple[int, int, dict[str, Any]]] = {
     "qwen2.5-0.5b": (64, 32768, {"rope_theta": 1e6}),
     "qwen2.5-yarn": (128, 131072, rope_of("yarn", rope_theta=1e6, original_max_position_embeddings=32768)),
     "llama-3.1-8b": (128, 131072, rope_of("llama3", rope_theta=5e5, original_max_position_embeddings=8192)),
-    "llama-3.2-1b": (64, 131072, rope_of("llama3", factor=32.0, rope_theta=5e5, original_max_position_embeddings=8192)),
+    "llama-3.2-1b": (
+        64,
+        131072,
+        rope_of("llama3", factor=32.0, rope_theta=5e5, original_max_position_embeddings=8192),
+    ),
     "linear": (128, 16384, rope_of("linear")),
     "dynamic": (128, 4096, rope_of("dynamic")),
     **{

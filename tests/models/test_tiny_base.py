@@ -24,7 +24,9 @@ def test_the_base_solves_some_held_out_problems_but_far_from_all(task: str) -> N
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype="auto")
     problems = [problem(task, "test", 0, index) for index in range(128)]
-    prompts = tokenizer([p.prompt for p in problems], padding=True, return_tensors="pt", return_token_type_ids=False)
+    prompts = tokenizer(
+        [p.prompt for p in problems], padding=True, return_tensors="pt", return_token_type_ids=False
+    )
     output = model.generate(**prompts, do_sample=False, max_new_tokens=16)[:, prompts["input_ids"].shape[1] :]
     texts = tokenizer.batch_decode(output)
     solved = [text.startswith(p.answer + "<eos>") for text, p in zip(texts, problems, strict=True)]
@@ -69,7 +71,14 @@ def test_the_directory_is_small() -> None:
 
 def test_every_size_is_even_and_the_vocabulary_is_padded() -> None:
     config = json.loads((TINY / "config.json").read_text())
-    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    sizes = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+    )
     assert all(config[size] % 2 == 0 for size in sizes)
     assert config["vocab_size"] % 64 == 0
     assert config["max_position_embeddings"] >= 1024

@@ -11,7 +11,19 @@ from functools import partial
 import pytest
 
 from lorad.models.compute import Compute
-from lorad.models.turns import FIRST_SHARE, POOL, ROUND, WORK, Account, Caller, Party, Together, TurnLock, Turns, Work
+from lorad.models.turns import (
+    FIRST_SHARE,
+    POOL,
+    ROUND,
+    WORK,
+    Account,
+    Caller,
+    Party,
+    Together,
+    TurnLock,
+    Turns,
+    Work,
+)
 from lorad.pool.parties import Parties, weight_of
 from lorad.protocol.calls import Call
 
@@ -106,7 +118,8 @@ def test_several_that_work_together_pay_in_proportion() -> None:
     turns.put(Caller(one), Caller(one))
     turns.put(Caller(two), Caller(two))
     seen = taken(turns, {"one": ROUND, "two": ROUND}, 200)
-    assert seen["two"] == pytest.approx(200, abs=2)  # 3 s less 1 s is what the first one owes: 2 s are 200 turns
+    # 3 s less 1 s is what the first one owes: 2 s are 200 turns
+    assert seen["two"] == pytest.approx(200, abs=2)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -238,7 +251,10 @@ async def test_a_lock_is_passed_on_when_the_next_one_is_cancelled() -> None:
 def test_calls_of_no_run_are_those_that_are_served() -> None:
     parties = Parties()
     parties.joins("sorter", 3)
-    served, run = parties.caller(Call(1, "serve", None)), parties.caller(Call(2, "generate", None, run="sorter"))
+    served, run = (
+        parties.caller(Call(1, "serve", None)),
+        parties.caller(Call(2, "generate", None, run="sorter")),
+    )
     assert (served.party.goes_first, run.party.goes_first, run.party.weight) == (True, False, 8.0)
     parties.leaves("sorter")
     assert parties.of("sorter").weight == 1.0

@@ -59,7 +59,9 @@ def test_a_fault_in_what_is_served_is_found(fault: str, lr: float, tmp_path: Pat
 
 
 @pytest.mark.parametrize("lr", [1e-3, 1e-5])
-def test_a_stale_version_is_found_when_a_step_is_small_beside_all_before_it(lr: float, tmp_path: Path) -> None:
+def test_a_stale_version_is_found_when_a_step_is_small_beside_all_before_it(
+    lr: float, tmp_path: Path
+) -> None:
     expected = pytest.raises(AttestationFailed, match=r"sorter@24 .*like the previous version")
     with opened_pool(tmp_path, "ServesPreviousLate") as connection, expected:
         publish_until(connection, tmp_path, 24, lr)
@@ -78,7 +80,10 @@ def test_an_engine_that_got_other_bytes_is_found(tmp_path: Path) -> None:
 
 
 def test_an_engine_with_another_base_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(AttestationFailed, match="disagree about the base"), opened_pool(tmp_path, "AnotherBase"):
+    with (
+        pytest.raises(AttestationFailed, match="disagree about the base"),
+        opened_pool(tmp_path, "AnotherBase"),
+    ):
         pass
 
 

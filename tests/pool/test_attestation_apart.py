@@ -1,4 +1,6 @@
-"""Attestation where trainer and engine are apart or bfloat16: names, amplified copies, and when which is made."""
+"""Attestation where trainer and engine are apart or bfloat16: names, amplified copies, and when which is
+made.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from lorad.protocol.connection import Connection
 from tests.kit.fakes import faulty_engines
 from tests.kit.pool_kit import OPEN, Running, generate, learn, publish, running_pool
 
-LOADER_FAULTS = ("ServesBase", "ServesPrevious", "DoublesScale", "DropsTarget", "RollsA", "TransposesA", "ServesNaN")
+LOADER_FAULTS = (
+    "ServesBase",
+    "ServesPrevious",
+    "DoublesScale",
+    "DropsTarget",
+    "RollsA",
+    "TransposesA",
+    "ServesNaN",
+)
 WORDS = {
     ("ServesBase", 1): "like the base",
     ("ServesPrevious", 2): "amplified .* like the previous version",
@@ -29,7 +39,9 @@ BFLOAT16 = {"mode": "resident", "dtype": "bfloat16"}
 
 
 @contextmanager
-def opened(directory: Path, engine: str, every: int = 10, **changes: Any) -> Iterator[tuple[Running, Connection]]:
+def opened(
+    directory: Path, engine: str, every: int = 10, **changes: Any
+) -> Iterator[tuple[Running, Connection]]:
     """A run with an open slot in a pool of its own. every: amplified_every."""
     options = {**BFLOAT16, "engine_class": f"tests.kit.fakes.{engine}"} | changes
     with running_pool(directory, **options) as running, running.connect("sorter") as connection:
@@ -40,7 +52,9 @@ def opened(directory: Path, engine: str, every: int = 10, **changes: Any) -> Ite
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("pool")
-    with running_pool(directory, **BFLOAT16, engine_class="tests.kit.fakes.faulty_engines:Switched") as running:
+    with running_pool(
+        directory, **BFLOAT16, engine_class="tests.kit.fakes.faulty_engines:Switched"
+    ) as running:
         yield running
 
 
@@ -72,8 +86,13 @@ def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
-def publish_until(connection: Connection, directory: Path, last: int, lr: float = 1e-5) -> list[dict[str, float]]:
-    """Versions 0 to `last`, a step apart: the facts of their attestations, all of which pass. One more step is made."""
+def publish_until(
+    connection: Connection, directory: Path, last: int, lr: float = 1e-5
+) -> list[dict[str, float]]:
+    """Versions 0 to `last`, a step apart: the facts of their attestations, all of which pass.
+
+    One more step is made.
+    """
     facts = []
     for number in range(last + 1):
         attestation = publish(connection, directory, number).attestation
@@ -95,7 +114,9 @@ def test_a_fault_far_below_the_noise_is_found_by_the_very_publish(
     monkeypatch.setattr(faulty_engines.Faulty, "faulty_from", first + 1)
     run = opens(every)
     publish_until(run, tmp_path, first - 1)
-    with pytest.raises(AttestationFailed, match=f"@{first} failed its attestation.*{WORDS.get((fault, first), '')}"):
+    with pytest.raises(
+        AttestationFailed, match=f"@{first} failed its attestation.*{WORDS.get((fault, first), '')}"
+    ):
         publish(run, tmp_path, first)
     with pytest.raises(Conflict, match="not an attested version"):
         generate(run, f"{run.run}@{first}")
@@ -104,7 +125,9 @@ def test_a_fault_far_below_the_noise_is_found_by_the_very_publish(
 
 
 @pytest.mark.parametrize("fault", ["NameMeansBase", "NameMeansPrevious"], indirect=True)
-def test_a_name_that_leads_elsewhere_is_found_on_every_publish(fault: str, opens: Opens, tmp_path: Path) -> None:
+def test_a_name_that_leads_elsewhere_is_found_on_every_publish(
+    fault: str, opens: Opens, tmp_path: Path
+) -> None:
     run = opens(0)
     publish_until(run, tmp_path, 1)
     with pytest.raises(AttestationFailed, match=r"@2 .* does not answer to its name as to a fresh copy"):
@@ -194,7 +217,9 @@ def test_an_engine_without_room_for_a_copy_is_told(tmp_path: Path) -> None:
         assert told.value.hint == "Unpin one, or let a run keep fewer. Loaded: other@0, sorter@0, sorter@1."
 
 
-@pytest.mark.parametrize(("changes", "copies"), [({"mode": "fused", "dtype": "float32"}, 0), ({"mode": "fused"}, 4)])
+@pytest.mark.parametrize(
+    ("changes", "copies"), [({"mode": "fused", "dtype": "float32"}, 0), ({"mode": "fused"}, 4)]
+)
 def test_copies_are_made_where_the_direct_comparison_is_blind(
     changes: dict[str, Any], copies: int, tmp_path: Path
 ) -> None:

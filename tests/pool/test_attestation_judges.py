@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from lorad.pool.attest.amplified import LEAST_NATS, MOST_NATS, Amplified, Prediction, amplification, judge_amplified
+from lorad.pool.attest.amplified import (
+    LEAST_NATS,
+    MOST_NATS,
+    Amplified,
+    Prediction,
+    amplification,
+    judge_amplified,
+)
 from lorad.pool.attest.by_name import Others, judge_bits, judge_within
 from lorad.pool.attest.canaries import Canaries
 from lorad.pool.attest.direct import BFLOAT16, FLOAT32
@@ -108,7 +115,9 @@ def test_a_name_has_to_answer_bit_for_bit_like_its_copy() -> None:
     assert judge_bits([name, name], [name, others.base], others).verdict == "failed"
 
 
-@pytest.mark.parametrize(("others", "like"), [(Others(BASE), "the base"), (Others(CHANGE, BASE), "the previous")])
+@pytest.mark.parametrize(
+    ("others", "like"), [(Others(BASE), "the base"), (Others(CHANGE, BASE), "the previous")]
+)
 def test_a_name_and_a_copy_that_are_something_else_prove_nothing(others: Others, like: str) -> None:
     for found in (judge_bits([BASE], [BASE], others), judge_within([BASE], [BASE + NOISE], others, SIGMA)):
         assert found.verdict == "inconclusive" and like in found.detail

@@ -31,7 +31,9 @@ def test_the_cache_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert room(monkeypatch, 4 * CPU_CACHE) == pytest.approx(3 * CPU_CACHE, abs=MARGIN)
 
 
-def test_a_machine_that_is_smaller_than_the_cache_has_room_for_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_smaller_than_the_cache_has_room_for_adapters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert room(monkeypatch, CPU_CACHE // 2) == pytest.approx(CPU_CACHE // 2 // ADAPTERS, abs=MARGIN)
 
 

@@ -81,7 +81,9 @@ def test_a_repeated_call_gets_the_recorded_reply_and_does_nothing(running: Runni
 
 
 @pytest.mark.parametrize("once_begun", [True, False])
-def test_a_call_cut_off_and_repeated_gives_its_gradients_once(running: Running, run: str, once_begun: bool) -> None:
+def test_a_call_cut_off_and_repeated_gives_its_gradients_once(
+    running: Running, run: str, once_begun: bool
+) -> None:
     call = Call(0, "forward_backward", batch(seed=3, samples=64), run, 1, 2)
     with opened(running, run) as connection:
         for _ in range(2):
@@ -104,7 +106,10 @@ def test_an_error_is_recorded_as_well(running: Running, run: str) -> None:
 
 
 def test_a_sequence_number_belongs_to_one_verb(running: Running, run: str) -> None:
-    with opened(running, run), pytest.raises(Conflict, match=r"call 1 of .* was open, now it is discard_grads"):
+    with (
+        opened(running, run),
+        pytest.raises(Conflict, match=r"call 1 of .* was open, now it is discard_grads"),
+    ):
         repeated(running, Call(0, "discard_grads", Nothing(), run, 1, 1))
 
 
@@ -144,7 +149,9 @@ def test_a_slot_is_opened_once_in_an_attempt(running: Running, run: str) -> None
         connection.call("open", OPEN)
 
 
-def test_a_newer_attempt_finds_no_gradients_and_no_versions(running: Running, run: str, tmp_path: Path) -> None:
+def test_a_newer_attempt_finds_no_gradients_and_no_versions(
+    running: Running, run: str, tmp_path: Path
+) -> None:
     expected = norm_of(running, run + "-alone", 1)
     with opened(running, run) as old:
         publish(old, tmp_path, 0)

@@ -1,4 +1,6 @@
-"""Gradients of several runs that are asked for at once are made in the same passes, and reported to each alone."""
+"""Gradients of several runs that are asked for at once are made in the same passes, and reported to each
+alone.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Watched(Joint):
         return some
 
 
-async def test_gradients_that_are_asked_for_at_once_are_made_together_as_if_alone(trainer: BuiltinTrainer) -> None:
+async def test_gradients_that_are_asked_for_at_once_are_made_together_as_if_alone(
+    trainer: BuiltinTrainer,
+) -> None:
     joint = Watched(trainer)
     found = await asyncio.gather(*(joint.forward_backward(work_of(slot, ord(slot))) for slot in "abc"))
     grads = {slot: trainer._slots[slot].grads.clone() for slot in "abc"}
@@ -83,7 +87,9 @@ async def test_a_caller_that_gives_up_while_it_waits_holds_up_nobody(trainer: Bu
         await tasks[0]
 
 
-async def test_large_batches_go_by_themselves(trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_batches_go_by_themselves(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lorad.pool.joint.MOST_TOKENS", 250)  # a batch has 120
     joint = Watched(trainer)
     await asyncio.gather(*(joint.forward_backward(work_of(slot, 0)) for slot in "abc"))

@@ -37,7 +37,11 @@ from tests.kit.pool_kit import (
 )
 
 SLEEPS = "tests.kit.fakes.sleeping_engines:Sleeps"
-ALONE = {"mode": "timesliced", "engine_class": SLEEPS, "trainer_class": "tests.kit.fakes.sleeping_engines:TrainsAlone"}
+ALONE = {
+    "mode": "timesliced",
+    "engine_class": SLEEPS,
+    "trainer_class": "tests.kit.fakes.sleeping_engines:TrainsAlone",
+}
 
 
 @pytest.fixture
@@ -57,7 +61,9 @@ def changes() -> list[str]:
     return Sleeps.newest.changes
 
 
-def test_the_engine_sleeps_while_the_trainer_trains_and_at_no_other_time(run: Connection, tmp_path: Path) -> None:
+def test_the_engine_sleeps_while_the_trainer_trains_and_at_no_other_time(
+    run: Connection, tmp_path: Path
+) -> None:
     for number in range(3):
         publish(run, tmp_path, number)
         assert texts(generate(run, f"sorter@{number}"))
@@ -72,7 +78,9 @@ def test_verbs_of_the_same_kind_change_nothing(run: Connection) -> None:
     assert changes() == ["sleep"] and run.call("status", Nothing()).engine.asleep
 
 
-def test_a_run_that_opens_wakes_the_engine_for_canaries_that_are_not_there_yet(run: Connection, pool: Running) -> None:
+def test_a_run_that_opens_wakes_the_engine_for_canaries_that_are_not_there_yet(
+    run: Connection, pool: Running
+) -> None:
     learn(run)
     with pool.connect("same") as same, pool.connect("other") as other:
         same.call("open", OPEN)
@@ -157,7 +165,9 @@ class Work:
 
     def __init__(self, phases: Phases, kind: str, run: str = "a") -> None:
         self.is_in, self._may_end = False, asyncio.Event()
-        self.task = asyncio.create_task(self._hold(phases.training(run) if kind == "training" else phases.serving(run)))
+        self.task = asyncio.create_task(
+            self._hold(phases.training(run) if kind == "training" else phases.serving(run))
+        )
 
     async def _hold(self, phase: contextlib.AbstractAsyncContextManager[None]) -> None:
         async with phase:
@@ -188,7 +198,9 @@ async def test_who_comes_while_a_trainer_waits_is_served_after_it(engine: Sleeps
     assert engine.changes == ["sleep", "wake"]
 
 
-async def test_a_run_that_goes_on_training_is_not_interrupted(engine: Sleeps, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_goes_on_training_is_not_interrupted(
+    engine: Sleeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(phases, "LINGER", 1e6)
     shared = Phases(engine, is_timesliced=True)
     await Work(shared, "training", "a").end()
@@ -205,7 +217,9 @@ async def test_a_run_that_samples_ahead_is_not_interrupted_by_its_own_stream(
 ) -> None:
     monkeypatch.setattr(phases, "LINGER", 1e6)
     shared = Phases(engine, is_timesliced=True)
-    ahead = cast("AsyncGenerator[Chunk, None]", engine.generate("ahead", "base", prompts(), Sampling(max_new_tokens=2)))
+    ahead = cast(
+        "AsyncGenerator[Chunk, None]", engine.generate("ahead", "base", prompts(), Sampling(max_new_tokens=2))
+    )
     await Work(shared, "training", "a").end()
     sampling = asyncio.create_task(anext(shared.stream("a", ahead)))
     await settled()

@@ -54,7 +54,9 @@ def test_a_published_version_is_attested_served_and_written(run: Connection, tmp
     publish(run, tmp_path, 0)
     learn(run)
     published = publish(run, tmp_path, 1)
-    assert published.attestation.verdict == "passed" and published.seconds > 0 and published.attest_seconds > 0
+    assert (
+        published.attestation.verdict == "passed" and published.seconds > 0 and published.attest_seconds > 0
+    )
     assert {chunk.version for chunk in generate(run, published.version)} == {f"{run.run}@1"}
     checkpoint(run, tmp_path / "checkpoint")
     for number in (0, 1):
@@ -107,7 +109,10 @@ def test_an_adapter_that_is_not_finite_changes_nothing(run: Connection, tmp_path
 def test_thousands_of_prompts_travel_in_one_call(run: Connection) -> None:
     many = Generate("base", prompts(3000, samples=1), Sampling(max_new_tokens=1))
     *items, done = run.stream("generate", many)
-    assert done.samples == 3000 and len({chunk.prompt for item in items for chunk in item.split(many.prompts)}) == 3000
+    assert (
+        done.samples == 3000
+        and len({chunk.prompt for item in items for chunk in item.split(many.prompts)}) == 3000
+    )
 
 
 def test_version_numbers_only_grow(run: Connection, tmp_path: Path) -> None:
@@ -127,7 +132,9 @@ def test_a_later_attempt_may_publish_a_number_again_that_the_engine_has_seen(
         assert {chunk.version for chunk in generate(later, published.version)} == {f"{run.run}@0"}
 
 
-def test_a_disk_that_does_not_take_a_version_is_told_at_the_next_call(run: Connection, tmp_path: Path) -> None:
+def test_a_disk_that_does_not_take_a_version_is_told_at_the_next_call(
+    run: Connection, tmp_path: Path
+) -> None:
     (tmp_path / run.run).write_text("a file where a directory is wanted")
     publish(run, tmp_path, 0)
     (tmp_path / "checkpoint").mkdir()
@@ -147,13 +154,17 @@ def test_closing_waits_for_every_version_that_is_being_written(tmp_path: Path) -
     }
     files = VersionFiles("builtin:tiny")
     for number in range(20):
-        files.write("sorter", Adapter(AdapterConfig(4, 8.0, MODULES[:1]), tensors), tmp_path / str(number), {})
+        files.write(
+            "sorter", Adapter(AdapterConfig(4, 8.0, MODULES[:1]), tensors), tmp_path / str(number), {}
+        )
     files.close()
     for number in range(20):
         verify(tmp_path / str(number))
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told_and_the_run_goes_on(run: Connection, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_is_told_and_the_run_goes_on(
+    run: Connection, tmp_path: Path
+) -> None:
     with pytest.raises(StorageError, match="could not be written"):
         run.call("save", Save(str(tmp_path / "nowhere")))
     assert learn(run).applied
@@ -170,7 +181,9 @@ def test_resume_continues_bit_for_bit(run: Connection, running: Running, tmp_pat
         assert publish(resumed, tmp_path, 1).sha256 == expected
 
 
-def test_a_damaged_checkpoint_is_refused_and_leaves_no_slot(run: Connection, running: Running, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_and_leaves_no_slot(
+    run: Connection, running: Running, tmp_path: Path
+) -> None:
     saved = checkpoint(run, tmp_path / "checkpoint")
     moments = (saved / "optimizer.safetensors").read_bytes()
     (saved / "optimizer.safetensors").write_bytes(moments[:-1] + b"!")  # still a file that could be loaded
@@ -251,6 +264,8 @@ def test_tokens_outside_the_vocabulary_never_reach_the_device(run: Connection) -
 
 def test_samples_that_nobody_streams_come_in_one_piece(run: Connection) -> None:
     streamed = Sampling(max_new_tokens=8)
-    *items, done = run.stream("generate", Generate("base", prompts(), msgspec.structs.replace(streamed, stream=False)))
+    *items, done = run.stream(
+        "generate", Generate("base", prompts(), msgspec.structs.replace(streamed, stream=False))
+    )
     assert len(items) == 1 and done.samples == 16
     assert texts(list(items[0].split(prompts()))) == texts(generate(run, "base"))

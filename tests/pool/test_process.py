@@ -57,7 +57,9 @@ def can_connect(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def test_sigterm_writes_what_is_pending_and_leaves_no_socket(start: Start, home: Path, tmp_path: Path) -> None:
+def test_sigterm_writes_what_is_pending_and_leaves_no_socket(
+    start: Start, home: Path, tmp_path: Path
+) -> None:
     process = start(threads=1)
     with connected(home, process, "sorter") as connection:
         info: PoolInfo = connection.call("hello", Nothing())

@@ -126,7 +126,9 @@ def test_a_version_that_servers_differ_about_is_not_served(tmp_path: Path) -> No
         version = publish(connection, tmp_path, 1)
     loads = LoadVersion("sorter@1", str(tmp_path / "sorter" / "versions" / "000001"), version.sha256)
     with opened(tmp_path / "second", "SecondServerLags", mode="resident") as connection:
-        with pytest.raises(AttestationFailed, match=r"sorter@1 failed its attestation: .* \(1 of 2 servers\)"):
+        with pytest.raises(
+            AttestationFailed, match=r"sorter@1 failed its attestation: .* \(1 of 2 servers\)"
+        ):
             connection.call("load_version", loads)
         assert connection.call("status", Nothing()).loaded == []
 
@@ -140,7 +142,9 @@ def test_an_engine_that_dies_says_why_to_all_who_ask(tmp_path: Path) -> None:
                 ask()
             assert lost.value.hint == "Resume the run."
         status: PoolStatus = connection.call("status", Nothing())
-        assert status.engine is not None and not status.engine.alive and "out of memory" in status.engine.detail
+        assert (
+            status.engine is not None and not status.engine.alive and "out of memory" in status.engine.detail
+        )
         assert status.loaded == ["sorter@0", "sorter@1"]
 
 
@@ -152,7 +156,8 @@ def test_pools_tell_how_their_engine_is(tmp_path: Path) -> None:
     view = engine_view("builtin", status)
     assert (view.alive, view.asleep, view.slots_used, view.slots) == (True, True, 1, 64)
     row = engine_row(
-        shapes.Pool("p", mode="timesliced", engine_tokens_per_second=7.2), msgspec.structs.replace(view, waiting=3)
+        shapes.Pool("p", mode="timesliced", engine_tokens_per_second=7.2),
+        msgspec.structs.replace(view, waiting=3),
     )
     assert row == ("p", "builtin", "timesliced", "asleep", "0+3", "1/64", "", "7")
     assert msgspec.to_builtins(engine_view("builtin", None)) == {"name": "builtin"}
@@ -173,16 +178,27 @@ def test_servers_are_told_what_the_pool_is_and_log_into_its_present_life(tmp_pat
         (tmp_path / "attempts" / life).mkdir(parents=True)
     with running_pool(tmp_path, **SERVER, mode="timesliced") as running:
         engine = running.pool.engine
-        assert isinstance(engine, Served) and engine.told["shapes"] == SHAPES and engine.told["setup"] == SETUP
+        assert (
+            isinstance(engine, Served) and engine.told["shapes"] == SHAPES and engine.told["setup"] == SETUP
+        )
         told = engine.told["settings"]
-        assert (told.model, told.dtype, told.device, told.threads, told.sleep) == (TINY, "float32", "cpu", 1, True)
+        assert (told.model, told.dtype, told.device, told.threads, told.sleep) == (
+            TINY,
+            "float32",
+            "cpu",
+            1,
+            True,
+        )
         assert (engine.told["work"], engine.told["logs"]) == (tmp_path, tmp_path / "attempts" / "0002")
         assert running.pool.info.versions["sglang"] == "0.5.23"
     assert Served.left == 0
 
 
 def test_a_pool_beside_its_servers_trains_and_samples(tmp_path: Path) -> None:
-    with running_pool(tmp_path, **SERVER, mode="resident") as running, running.connect("sorter") as connection:
+    with (
+        running_pool(tmp_path, **SERVER, mode="resident") as running,
+        running.connect("sorter") as connection,
+    ):
         connection.call("open", OPEN)
         learn(connection)
         published = publish(connection, tmp_path, 0)

@@ -56,7 +56,9 @@ def test_a_version_that_is_not_loaded_is_not_served(running: Running) -> None:
         generate(server, "nobody@3", verb="serve")
 
 
-def test_files_that_are_not_the_version_are_not_loaded(run: Connection, running: Running, tmp_path: Path) -> None:
+def test_files_that_are_not_the_version_are_not_loaded(
+    run: Connection, running: Running, tmp_path: Path
+) -> None:
     published = publish(run, tmp_path, 0)
     run.call("close", Nothing())
     wrong = msgspec.structs.replace(published, sha256="0" * 64)
@@ -64,7 +66,9 @@ def test_files_that_are_not_the_version_are_not_loaded(run: Connection, running:
         load(server, wrong, directory_of(tmp_path, run, 0))
 
 
-def test_served_versions_that_nobody_uses_are_bounded(run: Connection, running: Running, tmp_path: Path) -> None:
+def test_served_versions_that_nobody_uses_are_bounded(
+    run: Connection, running: Running, tmp_path: Path
+) -> None:
     versions = [publish(run, tmp_path, number) for number in range(SPARE + 2)]
     run.call("close", Nothing())
     with running.connect() as server:

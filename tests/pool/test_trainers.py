@@ -1,4 +1,6 @@
-"""A pool whose trainer is made of processes of its own: how it is started, when its base is there, how it ends."""
+"""A pool whose trainer is made of processes of its own: how it is started, when its base is there, how it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,10 @@ class FailsLate(Served):
 
 def test_ranks_are_not_one_process_with_the_engine(tmp_path: Path) -> None:
     fused = apart(mode="fused", server=None, engine_class=None)
-    with pytest.raises(SpecError, match="fused, but fsdp is a process of its own"), running_pool(tmp_path, **fused):
+    with (
+        pytest.raises(SpecError, match="fused, but fsdp is a process of its own"),
+        running_pool(tmp_path, **fused),
+    ):
         pass
     assert Lodges.left == 0
 

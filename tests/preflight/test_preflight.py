@@ -81,7 +81,9 @@ def test_the_default_spec_is_fit_to_run(tmp_path: Path) -> None:
         ({"reward": "nowhere.py:f"}, "reward: there is no file"),
     ],
 )
-def test_what_is_not_there_or_does_not_fit_is_refused(spec: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_is_not_there_or_does_not_fit_is_refused(
+    spec: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     assert says in refusal(tmp_path, spec)
 
 
@@ -96,7 +98,10 @@ def test_prompts_are_as_long_as_the_model_has_room_for_unless_told_otherwise(tmp
     (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
     rows = [json.dumps({"prompt": "1" * length, "answer": "1"}) + "\n" for length in (40, 55)]
     (tmp_path / "rows.jsonl").write_text("".join(rows))
-    spec: dict[str, Any] = {"model": {"path": "short"}, "data": {"train": "rows.jsonl", "chat_template": "never"}}
+    spec: dict[str, Any] = {
+        "model": {"path": "short"},
+        "data": {"train": "rows.jsonl", "chat_template": "never"},
+    }
     assert check(tmp_path, spec).dropped == 1  # of 64 positions, 16 are for the completion
     with pytest.raises(SpecError, match=r"rollout\.max_new_tokens: 64 leaves no room for a prompt"):
         check(tmp_path, spec | {"rollout": {"max_new_tokens": 64}})
@@ -121,7 +126,9 @@ def test_a_fitting_adapter_to_start_from_is_accepted(tmp_path: Path) -> None:
         ({"modules": "*.layers.0.*"}, "14 modules differ"),
     ],
 )
-def test_an_adapter_that_contradicts_the_spec_is_refused(adapter: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_an_adapter_that_contradicts_the_spec_is_refused(
+    adapter: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     an_adapter(tmp_path / "a", **adapter)
     assert says in refusal(tmp_path, {"lora": {"adapter_path": "a"}})
 
@@ -134,7 +141,11 @@ def test_too_little_memory_is_told_in_numbers(tmp_path: Path) -> None:
 
 
 def test_a_control_group_limits_what_is_available(tmp_path: Path) -> None:
-    for name, text in {"max": "5000000", "current": "4000000", "stat": "anon 1\ninactive_file 200000\n"}.items():
+    for name, text in {
+        "max": "5000000",
+        "current": "4000000",
+        "stat": "anon 1\ninactive_file 200000\n",
+    }.items():
         (tmp_path / f"memory.{name}").write_text(text)
     assert available_memory(tmp_path) == 1_200_000
     (tmp_path / "memory.max").write_text("max\n")
@@ -161,7 +172,8 @@ def test_a_reward_that_asks_for_what_the_data_lack_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("lora", "says"), [({"init": "zero"}, "never learn"), ({"target_modules": "linear_qkv"}, "attention alone")]
+    ("lora", "says"),
+    [({"init": "zero"}, "never learn"), ({"target_modules": "linear_qkv"}, "attention alone")],
 )
 def test_what_is_probably_not_meant_is_warned_of(lora: dict[str, Any], says: str, tmp_path: Path) -> None:
     (warning,) = check(tmp_path, {"lora": lora}).warnings
@@ -260,7 +272,9 @@ def test_a_reward_module_cannot_answer_for_the_check(tmp_path: Path) -> None:
     assert answer(done.stdout, done.stderr).model_path == str(TINY) and b'"many"' not in done.stdout
 
 
-@pytest.mark.parametrize("facts", [{"model_path": 3}, {"parameters": "many"}, {"parameters": -1}, [1], {"warnings": 7}])
+@pytest.mark.parametrize(
+    "facts", [{"model_path": 3}, {"parameters": "many"}, {"parameters": -1}, [1], {"warnings": 7}]
+)
 def test_facts_of_wrong_types_are_refused(facts: Any) -> None:
     with pytest.raises(SpecError, match="fell over"):
         answer(json.dumps({"facts": facts}).encode(), b"")

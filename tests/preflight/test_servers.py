@@ -29,15 +29,22 @@ BACKENDS = sorted(SERVERS)
 
 @pytest.fixture
 def install(tmp_path: Path, home: Path) -> Any:
-    """`install(backend, version)`: an interpreter, named in config.yaml, that finds metadata of the server."""
+    """`install(backend, version)`: an interpreter, named in config.yaml,
+    that finds metadata of the server.
+    """
 
     def install(backend: str, version: str = "", *, distribution: str = "") -> Path:
         site, python = tmp_path / f"{backend}-site", tmp_path / f"{backend}-python"
         name = distribution or backend
         about = site / f"{name.replace('-', '_')}-{version}.dist-info"
         about.mkdir(parents=True)
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or TRIED[backend]}\n")
-        started = f"import sys; sys.path.insert(0, {str(site)!r}); code = sys.argv[3]; sys.argv[1:4] = []; exec(code)"
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or TRIED[backend]}\n"
+        )
+        started = (
+            f"import sys; sys.path.insert(0, {str(site)!r}); code = sys.argv[3]; sys.argv[1:4] = []; "
+            "exec(code)"
+        )
         code = f'exec {sys.executable} -I -c "{started}" "$@"'
         python.write_text(f"#!/bin/sh\n{code}\n")
         python.chmod(0o755)
@@ -68,9 +75,15 @@ def refusal(cwd: Path, rollout: dict[str, Any], **others: Any) -> SpecError:
         ({"admin_key_file": "k"}, "rollout.admin_key_file: the builtin"),
         ({"backend": "sglang", "tp": 2}, "rollout.tp: 2 devices for one server, but this machine has no GPU"),
         ({"backend": "vllm", "key_file": "k"}, "rollout.key_file: keys are of servers that you run"),
-        ({"backend": "vllm", "url": "http://h:1", "servers": 2}, "rollout.servers: this is for servers that lorad"),
+        (
+            {"backend": "vllm", "url": "http://h:1", "servers": 2},
+            "rollout.servers: this is for servers that lorad",
+        ),
         ({"backend": "vllm", "url": "http://h:1", "tp": 2}, "rollout.tp: this is for servers that lorad"),
-        ({"backend": "vllm", "url": "http://h:1", "engine_args": {"a": 1}}, "rollout.engine_args: this is for"),
+        (
+            {"backend": "vllm", "url": "http://h:1", "engine_args": {"a": 1}},
+            "rollout.engine_args: this is for",
+        ),
         ({"backend": "vllm", "url": "localhost:1"}, "rollout.url: 'localhost:1' is no address"),
         ({"backend": "vllm", "url": "http://h:99999"}, "is no address"),
         ({"backend": "vllm", "url": "http://h:1/v1"}, "has more after the port"),
@@ -79,7 +92,9 @@ def refusal(cwd: Path, rollout: dict[str, Any], **others: Any) -> SpecError:
         ({"backend": "sglang", "engine_args": {"uds": "/s"}}, "config.yaml names no python for sglang"),
     ],
 )
-def test_keys_that_do_not_fit_the_backend_are_refused(rollout: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_keys_that_do_not_fit_the_backend_are_refused(
+    rollout: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     assert says in str(refusal(tmp_path, rollout))
 
 
@@ -97,7 +112,9 @@ def test_a_pool_mode_of_other_backends_is_refused(backend: str, mode: str, says:
 
 def test_a_server_of_the_users_is_never_put_to_sleep(tmp_path: Path) -> None:
     rollout = {"backend": "sglang", "url": "http://localhost:1"}
-    assert "put to sleep a server that you run" in str(refusal(tmp_path, rollout, pool={"mode": "timesliced"}))
+    assert "put to sleep a server that you run" in str(
+        refusal(tmp_path, rollout, pool={"mode": "timesliced"})
+    )
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path) -> None:
@@ -149,7 +166,10 @@ def test_a_file_that_is_no_python_is_told(tmp_path: Path) -> None:
 
 
 def test_a_cpu_build_under_another_name_counts(install: Any) -> None:
-    assert installed_version("vllm", install("vllm", "0.32.0", distribution=DISTRIBUTIONS["vllm"][1])) == "0.32.0"
+    assert (
+        installed_version("vllm", install("vllm", "0.32.0", distribution=DISTRIBUTIONS["vllm"][1]))
+        == "0.32.0"
+    )
 
 
 def test_install_lines_are_for_the_device(tmp_path: Path) -> None:
@@ -171,7 +191,9 @@ def test_who_has_no_source_tree_is_told_commands_without_its_files(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_flags_that_lorad_sets_are_refused_however_they_are_written(backend: str, install: Any, tmp_path: Path) -> None:
+def test_flags_that_lorad_sets_are_refused_however_they_are_written(
+    backend: str, install: Any, tmp_path: Path
+) -> None:
     install(backend)
     for flag in ("max-lora-rank", "--max_lora_rank", "max-lora-ra", "host"):
         said = refusal(tmp_path, {"backend": backend, "engine_args": {flag: "secret"}})
@@ -265,7 +287,9 @@ def test_a_url_where_no_such_server_answers_is_refused(tmp_path: Path) -> None:
         ({"info": {"something": "else"}}, "key", "its answers are not sglang's"),
     ],
 )
-def test_a_server_that_can_not_do_it_is_refused(change: dict[str, Any], key: str, says: str, tmp_path: Path) -> None:
+def test_a_server_that_can_not_do_it_is_refused(
+    change: dict[str, Any], key: str, says: str, tmp_path: Path
+) -> None:
     rollout = with_key(tmp_path, key)
     with serving(type("Changed", (Sglang,), change)) as url:
         assert says in str(refusal(tmp_path, {**rollout, "url": url}))

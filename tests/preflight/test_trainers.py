@@ -30,7 +30,9 @@ TINY = resolve("builtin:tiny")
 
 @pytest.fixture
 def install(tmp_path: Path, home: Path) -> Any:
-    """`install(backend, **versions)`: an interpreter, named in config.yaml, that finds metadata of what it needs."""
+    """`install(backend, **versions)`: an interpreter, named in config.yaml, that finds metadata of what it
+    needs.
+    """
 
     def install(backend: str, *, lacks: str = "", **versions: str) -> Path:
         site, python = tmp_path / f"{backend}-site", tmp_path / f"{backend}-python"
@@ -40,8 +42,13 @@ def install(tmp_path: Path, home: Path) -> Any:
                 about = site / f"{name.replace('-', '_')}-{version}.dist-info"
                 about.mkdir(parents=True)
                 (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        started = f"import sys; sys.path[:] = [{str(site)!r}, *[p for p in sys.path if 'site-packages' not in p]]; "
-        code = f'exec {sys.executable} -I -S -c "{started}code = sys.argv[3]; sys.argv[1:4] = []; exec(code)" "$@"'
+        started = (
+            f"import sys; sys.path[:] = [{str(site)!r}, *[p for p in sys.path if 'site-packages' not in p]]; "
+        )
+        code = (
+            f'exec {sys.executable} -I -S -c "{started}code = sys.argv[3]; sys.argv[1:4] = []; '
+            'exec(code)" "$@"'
+        )
         python.write_text(f"#!/bin/sh\n{code}\n")
         python.chmod(0o755)
         (home / "config.yaml").write_text(json.dumps({"backends": {backend: {"python": str(python)}}}))
@@ -66,10 +73,19 @@ def refusal(cwd: Path, spec: dict[str, Any], **where: Any) -> SpecError:
     [
         ({"trainer": {"tp": 2}}, "trainer.tp: the builtin trainer is one process"),
         ({"trainer": {"dp": 2}}, "trainer.dp: the builtin trainer is one process"),
-        ({"trainer": {"backend_args": {"a": 1}}}, "trainer.backend_args: the builtin trainer takes none, a would"),
-        ({"trainer": {"backend": "fsdp", "pp": 2}}, "trainer.pp: fsdp cuts the base over data-parallel ranks"),
+        (
+            {"trainer": {"backend_args": {"a": 1}}},
+            "trainer.backend_args: the builtin trainer takes none, a would",
+        ),
+        (
+            {"trainer": {"backend": "fsdp", "pp": 2}},
+            "trainer.pp: fsdp cuts the base over data-parallel ranks",
+        ),
         ({"trainer": {"backend": "fsdp", "ep": 2}}, "trainer.ep: fsdp"),
-        ({"trainer": {"backend": "megatron", "tp": 3}}, "lora.rank: 16 cannot be cut over the 3 tensor-parallel"),
+        (
+            {"trainer": {"backend": "megatron", "tp": 3}},
+            "lora.rank: 16 cannot be cut over the 3 tensor-parallel",
+        ),
         ({"trainer": {"backend": "megatron", "tp": 2, "ep": 4}}, "trainer.ep: 4 does not divide the 2 ranks"),
         ({"trainer": {"backend": "fsdp"}, "pool": {"mode": "fused"}}, "pool.mode: fused is one process"),
         (
@@ -77,7 +93,10 @@ def refusal(cwd: Path, spec: dict[str, Any], **where: Any) -> SpecError:
             "pool.mode: timesliced is for an engine that",
         ),
         ({"trainer": {"backend": "megatron"}}, "trainer.backend: config.yaml names no python for megatron"),
-        ({"trainer": {"backend": "megatron", "cp": 2}}, "trainer.cp: 2 is not supported: sequences would have to be"),
+        (
+            {"trainer": {"backend": "megatron", "cp": 2}},
+            "trainer.cp: 2 is not supported: sequences would have to be",
+        ),
         ({"trainer": {"cp": 2}}, "trainer.cp: 2 is not supported: sequences would have to be"),
         (
             {"trainer": {"backend": "fsdp", "backend_args": {"color": 1}}},
@@ -107,14 +126,32 @@ def test_a_rank_that_cannot_be_cut_comes_with_one_that_can(tmp_path: Path) -> No
     ("spec", "count", "says"),
     [
         ({"trainer": {"backend": "megatron", "tp": 2, "dp": 2}}, 4, None),
-        ({"trainer": {"backend": "megatron", "tp": 2, "dp": 2}}, 2, "the run needs 4 GPUs, this machine has 2"),
-        ({"trainer": {"backend": "fsdp", "dp": 4}, "resources": {"devices": 2}}, 8, "is 4 but resources.devices is 2"),
-        ({"rollout": {"backend": "vllm", "tp": 2, "servers": 2}}, 2, "the run needs 4 GPUs, this machine has 2"),
+        (
+            {"trainer": {"backend": "megatron", "tp": 2, "dp": 2}},
+            2,
+            "the run needs 4 GPUs, this machine has 2",
+        ),
+        (
+            {"trainer": {"backend": "fsdp", "dp": 4}, "resources": {"devices": 2}},
+            8,
+            "is 4 but resources.devices is 2",
+        ),
+        (
+            {"rollout": {"backend": "vllm", "tp": 2, "servers": 2}},
+            2,
+            "the run needs 4 GPUs, this machine has 2",
+        ),
         ({"rollout": {"backend": "vllm", "servers": 2}, "resources": {"devices": 1}}, 1, None),
-        ({"rollout": {"backend": "vllm", "tp": 2}, "resources": {"devices": 1}}, 2, "is 2 but resources.devices is 1"),
+        (
+            {"rollout": {"backend": "vllm", "tp": 2}, "resources": {"devices": 1}},
+            2,
+            "is 2 but resources.devices is 1",
+        ),
     ],
 )
-def test_ranks_and_servers_need_gpus_where_there_are_any(spec: dict[str, Any], count: int, says: str | None) -> None:
+def test_ranks_and_servers_need_gpus_where_there_are_any(
+    spec: dict[str, Any], count: int, says: str | None
+) -> None:
     if says is None:
         check_devices(convert(spec), "cuda:0", count)
         return
@@ -131,13 +168,16 @@ def test_each_copy_of_the_base_needs_memory(install: Any, tmp_path: Path) -> Non
     alone, base = check(tmp_path, {}).memory_needed, read_facts(TINY).bytes("float32")
     wanted = {"fsdp": {"dp": 4}, "megatron": {"tp": 2, "dp": 3}}
     found = {
-        name: check(tmp_path, {"trainer": {"backend": name, **sizes}}).memory_needed for name, sizes in wanted.items()
+        name: check(tmp_path, {"trainer": {"backend": name, **sizes}}).memory_needed
+        for name, sizes in wanted.items()
     }
     assert found == {"fsdp": alone + base, "megatron": alone + 3 * base}
 
 
 @pytest.mark.parametrize("lacks", ["megatron-core", "msgspec"])
-def test_what_is_missing_is_told_with_the_commands_that_install_it(install: Any, lacks: str, tmp_path: Path) -> None:
+def test_what_is_missing_is_told_with_the_commands_that_install_it(
+    install: Any, lacks: str, tmp_path: Path
+) -> None:
     install("megatron", lacks=lacks)
     said = refusal(tmp_path, {"trainer": {"backend": "megatron"}})
     assert f"megatron needs {lacks}" in str(said)
@@ -168,9 +208,16 @@ def test_fsdp_runs_in_lorads_own_environment_unless_config_names_another(tmp_pat
 
 @pytest.mark.parametrize(
     ("trainer", "rollout", "needs"),
-    [("builtin", "builtin", True), ("fsdp", "builtin", True), ("builtin", "vllm", True), ("fsdp", "vllm", False)],
+    [
+        ("builtin", "builtin", True),
+        ("fsdp", "builtin", True),
+        ("builtin", "vllm", True),
+        ("fsdp", "vllm", False),
+    ],
 )
-def test_the_pool_loads_a_base_where_something_in_it_needs_one(trainer: str, rollout: str, needs: bool) -> None:
+def test_the_pool_loads_a_base_where_something_in_it_needs_one(
+    trainer: str, rollout: str, needs: bool
+) -> None:
     assert needs_base(convert({"trainer": {"backend": trainer}, "rollout": {"backend": rollout}})) is needs
 
 
@@ -179,7 +226,9 @@ def test_an_architecture_that_only_others_know_is_taken_by_them_alone(tmp_path: 
     model = {"model": {"path": "moe"}}
     fsdp = {"trainer": {"backend": "fsdp"}, "rollout": {"backend": "vllm", "url": "http://localhost:1"}}
     assert "does not know the architecture MixMoeForCausalLM" in str(refusal(tmp_path, model))
-    assert "does not know the architecture" in str(refusal(tmp_path, {**model, "trainer": {"backend": "fsdp"}}))
+    assert "does not know the architecture" in str(
+        refusal(tmp_path, {**model, "trainer": {"backend": "fsdp"}})
+    )
     assert "no vllm server answers" in str(refusal(tmp_path, {**model, **fsdp}))
 
 
@@ -189,7 +238,9 @@ def test_experts_get_no_adapter_and_are_refused_by_name(tmp_path: Path) -> None:
     (warning,) = check_adapted(convert({}), facts, facts.linears)
     assert "linears of the experts get no adapters" in warning
     for named in ("*.experts.0.up_proj", "gate_up_proj"):
-        with pytest.raises(SpecError, match=r"experts get no adapters.*model\.layers\.\*\.mlp\.experts") as refused:
+        with pytest.raises(
+            SpecError, match=r"experts get no adapters.*model\.layers\.\*\.mlp\.experts"
+        ) as refused:
             check_adapted(convert({"lora": {"target_modules": named}}), facts, facts.linears)
         assert "q_proj" in refused.value.hint and "exclude_modules" not in refused.value.hint
     tiny = read_facts(TINY)
@@ -200,7 +251,12 @@ def test_names_of_experts_and_of_linears_are_refused_until_the_experts_are_exclu
     """`gate_proj,up_proj,down_proj` would adapt the shared experts alone."""
     make_moe(tmp_path / "moe")
     fsdp = {"backend": "fsdp"}, {"backend": "vllm", "url": "http://localhost:1"}
-    spec = {"model": {"path": "moe"}, "trainer": fsdp[0], "rollout": fsdp[1], "lora": {"target_modules": "up_proj"}}
+    spec = {
+        "model": {"path": "moe"},
+        "trainer": fsdp[0],
+        "rollout": fsdp[1],
+        "lora": {"target_modules": "up_proj"},
+    }
     refused = refusal(tmp_path, spec)
     assert "cannot adapt: model.layers.*.mlp.experts.*.up_proj" in str(refused)
     excluded = json.loads(refused.hint[refused.hint.index("[") : refused.hint.index("]") + 1])
@@ -208,10 +264,14 @@ def test_names_of_experts_and_of_linears_are_refused_until_the_experts_are_exclu
     spec["lora"]["exclude_modules"] = excluded
     assert "no vllm server answers" in str(refusal(tmp_path, spec))
     facts = read_facts(tmp_path / "moe")
-    assert {name.rpartition(".mlp.")[2] for name in modules_of(convert(spec), facts)} == {"shared_expert.up_proj"}
+    assert {name.rpartition(".mlp.")[2] for name in modules_of(convert(spec), facts)} == {
+        "shared_expert.up_proj"
+    }
 
 
-def test_megatron_refuses_to_leave_out_shared_experts_and_mla_without_a_word(install: Any, tmp_path: Path) -> None:
+def test_megatron_refuses_to_leave_out_shared_experts_and_mla_without_a_word(
+    install: Any, tmp_path: Path
+) -> None:
     install("megatron")
     more = {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight": (4, HIDDEN)}
     make_moe(tmp_path / "moe", more=more)
@@ -219,9 +279,13 @@ def test_megatron_refuses_to_leave_out_shared_experts_and_mla_without_a_word(ins
     spec["rollout"] = {"backend": "vllm", "url": "http://localhost:1"}
     refused = refusal(tmp_path, spec)
     assert "'all-linear' names 3 linears that the megatron trainer cannot adapt: " in str(refused)
-    assert "model.layers.*.mlp.shared_expert.up_proj, model.layers.*.self_attn.kv_a_proj_with_mqa" in str(refused)
+    assert "model.layers.*.mlp.shared_expert.up_proj, model.layers.*.self_attn.kv_a_proj_with_mqa" in str(
+        refused
+    )
     assert "fsdp" in refused.hint
-    assert "no vllm server answers" in str(refusal(tmp_path, {**spec, "lora": {"target_modules": "linear_qkv"}}))
+    assert "no vllm server answers" in str(
+        refusal(tmp_path, {**spec, "lora": {"target_modules": "linear_qkv"}})
+    )
 
 
 def test_megatron_adapts_what_it_has_a_name_for(tmp_path: Path) -> None:
@@ -278,7 +342,9 @@ def test_half_of_what_megatron_fuses_shares_no_a(targets: str, install: Any, tmp
 def test_an_adapter_whose_a_differ_is_no_fused_one(shared: bool, install: Any, tmp_path: Path) -> None:
     install("megatron")
     shapes = {
-        name: shape for name, shape in read_facts(TINY).linears.items() if name.endswith(("gate_proj", "up_proj"))
+        name: shape
+        for name, shape in read_facts(TINY).linears.items()
+        if name.endswith(("gate_proj", "up_proj"))
     }
     config = AdapterConfig(2, 4.0, tuple(sorted(shapes)))
     tensors = {name: np.ones(shape, np.float32) for name, shape in expected_shapes(config, shapes).items()}
@@ -303,7 +369,9 @@ def test_on_gpus_megatron_needs_transformer_engine_too(install: Any) -> None:
 
 
 def test_megatron_says_that_it_has_no_name_for_a_model() -> None:
-    with pytest.raises(SpecError, match=r"megatron can adapt no linear of the model \(it has bert\.query\)") as refused:
+    with pytest.raises(
+        SpecError, match=r"megatron can adapt no linear of the model \(it has bert\.query\)"
+    ) as refused:
         targets_of("megatron", {"bert.query": (4, 4)})
     assert "fsdp" in refused.value.hint
 
@@ -312,4 +380,6 @@ def test_transposed_weights_are_no_linears(tmp_path: Path) -> None:
     make_gpt2(tmp_path)
     spec = {"model": {"path": str(tmp_path)}, "trainer": {"backend": "fsdp"}, "rollout": {"backend": "vllm"}}
     said = refusal(tmp_path, spec)
-    assert "GPT2LMHeadModel has no linear that an adapter could be put on" in str(said) and "Conv1D" in said.hint
+    assert (
+        "GPT2LMHeadModel has no linear that an adapter could be put on" in str(said) and "Conv1D" in said.hint
+    )

@@ -33,7 +33,10 @@ def travelled(message: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", frames.DTYPES)
 def test_arrays_of_every_type_travel_bit_for_bit_and_aligned(dtype: str) -> None:
-    sent = [np.arange(n).astype(dtype).reshape(shape) for n, shape in ((3, (3,)), (6, (2, 3)), (0, (0, 2)), (1, ()))]
+    sent = [
+        np.arange(n).astype(dtype).reshape(shape)
+        for n, shape in ((3, (3,)), (6, (2, 3)), (0, (0, 2)), (1, ()))
+    ]
     got = travelled({"arrays": sent, "beside": "text"})
     for one, other in zip(sent, got["arrays"], strict=True):
         assert other.dtype == dtype and other.shape == one.shape and np.array_equal(one, other)
@@ -43,7 +46,9 @@ def test_arrays_of_every_type_travel_bit_for_bit_and_aligned(dtype: str) -> None
 def test_a_small_frame_is_one_part_and_a_large_array_is_not_copied() -> None:
     large = np.zeros(frames.JOIN_BELOW, np.uint8)
     assert len(frames.encode({"small": large[:100], "other": large[:3]})) == 1
-    assert any(isinstance(part, memoryview) and part.obj is not None for part in frames.encode({"large": large}))
+    assert any(
+        isinstance(part, memoryview) and part.obj is not None for part in frames.encode({"large": large})
+    )
     assert np.array_equal(travelled({"large": large})["large"], large)
 
 
@@ -63,7 +68,11 @@ def test_many_chunks_travel_in_few_arrays() -> None:
     prompts = [Prompt(name, np.array([1], np.int32), np.array([0], np.uint64)) for name in ("a", "b")]
     chunks = [
         Chunk(name, index, "run@1", np.arange(size, dtype=np.int32), np.full(size, -1.5, np.float32), finish)
-        for name, index, size, finish in (("b", 1, 3, FINISHES[1]), ("a", 0, 0, FINISHES[3]), ("b", 0, 2, None))
+        for name, index, size, finish in (
+            ("b", 1, 3, FINISHES[1]),
+            ("a", 0, 0, FINISHES[3]),
+            ("b", 0, 2, None),
+        )
     ]
     again = list(Chunks.of("run@1", chunks, {"a": 0, "b": 1}).split(prompts))
     assert [(c.prompt, c.index, c.finish) for c in again] == [(c.prompt, c.index, c.finish) for c in chunks]

@@ -1,4 +1,6 @@
-"""Processes report that they live and make progress: what a heartbeat holds, and what the driver and the pool write."""
+"""Processes report that they live and make progress: what a heartbeat holds, and what the driver and the pool
+write.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ async def test_one_quantum_of_the_compute_thread_that_hangs_is_told(monkeypatch:
     compute.close()
 
 
-def test_a_heart_overwrites_its_file_in_place_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heart_overwrites_its_file_in_place_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
     heart = Heart(tmp_path / "heartbeat")
     heart.start()
@@ -175,7 +179,9 @@ def test_waiting_for_an_answer_of_the_pool_is_nothing_that_the_driver_does(
     assert told == [""] and heart.beat().doing == "train"
 
 
-def test_the_wait_of_a_driver_for_its_pool_is_no_stall(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
+def test_the_wait_of_a_driver_for_its_pool_is_no_stall(
+    home: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
     run = home / "run"
     run.mkdir()
     (run / "spec.json").write_bytes(msgspec.json.encode(Spec(), enc_hook=str))

@@ -42,12 +42,16 @@ def write(path: Path, steps: int) -> None:
 def test_what_was_appended_is_read_in_order_with_numbers_and_offsets(path: Path) -> None:
     write(path, 3)
     found = list(read(path))
-    assert [(record.seq, record.step, record.kind) for record, _ in found] == [(n, n, "step") for n in (1, 2, 3)]
+    assert [(record.seq, record.step, record.kind) for record, _ in found] == [
+        (n, n, "step") for n in (1, 2, 3)
+    ]
     assert found[-1][1] == path.stat().st_size
     assert [record for record, _ in read(path, found[0][1])] == [record for record, _ in found[1:]]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -0.0, 1e300, 5e-324, 0.1, 1e16, 2**63, "\n\u2028\0é😀", None])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -0.0, 1e300, 5e-324, 0.1, 1e16, 2**63, "\n\u2028\0é😀", None]
+)
 def test_every_value_that_can_be_written_can_be_read(path: Path, value: object) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         writer.append("warning", 0, {"message": value})
@@ -142,7 +146,9 @@ def test_a_full_disk_leaves_whole_records_only_and_the_next_one_gets_the_number(
     assert [record.seq for record in records_of(path)] == [1, 2]
 
 
-def test_a_record_that_could_not_be_synced_does_not_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_could_not_be_synced_does_not_count(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 

@@ -1,4 +1,6 @@
-"""Two threads that decode a Struct for the first time at the same moment: msgspec ends the process, lorad does not."""
+"""Two threads that decode a Struct for the first time at the same moment: msgspec ends the process, lorad
+does not.
+"""
 
 from __future__ import annotations
 

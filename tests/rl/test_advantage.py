@@ -15,7 +15,9 @@ def test_std_advantages_are_centred_and_divided_by_the_sample_deviation() -> Non
     assert advantages.dtype == np.float32
     one, two = 0.5 / (0.5773503 + 1e-4), 1 / (1.4142136 + 1e-4)
     np.testing.assert_allclose(advantages, [one, -one, -one, one, two, -two], rtol=1e-6)
-    np.testing.assert_allclose(advantages, [0.86587546, -0.86587546, -0.86587546, 0.86587546, 0.70705678, -0.70705678])
+    np.testing.assert_allclose(
+        advantages, [0.86587546, -0.86587546, -0.86587546, 0.86587546, 0.70705678, -0.70705678]
+    )
 
 
 def test_mean_advantages_are_only_centred() -> None:

@@ -38,7 +38,11 @@ TOOL = {
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"enable_thinking": False, "reasoning_effort": "high", "bos_token": "<other>"},
-    {"tools": [{"type": "function", "function": TOOL}], "tools_in_user_message": False, "documents": [{"text": "é"}]},
+    {
+        "tools": [{"type": "function", "function": TOOL}],
+        "tools_in_user_message": False,
+        "documents": [{"text": "é"}],
+    },
 ]
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": " Wie groß ist <b> 'π' & \"e\"? "}],
@@ -58,7 +62,10 @@ def write(directory: Path, template: str) -> Path:
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.add_special_tokens(["<s>", "</s>", *MARKS])
     made.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": {"content": "</s>", "__type": "AddedToken"}}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": {"content": "</s>", "__type": "AddedToken"},
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "</s>"}))
     (directory / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>"}))
     (directory / "chat_template.jinja").write_text(template)
@@ -72,7 +79,9 @@ class Then(datetime):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama3", "chatml", "gemma", "mistral", "gpt_oss"])
-def test_ids_of_chats_are_those_of_transformers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_chats_are_those_of_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chat_template_utils, "datetime", Then)
     directory = write(tmp_path, (TEMPLATES / f"{family}.jinja").read_text())
     golden = PreTrainedTokenizerFast.from_pretrained(directory)
@@ -82,13 +91,15 @@ def test_ids_of_chats_are_those_of_transformers(family: str, tmp_path: Path, mon
         for chat, text in zip(CHATS, texts, strict=True):
             made = golden.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **settings)
             assert ours.encode(text) == made
-            assert text == golden.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **settings)
+            assert text == golden.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, **settings
+            )
 
 
 PROBES = {
     "{{ tools is none }} {{ documents is none }}": "True True",
     "{% generation %}{{ messages[0].content }}{% endgeneration %}": "<ü>",
-    "{{ messages[0] | tojson(ensure_ascii=False, separators=(',', ':')) }}": '{"role":"user","content":"<ü>"}',
+    "{{ messages[0]|tojson(ensure_ascii=False, separators=(',',':')) }}": '{"role":"user","content":"<ü>"}',
     "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token is defined }}": "<s></s></s>False",
     "{% for m in messages %}{% break %}{% endfor %}{{ strftime_now('%d %b') }}": "26 Jul",
     "{{ add_generation_prompt }}{{ enable_thinking }}": "TrueFalse",
@@ -117,17 +128,24 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
     ],
 )
 def test_a_hostile_template_is_cut_and_named_with_its_line(template: str, says: str, tmp_path: Path) -> None:
-    guarded = "{% if messages[0].content == 'x' %}" + template + "{% endif %}ok" if says.startswith("it") else template
+    guarded = (
+        "{% if messages[0].content == 'x' %}" + template + "{% endif %}ok"
+        if says.startswith("it")
+        else template
+    )
     tokenizer = Tokenizer(write(tmp_path, guarded))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "x"}\n{"prompt": "b"}\n')
     line = 2 if says.startswith("it") else 1
-    with pytest.raises(SpecError, match=rf"rows\.jsonl:{line}: the chat template refused the messages: .*{says}"):
+    with pytest.raises(
+        SpecError, match=rf"rows\.jsonl:{line}: the chat template refused the messages: .*{says}"
+    ):
         load_data("rows.jsonl", "train", Data(), tokenizer, 0, tmp_path)
     if line == 1:
         with pytest.raises(SpecError, match=f"the chat template refused the messages: .*{says}"):
             tokenizer.chat([{"role": "user", "content": "x"}])
     else:
-        assert tokenizer.chat([{"role": "user", "content": "a"}]) == "ok"  # by another process where one was killed
+        # by another process where one was killed
+        assert tokenizer.chat([{"role": "user", "content": "a"}]) == "ok"
     tokenizer.close()
 
 
@@ -139,7 +157,10 @@ def test_rows_are_rendered_once_with_system_and_settings(tmp_path: Path) -> None
     data = Data(system="Be brief.", chat_template_kwargs={"enable_thinking": False}, shuffle=False)
     found = load_data("rows.jsonl", "train", data, tokenizer, 0, tmp_path)
     tokenizer.close()
-    assert [e.prompt for e in found.take(0, 2)] == ["[system]Be brief.[user]aFalse", "[system]own[user]bFalse"]
+    assert [e.prompt for e in found.take(0, 2)] == [
+        "[system]Be brief.[user]aFalse",
+        "[system]own[user]bFalse",
+    ]
     assert tokenizer._renderer is not None and tokenizer._renderer._process is None  # no step needs it again
 
 
@@ -149,10 +170,14 @@ def test_settings_that_nothing_would_read_are_refused(tmp_path: Path) -> None:
         load_data("sort", "train", Data(system="x"), tokenizer, 0, tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     with pytest.raises(SpecError, match="tokenize is no variable of a template"):
-        load_data("rows.jsonl", "train", Data(chat_template_kwargs={"tokenize": True}), tokenizer, 0, tmp_path)
+        load_data(
+            "rows.jsonl", "train", Data(chat_template_kwargs={"tokenize": True}), tokenizer, 0, tmp_path
+        )
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(SpecError, match=r"data\.chat_template_kwargs: the model has no chat template"):
-        load_data("rows.jsonl", "train", Data(chat_template_kwargs={"a": 1}), Tokenizer(tmp_path), 0, tmp_path)
+        load_data(
+            "rows.jsonl", "train", Data(chat_template_kwargs={"a": 1}), Tokenizer(tmp_path), 0, tmp_path
+        )
     with pytest.raises(SpecError, match="chat_template is never"):
         convert({"data": {"chat_template": "never", "system": "x"}})
 

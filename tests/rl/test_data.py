@@ -63,7 +63,10 @@ def test_text_goes_to_ids_and_back(tokenizer: Tokenizer) -> None:
 
 
 def test_ends_come_from_the_generation_config_first_and_may_be_several(tmp_path: Path) -> None:
-    configs = {"generation_config": {"eos_token_id": [5, 6]}, "config": {"eos_token_id": 7, "pad_token_id": 8}}
+    configs = {
+        "generation_config": {"eos_token_id": [5, 6]},
+        "config": {"eos_token_id": 7, "pad_token_id": 8},
+    }
     found = a_tokenizer(tmp_path, **configs)
     assert (found.eos_ids, found.pad_id) == ((5, 6), 8)
 
@@ -90,7 +93,8 @@ def test_a_tokenizer_with_an_endless_pattern_is_refused_by_its_own_words(tmp_pat
 
 
 CHAT = (
-    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt "
+    "%}[a]{% endif %}"
 )
 
 
@@ -134,7 +138,9 @@ def test_any_cut_of_positions_gives_the_same_examples(tokenizer: Tokenizer, tmp_
 
 def test_every_epoch_has_every_row_once_in_an_order_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = numbered(tmp_path, 20)
-    epochs = [[e.row["level"] for e in load(tokenizer, source, tmp_path).take(start, 20)] for start in (0, 20)]
+    epochs = [
+        [e.row["level"] for e in load(tokenizer, source, tmp_path).take(start, 20)] for start in (0, 20)
+    ]
     assert [sorted(epoch) for epoch in epochs] == [list(range(20))] * 2
     assert epochs[0] != epochs[1]
     assert [e.row["level"] for e in load(tokenizer, source, tmp_path, seed=1).take(0, 20)] != epochs[0]
@@ -148,7 +154,9 @@ def test_the_order_of_an_epoch_never_changes_between_releases(tokenizer: Tokeniz
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "a.jsonl", {"prompt": "S:123456=", "answer": ""}, {"prompt": "S:1=", "answer": ""})
+    source = write_lines(
+        tmp_path / "a.jsonl", {"prompt": "S:123456=", "answer": ""}, {"prompt": "S:1=", "answer": ""}
+    )
     found = load(tokenizer, source.name, tmp_path, max_prompt_tokens=4)
     assert (found.size, found.dropped) == (1, 1)
     assert "1 were longer than" in str(
@@ -166,7 +174,9 @@ def test_a_chat_template_is_used_unless_told_never(tmp_path: Path) -> None:
     chat = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}{% endfor %}="
     found = a_tokenizer(tmp_path, chat_template=chat)
     messages = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
-    source = write_lines(tmp_path / "a.jsonl", {"prompt": messages, "answer": "x"}, {"prompt": "3", "answer": "x"}).name
+    source = write_lines(
+        tmp_path / "a.jsonl", {"prompt": messages, "answer": "x"}, {"prompt": "3", "answer": "x"}
+    ).name
     assert [e.prompt for e in load(found, source, tmp_path, shuffle=False).take(0, 2)] == ["s:1u:2=", "u:3="]
     assert "a.jsonl:1: the prompt is a list" in str(refusal(found, source, tmp_path, chat_template="never"))
     assert load(found, "sort", tmp_path).take(0, 1)[0].prompt.startswith("S:")
@@ -183,7 +193,10 @@ def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
         ("{oops\n", "train.jsonl:3: not JSON"),
         ('{"prompt": "\\ud800"}\n', "train.jsonl:3: not JSON"),
         ("[1]\n", "train.jsonl:3: not a JSON object"),
-        ({"question": 1, "answer": ""}, "train.jsonl:3: the key 'prompt' is missing; there is question, answer"),
+        (
+            {"question": 1, "answer": ""},
+            "train.jsonl:3: the key 'prompt' is missing; there is question, answer",
+        ),
         ({"prompt": None, "answer": ""}, "train.jsonl:3: the key 'prompt' is null"),
         ({"prompt": "S:"}, "train.jsonl:3: the key 'answer' is missing; there is prompt"),
         ({"prompt": 3, "answer": ""}, "train.jsonl:3: the prompt is neither"),
@@ -192,7 +205,9 @@ def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
         ("[" * 100_000 + "\n", "train.jsonl:3: not JSON"),
     ],
 )
-def test_a_bad_line_is_refused_with_its_number(line: Any, says: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_bad_line_is_refused_with_its_number(
+    line: Any, says: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     good = {"prompt": "S:1=", "answer": "1"}
     source = write_lines(tmp_path / "train.jsonl", good, "\n", line, good).name
     assert says in str(refusal(tokenizer, source, tmp_path))
@@ -208,7 +223,9 @@ def test_answers_may_be_absent_altogether_or_be_numbers(tokenizer: Tokenizer, tm
     found = load(tokenizer, source, tmp_path)
     assert (found.has_answers, found.take(0, 1)[0].answer) == (False, "")
     source = write_lines(tmp_path / "a.jsonl", {"question": "S:1=", "n": 12}).name
-    assert load(tokenizer, source, tmp_path, prompt_key="question", answer_key="n").take(0, 1)[0].answer == "12"
+    assert (
+        load(tokenizer, source, tmp_path, prompt_key="question", answer_key="n").take(0, 1)[0].answer == "12"
+    )
 
 
 def test_a_parquet_file_is_read_and_a_broken_one_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -237,7 +254,9 @@ def test_a_hub_dataset_without_the_package_says_what_to_install(
         assert "pip install datasets" in refusal(tokenizer, source, tmp_path).hint
 
 
-def test_an_eval_is_the_same_for_every_seed_and_disjoint_from_training(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_eval_is_the_same_for_every_seed_and_disjoint_from_training(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     held_out = load_eval(Data(train="sort"), tokenizer, 64, tmp_path)
     assert held_out[:10] == load_eval(Data(train="sort", eval="sort"), tokenizer, 10, tmp_path)
     trained = {e.prompt for e in load(tokenizer, "sort", tmp_path).take(0, 2000)}

@@ -30,7 +30,13 @@ def losses_of(
     logprobs = torch.tensor([log(0.1 * ratio) for ratio in ratios], requires_grad=True)
     old = torch.full_like(logprobs.detach(), log(0.1))
     targets = TokenTargets(
-        **{"advantages": values(*advantages), "sampler": old, "old": old, "weights": torch.ones(len(ratios)), **more}
+        **{
+            "advantages": values(*advantages),
+            "sampler": old,
+            "old": old,
+            "weights": torch.ones(len(ratios)),
+            **more,
+        }
     )
     found = token_losses(logprobs, targets, loss)
     torch.autograd.backward(found.loss.sum())
@@ -60,7 +66,9 @@ def test_a_ratio_that_went_the_wrong_way_is_never_clipped() -> None:
 
 
 def test_the_two_bounds_are_apart() -> None:
-    found, _ = losses_of((1.25, 1.35, 0.85, 0.75), (1.0, 1.0, -1.0, -1.0), PolicyLoss(clip_low=0.2, clip_high=0.28))
+    found, _ = losses_of(
+        (1.25, 1.35, 0.85, 0.75), (1.0, 1.0, -1.0, -1.0), PolicyLoss(clip_low=0.2, clip_high=0.28)
+    )
     assert found.loss.tolist() == pytest.approx([-1.25, -1.28, 0.85, 0.8])
 
 
@@ -75,7 +83,8 @@ def test_without_old_logprobs_the_ratio_is_one_and_has_a_gradient() -> None:
 
 
 def test_importance_is_truncated_and_weighs_the_surrogate_alone() -> None:
-    sampler = values(log(0.1 / 1.5), log(0.1 / 4.0))  # the old policy is 1.5 and 4 times as likely as the engine's
+    # the old policy is 1.5 and 4 times as likely as the engine's
+    sampler = values(log(0.1 / 1.5), log(0.1 / 4.0))
     loss = PolicyLoss(importance_cap=2.0, kl_coef=0.5, kl_type="k1")
     reference = values(log(0.1) - 0.3, log(0.1) + 0.3)
     found, gradient = losses_of((1.0, 1.0), (1.0, 1.0), loss, sampler=sampler, reference=reference)
@@ -111,7 +120,9 @@ def test_k3_far_below_the_reference_pulls_back_and_stays_bounded() -> None:
     assert logprobs.grad is not None and bool(torch.isfinite(found).all())
     steepest = 1 - exp(3)
     assert logprobs.grad.tolist() == pytest.approx([1 - exp(2.9), *4 * [steepest], 1.0])
-    assert found[:3].tolist() == pytest.approx([exp(2.9) - 2.9 - 1, *(exp(3) - 4 - steepest * d for d in (0.1, 27))])
+    assert found[:3].tolist() == pytest.approx(
+        [exp(2.9) - 2.9 - 1, *(exp(3) - 4 - steepest * d for d in (0.1, 27))]
+    )
 
 
 def test_one_token_far_off_does_not_outweigh_a_thousand() -> None:

@@ -34,8 +34,16 @@ def test_any_index_gives_the_same_problem_in_any_order(task: str) -> None:
 
 
 def test_problems_never_change_between_releases() -> None:
-    assert [problem("sort", split, 0, 17).prompt for split in SPLITS] == ["S:25860=", "S:45748518=", "S:32256="]
-    assert [problem("reverse", split, 0, 17).prompt for split in SPLITS] == ["R:egjrbbob=", "R:ukxcqm=", "R:fkqt="]
+    assert [problem("sort", split, 0, 17).prompt for split in SPLITS] == [
+        "S:25860=",
+        "S:45748518=",
+        "S:32256=",
+    ]
+    assert [problem("reverse", split, 0, 17).prompt for split in SPLITS] == [
+        "R:egjrbbob=",
+        "R:ukxcqm=",
+        "R:fkqt=",
+    ]
 
 
 def test_another_seed_gives_other_problems() -> None:
@@ -45,7 +53,9 @@ def test_another_seed_gives_other_problems() -> None:
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_no_prompt_is_in_two_splits(task: str) -> None:
-    train, validation, test = ({problem(task, split, 0, index).prompt for index in range(500)} for split in SPLITS)
+    train, validation, test = (
+        {problem(task, split, 0, index).prompt for index in range(500)} for split in SPLITS
+    )
     assert not train & validation and not train & test and not validation & test
 
 

@@ -17,7 +17,9 @@ def refusal(text: str, *overrides: str) -> SpecError:
 
 
 def test_a_text_becomes_a_spec() -> None:
-    spec = load_spec("name: sorter\nlora: {rank: 8, target_modules: [q_proj]}\nalgorithm:\n  clip: [0.2, 0.3]\n")
+    spec = load_spec(
+        "name: sorter\nlora: {rank: 8, target_modules: [q_proj]}\nalgorithm:\n  clip: [0.2, 0.3]\n"
+    )
     assert (spec.name, spec.lora.rank, spec.algorithm.clip) == ("sorter", 8, (0.2, 0.3))
 
 
@@ -28,7 +30,15 @@ def test_an_empty_text_is_a_spec_of_defaults(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("3e-5", 3e-5), ("1e-3", 1e-3), ("1E3", 1000.0), (".5", 0.5), ("1.e-2", 0.01), ("2", 2.0), ("+1.5e+1", 15.0)],
+    [
+        ("3e-5", 3e-5),
+        ("1e-3", 1e-3),
+        ("1E3", 1000.0),
+        (".5", 0.5),
+        ("1.e-2", 0.01),
+        ("2", 2.0),
+        ("+1.5e+1", 15.0),
+    ],
 )
 def test_numbers_are_numbers_in_files_and_overrides(text: str, value: float) -> None:
     assert yaml.safe_load("3e-5") == "3e-5"  # what YAML 1.1 would make of it
@@ -44,7 +54,13 @@ def test_what_only_yaml_1_1_takes_for_something_else_is_text(text: str) -> None:
 def test_overrides_win_and_are_typed() -> None:
     spec = load_spec(
         "lora: {rank: 8}\n",
-        overrides=["lora.rank=4", "name=x", "deterministic=false", "lora.adapter_path=", "rollout.stop=[a, b]"],
+        overrides=[
+            "lora.rank=4",
+            "name=x",
+            "deterministic=false",
+            "lora.adapter_path=",
+            "rollout.stop=[a, b]",
+        ],
     )
     assert (spec.lora.rank, spec.name, spec.deterministic, spec.lora.adapter_path) == (4, "x", False, None)
     assert spec.rollout.stop == ["a", "b"]
@@ -93,11 +109,15 @@ def test_an_error_begins_with_the_line_of_the_key(text: str, begins: str) -> Non
 
 def test_an_unknown_key_comes_with_the_nearest() -> None:
     assert refusal("", "trainer.lrr=1").hint == "Did you mean trainer.lr?"
-    assert str(refusal("trainer: {lr: 1}", "trainer.lrr=1")).startswith("override trainer.lrr=1: trainer.lrr: unknown")
+    assert str(refusal("trainer: {lr: 1}", "trainer.lrr=1")).startswith(
+        "override trainer.lrr=1: trainer.lrr: unknown"
+    )
 
 
 def test_a_bad_override_is_blamed_and_not_the_file() -> None:
-    assert str(refusal("lora:\n  rank: 8\n", "lora.rank=0")).startswith("override lora.rank=0: lora.rank: Expected")
+    assert str(refusal("lora:\n  rank: 8\n", "lora.rank=0")).startswith(
+        "override lora.rank=0: lora.rank: Expected"
+    )
     assert "not of the form key=value" in str(refusal("", "lora.rank"))
     assert "not of the form key=value" in str(refusal("", "lora..rank=1"))
     assert "seed is 3, it has no keys" in str(refusal("seed: 3", "seed.x=1"))
@@ -116,12 +136,16 @@ def test_an_error_names_key_place_and_problem() -> None:
 
 
 def test_all_errors_are_told_at_once_each_with_its_line() -> None:
-    refused = refusal("seed: -1\nlora:\n  rnak: 3\n  alpha: x\ntrainer: {betas: [0.9, 2]}\n", "rollout.top_k=many")
+    refused = refusal(
+        "seed: -1\nlora:\n  rnak: 3\n  alpha: x\ntrainer: {betas: [0.9, 2]}\n", "rollout.top_k=many"
+    )
     lines = [error.message.partition(": Expected")[0] for error in (refused, *refused.others)]
     assert lines[0].startswith("spec.yaml:3: lora.rnak: unknown key")
     assert {"spec.yaml:1: seed", "spec.yaml:4: lora.alpha", "spec.yaml:5: trainer.betas[1]"} < set(lines)
     assert "override rollout.top_k=many: rollout.top_k" in lines and len(lines) == 5
-    assert [error.message for error in from_wire(to_wire(refused)).others] == [e.message for e in refused.others]
+    assert [error.message for error in from_wire(to_wire(refused)).others] == [
+        e.message for e in refused.others
+    ]
 
 
 @pytest.mark.parametrize(
@@ -139,9 +163,13 @@ def test_a_key_without_its_section_comes_with_the_whole_one(key: str, meant: str
 
 @pytest.mark.parametrize(
     ("text", "missing"),
-    [("", "model.path and data.train are"), ("name: a", "model.path and data.train are"),
-     ("model: {path: Qwen/Qwen3-8B}", "data.train is"), ("model: {path: x}\ndata: {eval: sort}", "data.train is")],
-)  # fmt: skip
+    [
+        ("", "model.path and data.train are"),
+        ("name: a", "model.path and data.train are"),
+        ("model: {path: Qwen/Qwen3-8B}", "data.train is"),
+        ("model: {path: x}\ndata: {eval: sort}", "data.train is"),
+    ],
+)
 def test_a_spec_that_does_not_say_what_to_train_on_is_not_started(text: str, missing: str) -> None:
     with pytest.raises(SpecError, match=f"s.yaml: {missing} missing"):
         load_task(text, source="s.yaml")

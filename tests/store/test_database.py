@@ -84,7 +84,10 @@ def test_a_full_disk_is_told_in_words_and_changes_nothing(store: Store) -> None:
     new_run(store)
     pages = store.row("PRAGMA page_count")
     store.row(f"PRAGMA max_page_count = {pages and pages['page_count']}")
-    with pytest.raises(LoradError, match=r"lorad\.db cannot be used: database or disk is full"), store.write():
+    with (
+        pytest.raises(LoradError, match=r"lorad\.db cannot be used: database or disk is full"),
+        store.write(),
+    ):
         runs.begin_attempt(store, "sorter", resumed_from=None)
         for number in range(1000):
             new_run(store, f"run-{number}", directory="/long" * 100)
@@ -111,7 +114,9 @@ def test_a_mistake_in_sql_is_not_taken_for_a_full_disk(store: Store) -> None:
         store.rows("SELECT * FROM no_such_table")
 
 
-def test_a_large_database_is_read_through_only_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_database_is_read_through_only_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, asked, rows = tmp_path / "lorad.db", list[str](), Store.rows
 
     def note(store: Store, sql: str) -> list[Row]:
@@ -160,7 +165,9 @@ def test_a_missing_database_is_no_problem(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [(3, 40, 1), (3, 44, 5), (3, 49, 9), (3, 50, 6), (3, 51, 2)])
 def test_a_sqlite_with_the_wal_reset_bug_is_told(version: tuple[int, int, int]) -> None:
-    assert check.version_warning(version).startswith(f"SQLite {'.'.join(map(str, version))} can damage a database")
+    assert check.version_warning(version).startswith(
+        f"SQLite {'.'.join(map(str, version))} can damage a database"
+    )
 
 
 @pytest.mark.parametrize("version", [(3, 44, 6), (3, 50, 7), (3, 51, 3), (3, 53, 0), (4, 0, 0)])

@@ -70,7 +70,9 @@ def rebuilt(path: Path) -> dict[str, object]:
     return index
 
 
-def test_the_facts_of_a_journal_become_rows_events_and_the_summary_of_the_run(store: Store, path: Path) -> None:
+def test_the_facts_of_a_journal_become_rows_events_and_the_summary_of_the_run(
+    store: Store, path: Path
+) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
         evaluation(writer, 0, 0.1)
@@ -80,7 +82,11 @@ def test_the_facts_of_a_journal_become_rows_events_and_the_summary_of_the_run(st
         checkpoint(writer, 1)
         end(writer, 1)
     assert [record.seq for record in ingest(store, "sorter", path)] == list(range(1, 8))
-    run, (attempt,), (made,) = runs.get(store, "sorter"), runs.attempts(store, "sorter"), versions.versions(store)
+    run, (attempt,), (made,) = (
+        runs.get(store, "sorter"),
+        runs.attempts(store, "sorter"),
+        versions.versions(store),
+    )
     assert (run.step, run.reward, run.version, run.attempt) == (1, 0.25, 1, 1)
     assert (run.eval_first, run.eval_last) == (0.1, 0.6)
     assert run.rates == Rates(tokens_per_second=100.0, step_seconds=2.0)
@@ -109,7 +115,9 @@ def test_rows_that_count_are_the_lineage_of_the_journal(store: Store, path: Path
 
     assert sorted((row.step, row.attempt) for row in metrics.steps(store, "sorter")) == facts("step")
     assert sorted((row.step, row.attempt) for row in metrics.evals(store, "sorter")) == facts("eval")
-    assert sorted((row.step, row.attempt) for row in checkpoints.checkpoints(store, "sorter")) == facts("checkpoint")
+    assert sorted((row.step, row.attempt) for row in checkpoints.checkpoints(store, "sorter")) == facts(
+        "checkpoint"
+    )
     surviving = [row for row in versions.versions(store, "sorter") if row.lineage]
     assert sorted((row.step, row.attempt) for row in surviving) == facts("version")
     made = [record.data["version"] for record in records_of(path) if record.kind == "version"]
@@ -159,7 +167,9 @@ def test_an_offset_past_the_end_means_rescan_and_seq_removes_doubles(store: Stor
 
 
 @in_portions
-def test_a_record_lost_with_the_power_is_replaced_by_the_one_that_got_its_number(store: Store, path: Path) -> None:
+def test_a_record_lost_with_the_power_is_replaced_by_the_one_that_got_its_number(
+    store: Store, path: Path
+) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         step(writer, 1)
         step(writer, 2, reward=0.2)
@@ -191,7 +201,9 @@ def test_a_rescan_keeps_what_only_the_daemon_knows(store: Store, path: Path) -> 
 
 
 @in_portions
-def test_a_version_that_was_lost_with_the_power_stays_as_one_that_does_not_count(store: Store, path: Path) -> None:
+def test_a_version_that_was_lost_with_the_power_stays_as_one_that_does_not_count(
+    store: Store, path: Path
+) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         version(writer, 1, 1)
         version(writer, 2, 2)
@@ -227,7 +239,9 @@ def test_nothing_behind_a_damaged_line_is_taken_in_until_it_is_repaired(store: S
     assert [record.seq for record in ingest(store, "sorter", path)] == [2, 3]
 
 
-def test_a_portion_is_bounded_by_its_bytes_too(store: Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_portion_is_bounded_by_its_bytes_too(
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ingesting, "PORTION_BYTES", 500)
     whole_run(path, random.Random(0))
     taken = ingest_some(store, "sorter", path)

@@ -1,4 +1,6 @@
-"""Migrations: every released schema opens for ever, a newer one never, and no crash or race leaves half a schema."""
+"""Migrations: every released schema opens for ever, a newer one never, and no crash or race leaves half a
+schema.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,11 @@ def test_a_frozen_database_opens_with_all_its_rows(path: Path, frozen: Path) -> 
         ("sorter", "ended", 2),
     ]
     assert [(row.step, row.attempt) for row in metrics.steps(store, "sorter")] == [(1, 1), (2, 2)]
-    assert [(row.version, row.aliases) for row in versions.versions(store)] == [(1, []), (2, []), (3, ["bot"])]
+    assert [(row.version, row.aliases) for row in versions.versions(store)] == [
+        (1, []),
+        (2, []),
+        (3, ["bot"]),
+    ]
     assert [attempt.reason for attempt in runs.attempts(store, "sorter")] == ["lost", "completed"]
     assert [lease.pool for lease in pools.leases(store)] == [pools.list_pools(store)[0].pool] == ["tiny-1"]
     assert checkpoints.checkpoints(store, "sorter") == [] and metrics.evals(store, "sorter") == []
@@ -137,13 +143,16 @@ def test_a_newer_schema_is_refused_and_left_as_it_is(path: Path, monkeypatch: py
     with pytest.raises(Conflict) as refused:
         Store(path)
     assert refused.value.message == (
-        f"the database {path} was written by a newer lorad: its schema is m9998_colours, this lorad knows {KNOWN[-1]}"
+        f"the database {path} was written by a newer lorad: its schema is m9998_colours, this lorad knows "
+        f"{KNOWN[-1]}"
     )
     assert refused.value.hint.startswith("`pip install -U lorad` updates lorad; or set LORAD_HOME")
     assert path.read_bytes() == before
 
 
-def test_an_upgrade_keeps_a_copy_that_the_older_lorad_opens(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upgrade_keeps_a_copy_that_the_older_lorad_opens(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(path)
     new_run(store)
     store.close()
@@ -170,7 +179,9 @@ def test_an_upgrade_that_fails_half_way_changes_nothing(path: Path, monkeypatch:
     store.close()
 
 
-def test_a_schema_is_made_under_the_lock_that_others_wait_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_is_made_under_the_lock_that_others_wait_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def m9998_asks_for_the_lock(_: Database) -> None:
         with path.with_name("lorad.db.lock").open() as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,7 +195,9 @@ def test_a_schema_is_made_under_the_lock_that_others_wait_for(path: Path, monkey
 def test_processes_that_open_a_new_database_at_once_all_succeed(path: Path) -> None:
     command = [sys.executable, "-c", OPEN_AND_ADD_A_RUN, str(path)]
     children = [
-        subprocess.Popen([*command, f"run-{n}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [*command, f"run-{n}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         for n in range(3)
     ]
     for child in children:
@@ -213,7 +226,9 @@ def test_kill_9_at_any_statement_of_a_first_start_leaves_a_usable_file(tmp_path:
         store.close()
 
 
-def test_kill_9_at_any_statement_of_an_upgrade_keeps_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_9_at_any_statement_of_an_upgrade_keeps_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lorad.store.db.MIGRATIONS", extended(m9998_colours))
 
     def upgrade(directory: Path) -> None:

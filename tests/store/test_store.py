@@ -49,9 +49,11 @@ def make(store: Store, name: str, move: Move, *, expect: RunState | None = None)
     return RunState(runs.move(store, name, move, expect=expect, reason=reason, detail="why").state)
 
 
-# -- moves -------------------------------------------------------------------------------------------------------------
+# -- moves ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("state", "move"), [pair for pair in EVERY_MOVE if target(*pair)])
-def test_an_allowed_move_changes_the_state_and_tells_it_once(store: Store, state: RunState, move: Move) -> None:
+def test_an_allowed_move_changes_the_state_and_tells_it_once(
+    store: Store, state: RunState, move: Move
+) -> None:
     bring(store, "sorter", state)
     seen = events.last_id(store)
     assert make(store, "sorter", move) is target(state, move)
@@ -60,11 +62,15 @@ def test_an_allowed_move_changes_the_state_and_tells_it_once(store: Store, state
 
 
 @pytest.mark.parametrize(("state", "move"), [pair for pair in EVERY_MOVE if not target(*pair)])
-def test_a_forbidden_move_says_what_is_allowed_and_changes_nothing(store: Store, state: RunState, move: Move) -> None:
+def test_a_forbidden_move_says_what_is_allowed_and_changes_nothing(
+    store: Store, state: RunState, move: Move
+) -> None:
     bring(store, "sorter", state)
     before = runs.get(store, "sorter"), events.last_id(store)
     allowed = ", ".join(move for move in Move if state in MOVES[move])
-    with pytest.raises(Conflict, match=f"^run sorter is {state}: {move} is not possible; possible now: {allowed}$"):
+    with pytest.raises(
+        Conflict, match=f"^run sorter is {state}: {move} is not possible; possible now: {allowed}$"
+    ):
         make(store, "sorter", move)
     assert (runs.get(store, "sorter"), events.last_id(store)) == before
 
@@ -127,7 +133,10 @@ def test_the_times_of_a_run_are_its_first_start_and_its_last_end(store: Store) -
     make(store, "sorter", Move.END)
     ended = runs.get(store, "sorter")
     assert (
-        started and ended.ended_at and ended.ended_at >= started and (ended.reason, ended.detail) == ("failed", "why")
+        started
+        and ended.ended_at
+        and ended.ended_at >= started
+        and (ended.reason, ended.detail) == ("failed", "why")
     )
     make(store, "sorter", Move.RESUME)
     make(store, "sorter", Move.PLACE)
@@ -135,7 +144,7 @@ def test_the_times_of_a_run_are_its_first_start_and_its_last_end(store: Store) -
     assert (again.started_at, again.ended_at, again.reason, again.detail) == (started, None, None, "")
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- runs ----------------------------------------------------------------------------------------------------
 def test_a_name_in_use_is_refused_and_free_again_after_removal(store: Store) -> None:
     bring(store, "sorter", RunState.ENDED)
     with pytest.raises(Conflict, match="there is a run named sorter"):
@@ -175,7 +184,9 @@ def test_a_run_whose_version_is_aliased_cannot_be_removed(store: Store, tmp_path
     ingest.ingest(store, "sorter", tmp_path / "journal.jsonl")
     make(store, "sorter", Move.END)
     with store.write() as connection:
-        connection.execute("INSERT INTO aliases (alias, run, version, updated_at) VALUES ('bot', 'sorter', 1, 0)")
+        connection.execute(
+            "INSERT INTO aliases (alias, run, version, updated_at) VALUES ('bot', 'sorter', 1, 0)"
+        )
     with pytest.raises(Conflict, match="alias bot serves a version of run sorter"):
         runs.remove(store, "sorter")
     assert versions.get_version(store, "sorter", 1).aliases == ["bot"]
@@ -219,7 +230,9 @@ def test_what_is_not_there_is_not_found(store: Store) -> None:
 
 def test_fields_that_belong_to_moves_and_journals_cannot_be_set_by_hand(store: Store) -> None:
     new_run(store)
-    runs.set_fields(store, "sorter", waiting="for a device", wanted="pause", pool="p", steps=20, resume_step=5)
+    runs.set_fields(
+        store, "sorter", waiting="for a device", wanted="pause", pool="p", steps=20, resume_step=5
+    )
     assert runs.get(store, "sorter").waiting == "for a device"
     for column in ("state", "step", "reward", "name = name; --"):
         with pytest.raises(ValueError, match="not to be set here"):
@@ -259,7 +272,9 @@ def test_pages_of_steps_join_without_gap_or_double(store: Store, tmp_path: Path)
     assert first[0].metrics["reward"] == 0.5
 
 
-def test_sparse_steps_are_multiples_and_the_last_one_and_go_on_where_they_ended(store: Store, tmp_path: Path) -> None:
+def test_sparse_steps_are_multiples_and_the_last_one_and_go_on_where_they_ended(
+    store: Store, tmp_path: Path
+) -> None:
     new_run(store)
     with JournalWriter(tmp_path / "journal.jsonl", "sorter", 1) as writer:
         for number in range(1, 12):
@@ -272,9 +287,11 @@ def test_sparse_steps_are_multiples_and_the_last_one_and_go_on_where_they_ended(
     assert metrics.sparse_steps(store, "sorter", 2**62, after=2**63 - 1) == []
 
 
-# -- pools and events --------------------------------------------------------------------------------------------------
+# -- pools and events ----------------------------------------------------------------------------------------
 def test_a_pool_goes_with_its_leases(store: Store) -> None:
-    made = pools.upsert(store, "tiny-1", state="starting", model="builtin:tiny", mode="fused", device="cpu", pid=7)
+    made = pools.upsert(
+        store, "tiny-1", state="starting", model="builtin:tiny", mode="fused", device="cpu", pid=7
+    )
     pools.lease(store, "tiny-1", "cpu", "run sorter")
     assert pools.upsert(store, "tiny-1", state="ready") == structs.replace(made, state="ready")
     assert [(row.device, row.pool) for row in pools.leases(store)] == [("cpu", "tiny-1")]

@@ -68,7 +68,9 @@ async def test_neighbours_do_not_change_a_sample(trainer: BuiltinTrainer) -> Non
     np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-5)
 
 
-async def test_samples_of_one_token_are_predicted_by_the_prompt(trainer: BuiltinTrainer, untied: Path) -> None:
+async def test_samples_of_one_token_are_predicted_by_the_prompt(
+    trainer: BuiltinTrainer, untied: Path
+) -> None:
     batch = Batch.of([(tokens(5, 6), [tokens(7), tokens(8)]), (tokens(9), [tokens(1)])])
     expected = reference_logprobs(reference_model(untied), batch).detach().numpy()
     np.testing.assert_allclose(await trainer.logprobs(Policy(), batch), expected, atol=1e-4)
@@ -94,7 +96,9 @@ async def test_an_adapter_on_lm_head_gets_the_gradient_of_peft(
     weights = np.repeat(targets_for(batch).advantages, batch.completion_lengths) / batch.completions.size
     logprobs = reference_logprobs(model, batch)
     logprobs.backward(-logprobs.new_tensor(weights))
-    theirs = {name.replace(".default", ""): p.grad for name, p in model.named_parameters() if p.grad is not None}
+    theirs = {
+        name.replace(".default", ""): p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
     slot = trainer._slots["a"]
     assert "lm_head.lora_B.weight" in slot.shapes
     for name, ours in slot.views(slot.grads).items():
@@ -134,7 +138,9 @@ async def test_logits_never_exist_for_all_tokens_at_once(
 
 
 @pytest.mark.parametrize("vocab", [100, 2**15, 2**18])
-def test_a_chunk_of_logits_fits_into_a_small_box_and_reads_the_head_seldom(trainer: BuiltinTrainer, vocab: int) -> None:
+def test_a_chunk_of_logits_fits_into_a_small_box_and_reads_the_head_seldom(
+    trainer: BuiltinTrainer, vocab: int
+) -> None:
     config = dataclasses.replace(trainer._base.config, vocab_size=vocab)
     rows = passes._most_rows(dataclasses.replace(trainer._base, config=config))
     assert rows >= 128 and 4 * rows * vocab <= 128 * 2**20
@@ -150,7 +156,9 @@ def test_chunks_cut_each_slot_s_tokens_where_a_call_of_its_own_does(
     pieces = [next(plan(random_batch(seed), 1000, share=False)) for seed in (1, 2, 3)]
     together = pack(trainer._base, pieces)
     chunks = list(passes._chunks(trainer._base, together))
-    assert [token for chunk in chunks for token in range(10_000)[chunk]] == list(range(together.targets.numel()))
+    assert [token for chunk in chunks for token in range(10_000)[chunk]] == list(
+        range(together.targets.numel())
+    )
     assert max(chunk.stop - chunk.start for chunk in chunks) <= most
     alone = [list(passes._chunks(trainer._base, pack(trainer._base, [piece]))) for piece in pieces]
     within = [passes._within(together.tokens, chunk) for chunk in chunks]
@@ -160,7 +168,9 @@ def test_chunks_cut_each_slot_s_tokens_where_a_call_of_its_own_does(
     assert len(chunks) == count
 
 
-async def test_statistics_are_read_once_for_each_slot(trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_statistics_are_read_once_for_each_slot(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[int] = []
 
     def counted(losses: TokenLosses, entropy: torch.Tensor, normaliser: float) -> LossStats:
@@ -233,7 +243,9 @@ def test_the_optimizer_is_torch_s_adamw_bit_for_bit() -> None:
     assert torch.equal(ours, theirs.detach())
 
 
-@pytest.mark.parametrize(("kind", "std"), [("kaiming", 3**-0.5 / 20), ("xavier", (2 / 500) ** 0.5), ("normal", 0.2)])
+@pytest.mark.parametrize(
+    ("kind", "std"), [("kaiming", 3**-0.5 / 20), ("xavier", (2 / 500) ** 0.5), ("normal", 0.2)]
+)
 def test_a_begins_with_the_spread_of_its_init(kind: str, std: float) -> None:
     a = initial_a(kind, (100, 400), torch.Generator().manual_seed(0))
     assert a.std().item() == pytest.approx(std, rel=0.02)

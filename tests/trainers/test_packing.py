@@ -133,6 +133,8 @@ def test_a_long_sequence_does_not_pad_a_short_one_with_the_same_prompt() -> None
 
 def test_fused_prompts_have_no_mask(base: Base) -> None:
     lengths = np.array([LONG + 1, 5])
-    prompts, samples = Layout(base, LONG + 6, Sequences(np.array([0, LONG + 1]), lengths, np.array([-1, 0]))).blocks
+    prompts, samples = Layout(
+        base, LONG + 6, Sequences(np.array([0, LONG + 1]), lengths, np.array([-1, 0]))
+    ).blocks
     assert prompts.fused and prompts.bias is None
     assert samples.fused and samples.bias is not None and samples.bias.shape == (1, 1, 5, LONG + 6)

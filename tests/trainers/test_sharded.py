@@ -1,4 +1,6 @@
-"""What trainers of several ranks share: how a batch is cut over ranks and rows, and the optimizer over flat vectors."""
+"""What trainers of several ranks share: how a batch is cut over ranks and rows, and the optimizer over flat
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.conformance.reference import random_batch
 from tests.kit.fakes import rank_kit
 
 CPU = torch.device("cpu")
-SPEC = SlotSpec(AdapterConfig(2, 4, ("model.layers.0.self_attn.q_proj",)), optimizer=Optimizer(weight_decay=0.1))
+SPEC = SlotSpec(
+    AdapterConfig(2, 4, ("model.layers.0.self_attn.q_proj",)), optimizer=Optimizer(weight_decay=0.1)
+)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -59,7 +59,9 @@ def test_only_runs_that_something_happened_to_are_read() -> None:
     assert board.read(client, happened(an_event(10, "calm", "step"))) is None
 
 
-def test_an_alarm_of_one_step_stays_for_a_while_and_not_longer_than_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alarm_of_one_step_stays_for_a_while_and_not_longer_than_its_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     world = World(a_run("sorter", signals={"at": time.time(), "truncated": 1.0}))
@@ -144,7 +146,9 @@ def test_ages_are_told_again_each_minute(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_ticker_leaves_out_what_runs_do_all_the_time() -> None:
     board, client, _ = a_board(busy_world())
-    news = board.read(client, happened(an_event(3, "bold", "step"), an_event(4, "bold", "checkpoint", step=4)))
+    news = board.read(
+        client, happened(an_event(3, "bold", "step"), an_event(4, "bold", "checkpoint", step=4))
+    )
     assert news is not None and [event.id for event in news.events] == [4, 2, 1]
 
 
@@ -169,7 +173,11 @@ def test_a_line_of_bars_goes_from_the_least_to_the_largest(values: Any, width: i
 @pytest.mark.parametrize(
     ("kind", "data", "words"),
     [
-        ("state", {"state": "ended", "reason": "failed", "detail": "out of memory", "by": "daemon"}, "failed: out of"),
+        (
+            "state",
+            {"state": "ended", "reason": "failed", "detail": "out of memory", "by": "daemon"},
+            "failed: out of",
+        ),
         ("state", {"state": "paused", "reason": None, "by": "ann"}, "paused (by ann)"),
         ("alias", {"alias": "prod", "version": None, "previous": "a@1"}, "alias prod is removed, before a@1"),
         ("checkpoint", {"step": 4, "bytes": 2048}, "checkpoint of step 4, 2.0 KiB"),

@@ -41,8 +41,11 @@ async def test_the_dashboard_is_drawn_and_used_by_keys_and_by_mouse(made: World)
     with served(made) as server:
         async with chromium() as tab:
             page = await tab(server.url)
-            shown = ("first", "second", "Quit")  # keys are told once the page has the focus, which needs no click
-            lines = await page.until(lambda text: all(word in text for word in shown), "both runs, and the keys")
+            # keys are told once the page has the focus, which needs no click
+            shown = ("first", "second", "Quit")
+            lines = await page.until(
+                lambda text: all(word in text for word in shown), "both runs, and the keys"
+            )
             await opens_help(page)
             await opens_a_run(page, lines)
             picture = await page.picture()
@@ -60,7 +63,9 @@ async def opens_help(page: Tab) -> None:
 
 
 async def opens_a_run(page: Tab, lines: list[str]) -> None:
-    """The second of the table, whichever that is, by its row and enter; then another tab of it by its label."""
+    """The second of the table, whichever that is, by its row and enter;
+    then another tab of it by its label.
+    """
     row = max(y for y, line in enumerate(lines) if line.split()[:1] in (["first"], ["second"]))
     name = lines[row].split()[0]
     await page.click(lines[row].index(name) + 1, row)
@@ -69,7 +74,9 @@ async def opens_a_run(page: Tab, lines: list[str]) -> None:
     lines = await page.until(lambda text: "versions" in text and name in text, "the run's screen")
     row = next(y for y, line in enumerate(lines) if "versions" in line)
     await page.click(lines[row].index("versions") + 1, row)
-    await page.until(lambda text: f"lorad adapters {name}" in text and "passed" in text, "its versions, attested")
+    await page.until(
+        lambda text: f"lorad adapters {name}" in text and "passed" in text, "its versions, attested"
+    )
 
 
 def keep(picture: bytes) -> None:

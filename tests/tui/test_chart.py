@@ -1,4 +1,6 @@
-"""Charts in text: any values, any number of them, any box; round numbers, spikes, and several distinct runs."""
+"""Charts in text: any values, any number of them, any box; round numbers, spikes,
+and several distinct runs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def looks(picture: Picture | None) -> set[str]:
 def test_a_curve_of_any_values_fits_any_box(values: tuple[float, ...], size: tuple[int, int]) -> None:
     picture = draw(plot(curve(*values), last=3, marks=[(0, 0.5)]), *size)
     if picture is not None:
-        assert len(picture.chars) == size[1] and {len(row) for row in picture.chars + picture.looks} == {size[0]}
+        assert len(picture.chars) == size[1] and {len(row) for row in picture.chars + picture.looks} == {
+            size[0]
+        }
 
 
 def test_nothing_but_nan_is_nothing_to_draw() -> None:

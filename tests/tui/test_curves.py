@@ -22,7 +22,18 @@ from lorad.tui.curves.tab import Curves
 from lorad.tui.feed import Changes
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.widgets.picker import Choose
-from tests.kit.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, shaped, until, using
+from tests.kit.tui_world import (
+    HOSTILE,
+    SHOWN,
+    Prepared,
+    User,
+    World,
+    a_run,
+    screen_text,
+    shaped,
+    until,
+    using,
+)
 
 Json = dict[str, Any]
 ALL = Changes(everything=True)
@@ -50,7 +61,7 @@ def serve(world: World, run: str, steps: Callable[[], int], make: Callable[[int]
     return asked
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- what is kept --------------------------------------------------------------------------------------------
 def test_what_is_no_number_is_left_out_and_counted() -> None:
     series = Series()
     for x, y in enumerate([1.0, math.nan, None, math.inf, 2, "x"]):
@@ -105,10 +116,15 @@ def test_zooming_keeps_the_step_under_the_mouse_where_it_is_and_ends_at_all_step
     assert (window.span, window.bounds(0, 99)) == (None, (0, 99))
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 def read_all(reader: StepReader, world: World, window: tuple[int, int] | None = None, **run: Any) -> Track:
     """Until there is no more."""
-    client, track, row, changes = Client(transport=Prepared(world)), Track(), shaped(Run, a_run("a", **run)), ALL
+    client, track, row, changes = (
+        Client(transport=Prepared(world)),
+        Track(),
+        shaped(Run, a_run("a", **run)),
+        ALL,
+    )
     while parts := reader.read(client, changes, row, (), window):
         track = parts[0].applied(track)
         if not parts[0].more:
@@ -164,7 +180,9 @@ def test_a_resume_begins_anew() -> None:
 def test_a_run_that_is_gone_is_told_and_the_others_are_read() -> None:
     world = World(a_run("a"))
     serve(world, "a", lambda: 3)
-    parts = StepReader().read(Client(transport=Prepared(world)), ALL, shaped(Run, a_run("a")), ("lost",), None)
+    parts = StepReader().read(
+        Client(transport=Prepared(world)), ALL, shaped(Run, a_run("a")), ("lost",), None
+    )
     assert {part.run: bool(part.gone) for part in parts} == {"a": False, "lost": True}
 
 
@@ -184,7 +202,7 @@ def test_nothing_is_lost_when_the_daemon_goes_in_the_middle_of_a_reading() -> No
     assert list(read_all(reader, world, created_at=1.0).steps) == list(range(1, 10))
 
 
-# -- where the time goes -----------------------------------------------------------------------------------------------
+# -- where the time goes -------------------------------------------------------------------------------------
 def test_the_parts_of_a_step_add_up_to_it_and_attesting_is_no_part_of_publishing_then() -> None:
     values = {"seconds": 2.0, "seconds_sample": 1.0, "seconds_publish": 0.5, "seconds_attest": 0.2}
     found = spent(values)
@@ -205,7 +223,7 @@ def test_a_figure_that_was_not_measured_is_a_dash() -> None:
     assert told[1] == ["reward", "0.500"] and ["kl", "-"] in told and ["mismatch", "-"] in told
 
 
-# -- the tab -----------------------------------------------------------------------------------------------------------
+# -- the tab -------------------------------------------------------------------------------------------------
 @asynccontextmanager
 async def looking(world: World, size: tuple[int, int] = (80, 24)) -> AsyncIterator[User]:
     """At the curves of the first run."""
@@ -213,14 +231,18 @@ async def looking(world: World, size: tuple[int, int] = (80, 24)) -> AsyncIterat
         name = world.runs[0]["name"]
         await until(user, lambda: screen_text(user))
         user.app.open_run(name)  # type: ignore[attr-defined]
-        await until(user, lambda: isinstance(user.app.screen, RunScreen) and "◆ held-out" in screen_text(user))
+        await until(
+            user, lambda: isinstance(user.app.screen, RunScreen) and "◆ held-out" in screen_text(user)
+        )
         yield user
 
 
 def a_world(steps: int = 400, *others: Json) -> World:
     world = World(a_run("first", step=steps), *others)
     serve(world, "first", lambda: steps)
-    world.answers["runs/first/evals"] = [{"step": number, "score": 0.25} for number in range(0, steps + 1, 100)]
+    world.answers["runs/first/evals"] = [
+        {"step": number, "score": 0.25} for number in range(0, steps + 1, 100)
+    ]
     return world
 
 
@@ -260,7 +282,12 @@ async def test_figures_never_wrap_while_their_column_shrinks() -> None:
     async with Host().run_test(size=(60, 20)) as user:
         side.styles.width = 60
         await until(user, lambda: side.size.width > 50)
-        side.tell(3, {"reward": 0.5, "loss": 0.1, "kl": 0.01, "entropy": 0.7, "grad_norm": 0.5}, lambda room: [], [""])
+        side.tell(
+            3,
+            {"reward": 0.5, "loss": 0.1, "kl": 0.01, "entropy": 0.7, "grad_norm": 0.5},
+            lambda room: [],
+            [""],
+        )
         side.styles.width = 25
         await until(user, lambda: side.size.width < 25 and "grad norm" in screen_text(user))
         figures = [line for line in screen_text(user).splitlines() if line.strip()]
@@ -288,7 +315,9 @@ async def test_the_mouse_places_the_cursor_and_its_wheel_zooms() -> None:
         await until(user, lambda: tab(user).scene.hover)
         hovered = tab(user).scene.step
         await user.click(Chart, offset=(30, 5))
-        await until(user, lambda: tab(user).scene.cursor == hovered and f"step {hovered}" in screen_text(user))
+        await until(
+            user, lambda: tab(user).scene.cursor == hovered and f"step {hovered}" in screen_text(user)
+        )
         charts(user)[0].post_message(Chart.Pointed(0, hovered, zoomed=-1))
         await until(user, lambda: tab(user).scene.look.window.span == 200 and "of 0–400" in screen_text(user))
 
@@ -306,7 +335,9 @@ async def test_the_window_zooms_moves_and_shows_the_last_steps() -> None:
 
 async def test_another_metric_is_a_key_or_a_part_of_its_name_away() -> None:
     world = a_world()
-    serve(world, "first", lambda: 9, lambda number: step(number, staleness=2.0, kl=None if number > 6 else 0.5))
+    serve(
+        world, "first", lambda: 9, lambda number: step(number, staleness=2.0, kl=None if number > 6 else 0.5)
+    )
     async with looking(world) as user:
         await user.press("j", "j")
         await until(user, lambda: "KL  NaN" in screen_text(user) and "3 NaN" in screen_text(user))
@@ -333,7 +364,9 @@ async def test_a_run_is_laid_over_by_a_part_of_its_name_and_taken_away_again() -
         await user.press("a")
         await until(user, lambda: isinstance(user.app.screen, Choose) and SHOWN in screen_text(user))
         await user.press(*"oth", "enter")
-        await until(user, lambda: "A 0.400  B –" in screen_text(user) and "B ─── ── other" in screen_text(user))
+        await until(
+            user, lambda: "A 0.400  B –" in screen_text(user) and "B ─── ── other" in screen_text(user)
+        )
         assert "lorad plot first other" in screen_text(user)
         tab(user).scene.cursor = 299
         await user.press("right")

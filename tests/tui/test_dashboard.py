@@ -1,4 +1,6 @@
-"""The dashboard: runs, pools, devices, events and alarms, at every size, with whatever runs are called and say."""
+"""The dashboard: runs, pools, devices, events and alarms, at every size, with whatever runs are called and
+say.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ async def test_a_large_terminal_has_panes_side_by_side() -> None:
     async with using(busy_world(), LARGE) as user:
         await until(user, lambda: "carol 38.0" in screen_text(user) and "eval 0.500" in screen_text(user))
         lines = screen_text(user).splitlines()
-        assert any("Qwen3-8B" in row and "4,211" in row and "cuda:0" in row and "carol 38.0" in row for row in lines)
+        assert any(
+            "Qwen3-8B" in row and "4,211" in row and "cuda:0" in row and "carol 38.0" in row for row in lines
+        )
         assert any("1 alarm " in row and "events" in row for row in lines)
         assert any("bold" in row and "KL 0.9" in row and "eval 0.500" in row for row in lines)
 
@@ -113,7 +117,9 @@ async def test_tab_goes_through_the_panes_and_escape_back_to_the_runs() -> None:
 
 async def test_the_next_run_with_an_alarm_is_a_key_away_and_its_alarm_is_told() -> None:
     world = busy_world()
-    world.runs.append(a_run("dead", state="ended", reason="failed", detail="out of memory", ended_at=time.time()))
+    world.runs.append(
+        a_run("dead", state="ended", reason="failed", detail="out of memory", ended_at=time.time())
+    )
     async with using(world, SMALL) as user:
         await until(user, lambda: len(names(user)) == 4 and "KL" in line(user, "#why"))
         await user.press("exclamation_mark")
@@ -146,7 +152,9 @@ async def test_an_acknowledgement_that_cannot_be_kept_says_so(monkeypatch: pytes
         await until(user, lambda: line(user, "#alarmed") and names(user))
         await user.press("A")
         await until(user, lambda: not line(user, "#alarmed"))
-        assert "until this session ends: /proc/none/lorad/acknowledged.json: No such file" in line(user, "#status")
+        assert "until this session ends: /proc/none/lorad/acknowledged.json: No such file" in line(
+            user, "#status"
+        )
 
 
 async def test_the_filter_narrows_as_it_is_typed() -> None:
@@ -206,7 +214,10 @@ async def test_thousands_of_runs_page(count: int, pages: int) -> None:
         await until(user, lambda: f"{count:,} ended · page 1/{pages}" in line(user, "#title") and names(user))
         assert len(names(user)) == 200
         await user.press("G")
-        await until(user, lambda: names(user)[-1] == f"run-{count - 1:04}" and f"page {pages}/" in line(user, "#title"))
+        await until(
+            user,
+            lambda: names(user)[-1] == f"run-{count - 1:04}" and f"page {pages}/" in line(user, "#title"),
+        )
         assert len(user.app.screen._made._made) <= 400  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,6 @@
-"""The form of a new run: from fields to YAML and back, the messages about mistakes, and the screen by keys alone."""
+"""The form of a new run: from fields to YAML and back, the messages about mistakes, and the screen by keys
+alone.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,14 @@ ODD = [
 ]
 
 
-# -- YAML -------------------------------------------------------------------------------------------------------------
+# -- YAML ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", ODD)
 def test_any_text_reads_as_it_was_written(text: str) -> None:
-    data = {"model.path": text, "rollout.stop": [text, "b"], "rollout.engine_args": {text or "k": [text, 1, None]}}
+    data = {
+        "model.path": text,
+        "rollout.stop": [text, "b"],
+        "rollout.engine_args": {text or "k": [text, 1, None]},
+    }
     written = text_of(data)
     assert all(character.isprintable() or character == "\n" for character in written)
     if text:
@@ -78,7 +84,7 @@ def test_every_field_is_a_key_of_the_spec_and_says_what_it_may_be() -> None:
     assert "whole number > 0" in entry("lora.rank").says and entry("lora.rank").default == "16"
 
 
-# -- what is typed ----------------------------------------------------------------------------------------------------
+# -- what is typed -------------------------------------------------------------------------------------------
 def test_only_what_is_told_is_in_the_yaml() -> None:
     draft = draw_up({"lora.rank": "8", "trainer.lr": "3e-5", "data.train": "", "trainer.schedule": "cosine"})
     assert draft.text == "lora:\n  rank: 8\ntrainer:\n  lr: 3e-5\n  schedule: cosine\n"
@@ -95,7 +101,12 @@ def test_every_field_that_is_wrong_is_told_at_once_in_the_words_of_the_spec() ->
 
 @pytest.mark.parametrize(
     ("typed", "told"),
-    [("lora.rnk=8", "Did you mean lora.rank"), ("lora.rank", "key=value"), ("a='", "quote"), ("lora.rank=x", "int")],
+    [
+        ("lora.rnk=8", "Did you mean lora.rank"),
+        ("lora.rank", "key=value"),
+        ("a='", "quote"),
+        ("lora.rank=x", "int"),
+    ],
 )
 def test_other_settings_are_checked_as_they_are_typed(typed: str, told: str) -> None:
     assert told in draw_up({}, typed).wrong[MORE]
@@ -116,7 +127,7 @@ def test_a_secret_is_refused_where_it_is_typed() -> None:
     assert "secret" in draft.wrong[MORE] and "key_file" in draft.wrong[MORE]
 
 
-# -- sources ----------------------------------------------------------------------------------------------------------
+# -- sources -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_form_from_a_template_is_the_spec_that_init_writes(name: str) -> None:
     source = sources.of_template(name)
@@ -160,7 +171,7 @@ def test_a_file_that_is_no_spec_is_refused_with_its_line(tmp_path: Path) -> None
         sources.of_file(tmp_path / "none.yaml")
 
 
-# -- the shell's way --------------------------------------------------------------------------------------------------
+# -- the shell's way -----------------------------------------------------------------------------------------
 def the_same(line: str, text: str) -> Spec:
     """What `lorad run` makes of its words."""
     words = shlex.split(line.partition("lorad run ")[2].partition(" <")[0])
@@ -184,11 +195,17 @@ def test_the_command_starts_the_same_run(command_of: str) -> None:
 
 
 def test_paths_that_begin_elsewhere_are_told_by_the_command() -> None:
-    assert command(Source("x", {}, Path("/a b")), {"seed": 1}, HERE) == "cd '/a b' && lorad run - seed=1 < /dev/null"
+    assert (
+        command(Source("x", {}, Path("/a b")), {"seed": 1}, HERE)
+        == "cd '/a b' && lorad run - seed=1 < /dev/null"
+    )
 
 
 def test_what_is_gone_becomes_its_default() -> None:
-    assert overrides({"lora.rank": 8, "data.eval": "x", "seed": 0}, {"seed": 0}) == {"lora.rank": 16, "data.eval": None}
+    assert overrides({"lora.rank": 8, "data.eval": "x", "seed": 0}, {"seed": 0}) == {
+        "lora.rank": 16,
+        "data.eval": None,
+    }
 
 
 def test_a_file_in_another_directory_means_the_same_files(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""What holds on every screen: how an action is asked for and done, who may do it, keys, looks, and the feed."""
+"""What holds on every screen: how an action is asked for and done, who may do it, keys, looks,
+and the feed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,19 @@ from lorad.tui.feed import Changes, Failed, Feed, Fresh, restricted
 from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.confirm import Confirm
 from lorad.tui.screens.help import Help, key_names
-from tests.kit.tui_world import Prepared, User, World, a_run, line, names, screen_text, shaped, table, until, using
+from tests.kit.tui_world import (
+    Prepared,
+    User,
+    World,
+    a_run,
+    line,
+    names,
+    screen_text,
+    shaped,
+    table,
+    until,
+    using,
+)
 
 Json = dict[str, Any]
 
@@ -31,7 +45,7 @@ def checkpoint(step: int, size: int = 1 << 20) -> Json:
     return {"run": "sorter", "step": step, "version": step, "path": f"checkpoints/{step}", "bytes": size}
 
 
-# -- what is typed for an action ---------------------------------------------------------------------------------------
+# -- what is typed for an action -----------------------------------------------------------------------------
 async def test_the_command_grows_with_what_is_typed_and_does_the_same() -> None:
     world = World(a_run("sorter", state="paused"))
     async with using(world) as user:
@@ -70,7 +84,7 @@ async def test_a_field_takes_keys_that_mean_something_elsewhere() -> None:
         assert isinstance(user.app.screen, Ask)
 
 
-# -- what is lost by it ------------------------------------------------------------------------------------------------
+# -- what is lost by it --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("verb", "run", "values", "said"),
     [
@@ -84,12 +98,19 @@ async def test_a_field_takes_keys_that_mean_something_elsewhere() -> None:
         ("resume", {"state": "paused", "step": 31}, {}, ""),
         ("resume", {"state": "paused", "step": 31}, {"from": "20"}, ""),
         ("resume", {"state": "paused", "step": 31}, {"from": "10"}, "steps 11 to 31 are done again"),
-        ("resume", {"state": "paused", "step": 11}, {"from": "10"}, "step 11 is done again, and what came of it"),
+        (
+            "resume",
+            {"state": "paused", "step": 11},
+            {"from": "10"},
+            "step 11 is done again, and what came of it",
+        ),
         ("rm", {}, {}, ""),
         ("rm", {"state": "paused", "step": 1}, {}, "1 version, 2 checkpoints (2.0 MiB) and the samples"),
     ],
 )
-def test_what_is_lost_is_named_from_what_there_is(verb: str, run: Json, values: dict[str, str], said: str) -> None:
+def test_what_is_lost_is_named_from_what_there_is(
+    verb: str, run: Json, values: dict[str, str], said: str
+) -> None:
     world = World(a_run("sorter", **run))
     world.answers["runs/sorter/checkpoints"] = [checkpoint(10), checkpoint(20)]
     world.answers["versions"] = [{"run": "sorter", "version": 1, "aliases": []}]
@@ -110,7 +131,9 @@ def test_a_rollback_names_both_versions_and_an_unalias_who_asks() -> None:
     world = World()
     moves = [{"alias": "bot", "run": "sorter", "version": version} for version in (4, 3)]
     world.answers["aliases/bot/moves"] = moves
-    assert "bot serves sorter@3 again instead of sorter@4" in consequences.of_rollback(client_of(world), "bot", {})
+    assert "bot serves sorter@3 again instead of sorter@4" in consequences.of_rollback(
+        client_of(world), "bot", {}
+    )
     world.answers["aliases/bot/moves"] = moves[:1]
     assert consequences.of_rollback(client_of(world), "bot", {}) == ""
     assert "bot" in consequences.of_unalias(client_of(world), "bot", {})
@@ -192,14 +215,16 @@ async def test_a_question_about_many_fits_a_small_terminal() -> None:
         await user.press("escape")
 
 
-# -- who may do what ---------------------------------------------------------------------------------------------------
+# -- who may do what -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("verb", sorted(ACTIONS))
 async def test_readonly_does_none_of_the_actions(verb: str) -> None:
     world = World(a_run("sorter"))
     async with using(world, readonly=True) as user:
         await until(user, lambda: names(user) == ["sorter"])
         user.app.screen.act(ACTIONS[verb], ["sorter"])  # type: ignore[attr-defined]
-        await until(user, lambda: "Read-only" in line(user, "#status") and "READ-ONLY" in line(user, "#title"))
+        await until(
+            user, lambda: "Read-only" in line(user, "#status") and "READ-ONLY" in line(user, "#title")
+        )
         assert world.bodies == []
 
 
@@ -240,7 +265,7 @@ async def test_several_are_resumed_with_one_answer_and_forked_one_by_one() -> No
         await until(user, lambda: "fork is for one at a time, and 2 are marked" in line(user, "#status"))
 
 
-# -- keys and looks ----------------------------------------------------------------------------------------------------
+# -- keys and looks ------------------------------------------------------------------------------------------
 async def test_an_action_can_have_another_key_and_help_tells_it() -> None:
     world = World(a_run("sorter"))
     async with using(world, config=Config(tui=Tui(keymap={"run.pause": "f9", "app.help": "f2"}))) as user:
@@ -257,22 +282,32 @@ async def test_help_is_of_the_screen_that_one_is_on() -> None:
     async with using(World(a_run("sorter")), (100, 60)) as user:
         await until(user, lambda: names(user) == ["sorter"])
         await user.press("question_mark")
-        await until(user, lambda: "board.filter" in screen_text(user) and "curves.log" not in screen_text(user))
+        await until(
+            user, lambda: "board.filter" in screen_text(user) and "curves.log" not in screen_text(user)
+        )
         await user.press("escape", "enter", "1")
         await until(user, lambda: "1 curves" in screen_text(user))
         await user.press("question_mark")
-        await until(user, lambda: "curves.log" in screen_text(user) and "board.filter" not in screen_text(user))
+        await until(
+            user, lambda: "curves.log" in screen_text(user) and "board.filter" not in screen_text(user)
+        )
         await user.press("escape", "2")
-        await until(user, lambda: "No samples yet" in screen_text(user) or "has no samples" in screen_text(user))
+        await until(
+            user, lambda: "No samples yet" in screen_text(user) or "has no samples" in screen_text(user)
+        )
         await user.press("question_mark")
-        await until(user, lambda: "samples.unfold" in screen_text(user) and "curves.log" not in screen_text(user))
+        await until(
+            user, lambda: "samples.unfold" in screen_text(user) and "curves.log" not in screen_text(user)
+        )
 
 
 async def test_help_finds_keys_of_every_screen_by_words() -> None:
     async with using(World(a_run("sorter"))) as user:
         await until(user, lambda: names(user) == ["sorter"])
         await user.press("question_mark", "slash", *"fork", "space", *"check")
-        await until(user, lambda: "checkpoints.fork" in screen_text(user) and "board.filter" not in screen_text(user))
+        await until(
+            user, lambda: "checkpoints.fork" in screen_text(user) and "board.filter" not in screen_text(user)
+        )
         await user.press(*"qqq")
         await until(user, lambda: "No key has all of these words." in screen_text(user))
         await user.press("escape")
@@ -324,7 +359,7 @@ async def test_a_key_goes_through_the_themes() -> None:
         assert seen == set(themes.NAMES.values())
 
 
-# -- the palette -------------------------------------------------------------------------------------------------------
+# -- the palette ---------------------------------------------------------------------------------------------
 async def palette(user: User, *typed: str) -> None:
     await user.press("colon", *typed)
     await until(user, lambda: "Pause sorter" in screen_text(user))
@@ -357,10 +392,12 @@ async def test_the_palette_offers_what_is_left_to_do(state: str, offered: set[st
 def test_every_action_has_a_command_of_its_own_and_words() -> None:
     lines = {action.verb: action.command("sorter@1") for action in (*RUNS, *VERSIONS, *ALIASES, *POOLS)}
     assert len(set(lines.values())) == len(lines) == len(ACTIONS)
-    assert all(text.startswith("lorad ") for text in lines.values()) and all(one.says for one in ACTIONS.values())
+    assert all(text.startswith("lorad ") for text in lines.values()) and all(
+        one.says for one in ACTIONS.values()
+    )
 
 
-# -- the feed ----------------------------------------------------------------------------------------------------------
+# -- the feed ------------------------------------------------------------------------------------------------
 def test_an_older_daemon_that_does_not_say_who_asks_is_followed() -> None:
     assert restricted(shaped(Status, {"pid": 1})) is None
     assert restricted(Status(1, caller=Caller("ann", True))) is None

@@ -67,7 +67,9 @@ async def test_a_key_that_does_not_work_now_is_dim_and_rings() -> None:
         await user.mouse_down(KeyBar, offset=(18, 0))
         assert app.bells == 1
         line = app.query_one(KeyBar).render()
-        assert [line.plain[span.start : span.end] for span in line.spans if span.style == "dim"] == ["d Asleep"]
+        assert [line.plain[span.start : span.end] for span in line.spans if span.style == "dim"] == [
+            "d Asleep"
+        ]
 
 
 @pytest.mark.parametrize(("width", "told"), [(27, "a First b Second"), (26, "a First"), (17, ""), (3, "")])

@@ -25,7 +25,12 @@ from tests.tui.test_form import a_spec
 
 def a_world() -> World:
     world = World(a_run("old", state="ended", reason="completed"))
-    shown = {**a_run("old"), "spec": a_spec(name="old", trainer={"lr": 3e-5}), "cwd": "/there", "warnings": []}
+    shown = {
+        **a_run("old"),
+        "spec": a_spec(name="old", trainer={"lr": 3e-5}),
+        "cwd": "/there",
+        "warnings": [],
+    }
     world.answers["runs/old"] = shown
     world.answers["runs/new"] = {**shown, **a_run("new")}
     world.answers["POST runs"] = lambda body: a_run("new", state="queued")
@@ -80,7 +85,9 @@ async def test_a_run_like_another_one_begins_where_that_one_did() -> None:
         await until(user, lambda: "lr: 3e-5" in screen_text(user) and "/there" in line(user, "#title"))
         await user.press("ctrl+s")
         await until(user, lambda: world.bodies)
-    assert world.bodies[-1][1]["cwd"] == "/there" and load_spec(world.bodies[-1][1]["spec"]).trainer.lr == 3e-5
+    assert (
+        world.bodies[-1][1]["cwd"] == "/there" and load_spec(world.bodies[-1][1]["spec"]).trainer.lr == 3e-5
+    )
 
 
 async def test_a_wrong_value_is_told_at_its_field_and_nothing_is_started() -> None:
@@ -88,7 +95,9 @@ async def test_a_wrong_value_is_told_at_its_field_and_nothing_is_started() -> No
     async with using(world, (80, 24)) as user:
         await begin(user)
         await user.press(*["down"] * 4, *"no", "ctrl+s")
-        await until(user, lambda: "✖ rank" in screen_text(user) and "lora.rank: Expected int" in line(user, "#says"))
+        await until(
+            user, lambda: "✖ rank" in screen_text(user) and "lora.rank: Expected int" in line(user, "#says")
+        )
         await user.press("1", "up", "down", *"8")
         await until(user, lambda: "✖" not in screen_text(user))
     assert world.bodies == []
@@ -103,7 +112,9 @@ async def test_a_refusal_of_the_daemon_leaves_the_form_as_it_is() -> None:
     async with using(world, (80, 24)) as user:
         screen = await begin(user)
         await user.press(*"new", "ctrl+s")
-        await until(user, lambda: "no file /x. Look there." in line(user, "#says") and "✖ train" in screen_text(user))
+        await until(
+            user, lambda: "no file /x. Look there." in line(user, "#says") and "✖ train" in screen_text(user)
+        )
         assert user.app.screen is screen and "name=new" in screen.command
 
 
@@ -150,7 +161,9 @@ async def test_the_yaml_is_written_to_a_file_that_the_form_is_one_of_from_then_o
         await user.press(*"new", "ctrl+o")
         await until(user, lambda: isinstance(user.app.screen, Ask))
         await user.press("ctrl+s")
-        await until(user, lambda: user.app.screen is screen and line(user, "#status").endswith("$ lorad run run.yaml"))
+        await until(
+            user, lambda: user.app.screen is screen and line(user, "#status").endswith("$ lorad run run.yaml")
+        )
         assert written(tmp_path).name == "new"
         await user.press("2", "ctrl+o")
         await until(user, lambda: isinstance(user.app.screen, Ask))

@@ -17,8 +17,12 @@ from lorad.tui.widgets.text_view import Reader
 from tests.kit.tui_samples import a_sample, a_world, counted, opened, samples_of
 from tests.kit.tui_world import User, screen_text, shaped, until, using
 
-HOSTILE = "\x1b[2J\x1b]0;title\x07[bold red]x[/] \u202egnp.exe\u200b\u2066 \ud800 漢字 👩\u200d👩 a\rb\x00\u2028"
-SHOWN = r"\x1b[2J\x1b]0;title\x07[bold red]x[/] \x202egnp.exe\x200b\x2066 \xd800 漢字 👩\x200d👩 a\x0db\x00\x2028"
+HOSTILE = (
+    "\x1b[2J\x1b]0;title\x07[bold red]x[/] \u202egnp.exe\u200b\u2066 \ud800 漢字 👩\u200d👩 a\rb\x00\u2028"
+)
+SHOWN = (
+    r"\x1b[2J\x1b]0;title\x07[bold red]x[/] \x202egnp.exe\x200b\x2066 \xd800 漢字 👩\x200d👩 a\x0db\x00\x2028"
+)
 
 
 def head(user: User) -> str:
@@ -56,13 +60,13 @@ async def test_rewards_of_zero_draw_empty_bars() -> None:
 
 
 QUESTION = (  # of GSM8K, as is its answer
-    "Janet’s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends "
-    "every day with four. She sells the remainder at the farmers' market daily for $2 per fresh duck egg. How much in "
-    "dollars does she make every day at the farmers' market?"
+    "Janet’s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for "
+    "her friends every day with four. She sells the remainder at the farmers' market daily for $2 per fresh "
+    "duck egg. How much in dollars does she make every day at the farmers' market?"
 )
 ANSWER = (
-    "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\nShe makes 9 * 2 = $<<9*2=18>>18 every day at the "
-    "farmer’s market.\n#### 18"
+    "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\nShe makes 9 * 2 = $<<9*2=18>>18 every day at "
+    "the farmer’s market.\n#### 18"
 )
 
 
@@ -157,7 +161,9 @@ async def test_a_comparison_finds_the_same_prompt_in_an_earlier_step() -> None:
         await opened(user, 2, "made at 3")
         await user.press("d")
         await until(user, lambda: "the same prompt in step 1" in head(user))
-        assert any("made at 1, sample 0" in line and "made at 3, sample 0" in line for line in text(user).split("\n"))
+        assert any(
+            "made at 1, sample 0" in line and "made at 3, sample 0" in line for line in text(user).split("\n")
+        )
         await user.press("slash", *"sample", "space", "3", "enter")
         await until(user, lambda: "match 1 of 2" in head(user) and "made at 3, sample 3" in screen_text(user))
         await user.press("w")
@@ -168,14 +174,18 @@ async def test_a_comparison_with_a_step_without_that_prompt_says_which_one_it_to
     async with using(a_world({1: samples_of(1, [5, 6]), 2: samples_of(2, [7, 8])}), (160, 40)) as user:
         await opened(user, 2, "made at 2")
         await user.press("j", "d")
-        await until(user, lambda: "this prompt is not in steps 1 to 1; prompt 2 of step 1 instead" in head(user))
+        await until(
+            user, lambda: "this prompt is not in steps 1 to 1; prompt 2 of step 1 instead" in head(user)
+        )
         assert "Sort these: 6 3 2" in text(user) and "Sort these: 8 3 2" in text(user)
         await user.press("escape")
         await until(user, lambda: "beside" not in head(user) and "Sort these: 6 3 2" not in text(user))
 
 
 async def test_hostile_completions_are_shown_inert() -> None:
-    world = a_world({1: [a_sample(0, 0, 1, prompt=HOSTILE, completion=HOSTILE, finish=HOSTILE, error=HOSTILE)]})
+    world = a_world(
+        {1: [a_sample(0, 0, 1, prompt=HOSTILE, completion=HOSTILE, finish=HOSTILE, error=HOSTILE)]}
+    )
     async with using(world, (200, 40)) as user:
         await opened(user, 2, SHOWN)
         drawn = screen_text(user)
@@ -195,7 +205,10 @@ async def test_a_line_of_a_megabyte_is_scrolled_to_its_end(letter: str) -> None:
 
 async def test_rewards_of_any_size_do_not_break_it() -> None:
     rewards = [1e308, -1e308, 1e308, None, float("nan")]
-    huge = [a_sample(9, n, 1, reward=reward, advantage=reward, logprobs=[reward]) for n, reward in enumerate(rewards)]
+    huge = [
+        a_sample(9, n, 1, reward=reward, advantage=reward, logprobs=[reward])
+        for n, reward in enumerate(rewards)
+    ]
     async with using(a_world({1: [*huge, a_sample(0, 0, 1)]})) as user:
         await opened(user, 2, "made at 1")
         await user.press("v", "v", "j", "j", "d", "w")
@@ -230,11 +243,21 @@ def test_samples_without_a_value_come_last() -> None:
 
 
 def test_a_search_finds_what_is_shown_whatever_its_case() -> None:
-    groups: list[Group] = grouped([shaped(Sample, a_sample(0, 0, 1, prompt="Straße", completion="a\x1bB ab"))])
+    groups: list[Group] = grouped(
+        [shaped(Sample, a_sample(0, 0, 1, prompt="Straße", completion="a\x1bB ab"))]
+    )
     assert [(hit.sample, hit.start, hit.end) for hit in hits(groups, "AB", "as drawn")] == [(0, 7, 9)]
     assert len(hits(groups, "\x1b", "as drawn")) == 1
 
 
 def test_a_text_is_folded_at_spaces_and_within_long_words() -> None:
     text = "one two three\n\n" + "x" * 12 + " 漢字漢字漢字"
-    assert [text[a:b] for a, b in folded(text, 8)] == ["one two", "three", "", "x" * 8, "xxxx", "漢字漢字", "漢字"]
+    assert [text[a:b] for a, b in folded(text, 8)] == [
+        "one two",
+        "three",
+        "",
+        "x" * 8,
+        "xxxx",
+        "漢字漢字",
+        "漢字",
+    ]

@@ -25,7 +25,14 @@ from lorad.tui.serving.screen import Serving
 from lorad.tui.widgets.line import Line
 from tests.kit.tui_world import HOSTILE, SHOWN, User, World, a_run, line, screen_text, shaped, until, using
 
-TRAFFIC = {"requests": 120, "in_flight": 3, "failed": 1, "tokens": 4000, "requests_per_second": 2.0, "window": 60.0}
+TRAFFIC = {
+    "requests": 120,
+    "in_flight": 3,
+    "failed": 1,
+    "tokens": 4000,
+    "requests_per_second": 2.0,
+    "window": 60.0,
+}
 TRAFFIC |= {"tokens_per_second": 133.2, "ttft_p50": 0.04, "ttft_p95": 0.2, "p50": 0.84, "p95": 12.53}
 
 
@@ -92,7 +99,9 @@ async def test_aliases_are_shown_with_what_they_serve_and_their_traffic() -> Non
     async with serving(world) as user:
         await until(user, lambda: "0.875" in screen_text(user) and "(removed)" in line(user, "#log-of-moves"))
         shown = screen_text(user)
-        assert all(word in shown for word in ("sorter@6", "sorter@4", "2.00", "840ms", "12.5s", "inconclusive"))
+        assert all(
+            word in shown for word in ("sorter@6", "sorter@4", "2.00", "840ms", "12.5s", "inconclusive")
+        )
         assert line(user, "#title").startswith("Serving  2 aliases · 2.00 req/s · 3 open · 133 tok/s")
         assert "120 requests, 1 failed" in line(user, "#about")
 
@@ -222,7 +231,9 @@ async def test_what_a_model_says_is_shown_literally() -> None:
     }
     async with serving(world) as user:
         await chatting(user, "x")
-        await until(user, lambda: screen_text(user).count(SHOWN) >= 2 and "[link=x]y[/link]" in screen_text(user))
+        await until(
+            user, lambda: screen_text(user).count(SHOWN) >= 2 and "[link=x]y[/link]" in screen_text(user)
+        )
         assert "\x1b" not in screen_text(user) and "[b]stop" in heads(user)[0]
 
 
@@ -299,7 +310,10 @@ def test_cells_are_sane_whatever_is_told() -> None:
     found = cells(odd, data)
     assert found["alias"].plain == one_line("a\nb\x1b") and found["p50"].plain == "-"
     assert values(odd, data)["pool"] == "tiny-1" and found["attested"].plain == "not yet"
-    assert title(data._replace(aliases=[replace(odd, traffic=None)])).plain == "Serving  1 alias · no gateway is up"
+    assert (
+        title(data._replace(aliases=[replace(odd, traffic=None)])).plain
+        == "Serving  1 alias · no gateway is up"
+    )
     assert [milliseconds(seconds) for seconds in (0.0004, 0.84, 3.394, 9.9996, None)] == [
         "0ms",
         "840ms",

@@ -1,5 +1,5 @@
-"""Every screen as it looks on the frozen world: `make snapshots` takes the pictures again; look at them before you keep
-them."""
+"""Every screen as it looks on the frozen world: `make snapshots` takes the pictures again; look at them
+before you keep them."""
 
 from __future__ import annotations
 

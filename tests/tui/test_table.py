@@ -134,7 +134,12 @@ async def test_a_click_on_a_heading_orders_and_another_one_turns_it_round() -> N
 def test_what_has_no_number_goes_last_whatever_the_direction(is_reversed: bool) -> None:
     values = {"none": None, "nan": math.nan, "low": -math.inf, "one": 1.0, "high": math.inf, "nan2": math.nan}
     numbers = ["low", "one", "high"]
-    assert ordered(list(values), values, is_reversed) == [*numbers[:: -1 if is_reversed else 1], "none", "nan", "nan2"]
+    assert ordered(list(values), values, is_reversed) == [
+        *numbers[:: -1 if is_reversed else 1],
+        "none",
+        "nan",
+        "nan2",
+    ]
 
 
 async def test_an_order_holds_for_what_comes_later() -> None:
@@ -173,7 +178,7 @@ def test_columns_that_must_stay_stay(room: int) -> None:
     assert "name" in widths and (room < 26 or sum(widths.values()) + 2 * len(widths) <= room)
 
 
-# -- the mouse, and what is seen ---------------------------------------------------------------------------------------
+# -- the mouse, and what is seen -----------------------------------------------------------------------------
 class Noting(Host):
     def __init__(self) -> None:
         super().__init__()

@@ -87,7 +87,8 @@ class User:
         checkpoints = self.made.json("checkpoints", "first")
         steps = [row["step"] for row in checkpoints]
         self.terminal.press("4")
-        self.terminal.until("newest, whole", f"@{checkpoints[-2]['version']}")  # fewer than steps: some make no update
+        # fewer than steps: some make no update
+        self.terminal.until("newest, whole", f"@{checkpoints[-2]['version']}")
         self.terminal.press("j", "r")
         self.terminal.until("Resume first", f"lorad resume first --detach --from {steps[-2]}")
         self.terminal.press("C-s")

@@ -1,4 +1,6 @@
-"""The full-screen interface: what a user sees and what the keys do; on prepared data, and once on the real daemon."""
+"""The full-screen interface: what a user sees and what the keys do; on prepared data, and once on the real
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,19 @@ from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.confirm import Confirm
 from lorad.tui.screens.help import Help
 from lorad.tui.widgets.table import Rows
-from tests.kit.tui_world import HOSTILE, SHOWN, Prepared, World, a_run, a_step, line, names, screen_text, until, using
+from tests.kit.tui_world import (
+    HOSTILE,
+    SHOWN,
+    Prepared,
+    World,
+    a_run,
+    a_step,
+    line,
+    names,
+    screen_text,
+    until,
+    using,
+)
 
 SPEC = Path(__file__).parents[2] / "examples" / "demo.yaml"
 

@@ -62,7 +62,7 @@ def everything(base: str) -> list[str]:
     return ["/", "/ws", "/static/js/textual.js", "/favicon.ico", *(base + name for name in under)]
 
 
-# -- who comes in ----------------------------------------------------------------------------------------------------
+# -- who comes in --------------------------------------------------------------------------------------------
 async def test_without_a_key_every_address_is_refused_in_words(server: Served) -> None:
     async with visit(server) as guest, aiohttp.ClientSession() as stranger:
         used = server.url.partition("?")[2]
@@ -108,7 +108,9 @@ async def test_another_token_replaces_one_that_nobody_used_and_nobody_is_sent_aw
             assert await first.status(first.base) == await second.status(second.base) == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", ""]
+)
 async def test_another_host_name_is_refused_even_with_a_key(server: Served, host: str) -> None:
     async with visit(server) as guest:
         for path in everything(guest.base):
@@ -117,10 +119,14 @@ async def test_another_host_name_is_refused_even_with_a_key(server: Served, host
 
 async def test_localhost_is_a_name_of_loopback(server: Served) -> None:
     async with visit(server) as guest:
-        assert await guest.status(guest.base, {"Host": server.root[7:].replace("127.0.0.1", "localhost")}) == 200
+        assert (
+            await guest.status(guest.base, {"Host": server.root[7:].replace("127.0.0.1", "localhost")}) == 200
+        )
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:1", "null", "https://{host}", ""])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "http://127.0.0.1:1", "null", "https://{host}", ""]
+)
 async def test_a_terminal_for_pages_from_elsewhere_is_refused(server: Served, origin: str) -> None:
     async with visit(server) as guest:
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
@@ -131,7 +137,12 @@ async def test_a_terminal_for_pages_from_elsewhere_is_refused(server: Served, or
 
 async def test_every_answer_tells_browsers_to_keep_and_pass_on_nothing(server: Served) -> None:
     async with visit(server) as guest:
-        for path, status in ((guest.base, 200), (f"{guest.base}page.js", 200), (f"{guest.base}no", 404), ("/", 401)):
+        for path, status in (
+            (guest.base, 200),
+            (f"{guest.base}page.js", 200),
+            (f"{guest.base}no", 404),
+            ("/", 401),
+        ):
             async with guest.http.get(server.root + path) as answer:
                 told = answer.headers
                 assert (answer.status, told["Cache-Control"], told["Referrer-Policy"]) == (
@@ -159,15 +170,19 @@ async def test_nothing_of_a_token_or_key_is_told_to_processes_or_logs(server: Se
         server.words.seek(0)
         told.append(server.words.read())
         assert len(everybody) > 1
-        assert not [text for text in told if key in text or server.url[-20:] in text or guest.base[1:-1] in text]
+        assert not [
+            text for text in told if key in text or server.url[-20:] in text or guest.base[1:-1] in text
+        ]
 
 
 def test_it_listens_on_loopback_alone(server: Served) -> None:
-    listening = [c.laddr.ip for c in psutil.Process(server.process.pid).net_connections() if c.status == "LISTEN"]
+    listening = [
+        c.laddr.ip for c in psutil.Process(server.process.pid).net_connections() if c.status == "LISTEN"
+    ]
     assert listening == ["127.0.0.1"]
 
 
-# -- sessions --------------------------------------------------------------------------------------------------------
+# -- sessions ------------------------------------------------------------------------------------------------
 async def test_who_never_ends_a_request_is_sent_away(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.tui.web.server.CONNECTIONS", Bounds(head=0.3))
     stands = asyncio.Event()
@@ -279,7 +294,7 @@ async def test_sessions_end_with_the_server_however_it_ends(made: World, signal_
         assert server.process.returncode == (-9 if signal_number == signal.SIGKILL else 0)
 
 
-# -- the command -----------------------------------------------------------------------------------------------------
+# -- the command ---------------------------------------------------------------------------------------------
 async def test_a_readonly_server_has_readonly_sessions(made: World) -> None:
     with served(made, "--readonly") as server:
         async with visit(server) as guest, await guest.terminal() as socket:
@@ -289,7 +304,10 @@ async def test_a_readonly_server_has_readonly_sessions(made: World) -> None:
 
 def test_a_port_that_is_taken_is_told(made: World, server: Served) -> None:
     port = server.root.rpartition(":")[2]
-    assert f"--port {port}: Address already in use" in made.lorad("tui", "--serve", "--port", port, expect=1).stderr
+    assert (
+        f"--port {port}: Address already in use"
+        in made.lorad("tui", "--serve", "--port", port, expect=1).stderr
+    )
 
 
 def test_a_port_without_serve_is_refused(made: World) -> None:
@@ -298,5 +316,6 @@ def test_a_port_without_serve_is_refused(made: World) -> None:
 
 def test_the_terminals_own_dashboard_loads_no_web_server() -> None:
     assert (
-        loaded_after("import lorad.cli.commands.tui, lorad.tui.app") & {"aiohttp", "textual_serve", "jinja2"} == set()
+        loaded_after("import lorad.cli.commands.tui, lorad.tui.app") & {"aiohttp", "textual_serve", "jinja2"}
+        == set()
     )

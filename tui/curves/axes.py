@@ -55,7 +55,9 @@ def whole(value: float) -> int:
 
 
 def short(value: float | None) -> str:
-    """Format a number in at most 8 characters, with three digits after the point where that is precise enough."""
+    """Format a number in at most 8 characters, with three digits after the point where that is precise
+    enough.
+    """
     if value is None:
         return "–"
     size = abs(value)

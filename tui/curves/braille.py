@@ -7,7 +7,11 @@ from collections.abc import Iterator, Sequence
 # Braille by the four dots of the left and of the right column, the top one lowest in each
 LEFT, RIGHT = (0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)
 GLYPHS = [
-    chr(0x2800 + sum(LEFT[i] for i in range(4) if left >> i & 1) + sum(RIGHT[i] for i in range(4) if right >> i & 1))
+    chr(
+        0x2800
+        + sum(LEFT[i] for i in range(4) if left >> i & 1)
+        + sum(RIGHT[i] for i in range(4) if right >> i & 1)
+    )
     for left in range(16)
     for right in range(16)
 ]
@@ -24,8 +28,12 @@ class Canvas:
             top, bottom = bottom, top
         self.columns[column] |= ((2 << (bottom - top)) - 1) << top
 
-    def strokes(self, at: Sequence[int], first: list[int], top: list[int], bottom: list[int], last: list[int]) -> None:
-        """Draw a vertical stroke in each column, and join the last point of one to the first point of the next."""
+    def strokes(
+        self, at: Sequence[int], first: list[int], top: list[int], bottom: list[int], last: list[int]
+    ) -> None:
+        """Draw a vertical stroke in each column, and join the last point of one to the first point of the
+        next.
+        """
         columns, x0, y0 = self.columns, -1, 0
         for x, y, high, low, y1 in zip(at, first, top, bottom, last, strict=True):
             if x0 >= 0:

@@ -1,4 +1,7 @@
-"""A chart on the screen: a title, a picture of curves, a cursor. Each line is made once and kept until it changes."""
+"""A chart on the screen: a title, a picture of curves, a cursor.
+
+Each line is made once and kept until it changes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ class Chart(Widget):
         self._pointed: int | None = None
 
     def show(self, plot: Plot | None, *, flags: str = "", empty: str = "") -> None:
-        """flags: said at the right, beside how many spikes were cut; empty: said where there is nothing to draw."""
+        """flags: said at the right, beside how many spikes were cut; empty: said where there is nothing to
+        draw.
+        """
         self._plot, self._flags, self._empty = plot, flags, empty
         self._again()
 
@@ -69,7 +74,7 @@ class Chart(Widget):
         self._strips = None
         self.refresh()
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
+    # -- drawing ---------------------------------------------------------------------------------------------
     def render_line(self, y: int) -> Strip:
         if self._strips is None:
             self._strips = self._lines()
@@ -97,9 +102,13 @@ class Chart(Widget):
         flags, width = f" {cut}{self._flags}".rstrip(), self.size.width
         room = max(width - len(flags), 0)
         title = Strip(self._title.render(self.app.console), self._title.cell_len).adjust_cell_length(room)
-        return Strip([*title, Segment(flags[:width], looks["flags"])]).adjust_cell_length(width).apply_style(looks.base)
+        return (
+            Strip([*title, Segment(flags[:width], looks["flags"])])
+            .adjust_cell_length(width)
+            .apply_style(looks.base)
+        )
 
-    # -- the mouse ---------------------------------------------------------------------------------------------------
+    # -- the mouse -------------------------------------------------------------------------------------------
     def step_at(self, x: int) -> int | None:
         """Under a cell of this widget."""
         if self._picture is None or x < GUTTER:

@@ -1,7 +1,8 @@
 """A chart in text: curves of Braille dots over one pair of axes, markers, round numbers beside them.
 
-It is drawn into cells, each with a character and the name of its look; colours are the widget's. A stretch of x that
-falls onto one column of dots is one stroke from its smallest to its largest value, so that no spike is lost.
+It is drawn into cells, each with a character and the name of its look; colours are the widget's. A stretch of
+x that falls onto one column of dots is one stroke from its smallest to its largest value, so that no spike is
+lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from lorad.tui.curves.axes import bare, decades, labels, ticks
 from lorad.tui.curves.braille import Canvas
 from lorad.tui.curves.series import between
 
-DASHES = ("1", "1110", "10", "111010", "1100", "11111010")  # which cells of a curve are drawn, by the run's place
+# which cells of a curve are drawn, by the run's place
+DASHES = ("1", "1110", "10", "111010", "1100", "11111010")
 MARKER, BAD, UP, DOWN = "◆", "✗", "▴", "▾"
 TRIMMED = 0.03  # of the strokes at either end may lie outside, where they are far from all others
 FAR = 1.5  # times the height of the others
@@ -134,7 +136,10 @@ def strokes(curve: Curve, across: Scale) -> list[Stroke]:
 
 
 def bounds(plot: Plot, drawn: Sequence[tuple[Curve, list[Stroke]]]) -> tuple[float, float]:
-    """The smallest and largest y to show: of all, but for spikes far from all others. Raises ValueError for nothing."""
+    """The smallest and largest y to show: of all, but for spikes far from all others.
+
+    Raises ValueError for nothing.
+    """
     ends = [extent([y for stroke in of for y in stroke[2:4]], trim=not plot.spikes) for _, of in drawn]
     values = [y for x, y in plot.marks if plot.first <= x <= plot.last]
     low = max(min([*(low for low, _ in ends), *values]), -LARGEST)
@@ -151,7 +156,9 @@ def extent(values: list[float], *, trim: bool) -> tuple[float, float]:
         return values[0], values[-1]
     low, high = values[many], values[-1 - many]
     far = (high - low) * FAR
-    return (low if low - values[0] > far > 0 else values[0]), (high if values[-1] - high > far > 0 else values[-1])
+    return (low if low - values[0] > far > 0 else values[0]), (
+        high if values[-1] - high > far > 0 else values[-1]
+    )
 
 
 def draw(plot: Plot, width: int, height: int) -> Picture | None:

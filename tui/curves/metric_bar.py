@@ -34,7 +34,8 @@ class Names(Line):
     def _skipped(self, names: Sequence[str], current: int) -> int:
         widths = [Text(name).cell_len + 2 for name in names]
         return next(
-            (i for i in range(current + 1) if sum(widths[i : current + 1]) <= max(self.size.width, 20)), current
+            (i for i in range(current + 1) if sum(widths[i : current + 1]) <= max(self.size.width, 20)),
+            current,
         )
 
     def on_click(self, event: events.Click) -> None:

@@ -67,7 +67,9 @@ def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int
         bad += count(between(series.bad, first, last))
         left += count(between(view.left, first, last))
     series = tracks[0].within(first, last).of(metric)
-    drawn = Plot([*ground, *front], first, last, marks(metric, tracks[0], look.log), series.bad, look.log, look.spikes)
+    drawn = Plot(
+        [*ground, *front], first, last, marks(metric, tracks[0], look.log), series.bad, look.log, look.spikes
+    )
     parts = [
         f"{bad} NaN" if bad else "",
         f"{left} ≤ 0 left out" if left else "",
@@ -88,7 +90,9 @@ def marks(metric: str, track: Track, log: bool) -> list[tuple[int, float]]:
     return list(zip(view.xs, view.ys, strict=True))
 
 
-def title(metric: str, tracks: Sequence[Track], step: int | None, colors: Sequence[str], *, now: bool) -> Text:
+def title(
+    metric: str, tracks: Sequence[Track], step: int | None, colors: Sequence[str], *, now: bool
+) -> Text:
     """The metric's name and its values at a step; `now`: keys act on this chart."""
     head = Text.assemble((f"{'▶' if now else ' '} {names(metric)[0]}", "bold reverse" if now else "bold"))
     for place, track in enumerate(tracks):

@@ -21,8 +21,8 @@ FACTS = ("version", "attempt", "at")  # of a step besides its metrics
 
 
 class View:
-    """Points of a series, smoothed by an exponential moving average of `weight` (as TensorBoard does: begun without
-    bias) and, with `log`, log10 of what is above zero; what is not stands in `left`."""
+    """Points of a series, smoothed by an exponential moving average of `weight` (as TensorBoard does: begun
+    without bias) and, with `log`, log10 of what is above zero; what is not stands in `left`."""
 
     def __init__(self, weight: float, log: bool) -> None:
         self.xs, self.ys, self.left = array("q"), array("d"), array("q")
@@ -81,7 +81,9 @@ class Series:
             return self.ys[i]
         if j < len(self.bad) and self.bad[j] == x:
             return math.nan
-        near = min(range(max(i - 1, 0), min(i + 1, len(self.xs))), key=lambda j: abs(self.xs[j] - x), default=None)
+        near = min(
+            range(max(i - 1, 0), min(i + 1, len(self.xs))), key=lambda j: abs(self.xs[j] - x), default=None
+        )
         return None if near is None or abs(self.xs[near] - x) > within else self.ys[near]
 
     def keep(self, every: int) -> None:
@@ -93,7 +95,9 @@ class Series:
 
 
 class Track:
-    """A run: a series for each metric, of every `every`-th step and the last one. detail: more of a window of it."""
+    """A run: a series for each metric, of every `every`-th step and the last one. detail: more of a window of
+    it.
+    """
 
     def __init__(self, every: int = 1) -> None:
         self.every = every
@@ -171,7 +175,9 @@ def stride(steps: int, kept: int) -> int:
 
 @dataclass
 class Window:
-    """The part that is looked at: `span` steps (None: all) until `end` (None: the newest one, whatever comes)."""
+    """The part that is looked at: `span` steps (None: all) until `end` (None: the newest one, whatever
+    comes).
+    """
 
     span: int | None = None
     end: int | None = None

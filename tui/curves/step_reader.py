@@ -19,8 +19,9 @@ PAGE = 2000  # steps in one answer
 
 @dataclass
 class Part:
-    """News of a run. reset: forget what was there, this is another attempt. every: from now on only multiples of it are
-    kept. steps: those that follow. evals: None when unchanged. detail: another one; finer: steps that follow in it.
+    """News of a run. reset: forget what was there, this is another attempt. every: from now on only multiples
+    of it are kept. steps: those that follow. evals: None when unchanged. detail: another one; finer: steps
+    that follow in it.
     more: there are further ones to read. gone: why it cannot be read."""
 
     run: str
@@ -72,7 +73,12 @@ class StepReader:
         self._places: dict[str, Place] = {}
 
     def read(
-        self, client: Client, changes: Changes, run: Run, others: Sequence[str], window: tuple[int, int] | None
+        self,
+        client: Client,
+        changes: Changes,
+        run: Run,
+        others: Sequence[str],
+        window: tuple[int, int] | None,
     ) -> list[Part]:
         """Read `run` (as `show` returned it) and other runs by name.
 
@@ -86,7 +92,12 @@ class StepReader:
             raise
 
     def _parts(
-        self, client: Client, changes: Changes, run: Run, others: Sequence[str], window: tuple[int, int] | None
+        self,
+        client: Client,
+        changes: Changes,
+        run: Run,
+        others: Sequence[str],
+        window: tuple[int, int] | None,
     ) -> list[Part]:
         rows = {run.name: run}
         for name in set(self._places) - {run.name, *others}:

@@ -61,7 +61,11 @@ def figures(step: int | None, values: Values, width: int, height: int) -> Text:
     """Return the figures of a step, in one column or, where that does not fit, in two."""
     if step is None:
         return Text("no step yet", style="dim")
-    pairs = [(name, value(values.get(key), digits)) for name, key, digits in FIGURES if key in values or key in USUAL]
+    pairs = [
+        (name, value(values.get(key), digits))
+        for name, key, digits in FIGURES
+        if key in values or key in USUAL
+    ]
     version = f"  @{values['version']:.0f}" if "version" in values else ""
     head = Text.assemble((f"step {step:,}", "bold"), version)
     columns = 2 if width >= 40 else 1
@@ -72,7 +76,9 @@ def figures(step: int | None, values: Values, width: int, height: int) -> Text:
 
 
 def row(pairs: Sequence[tuple[str, str]], width: int) -> Text:
-    return Text("  ").join(Text.assemble((name, "dim"), f"{told:>{width - len(name)}}") for name, told in pairs)
+    return Text("  ").join(
+        Text.assemble((name, "dim"), f"{told:>{width - len(name)}}") for name, told in pairs
+    )
 
 
 def value(number_: float | None, digits: int | None) -> str:
@@ -84,7 +90,10 @@ def value(number_: float | None, digits: int | None) -> str:
 
 
 def spent(values: Values) -> dict[str, float]:
-    """Seconds of a step by verb, in order. That of attesting is a part of publishing; what no verb took is `other`."""
+    """Seconds of a step by verb, in order.
+
+    That of attesting is a part of publishing; what no verb took is `other`.
+    """
     known = {verb.name: values[key] for verb in VERBS if (key := f"seconds_{verb.name}") in values}
     if "attest" in known and "publish" in known:
         known["publish"] = max(known["publish"] - known["attest"], 0.0)
@@ -121,7 +130,10 @@ def shares(seconds: Mapping[str, float], colors: Colors) -> list[Text]:
 
 
 def where(values: Values, width: int, colors: Colors) -> list[Text]:
-    """Return two lines: the bar of a step, and its parts. Where it is narrow, the smallest parts are left out."""
+    """Return two lines: the bar of a step, and its parts.
+
+    Where it is narrow, the smallest parts are left out.
+    """
     seconds = spent(values)
     if not seconds:
         return []
@@ -131,8 +143,12 @@ def where(values: Values, width: int, colors: Colors) -> list[Text]:
     return [bar(seconds, width, colors), Text("  ", no_wrap=True).join(text for _, text in told)]
 
 
-def column(values: Values, before: Iterable[tuple[int, Values]], width: int, height: int, colors: Colors) -> list[Text]:
-    """The same upright, with the bars of the steps `before` as a small history, newest first; all on one scale."""
+def column(
+    values: Values, before: Iterable[tuple[int, Values]], width: int, height: int, colors: Colors
+) -> list[Text]:
+    """The same upright, with the bars of the steps `before` as a small history, newest first; all on one
+    scale.
+    """
     seconds = spent(values)
     if not seconds:
         return []
@@ -152,11 +168,15 @@ def column(values: Values, before: Iterable[tuple[int, Values]], width: int, hei
     return [*lines, Text(), Text("the steps before", style="bold"), *past_lines]
 
 
-def past_line(step: int, seconds: Mapping[str, float], digits: int, width: int, most: float, colors: Colors) -> Text:
+def past_line(
+    step: int, seconds: Mapping[str, float], digits: int, width: int, most: float, colors: Colors
+) -> Text:
     room = max(width - digits - 9, 0)
     stacked = bar(seconds, room, colors, most)
     total = f"{sum(seconds.values()):.2f} s"
-    return Text.assemble((f"{step:>{digits},} ", "dim"), stacked, " " * (room - stacked.cell_len), f"{total:>8}")
+    return Text.assemble(
+        (f"{step:>{digits},} ", "dim"), stacked, " " * (room - stacked.cell_len), f"{total:>8}"
+    )
 
 
 def upright(verb: Verb, part: float, total: float, colors: Colors) -> Text:

@@ -67,7 +67,7 @@ class Curves(RunTab):
     def _on(self) -> Base:
         return cast("Base", self.screen)
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes, run: RunDetails) -> list[Part] | None:
         return self._reader.read(client, changes, run, self.scene.others, self.scene.wanted) or None
 
@@ -85,7 +85,7 @@ class Curves(RunTab):
         runs = " ".join(shlex.quote(run) for run in self.scene.tracks)
         return f"lorad plot {runs} --metric {shlex.quote(self.scene.name)}"
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
+    # -- drawing ---------------------------------------------------------------------------------------------
     def _each(self) -> Iterator[tuple[str, bool, Chart]]:
         """Metrics with their charts, and whether keys act on it."""
         charts = self.query_one(Charts)
@@ -147,7 +147,7 @@ class Curves(RunTab):
         self.query_one(Names).display, self.query_one("#curves-legend").display = height >= 6, height >= 9
         self.call_after_refresh(self.draw)
 
-    # -- the mouse -----------------------------------------------------------------------------------------------------
+    # -- the mouse -------------------------------------------------------------------------------------------
     def on_charts_placed(self) -> None:
         self.draw()
 
@@ -165,7 +165,7 @@ class Curves(RunTab):
             self.scene.hover = event.step
             self._point()
 
-    # -- keys ----------------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
     def _go(self, metric: int) -> None:
         self.scene.go(metric)
         self._told()
@@ -252,7 +252,9 @@ class Curves(RunTab):
 
 
 def metric_line(metric: str, value: float | None) -> Text:
-    return Text.assemble((f"{names(metric)[0]:<22}", "bold"), f"{short(value):>9}  ", (names(metric)[1], "dim"))
+    return Text.assemble(
+        (f"{names(metric)[0]:<22}", "bold"), f"{short(value):>9}  ", (names(metric)[1], "dim")
+    )
 
 
 def run_line(run: Run, shown: tuple[str, ...]) -> Text:

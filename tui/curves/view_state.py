@@ -1,4 +1,6 @@
-"""The state of the curves tab, without Textual: which runs, which metrics, which steps, and where the cursor is."""
+"""The state of the curves tab, without Textual: which runs, which metrics, which steps, and where the cursor
+is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ Values = Mapping[str, float]
 
 
 class Scene:
-    """others: runs beside `run`, in the order of the legend. wanted: the window whose steps are asked for, None: all.
+    """others: runs beside `run`, in the order of the legend. wanted: the window whose steps are asked for,
+    None: all.
 
     Another thread reads `others` and `wanted`; each is only ever replaced.
     """
@@ -30,7 +33,7 @@ class Scene:
         self.hover: int | None = None  # where the mouse is
         self.more = False  # is there more to read
 
-    # -- runs --------------------------------------------------------------------------------------------------------
+    # -- runs ------------------------------------------------------------------------------------------------
     @property
     def track(self) -> Track:
         return self.tracks[self.run]
@@ -55,7 +58,7 @@ class Scene:
             self.others = tuple(name for name in self.others if name != run)
             del self.tracks[run]
 
-    # -- metrics -----------------------------------------------------------------------------------------------------
+    # -- metrics ---------------------------------------------------------------------------------------------
     @property
     def name(self) -> str:
         return self.metrics[self.metric]
@@ -78,7 +81,7 @@ class Scene:
         first = min(self.metric // many * many, len(self.metrics) - many)
         return range(first, first + many)
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
     def ends(self) -> tuple[int, int]:
         return extent(self.tracks.values()) or (0, 0)
 
@@ -117,9 +120,11 @@ class Scene:
         step = self.step or 0
         track = self.near(step)
         end = bisect_left(track.steps, step)
-        return ((one, track.values(one, "seconds")) for one in reversed(track.steps[max(end - many, 0) : end]))
+        return (
+            (one, track.values(one, "seconds")) for one in reversed(track.steps[max(end - many, 0) : end])
+        )
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- looking ---------------------------------------------------------------------------------------------
     def move_cursor(self, by: int) -> None:
         """Move the cursor by a number of known steps; the window moves with it."""
         at = self.cursor if self.cursor is not None else self.bounds()[1]

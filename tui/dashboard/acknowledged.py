@@ -1,4 +1,6 @@
-"""Runs that ended and whose alarms one user has acknowledged: in a file of theirs, so that the next session knows."""
+"""Runs that ended and whose alarms one user has acknowledged: in a file of theirs, so that the next session
+knows.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The language of the filter: words that must all be there, `field:word` that looks in one place, `!` for not, quotes
-around what has blanks. Case is nothing to it; what is not whole yet narrows by as much as there is."""
+"""The language of the filter: words that must all be there, `field:word` that looks in one place, `!` for
+not, quotes around what has blanks. Case is nothing to it; what is not whole yet narrows by as much as there
+is."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Word(NamedTuple):
 
 def words(text: str) -> list[Word]:
     """Split what was typed into words; words without a value yet are left out."""
-    found = (Word(bool(no), field, quoted or plain) for no, field, quoted, plain in WORD.findall(text.casefold()))
+    found = (
+        Word(bool(no), field, quoted or plain) for no, field, quoted, plain in WORD.findall(text.casefold())
+    )
     return [word for word in found if word.value]
 
 

@@ -90,7 +90,9 @@ def pool_words(pool: Pool, *, is_short: bool) -> str:
 
 
 def devices_lines(devices: Sequence[Device], lines: int) -> Text:
-    return listed("devices", [device_words(device, is_short=len(devices) > lines) for device in devices], lines)
+    return listed(
+        "devices", [device_words(device, is_short=len(devices) > lines) for device in devices], lines
+    )
 
 
 def device_words(device: Device, *, is_short: bool) -> str:
@@ -103,7 +105,9 @@ def listed(heading: str, parts: Sequence[str], lines: int) -> Text:
     if len(parts) > lines:
         return Text.assemble((f"{heading:<8}", "dim"), one_line(" · ".join(parts)))
     heads = [heading, *[""] * len(parts)]
-    found = [Text.assemble((f"{head:<8}", "dim"), one_line(part)) for head, part in zip(heads, parts, strict=False)]
+    found = [
+        Text.assemble((f"{head:<8}", "dim"), one_line(part)) for head, part in zip(heads, parts, strict=False)
+    ]
     return Text("\n").join(found)
 
 
@@ -134,4 +138,6 @@ def counted(count: int, what: str) -> str:
 
 def alarm_text(alarm: Alarm) -> Text:
     sign, style = LEVELS[alarm.level]
-    return Text.assemble((sign, style), " ", (one_line(alarm.subject or alarm.on), "bold"), " ", one_line(alarm.says))
+    return Text.assemble(
+        (sign, style), " ", (one_line(alarm.subject or alarm.on), "bold"), " ", one_line(alarm.says)
+    )

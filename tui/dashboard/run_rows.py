@@ -68,7 +68,9 @@ class Lazy(Mapping[str, T], Generic[T]):
 
 
 class CellMaker:
-    """Cells of runs: the same ones as before as long as the run is the same one, and as old. width: of `recent`."""
+    """Cells of runs: the same ones as before as long as the run is the same one, and as old. width: of
+    `recent`.
+    """
 
     def __init__(self) -> None:
         self.width = 8
@@ -132,7 +134,11 @@ def eval_text(run: Run) -> str:
 def owner_text(run: Run, *, is_yours: bool) -> Text:
     """Return the owner, with a sign where the run may only be looked at."""
     name = one_line(run.owner[:LONGEST])
-    return cell(name) if is_yours else Text(f"{NOT_YOURS} {name}", style="dim", no_wrap=True, overflow="ellipsis")
+    return (
+        cell(name)
+        if is_yours
+        else Text(f"{NOT_YOURS} {name}", style="dim", no_wrap=True, overflow="ellipsis")
+    )
 
 
 def cells(run: Run, *, width: int = 8, is_yours: bool = True) -> Cells:

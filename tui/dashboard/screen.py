@@ -32,7 +32,8 @@ T = TypeVar("T")
 NOTHING = Snapshot()
 ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
 SPARK = {190: 24, 140: 12, 0: 8}  # cells of recent rewards, from so many cells of width on
-LINES = {32: (4, 3), 24: (2, 1), 0: (1, 1)}  # of pools and as many of devices, and of events, from so many lines on
+# of pools and as many of devices, and of events, from so many lines on
+LINES = {32: (4, 3), 24: (2, 1), 0: (1, 1)}
 EMPTY = """No runs yet.
 
   lorad init               writes a spec to start from
@@ -80,7 +81,7 @@ class Dashboard(Base):
     def filter(self) -> str:
         return self.query_one("#filter", Input).value
 
-    # -- what is read and shown --------------------------------------------------------------------------------------
+    # -- what is read and shown ------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> Snapshot | None:
         return self.board.read(client, changes)
 
@@ -103,7 +104,11 @@ class Dashboard(Base):
         self.table.show(Lazy(found, self._made.cells), Lazy(found, values))
         self.table.set_class(not found, "-none")
         empty = self.query_one("#empty", Line)
-        empty.say(f"No run has all of: {one_line(self.filter)}\n\nesc shows all runs again." if self._runs else EMPTY)
+        empty.say(
+            f"No run has all of: {one_line(self.filter)}\n\nesc shows all runs again."
+            if self._runs
+            else EMPTY
+        )
         empty.set_class(bool(found), "-none")
         if found and self.focused is None:
             self.table.focus()
@@ -136,7 +141,7 @@ class Dashboard(Base):
             line.styles.height = text.plain.count("\n") + 1 if text else 0
         self.query_one(Alarms).set_class(not news.alarms, "-none")
 
-    # -- title and what is under the cursor --------------------------------------------------------------------------
+    # -- title and what is under the cursor ------------------------------------------------------------------
     def _draw_frame(self) -> None:
         runs, counts = self._news.runs, self._news.counts
         parts = [", ".join(f"{counts[state]:,} {state}" for state in ORDER if state in counts) or "no runs"]
@@ -148,7 +153,9 @@ class Dashboard(Base):
         self._draw_why()
 
     def _draw_why(self) -> None:
-        """Show why the run under the cursor waits or ended, its alarms, and whether it belongs to another user."""
+        """Show why the run under the cursor waits or ended, its alarms, and whether it belongs to another
+        user.
+        """
         run = self._runs.get(self.table.key or "")
         parts = self._reasons(run) if run else []
         line = self.query_one("#why", Line)
@@ -157,10 +164,14 @@ class Dashboard(Base):
     def _reasons(self, run: Run) -> list[str]:
         told = [one_line(alarm.says) for alarm in self._alarms.get(run.name, ()) if alarm.kind != "ended"]
         owner = run.owner
-        told += [] if self.lorad.may_act(owner) else [f"belongs to {one_line(str(owner))}: it can only be looked at"]
+        told += (
+            []
+            if self.lorad.may_act(owner)
+            else [f"belongs to {one_line(str(owner))}: it can only be looked at"]
+        )
         return [part for part in (one_line(why(run)), *told) if part]
 
-    # -- what keys act on ----------------------------------------------------------------------------------------------
+    # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
         """Return the chosen things; in another pane, the run or the pool that its row is about."""
         pane = self.focused
@@ -192,9 +203,11 @@ class Dashboard(Base):
                 other = "lorad top"
             case _:
                 other = "lorad list --all" if self.board.all else "lorad list"
-        self.offer(f"lorad show {shlex.quote(names[0])}" if names else other, *(names or self.targets("pool")))
+        self.offer(
+            f"lorad show {shlex.quote(names[0])}" if names else other, *(names or self.targets("pool"))
+        )
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------
     def on_rows_moved(self, event: Rows.Moved) -> None:
         if event.rows is self.table:
             self._draw_frame()
@@ -257,7 +270,9 @@ class Dashboard(Base):
         named = [name for name in self.targets("run") if name in self._alarms]
         ended = [self._runs[name] for name in named if self._runs[name].state == "ended"]
         if not ended:
-            self.notify("An alarm that can be acknowledged is of a run that ended; ! goes to it.", markup=False)
+            self.notify(
+                "An alarm that can be acknowledged is of a run that ended; ! goes to it.", markup=False
+            )
             return
         try:
             self.board.acknowledged.add(ended)

@@ -60,10 +60,12 @@ class Snapshot:
 
 
 class Board:
-    """Kept up to date by one thread. all: also runs that ended more than a day ago. acknowledged: runs that ended and
-    whose alarms are left out."""
+    """Kept up to date by one thread. all: also runs that ended more than a day ago. acknowledged: runs that
+    ended and whose alarms are left out."""
 
-    def __init__(self, limits: AlarmLimits, acknowledged: Acknowledged | None = None, *, all: bool = False) -> None:
+    def __init__(
+        self, limits: AlarmLimits, acknowledged: Acknowledged | None = None, *, all: bool = False
+    ) -> None:
         self.all = all
         self.acknowledged = acknowledged or Acknowledged()
         self._limits = limits
@@ -90,12 +92,16 @@ class Board:
             self._pools, self._devices, self._status = client.pools(), client.devices(), client.status()
         return self._news(everything)
 
-    # -- runs ------------------------------------------------------------------------------------------------------
+    # -- runs ------------------------------------------------------------------------------------------------
     def _names(self, changes: Changes) -> list[str]:
-        """Return the names to ask for: runs with events, and with a tick those that may have changed without one."""
+        """Return the names to ask for: runs with events, and with a tick those that may have changed without
+        one.
+        """
         names = list(changes.kinds)
         if changes.tick:
-            passing = [name for name, run in self._runs.items() if run.state in PASSING and name not in changes.kinds]
+            passing = [
+                name for name, run in self._runs.items() if run.state in PASSING and name not in changes.kinds
+            ]
             names += passing[: max(NAMES - len(names), 0)]
         return names
 
@@ -125,14 +131,16 @@ class Board:
     def _is_listed(self, run: Run) -> bool:
         return self.all or run.state != "ended" or (run.ended_at or time.time()) > time.time() - DAY
 
-    # -- the rest ----------------------------------------------------------------------------------------------------
+    # -- the rest --------------------------------------------------------------------------------------------
     def _add(self, events: Iterable[Event]) -> None:
         last = self._events[-1].id if self._events else 0
         self._events.extend(event for event in events if event.id > last and is_news(event))
 
     def _news(self, everything: bool) -> Snapshot | None:
         runs = (run for run in self._runs.values() if not (has_ended(run) and self.acknowledged.has(run)))
-        found = self._held(alarms(runs, self._limits, pools=self._pools, devices=self._devices, status=self._status))
+        found = self._held(
+            alarms(runs, self._limits, pools=self._pools, devices=self._devices, status=self._status)
+        )
         told = Snapshot(
             tuple(self._runs.values()),
             tuple(self._pools),
@@ -147,9 +155,13 @@ class Board:
         return told
 
     def _held(self, found: list[Alarm]) -> list[Alarm]:
-        """Keep a step's alarm for a while even if the next step does not raise it, as nobody can read what blinks."""
+        """Keep a step's alarm for a while even if the next step does not raise it, as nobody can read what
+        blinks.
+        """
         now, there = time.monotonic(), {(alarm.kind, alarm.subject) for alarm in found}
-        self._raised |= {(alarm.kind, alarm.subject): (now, alarm) for alarm in found if alarm.kind in PER_STEP}
+        self._raised |= {
+            (alarm.kind, alarm.subject): (now, alarm) for alarm in found if alarm.kind in PER_STEP
+        }
         self._raised = {
             key: (at, alarm)
             for key, (at, alarm) in self._raised.items()

@@ -11,7 +11,19 @@ from lorad.alarms import Alarm
 from lorad.client.box_shapes import Device, Engine, Pool, Trainer
 from lorad.client.shapes import Event
 from lorad.text import one_line
-from lorad.tui.dashboard.one_liners import base, busy, clock, counted, holder, memory, others, phase, slots, speed, used
+from lorad.tui.dashboard.one_liners import (
+    base,
+    busy,
+    clock,
+    counted,
+    holder,
+    memory,
+    others,
+    phase,
+    slots,
+    speed,
+    used,
+)
 from lorad.tui.dashboard.run_rows import LEVELS, bar, cell
 from lorad.tui.event_words import told
 from lorad.tui.widgets.columns import Column, Columns
@@ -60,7 +72,9 @@ class Pools(Pane):
     )
 
     def fill(self, pools: Sequence[Pool]) -> None:
-        self.show({pool.pool: pool_cells(pool) for pool in pools}, {pool.pool: pool_values(pool) for pool in pools})
+        self.show(
+            {pool.pool: pool_cells(pool) for pool in pools}, {pool.pool: pool_values(pool) for pool in pools}
+        )
 
     def pool(self, key: str) -> str | None:
         return key
@@ -89,12 +103,18 @@ class Devices(Pane):
 
 class Ticker(Pane):
     TITLE = "events"
-    COLUMNS = (Column("at", 9, 9, 1), Column("run", 6, 28, 0, shrinks=12), Column("what", 10, 200, 0, rest=True))
+    COLUMNS = (
+        Column("at", 9, 9, 1),
+        Column("run", 6, 28, 0, shrinks=12),
+        Column("what", 10, 200, 0, rest=True),
+    )
     _runs: Mapping[str, Any] = {}
 
     def fill(self, events: Sequence[Event]) -> None:
         self._runs = {str(event.id): event.run for event in events}
-        self.show_from_top({str(event.id): self._given.get(str(event.id)) or event_cells(event) for event in events})
+        self.show_from_top(
+            {str(event.id): self._given.get(str(event.id)) or event_cells(event) for event in events}
+        )
 
     def run(self, key: str) -> str | None:
         return self._runs.get(key)

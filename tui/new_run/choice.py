@@ -59,7 +59,9 @@ class Choice(Static, can_focus=True):
         self.action_turn(1)
 
     def check_consume_key(self, key: str, character: str | None) -> bool:
-        """Whether no binding of the screen gets a key: of the printable ones only `?` does, since no word has it."""
+        """Whether no binding of the screen gets a key: of the printable ones only `?` does, since no word has
+        it.
+        """
         return character is not None and character.isprintable() and character != HELP
 
     def on_key(self, event: events.Key) -> None:

@@ -24,7 +24,9 @@ class Fields(VerticalScroll, inherit_bindings=False, can_focus=False):
 
 
 class Panes(Container):
-    """Side by side in a wide terminal, else one below the other, and in a small one this or that: see `flip`."""
+    """Side by side in a wide terminal, else one below the other, and in a small one this or that:
+    see `flip`.
+    """
 
     SCOPED_CSS = False  # the width of the screen decides
     DEFAULT_CSS = """

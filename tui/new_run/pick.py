@@ -86,7 +86,8 @@ class Pick(ModalScreen[Source | None]):
     def _draw(self) -> None:
         typed, options = self.query_one(Input).value.strip(), self.query_one(OptionList)
         found = [offer for offer in self._offers if offer.has(typed)]
-        self._found = sorted(found, key=lambda offer: not offer.name.startswith(typed))  # stable: in order else
+        # stable: in order else
+        self._found = sorted(found, key=lambda offer: not offer.name.startswith(typed))
         if typed.endswith((".yaml", ".yml")) or "/" in typed:
             self._found.insert(0, _file(typed))
         before = options.highlighted or 0
@@ -129,7 +130,9 @@ class Pick(ModalScreen[Source | None]):
 
 def _template(name: str) -> Offer:
     says = TEMPLATES[name].says
-    shown = Text.assemble("template ", (name.ljust(14), "bold"), f"  {says}", no_wrap=True, overflow="ellipsis")
+    shown = Text.assemble(
+        "template ", (name.ljust(14), "bold"), f"  {says}", no_wrap=True, overflow="ellipsis"
+    )
     return Offer(name, shown, _words(f"template {name} {says}"), lambda: sources.of_template(name))
 
 

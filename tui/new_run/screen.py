@@ -61,7 +61,7 @@ class NewRun(Base):
     def read(self, client: Client, changes: Changes) -> Any | None:
         return None
 
-    # -- what it begins with -----------------------------------------------------------------------------------------
+    # -- what it begins with ---------------------------------------------------------------------------------
     def on_mount(self) -> None:
         super().on_mount()
         self.say_title(Text("New run"))
@@ -84,10 +84,12 @@ class NewRun(Base):
             try:
                 return sources.of_run(await asyncio.to_thread(self.lorad.client.show, self._like))
             except LoradError as error:
-                self.notify(f"{one_line(error.message)} {one_line(error.hint)}", severity="error", markup=False)
+                self.notify(
+                    f"{one_line(error.message)} {one_line(error.hint)}", severity="error", markup=False
+                )
         return await self.app.push_screen_wait(Pick(self.lorad.client))
 
-    # -- what is shown ------------------------------------------------------------------------------------------------
+    # -- what is shown ---------------------------------------------------------------------------------------
     @property
     def panes(self) -> Panes:
         return self.query_one(Panes)
@@ -120,7 +122,9 @@ class NewRun(Base):
         if told:
             said = Text(f"✖ {one_line(told)}", style="bold red")
         elif key == MORE:
-            said = Text("Any other key=value, and more after a space: trainer.betas='[0.9, 0.98]'", style="dim")
+            said = Text(
+                "Any other key=value, and more after a space: trainer.betas='[0.9, 0.98]'", style="dim"
+            )
         else:
             said = Text(f"{key}: {entry(key).says}" if key else "", style="dim")
         self.query_one("#says", Line).say(said)
@@ -142,7 +146,7 @@ class NewRun(Base):
             self._say()
             self.panes.look_at(self.panes.key_of(self.focused))
 
-    # -- keys ---------------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
     def action_move(self, by: int) -> None:
         self.panes.move(by)
 

@@ -1,4 +1,6 @@
-"""Finds the spec that a new run starts from (a template, a file, another run) and the place it may be written to."""
+"""Finds the spec that a new run starts from (a template, a file, another run) and the place it may be written
+to.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def of_run(run: RunDetails) -> Source:
     if run.cwd is None and (lost := relative(values)):
         notes.append(f"Where its paths began is not known: {', '.join(lost)} begin here now.")
     if run.origin:
-        notes.append(f"It continued from {run.origin}; this one starts from scratch. Fork a version to continue.")
+        notes.append(
+            f"It continued from {run.origin}; this one starts from scratch. Fork a version to continue."
+        )
     return Source(f"run {run.name}", flat(nested(values)), Path(run.cwd or here()), note=" ".join(notes))
 
 

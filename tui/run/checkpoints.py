@@ -80,15 +80,21 @@ class Checkpoints(RunTab):
 
     def _head(self) -> str:
         if not self._found:
-            return "No checkpoints yet: resumed, it would start from the beginning. A paused or stopped run writes one."
+            return (
+                "No checkpoints yet: resumed, it would start from the beginning. A paused or stopped run "
+                "writes one."
+            )
         weight = sum(one.bytes for one in self._found.values())
-        return f"{len(self._found)} whole checkpoints, {size(weight)}. Under the cursor: r resumes from it, f forks it."
+        return (
+            f"{len(self._found)} whole checkpoints, {size(weight)}. Under the cursor: r resumes from it, "
+            "f forks it."
+        )
 
     def on_rows_moved(self) -> None:
         path = "" if self.chosen is None else str(self.chosen.path)
         self.query_one("#checkpoint-facts", Line).say(one_line(path))
 
-    # -- what keys act on --------------------------------------------------------------------------------------------
+    # -- what keys act on ------------------------------------------------------------------------------------
     @property
     def chosen(self) -> Checkpoint | None:
         return self._found.get(self._table.key or "")

@@ -70,19 +70,23 @@ class Events(RunTab):
         if changes.everything or len(changes.events) == EVENTS:  # some may have been left out
             found = client.history(self.run_name, limit=HISTORY)
         else:
-            found = [event for event in changes.events if event.run == self.run_name and event.id > self._last]
+            found = [
+                event for event in changes.events if event.run == self.run_name and event.id > self._last
+            ]
         if not found and not changes.everything:
             return None
         self._last = max((event.id for event in found), default=self._last)
         return News(found, changes.everything or len(changes.events) == EVENTS)
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
+    # -- drawing ---------------------------------------------------------------------------------------------
     def show(self, data: News) -> None:
         if data.is_all:
             self._events.clear()
         self._events.extend(data.events)
         made = self._rows
-        self._rows = {str(event.id): made.get(str(event.id)) or cells(event) for event in reversed(self._events)}
+        self._rows = {
+            str(event.id): made.get(str(event.id)) or cells(event) for event in reversed(self._events)
+        }
         self._draw()
 
     def _draw(self) -> None:
@@ -93,7 +97,9 @@ class Events(RunTab):
         if not stays:
             self._table.turn(0, 0)
         kinds = f"all kinds ({', '.join(self._kinds())})" if not self._kind else f"only {self._kind}"
-        self.query_one("#events-head", Line).say(f"{len(found)} of {len(self._rows)} events · {kinds} · v: next kind")
+        self.query_one("#events-head", Line).say(
+            f"{len(found)} of {len(self._rows)} events · {kinds} · v: next kind"
+        )
 
     def _wants(self, row: Cells) -> bool:
         if self._kind and row["kind"].plain != self._kind:
@@ -111,7 +117,7 @@ class Events(RunTab):
     def command(self) -> str:
         return f"lorad show {shlex.quote(self.run_name)}"
 
-    # -- keys ----------------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
     def action_kind(self, by: int) -> None:
         """Events of the next kind alone, and after the last one all."""
         kinds = ["", *self._kinds()]
@@ -166,7 +172,11 @@ def what(event: Event) -> str:
 def figures(metrics: dict[str, Any]) -> Iterable[str]:
     for name, key, digits in FIGURES:
         if isinstance(value := metrics.get(key), int | float):
-            yield f"{number(value, digits)} {name}" if name in ("tok/s", "s") else f"{name} {number(value, digits)}"
+            yield (
+                f"{number(value, digits)} {name}"
+                if name in ("tok/s", "s")
+                else f"{name} {number(value, digits)}"
+            )
 
 
 def moment(at: float) -> str:

@@ -18,7 +18,9 @@ LEVELS = {  # how a line of a level looks besides the words in it
     "debug": (" ", "dim"),
     "": (" ", ""),
 }
-BAD = re.compile(r"\b(?:CRITICAL|FATAL|ERROR)\b|^\s*(?:Traceback \(|error:|fatal:|[\w.]*(?:Error|Exception)(?::|$))")
+BAD = re.compile(
+    r"\b(?:CRITICAL|FATAL|ERROR)\b|^\s*(?:Traceback \(|error:|fatal:|[\w.]*(?:Error|Exception)(?::|$))"
+)
 ODD = re.compile(r"\bWARN(?:ING)?\b|^\s*warning:|\b\w*Warning:")
 QUIET = re.compile(r"\b(?:DEBUG|TRACE)\b")
 HEAD = 160  # characters in which a level stands
@@ -29,7 +31,8 @@ Words = list[tuple[bool, str]]  # whether it must not be there, and the word in 
 def clean(text: str) -> str:
     """Remove from a program's output what a terminal would obey, except line breaks.
 
-    If a line is overwritten (a progress bar), its last text counts; a carriage return in front marks such a text.
+    If a line is overwritten (a progress bar), its last text counts; a carriage return in front marks such a
+    text.
     """
     return "\n".join(_clean(line) for line in text.replace("\r\n", "\n").split("\n"))
 

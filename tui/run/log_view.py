@@ -14,11 +14,13 @@ from lorad.tui.run.log_lines import LEVELS, LogLines, level
 
 
 class LogView(ScrollView, can_focus=True):
-    """Draws `lines` as far as they are on the screen; `grown` when there are more, `changed` when there are others."""
+    """Draws `lines` as far as they are on the screen; `grown` when there are more, `changed` when there are
+    others."""
 
     BINDINGS = keys.LOG
     DEFAULT_CSS = """
-    LogView { height: 1fr; background: $background; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; }
+    LogView { height: 1fr; background: $background;
+    scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; }
     """
 
     class Followed(Message):

@@ -77,7 +77,8 @@ class Logs(RunTab):
         self._sources = ["driver"]
         self._lines = LogLines()
         self._before = 0
-        self._log: tuple[object, ...] = ()  # what the offset is of; this and the offset are the feed's thread's alone
+        # what the offset is of; this and the offset are the feed's thread's alone
+        self._log: tuple[object, ...] = ()
         self._offset: int | None = None
 
     def compose(self) -> ComposeResult:
@@ -85,7 +86,7 @@ class Logs(RunTab):
         yield LogView(self._lines, id="log-lines")
         yield Input(id="log-filter", placeholder='words, "two words", !word', compact=True)
 
-    # -- reading, on the feed's thread -------------------------------------------------------------------------------
+    # -- reading, on the feed's thread -----------------------------------------------------------------------
     def read(self, client: Client, changes: Changes, run: RunDetails) -> Part | None:
         of = self._of
         log = (of, run.attempt if of == "driver" else run.pool)
@@ -104,7 +105,7 @@ class Logs(RunTab):
             before = part.size + BEGIN
         return Part(of, sources(run), clean(text), is_new, before)
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
+    # -- drawing ---------------------------------------------------------------------------------------------
     def show(self, data: Part) -> None:
         if data.of != self._of:  # another one was chosen meanwhile
             return
@@ -138,7 +139,7 @@ class Logs(RunTab):
         of = "" if self._of == "driver" else f" --of {self._of}"
         return f"lorad logs {shlex.quote(self.run_name)}{of} -f"
 
-    # -- keys ----------------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
     def on_sources_chosen(self, message: Sources.Chosen) -> None:
         self._choose(message.of)
 

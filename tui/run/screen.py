@@ -39,7 +39,9 @@ class News(NamedTuple):
 
 
 class Panes(TabbedContent):
-    """Tabs whose focus follows the tab, never the reverse: a focus event may arrive later than the next key."""
+    """Tabs whose focus follows the tab, never the reverse:
+    a focus event may arrive later than the next key.
+    """
 
     def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
         event.stop()
@@ -70,7 +72,7 @@ class RunScreen(Base):
     def on_mount(self) -> None:
         self._front.focus_first()
 
-    # -- what is shown ----------------------------------------------------------------------------------------------
+    # -- what is shown ---------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> News | None:
         tab, run = self._front, self._run
         if changes.touch(self._of) or run is None:
@@ -95,7 +97,7 @@ class RunScreen(Base):
             self.lorad.feed.open(self)
             front.focus_first()
 
-    # -- what keys act on -------------------------------------------------------------------------------------------
+    # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
         return [self._of] if on == "run" else self._front.targets(on)
 

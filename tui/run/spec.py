@@ -87,7 +87,7 @@ class SpecTab(RunTab):
         self._run = data
         self._draw()
 
-    # -- what is shown ------------------------------------------------------------------------------------------------
+    # -- what is shown ---------------------------------------------------------------------------------------
     @property
     def spec(self) -> Flat:
         return self._told(self._run) if self._run else {}
@@ -107,7 +107,11 @@ class SpecTab(RunTab):
         if self._all:
             return found
         keys_shown = {line.key for line in found if line.sign != SAME}
-        return [line for line in found if any(key == line.key or key.startswith(f"{line.key}.") for key in keys_shown)]
+        return [
+            line
+            for line in found
+            if any(key == line.key or key.startswith(f"{line.key}.") for key in keys_shown)
+        ]
 
     def _draw(self) -> None:
         if self._run is None:
@@ -130,7 +134,7 @@ class SpecTab(RunTab):
                 told.append(Text(one_line(f"Attempt {attempt.attempt} changed: {changed}")))
         return Text("\n").join(told)
 
-    # -- searching ----------------------------------------------------------------------------------------------------
+    # -- searching -------------------------------------------------------------------------------------------
     @property
     def _searched(self) -> str:
         return self.query_one("#spec-search", Input).value.strip().lower()
@@ -156,7 +160,7 @@ class SpecTab(RunTab):
     def on_prompt_closed(self) -> None:
         self.focus_first()
 
-    # -- comparing ----------------------------------------------------------------------------------------------------
+    # -- comparing -------------------------------------------------------------------------------------------
     @work(exclusive=True)
     async def compare_with(self, name: str) -> None:
         """Another run's spec as it is now; "": none."""
@@ -177,7 +181,7 @@ class SpecTab(RunTab):
             names = [run.name for run in runs if run.name != self.run_name]
             self.query_one("#spec-other", Input).suggester = SuggestFromList(names)
 
-    # -- keys ---------------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return not isinstance(self.screen.focused, Prompt)
 

@@ -1,4 +1,6 @@
-"""Versions of a run as rows: the tree that they make with its origin and the runs that were forked from it."""
+"""Versions of a run as rows: the tree that they make with its origin and the runs that were
+forked from it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ ATTESTED = {"passed": ("✔", "green"), "inconclusive": ("≈", "yellow"), "fail
 
 
 class History(NamedTuple):
-    """versions: oldest first, of `left_out` more than these. current: a number. origin: what the run came from, or "".
+    """versions: oldest first, of `left_out` more than these. current: a number. origin: what the run came
+    from, or "".
     forks: runs, and the number that each was forked from."""
 
     versions: Sequence[Version]
@@ -68,7 +71,9 @@ def layout(known: History) -> list[version_tree.Row]:
         number, parent = one.version, one.parent
         before = str(parent) if isinstance(parent, int) and parent < number else None
         parents[str(number)] = ORIGIN if before is None and known.origin else before
-    parents |= {f"{FORK}{name}": str(number) for name, number in known.forks.items() if str(number) in parents}
+    parents |= {
+        f"{FORK}{name}": str(number) for name, number in known.forks.items() if str(number) in parents
+    }
     leaves = {key for key in parents if key.startswith(FORK)}
     tip = None if known.current is None else str(known.current)
     return version_tree.drawn(parents, tip, leaves)
@@ -89,9 +94,18 @@ class Painter:
         self._made = made
         return {key: cells for key, (_, cells) in made.items()}
 
-    def _row(self, row: version_tree.Row, version: Version | None, known: History, counts: bool) -> tuple[Any, Cells]:
+    def _row(
+        self, row: version_tree.Row, version: Version | None, known: History, counts: bool
+    ) -> tuple[Any, Cells]:
         is_current = version is not None and version.version == known.current
-        facts = (row, version, is_current, counts, known.origin, coarse_age(version.created_at if version else None))
+        facts = (
+            row,
+            version,
+            is_current,
+            counts,
+            known.origin,
+            coarse_age(version.created_at if version else None),
+        )
         before = self._made.get(row.key)
         if before is not None and before[0] == facts:
             return before
@@ -120,7 +134,9 @@ def cells(version: Version, rails: str, *, is_current: bool, counts: bool) -> Ce
         "age": coarse_age(version.created_at),
     }
     row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
-    name = Text.assemble((rails, "dim"), (f"{sign} @{version.version}", style), no_wrap=True, overflow="ellipsis")
+    name = Text.assemble(
+        (rails, "dim"), (f"{sign} @{version.version}", style), no_wrap=True, overflow="ellipsis"
+    )
     return {**row, "version": name, "state": state(version, is_current), "attested": attested(version)}
 
 

@@ -1,5 +1,5 @@
-"""A history with its branches as rows of text, newest first, drawn compactly: as long as nothing forks, no row is
-further in than the one before."""
+"""A history with its branches as rows of text, newest first, drawn compactly: as long as nothing forks, no
+row is further in than the one before."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ class Row(NamedTuple):
     rails: str
 
 
-def drawn(parents: Mapping[str, str | None], tip: str | None = None, leaves: Collection[str] = ()) -> list[Row]:
+def drawn(
+    parents: Mapping[str, str | None], tip: str | None = None, leaves: Collection[str] = ()
+) -> list[Row]:
     """Lay out the tree so that every node appears once.
 
-    parents: by node, oldest first, each parent before its children; a parent that is not there counts as none.
+    parents: by node, oldest first, each parent before its children; a parent that is not there counts as
+        none.
     tip: its ancestors are the trunk, without rails; elsewhere a line continues with what grew last.
     leaves: no line continues with one of them if it can continue with something else.
 
@@ -28,7 +31,8 @@ def drawn(parents: Mapping[str, str | None], tip: str | None = None, leaves: Col
     """
     heirs, others, roots = _lines(parents, tip, leaves)
     inherits = set(heirs.values())
-    rows, todo = list[Row](), [(root, 0, True) for root in roots]  # (node, level, whether its line is yet to be laid)
+    # (node, level, whether its line is yet to be laid)
+    rows, todo = list[Row](), [(root, 0, True) for root in roots]
     while todo:
         node, level, is_whole = todo.pop()
         if not is_whole:

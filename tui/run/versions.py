@@ -66,7 +66,7 @@ class Versions(RunTab):
         yield self._table
         yield Line(id="version-facts")
 
-    # -- what is shown -----------------------------------------------------------------------------------------------
+    # -- what is shown ---------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes, run: RunDetails) -> Shown | None:
         """All of them, which takes a while where there are thousands, and is done the less often then."""
         if changes.everything or any({"forked", "removed"} & kinds for kinds in changes.kinds.values()):
@@ -118,7 +118,7 @@ class Versions(RunTab):
         where = self._run_of(key)
         return Text(f"enter: to {one_line(where)}" if where else "")
 
-    # -- what keys act on --------------------------------------------------------------------------------------------
+    # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
         chosen = self._table.chosen if on == "version" else []
         return [f"{self.run_name}@{key}" for key in chosen if key in self._versions]

@@ -1,4 +1,6 @@
-"""The samples of a step as groups of one prompt each, fit to be shown; what is searched in them, and their order."""
+"""The samples of a step as groups of one prompt each, fit to be shown; what is searched in them, and their
+order.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Sample:
 
 @dataclass
 class Group:
-    """All samples of one prompt, which has no control characters here either. rank: its place in the step, from 0."""
+    """All samples of one prompt, which has no control characters here either. rank: its place in the step,
+    from 0.
+    """
 
     id: str
     rank: int
@@ -54,7 +58,11 @@ class Group:
     def spread(self) -> float | None:
         """Standard deviation; 0 is a group that teaches nothing."""
         rewards, mean = self.rewards, self.mean
-        return None if mean is None else math.sqrt(sum((one - mean) * (one - mean) for one in rewards) / len(rewards))
+        return (
+            None
+            if mean is None
+            else math.sqrt(sum((one - mean) * (one - mean) for one in rewards) / len(rewards))
+        )
 
 
 class Hit(NamedTuple):
@@ -121,11 +129,15 @@ def ordered(samples: Sequence[Sample], by: str) -> list[int]:
     if by not in values:
         return list(range(len(samples)))
     found = [(values[by](one), place) for place, one in enumerate(samples)]
-    return [place for value, place in sorted(found, key=lambda one: (one[0] is None, -(one[0] or 0.0), one[1]))]
+    return [
+        place for value, place in sorted(found, key=lambda one: (one[0] is None, -(one[0] or 0.0), one[1]))
+    ]
 
 
 def hits(groups: Iterable[Group], wanted: str, by: str) -> list[Hit]:
-    """Return where prompts and completions contain the text, ignoring case, in the order in which they are shown."""
+    """Return where prompts and completions contain the text, ignoring case, in the order in which they are
+    shown.
+    """
     if not wanted:
         return []
     look, found = re.compile(re.escape(inert(wanted)), re.IGNORECASE), list[Hit]()

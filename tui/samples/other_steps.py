@@ -37,7 +37,8 @@ class Lookup:
 
     def __init__(self, client: Client, run: str) -> None:
         self._client, self._run = client, run
-        self._prompts: OrderedDict[int, frozenset[str]] = OrderedDict()  # by step; empty where there are no samples
+        # by step; empty where there are no samples
+        self._prompts: OrderedDict[int, frozenset[str]] = OrderedDict()
         self._last: tuple[int, list[Group]] = (0, [])
 
     def at(self, step: int, group: Group) -> Other:
@@ -49,11 +50,13 @@ class Lookup:
             if one.id == group.id:
                 return Other(step, one, groups, f"the same prompt in step {step}")
         one = groups[min(group.rank, len(groups) - 1)]
-        return Other(step, one, groups, f"this prompt is not in step {step}; its prompt {one.rank + 1} instead")
+        return Other(
+            step, one, groups, f"this prompt is not in step {step}; its prompt {one.rank + 1} instead"
+        )
 
     def nearest(self, step: int, newest: int, group: Group, is_over: Callable[[], bool]) -> Other:
-        """The nearest earlier step with that prompt, else the nearest later one; where no step nearby has it, the
-        prompt at the same place of the nearest one. Raises LoradError when no other step has samples."""
+        """The nearest earlier step with that prompt, else the nearest later one; where no step nearby has it,
+        the prompt at the same place of the nearest one. Raises LoradError when no other step has samples."""
         there, until = list[int](), time.monotonic() + PATIENCE
         for one in nearby(step, newest):
             if is_over() or time.monotonic() > until:
@@ -63,7 +66,9 @@ class Lookup:
                 return self.at(one, group)
             there += [one] if prompts else []
         if not there:
-            raise NotFound(f"no step near step {step} has samples", hint="checkpoint.keep_samples says how many do.")
+            raise NotFound(
+                f"no step near step {step} has samples", hint="checkpoint.keep_samples says how many do."
+            )
         told = f"this prompt is not in steps {min(there)} to {max(there)}"
         other = self.at(there[0], group)
         return other._replace(says=f"{told}; prompt {other.group.rank + 1} of step {other.step} instead")

@@ -83,14 +83,18 @@ def common(prompts: Sequence[str]) -> int:
 
 
 def head(step: Step, wanted: int | None, measure: Scale, more: Sequence[str]) -> Text:
-    """Return the line that says which step is shown and how. wanted: the step that was asked for; None: the latest."""
+    """Return the line that says which step is shown and how. wanted: the step that was asked for; None: the
+    latest.
+    """
     samples = [sample for group in step.groups for sample in group.samples]
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     failed = sum(bool(sample.error) for sample in samples)
     versions = sorted({sample.version for sample in samples if sample.version})
     parts = [f"@{','.join(versions[:3])}{'…' if len(versions) > 3 else ''}"] if versions else []
     parts += [f"{len(step.groups)} prompts, {len(samples)} samples"] if samples else []
-    parts += [f"reward {sum(rewards) / len(rewards):.3f} ({measure.low:g} to {measure.high:g})"] if rewards else []
+    parts += (
+        [f"reward {sum(rewards) / len(rewards):.3f} ({measure.low:g} to {measure.high:g})"] if rewards else []
+    )
     parts += [f"✖ {failed} without a reward"] if failed else []
     reads = f"reading step {wanted} … " if wanted not in (None, step.number) else ""
     follows = "● latest" if wanted is None else f"of {step.newest}"

@@ -1,4 +1,6 @@
-"""The samples of a run, step by step: prompts on the left, what the model made of one of them on the right."""
+"""The samples of a run, step by step: prompts on the left,
+what the model made of one of them on the right.
+"""
 
 from __future__ import annotations
 
@@ -79,13 +81,17 @@ class Samples(RunTab):
             yield self._text
         yield self._input
 
-    # -- what is read ------------------------------------------------------------------------------------------------
+    # -- what is read ----------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes, run: RunDetails) -> Step | None:
         """Once for each attempt and step: samples never change."""
         wanted, newest, attempt = self._wanted, run.step, run.attempt
         at = newest if wanted is None else wanted
         had = self._had
-        if had is not None and (had.attempt, had.number) == (attempt, at) and (had.groups or not changes.everything):
+        if (
+            had is not None
+            and (had.attempt, had.number) == (attempt, at)
+            and (had.groups or not changes.everything)
+        ):
             self._had = had if had.newest == newest else had._replace(newest=newest)
             return None if self._had is had else self._had
         if had is not None and wanted is None and not self._pace.is_due:
@@ -116,7 +122,7 @@ class Samples(RunTab):
         step = "" if self._wanted is None else f" --step {self._wanted}"
         return f"lorad samples {shlex.quote(self.run_name)}{step}"
 
-    # -- what is drawn -----------------------------------------------------------------------------------------------
+    # -- what is drawn ---------------------------------------------------------------------------------------
     @property
     def group(self) -> Group | None:
         """Under the cursor."""
@@ -165,7 +171,7 @@ class Samples(RunTab):
                 marks.setdefault(hit.sample, []).append((hit.start, hit.end, HERE if hit is here else FOUND))
         return marks
 
-    # -- which step --------------------------------------------------------------------------------------------------
+    # -- which step ------------------------------------------------------------------------------------------
     def action_step(self, by: int) -> None:
         """Past the newest one is the latest, and those to come."""
         at = max((self._wanted or self._step.number) + by, 1)
@@ -183,7 +189,7 @@ class Samples(RunTab):
     def lorad(self) -> AppPort:
         return cast(AppPort, self.app)
 
-    # -- search and order --------------------------------------------------------------------------------------------
+    # -- search and order ------------------------------------------------------------------------------------
     def _search(self, needle: str) -> None:
         self._needle, self._hit = needle, -1
         self._hits = hits(self._step.groups, needle, self._by)
@@ -206,7 +212,7 @@ class Samples(RunTab):
     def action_unfold(self) -> None:
         self._text.unfold()
 
-    # -- another step beside -----------------------------------------------------------------------------------------
+    # -- another step beside ---------------------------------------------------------------------------------
     def action_compare(self) -> None:
         self._is_beside, self._beside_step = not self._is_beside, None
         self._draw_text()
@@ -234,7 +240,7 @@ class Samples(RunTab):
             self._draw_head()
             self._text.mark(self._marks(group))
 
-    # -- keys --------------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
     def on_rows_selected(self) -> None:
         self._text.focus()
 

@@ -32,11 +32,13 @@ class Scale(NamedTuple):
 
 def scale(groups: Sequence[Group]) -> Scale:
     rewards = [reward for group in groups for reward in group.rewards]
-    advantages = [abs(one.advantage) for group in groups for one in group.samples if one.advantage is not None]
+    advantages = [
+        abs(one.advantage) for group in groups for one in group.samples if one.advantage is not None
+    ]
     return Scale(min(rewards, default=0.0), max(rewards, default=1.0), max(advantages, default=0.0))
 
 
-# -- one group ---------------------------------------------------------------------------------------------------------
+# -- one group -----------------------------------------------------------------------------------------------
 def alone(group: Group, of: int, by: str, measure: Scale) -> list[Section]:
     """The prompt, then its completions in order. of: how many prompts the step has."""
     blocks = [
@@ -85,7 +87,7 @@ def wrong(sample: Sample) -> list[Block]:
     return [Block(f"✖ {sample.error}", "bold red")] if sample.error else []
 
 
-# -- two groups --------------------------------------------------------------------------------------------------------
+# -- two groups ----------------------------------------------------------------------------------------------
 class Side(NamedTuple):
     step: int
     group: Group
@@ -93,7 +95,8 @@ class Side(NamedTuple):
 
 
 def together(before: Side, after: Side, by: str, here: int, *, word_by_word: bool) -> list[Section]:
-    """The completions of two steps in pairs, best with best when they are ordered by reward; the earlier step first.
+    """The completions of two steps in pairs, best with best when they are ordered by reward; the earlier step
+    first.
     here: the step whose blocks have keys.
 
     Word by word: as one text, with [-what is gone-] and {+what is new+}."""
@@ -125,9 +128,13 @@ def _prompts(before: Side, after: Side) -> Section:
 
 
 def _apart(texts: tuple[str, str], places: tuple[int | None, int | None], is_second: bool) -> Section:
-    """Return two texts with what only one of them has underlined. is_second: which of them has a key, its place."""
+    """Return two texts with what only one of them has underlined. is_second: which of them has a key, its
+    place.
+    """
     pieces, blocks = text_diff.words(*texts), list[Block]()
-    for side, (left_out, style) in enumerate(((text_diff.NEW, "underline red"), (text_diff.GONE, "underline green"))):
+    for side, (left_out, style) in enumerate(
+        ((text_diff.NEW, "underline red"), (text_diff.GONE, "underline green"))
+    ):
         spans = _spans([piece for piece in pieces if piece.op != left_out], style)
         blocks.append(Block(texts[side], spans=spans, key=places[side] if is_second == bool(side) else None))
     return Section(blocks[:1], blocks[1:])
@@ -143,7 +150,11 @@ def _spans(pieces: Sequence[text_diff.Piece], style: str) -> list[Span]:
 
 
 def _merged(before: str, after: str) -> Section:
-    signs = {text_diff.GONE: ("[-", "-]", "red"), text_diff.NEW: ("{+", "+}", "green"), text_diff.SAME: ("", "", "")}
+    signs = {
+        text_diff.GONE: ("[-", "-]", "red"),
+        text_diff.NEW: ("{+", "+}", "green"),
+        text_diff.SAME: ("", "", ""),
+    }
     text, spans, at = list[str](), list[Span](), 0
     for op, piece in text_diff.words(before, after):
         begin, end, style = signs[op]

@@ -59,7 +59,9 @@ class Ask(ModalScreen[Values | None]):
                     with Horizontal(classes="field"):
                         yield Label(Text(field.label))
                         given = self._preset.get(field.key, "")
-                        yield Input(given, id=field.key, placeholder=field.says, compact=True, select_on_focus=False)
+                        yield Input(
+                            given, id=field.key, placeholder=field.says, compact=True, select_on_focus=False
+                        )
             yield Static(id="wrong", markup=False)
             yield Static(id="line", markup=False)
             with Horizontal(id="answers"):
@@ -80,8 +82,12 @@ class Ask(ModalScreen[Values | None]):
 
     def _draw(self) -> None:
         wrong = self._wrong()
-        self.query_one("#wrong", Static).update(Text(f"✖ {one_line(wrong)}" if wrong else "", style="bold red"))
-        self.query_one("#line", Static).update(Text("" if wrong else f"$ {one_line(self._line(self.values))}"))
+        self.query_one("#wrong", Static).update(
+            Text(f"✖ {one_line(wrong)}" if wrong else "", style="bold red")
+        )
+        self.query_one("#line", Static).update(
+            Text("" if wrong else f"$ {one_line(self._line(self.values))}")
+        )
         self.query_one("#go", Button).disabled = bool(wrong)
 
     def on_input_changed(self) -> None:

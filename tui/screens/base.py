@@ -48,12 +48,14 @@ class Base(Screen[None]):
     def lorad(self) -> AppPort:
         return cast(AppPort, self.app)
 
-    # -- for the screens to fill -----------------------------------------------------------------------------------
+    # -- for the screens to fill -----------------------------------------------------------------------------
     def body(self) -> Iterable[Widget]:
         raise NotImplementedError
 
     def targets(self, on: str) -> list[str]:
-        """Return what an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for none."""
+        """Return what an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for
+        none.
+        """
         raise NotImplementedError
 
     def owner(self, target: str) -> str | None:
@@ -80,7 +82,7 @@ class Base(Screen[None]):
         """Draw what `read` returned."""
         raise NotImplementedError
 
-    # -- the frame -------------------------------------------------------------------------------------------------
+    # -- the frame -------------------------------------------------------------------------------------------
     def compose(self) -> ComposeResult:
         yield Line(id="title")
         yield Line(id="banner")
@@ -105,14 +107,16 @@ class Base(Screen[None]):
         """Show a title, marked when the session is read-only or not refreshed."""
         self._title = text
         marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p continues"] * self.lorad.frozen
-        self.query_one("#title", Line).say(Text.assemble(text, *(part for mark in marks for part in ("  ", mark))))
+        self.query_one("#title", Line).say(
+            Text.assemble(text, *(part for mark in marks for part in ("  ", mark)))
+        )
 
     def _tell_lost(self, lost: str) -> None:
         banner = self.query_one("#banner", Line)
         banner.say(Text(f"! {one_line(lost)}", style="bold"))
         banner.display = bool(lost)
 
-    # -- the status line -------------------------------------------------------------------------------------------
+    # -- the status line -------------------------------------------------------------------------------------
     def offer(self, line: str, *targets: str) -> None:
         """Offer the shell command for what is shown here.
 
@@ -126,7 +130,9 @@ class Base(Screen[None]):
 
     def say_command(self, line: str, result: str = "") -> None:
         self.command = line
-        shown = Text.assemble(("$ ", "dim"), one_line(line), (f"   {one_line(result)}" if result else "", "bold"))
+        shown = Text.assemble(
+            ("$ ", "dim"), one_line(line), (f"   {one_line(result)}" if result else "", "bold")
+        )
         self.query_one("#status", Line).say(shown)
 
     def say_error(self, error: LoradError) -> None:
@@ -137,14 +143,16 @@ class Base(Screen[None]):
         self.app.copy_to_clipboard(self.command)
         self.notify(f"Copied: {one_line(self.command)}", timeout=2, markup=False)
 
-    # -- what can be done ------------------------------------------------------------------------------------------
+    # -- what can be done ------------------------------------------------------------------------------------
     def action_act(self, verb: str) -> None:
         targets = self.targets(ACTIONS[verb].on)
         if targets:
             self.act(ACTIONS[verb], targets, self.preset(verb, targets[0]))
 
     @work
-    async def act(self, action: Action, targets: Sequence[str], preset: Mapping[str, str] | None = None) -> None:
+    async def act(
+        self, action: Action, targets: Sequence[str], preset: Mapping[str, str] | None = None
+    ) -> None:
         """Ask for what is needed, say what will be lost, do it, say what came of it."""
         try:
             self._refuse(action, targets)
@@ -162,7 +170,9 @@ class Base(Screen[None]):
             if not action.of_others and not self.lorad.may_act(owner := self.owner(target)):
                 raise NotAllowed(f"{target} belongs to {owner}: here it can only be looked at.", hint="")
         if action.fields and not action.many and len(targets) > 1:
-            raise Conflict(f"{action.verb} is for one at a time, and {len(targets)} are marked.", hint="space unmarks.")
+            raise Conflict(
+                f"{action.verb} is for one at a time, and {len(targets)} are marked.", hint="space unmarks."
+            )
 
     def must_act(self) -> None:
         """Raises NotAllowed where nothing may be done."""
@@ -201,7 +211,11 @@ class Base(Screen[None]):
                 continue
             done[action.command(target, values)] = action.told(target, row)
             self._acted_on = self._subject(targets)
-            told = done[action.command(target, values)] if len(targets) == 1 else f"{len(done)} of {len(targets)} done."
+            told = (
+                done[action.command(target, values)]
+                if len(targets) == 1
+                else f"{len(done)} of {len(targets)} done."
+            )
             self.say_command("; ".join(done), told)
         self.lorad.feed.again()
         if refused is not None:
@@ -209,10 +223,12 @@ class Base(Screen[None]):
             raise LoradError(f"{some}{refused.message}", hint=refused.hint)
 
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
-        """Return what `offer` compares with: the status line keeps a result as long as the same things are chosen."""
+        """Return what `offer` compares with: the status line keeps a result as long as the same things are
+        chosen.
+        """
         return tuple(targets)
 
-    # -- ways to other screens --------------------------------------------------------------------------------------
+    # -- ways to other screens -------------------------------------------------------------------------------
     def action_serving(self) -> None:
         self.lorad.open_serving()
 

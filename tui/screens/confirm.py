@@ -24,7 +24,8 @@ class Confirm(ModalScreen[bool]):
     SCOPED_CSS = False
     DEFAULT_CSS = """
     Confirm { align: center middle; background: $background 60%; }
-    Confirm #confirm { width: 64; max-width: 95%; height: auto; max-height: 95%; padding: 1 2; border: round $error;
+    Confirm #confirm { width: 64; max-width: 95%; height: auto; max-height: 95%;
+    padding: 1 2; border: round $error;
         background: $surface; }
     Confirm #lost { height: auto; max-height: 50vh; margin: 1 0; }
     Confirm #answers { height: auto; align-horizontal: right; }
@@ -48,12 +49,17 @@ class Confirm(ModalScreen[bool]):
                 yield Static(self._told())
             with Horizontal(id="answers"):
                 yield Button("No", id="no")
-                yield Button(Text(f"{self._verb} {'it' if len(names) == 1 else 'them'}"), id="yes", variant="error")
+                yield Button(
+                    Text(f"{self._verb} {'it' if len(names) == 1 else 'them'}"), id="yes", variant="error"
+                )
 
     def _told(self) -> Text:
         if len(self._lost) == 1:
             return Text(one_line(next(iter(self._lost.values()))))
-        lines = [Text.assemble((one_line(name), "bold"), f": {one_line(lost)}") for name, lost in self._lost.items()]
+        lines = [
+            Text.assemble((one_line(name), "bold"), f": {one_line(lost)}")
+            for name, lost in self._lost.items()
+        ]
         rest = [Text(f"and {len(lines) - MOST} more")] if len(lines) > MOST else []
         return Text("\n").join([*lines[:MOST], *rest])
 

@@ -21,24 +21,28 @@ from lorad.tui.port import AppPort
 
 Sections = dict[str, list[Binding]]
 KEYS, IDS = 16, 22  # cells
-COMMON = ("", "Tables", "Texts", "Everywhere")  # headings of what is not of one screen alone, the last one last
+# headings of what is not of one screen alone, the last one last
+COMMON = ("", "Tables", "Texts", "Everywhere")
 FILTER = (
     "Filter: words that a run must have; state: owner: base: pool: alarm: look there\n"
     "only, as in state:running owner:ann; !word keeps runs without it.\n"
 )
 ABOUT = (
-    "The status line shows the shell command for what you see or did; y copies it. ctrl+p finds every command.\n"
-    "The words at the right are ids: tui.keymap of config.yaml gives an id other keys, as in {run.kill: ctrl+k}."
+    "The status line shows the shell command for what you see or did; y copies it. ctrl+p finds every "
+    "command.\nThe words at the right are ids: tui.keymap of config.yaml gives an id other keys, as in "
+    "{run.kill: ctrl+k}."
 )
 TYPED = "While a text is typed, f1 opens this help."
 
 
 class Help(ModalScreen[None]):
-    """The keys of where one is; a search goes through all. here: the ids of keys that work there, the nearest first."""
+    """The keys of where one is; a search goes through all. here: the ids of keys that work there, the nearest
+    first."""
 
     DEFAULT_CSS = """
     Help { align: center middle; background: $background 60%; }
-    Help #help { width: 78; max-width: 95%; height: auto; max-height: 95%; padding: 0 2; border: round $primary;
+    Help #help { width: 78; max-width: 95%; height: auto; max-height: 95%;
+    padding: 0 2; border: round $primary;
         background: $surface; }
     Help #help-search { display: none; height: 1; }
     Help #help-keys { height: auto; }
@@ -52,7 +56,9 @@ class Help(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="help"):
-            yield Input(id="help-search", placeholder="words of a key, its meaning, id or heading", compact=True)
+            yield Input(
+                id="help-search", placeholder="words of a key, its meaning, id or heading", compact=True
+            )
             with VerticalScroll(id="help-keys", can_focus=False):
                 yield Static(id="help-table")
 
@@ -66,7 +72,9 @@ class Help(ModalScreen[None]):
     def _draw(self) -> None:
         wanted, keymap = self._search.value.casefold().split(), cast(AppPort, self.app).config.tui.keymap
         sections = found(wanted, keymap) if wanted else nearest(self._here)
-        self.query_one("#help").border_title = f"keys: {' '.join(wanted)}" if wanted else "keys that work here"
+        self.query_one("#help").border_title = (
+            f"keys: {' '.join(wanted)}" if wanted else "keys that work here"
+        )
         self.query_one("#help").border_subtitle = "/ searches all keys · esc closes"
         if not sections:
             self.query_one("#help-table", Static).update(Text("No key has all of these words."))
@@ -103,8 +111,12 @@ class Help(ModalScreen[None]):
 def nearest(here: Sequence[str]) -> Sections:
     """The sections of these ids, in their order; what is not of one screen alone last."""
     places = {id: place for place, id in enumerate(here)}
-    known = {heading: [places[key.id] for key in some if key.id in places] for heading, some in listed().items()}
-    headings = sorted((heading for heading in known if known[heading]), key=lambda heading: min(known[heading]))
+    known = {
+        heading: [places[key.id] for key in some if key.id in places] for heading, some in listed().items()
+    }
+    headings = sorted(
+        (heading for heading in known if known[heading]), key=lambda heading: min(known[heading])
+    )
     headings.sort(key=lambda heading: COMMON.index(heading) if heading in COMMON else 0)
     return {heading: listed()[heading] for heading in headings}
 
@@ -136,10 +148,14 @@ def key_table(sections: Sections, keymap: Mapping[str, str]) -> Group:
     """keymap: other keys than ours, by id."""
     parts: list[RenderableType] = []
     for heading, bindings in sections.items():
-        table = Table.grid(Column(width=KEYS), Column(ratio=1), Column(width=IDS, no_wrap=True), padding=(0, 1))
+        table = Table.grid(
+            Column(width=KEYS), Column(ratio=1), Column(width=IDS, no_wrap=True), padding=(0, 1)
+        )
         table.expand = True
         for key in bindings:
-            table.add_row(Text(typed(key, keymap), style="cyan"), Text(meaning(key)), Text(key.id or "", style="dim"))
+            table.add_row(
+                Text(typed(key, keymap), style="cyan"), Text(meaning(key)), Text(key.id or "", style="dim")
+            )
         parts += [Text(heading, style="bold"), table]
     return Group(*parts)
 
@@ -158,4 +174,6 @@ def meaning(binding: Binding) -> str:
     """Return what an action does; for other keys, their description."""
     verb = binding.action.partition("'")[2].rstrip("')")
     action = ACTIONS.get(verb)
-    return f"{binding.description}: {action.says[0].lower()}{action.says[1:]}" if action else binding.description
+    return (
+        f"{binding.description}: {action.says[0].lower()}{action.says[1:]}" if action else binding.description
+    )

@@ -15,8 +15,8 @@ from lorad.tui.feed import Changes
 class RunTab(Vertical):
     """Reads and shows one kind of facts about a run, while it is in front.
 
-    `read` is called on the feed's thread, and with `changes.everything` when the tab comes to the front; what it keeps
-    to know how far it read, nobody else touches.
+    `read` is called on the feed's thread, and with `changes.everything` when the tab comes to the front; what
+    it keeps to know how far it read, nobody else touches.
     """
 
     TITLE: ClassVar[str]

@@ -137,7 +137,10 @@ def cells(row: ServedAlias, data: Data) -> dict[str, Text]:
         "since": Text(coarse_age(found["since"])),
     }
     texts |= {key: Text(milliseconds(found[key])) for key in ("ttft", "p50", "p95")}
-    return {column.key: texts.get(column.key) or Text(one_line(str(found[column.key] or ""))) for column in COLUMNS}
+    return {
+        column.key: texts.get(column.key) or Text(one_line(str(found[column.key] or "")))
+        for column in COLUMNS
+    }
 
 
 def short(row: ServedAlias) -> Text:
@@ -189,7 +192,10 @@ def traffic_told(traffic: Figures | None) -> str:
         return "No gateway is up, so nothing is counted."
     counts = f"{traffic.requests} requests, {traffic.failed} failed, {traffic.tokens} tokens"
     first = f"{milliseconds(traffic.ttft_p50)}/{milliseconds(traffic.ttft_p95)}"
-    return f"{counts} · p50/p95: first token {first}, answer {milliseconds(traffic.p50)}/{milliseconds(traffic.p95)}"
+    return (
+        f"{counts} · p50/p95: first token {first}, answer "
+        f"{milliseconds(traffic.p50)}/{milliseconds(traffic.p95)}"
+    )
 
 
 def moves_text(moves: Iterable[Move]) -> Text:

@@ -42,7 +42,8 @@ class Side(Vertical):
 
     DEFAULT_CSS = """
     Side { width: 1fr; height: 100%; }
-    Side .head { height: 1; width: 100%; padding: 0 1; background: $panel; text-wrap: nowrap; text-overflow: ellipsis; }
+    Side .head { height: 1; width: 100%; padding: 0 1; background: $panel;
+    text-wrap: nowrap; text-overflow: ellipsis; }
     Side VerticalScroll { height: 1fr; padding: 0 1; }
     Side VerticalScroll:focus { background: $boost; }
     Side .said { width: 100%; height: auto; }
@@ -71,7 +72,9 @@ class Side(Vertical):
         """Show how long the answer has taken so far."""
         if self.since is not None:
             waited = time.monotonic() - self.since
-            self.head.say(Text(f"{SPINNER[int(waited * 4) % len(SPINNER)]} {one_line(self.target)}  {waited:.0f} s"))
+            self.head.say(
+                Text(f"{SPINNER[int(waited * 4) % len(SPINNER)]} {one_line(self.target)}  {waited:.0f} s")
+            )
 
     def end(self, answer: Answer) -> None:
         self.since = None
@@ -160,7 +163,9 @@ class Chat(Vertical):
                 yield Input("64", id="most", classes="small", compact=True)
                 yield Label("seed")
                 yield Input("0", id="seed", classes="small", compact=True)
-        yield Input(id="prompt", placeholder="a prompt; enter asks, up and down find earlier ones", compact=True)
+        yield Input(
+            id="prompt", placeholder="a prompt; enter asks, up and down find earlier ones", compact=True
+        )
         with Horizontal(classes="sides"):
             for side in SIDES:
                 yield Side(side)
@@ -169,7 +174,7 @@ class Chat(Vertical):
         self.border_title = "Chat"
         self._timer = self.set_interval(0.25, self._draw, pause=True)
 
-    # -- from the screen -----------------------------------------------------------------------------------------------
+    # -- from the screen -------------------------------------------------------------------------------------
     def open(self, left: str, right: str) -> None:
         """Targets that are typed already stay."""
         for side, target in zip(SIDES, (left, right), strict=True):
@@ -183,7 +188,7 @@ class Chat(Vertical):
         for side in SIDES:
             self.query_one(f"#{side}", Input).suggester = known
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- asking ----------------------------------------------------------------------------------------------
     @property
     def sides(self) -> list[Side]:
         return list(self.query(Side))
@@ -213,7 +218,9 @@ class Chat(Vertical):
         targets = [target for target in (self.value("left"), self.value("right")) if target]
         if not targets or not prompt:
             missing = "a prompt" if targets else "a version"
-            raise SpecError(f"{missing} is missing.", hint="An alias, run@12, or a run for its current version.")
+            raise SpecError(
+                f"{missing} is missing.", hint="An alias, run@12, or a run for its current version."
+            )
         return [Question(target, prompt, sampling) for target in targets]
 
     def _refuse(self, count: int) -> None:
@@ -223,7 +230,9 @@ class Chat(Vertical):
         if self.is_waiting:
             raise Conflict("The answer to the last prompt is still coming.", hint="esc drops it.")
         if self.under_way + count > asking.MOST:
-            raise Conflict(f"{self.under_way} answers that were dropped are under way.", hint="Wait for some.")
+            raise Conflict(
+                f"{self.under_way} answers that were dropped are under way.", hint="Wait for some."
+            )
 
     def _ask(self, questions: Sequence[Question]) -> None:
         self._number += 1
@@ -261,7 +270,7 @@ class Chat(Vertical):
         if self._timer is not None and not self.is_waiting:
             self._timer.pause()
 
-    # -- keys ----------------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
     def action_leave(self) -> None:
         """First what is awaited is dropped."""
         if not self.is_waiting:

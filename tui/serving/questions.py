@@ -81,7 +81,11 @@ def ask(client: Client, question: Question, told: Callable[[Answer], object]) ->
     def work() -> None:
         began = time.monotonic()
         try:
-            told(answer_of(client.generate(question.target, question.prompt, question.sampling._asdict()), began))
+            told(
+                answer_of(
+                    client.generate(question.target, question.prompt, question.sampling._asdict()), began
+                )
+            )
         except LoradError as error:
             told(Answer(wrong=f"{error.message} {error.hint}".strip(), seconds=time.monotonic() - began))
 

@@ -1,4 +1,6 @@
-"""Shows what is served under which name and how much it is used, and offers a chat that compares two versions."""
+"""Shows what is served under which name and how much it is used, and offers a chat that compares two
+versions.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from lorad.client.client import Client
 from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import Base
-from lorad.tui.serving.alias_rows import COLUMNS, Data, Reader, cells, details, moves_text, title, values, version_of
+from lorad.tui.serving.alias_rows import (
+    COLUMNS,
+    Data,
+    Reader,
+    cells,
+    details,
+    moves_text,
+    title,
+    values,
+    version_of,
+)
 from lorad.tui.serving.chat import Chat
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
@@ -78,7 +90,7 @@ class Serving(Base):
     def chat(self) -> Chat:
         return self.query_one(Chat)
 
-    # -- what is shown -------------------------------------------------------------------------------------------------
+    # -- what is shown ---------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> Data | None:
         return self._reader.read(client, changes)
 
@@ -90,7 +102,9 @@ class Serving(Base):
         )
         self.set_class(not data.aliases, "-none")
         self.say_title(title(data))
-        names = {row.alias for row in data.aliases} | {version_of(row) for row in data.aliases} | set(data.pools)
+        names = (
+            {row.alias for row in data.aliases} | {version_of(row) for row in data.aliases} | set(data.pools)
+        )
         self.chat.suggest(sorted(names))
         self.tell()
 
@@ -109,7 +123,9 @@ class Serving(Base):
     def on_rows_moved(self) -> None:
         alias, chosen = self.table.key, self.targets("alias")
         if not self.has_class("-chat"):
-            self.offer(f"lorad aliases {shlex.quote(chosen[0])}" if chosen else "lorad aliases --traffic", *chosen)
+            self.offer(
+                f"lorad aliases {shlex.quote(chosen[0])}" if chosen else "lorad aliases --traffic", *chosen
+            )
         self.tell()
         if alias != self._reader.alias:
             self._reader.alias = alias
@@ -117,7 +133,7 @@ class Serving(Base):
                 self._settling.stop()
             self._settling = self.set_timer(SETTLED, self.lorad.feed.again)
 
-    # -- what keys act on ----------------------------------------------------------------------------------------------
+    # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
         chosen = self.table.chosen if self._data and self._data.aliases else []
         if on != "version":
@@ -137,7 +153,7 @@ class Serving(Base):
         if row is not None:
             self.lorad.open_run(row.run)
 
-    # -- the chat ------------------------------------------------------------------------------------------------------
+    # -- the chat --------------------------------------------------------------------------------------------
     def action_chat(self) -> None:
         """Open a chat with what is under the cursor, beside the version it served before."""
         self.set_class(True, "-chat")
@@ -148,7 +164,11 @@ class Serving(Base):
         row = data.of(alias) if data else None
         if data is None or alias is None or row is None:
             return "", ""
-        before = (version_of(move) for move in data.moves if move.version is not None) if data.alias == alias else ()
+        before = (
+            (version_of(move) for move in data.moves if move.version is not None)
+            if data.alias == alias
+            else ()
+        )
         return alias, next((version for version in before if version != version_of(row)), "")
 
     def on_chat_asked(self, message: Chat.Asked) -> None:

@@ -1,9 +1,10 @@
-"""Who comes in. A shared box has other users, who reach every port of loopback, and browsers run code of strangers.
+"""Who comes in. A shared box has other users, who reach every port of loopback, and browsers run code of
+strangers.
 
-A URL with a token is printed, good for one visit. That visit gets a cookie, under a path that only who came in knows:
-browsers send a cookie of 127.0.0.1 to every port of it, so to servers of other users too, but never under that path.
-The name of the host must be loopback's own (a stranger's domain may resolve to 127.0.0.1), and pages from elsewhere may
-ask nothing.
+A URL with a token is printed, good for one visit. That visit gets a cookie, under a path that only who came
+in knows: browsers send a cookie of 127.0.0.1 to every port of it, so to servers of other users too, but never
+under that path. The name of the host must be loopback's own (a stranger's domain may resolve to 127.0.0.1),
+and pages from elsewhere may ask nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; font-src 'self'; connect-src 'self' {sockets}; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'none'",
+    "img-src 'self' data:; font-src 'self'; connect-src 'self' {sockets}; frame-ancestors 'none'; base-uri "
+    "'none'; form-action 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }  # styles: the terminal's own script writes some
-UNKNOWN = "401: lorad shows nothing here without the URL that `lorad tui --serve` printed. It is good for one visit: "
+UNKNOWN = (
+    "401: lorad shows nothing here without the URL that `lorad tui --serve` printed. It is good for "
+    "one visit: "
+)
 AGAIN = "press enter in the terminal where that runs, and it prints another one.\n"
 HOST = "403: lorad answers as 127.0.0.1 or localhost, on its own port, and as nothing else.\n"
 ORIGIN = "403: pages from elsewhere may ask lorad nothing.\n"

@@ -29,7 +29,10 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(home: Path, *, port: int = 0, readonly: bool = False) -> None:
-    """Serves until it is interrupted; then all its sessions have ended. port: 0 takes a free one. Raises Conflict."""
+    """Serves until it is interrupted; then all its sessions have ended. port: 0 takes a free one.
+
+    Raises Conflict.
+    """
     with listener(port) as listening:
         asyncio.run(Site(home, listening, readonly=readonly).live())
 
@@ -112,9 +115,12 @@ class Site(Server):
         if len(self._sessions) >= SESSIONS:
             raise web.HTTPServiceUnavailable(text=FULL)
 
-    # -- the terminal where it was started ---------------------------------------------------------------------------
+    # -- the terminal where it was started -------------------------------------------------------------------
     def _introduce(self) -> None:
-        say(f"lorad's screens in a browser, for you alone. From another machine, run there first: {self._tunnel()}")
+        say(
+            "lorad's screens in a browser, for you alone. From another machine, run there first: "
+            f"{self._tunnel()}"
+        )
         say("This URL is good for one visit; enter prints another one, ctrl+c ends everything.")
         print(self.door.offer(), flush=True)
         with contextlib.suppress(PermissionError):  # a file or nothing: nobody presses enter there

@@ -21,11 +21,16 @@ GRACE = 3.0  # seconds that a process has to end on its own
 
 
 class Session(AppService):
-    """`start` it, feed it, `stop` it: then its process has ended. argv: the command, without a shell; base: the path
-    under which downloads lie."""
+    """`start` it, feed it, `stop` it: then its process has ended. argv: the command, without a shell; base:
+    the path under which downloads lie."""
 
     def __init__(
-        self, argv: Sequence[str], home: str, socket: web.WebSocketResponse, downloads: DownloadManager, base: str
+        self,
+        argv: Sequence[str],
+        home: str,
+        socket: web.WebSocketResponse,
+        downloads: DownloadManager,
+        base: str,
     ) -> None:
         super().__init__(
             shlex.join(argv),
@@ -72,8 +77,8 @@ class Session(AppService):
         return self._process
 
     async def _hand_on(self, stdout: asyncio.StreamReader) -> None:
-        """Raises IncompleteReadError at its end. What is written to a browser that is gone is read all the same: a
-        process that cannot write cannot end."""
+        """Raises IncompleteReadError at its end. What is written to a browser that is gone is read all the
+        same: a process that cannot write cannot end."""
         await stdout.readuntil(READY)
         take = {b"D": self.on_data, b"M": self.on_meta, b"P": self.on_packed}
         while True:
@@ -84,7 +89,9 @@ class Session(AppService):
                 await take[kind](payload)
 
     async def _write_text(self, text: str) -> None:
-        """A download lies under the path that the browser has its key for, which the page's script does not know."""
+        """A download lies under the path that the browser has its key for, which the page's script does not
+        know.
+        """
         kind, *rest = json.loads(text)
         if kind == "deliver_file_start":
             text = json.dumps(["open_url", {"url": f"{self._base}/download/{rest[0]}", "new_tab": True}])

@@ -12,8 +12,10 @@ PADDING = 2  # cells beside each column
 
 @dataclass(frozen=True)
 class Column:
-    """least..most: cells wide. leaves: the larger, the sooner it goes when there is no room; of those with 0 none goes.
-    rest: takes what is left. orders: rows can be ordered by it. shrinks: to so many cells before others go; 0: not."""
+    """least..most: cells wide. leaves: the larger, the sooner it goes when there is no room; of those with 0
+    none goes.
+    rest: takes what is left. orders: rows can be ordered by it. shrinks: to so many cells before others go;
+        0: not."""
 
     key: str
     least: int
@@ -30,7 +32,9 @@ Widths = dict[str, int]
 
 
 def needed(columns: Columns, rows: Iterable[dict[str, Text]], before: Widths) -> Widths:
-    """The width of every column, grown where a cell of `rows` is wider: widths never shrink while a table is shown."""
+    """The width of every column, grown where a cell of `rows` is wider: widths never shrink while a table is
+    shown.
+    """
     widths = {column.key: max(column.least, len(column.key)) for column in columns} | before
     for row in rows:
         for column in columns:

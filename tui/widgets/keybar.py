@@ -1,4 +1,6 @@
-"""The keys at the bottom in one line; Textual's footer has a widget for each key and recreates all of them."""
+"""The keys at the bottom in one line; Textual's footer has a widget for each key and recreates
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Key:
 
 
 class KeyBar(Widget):
-    """Keys that work here and what they do; a click presses one. What does not fit is in the help and the palette.
+    """Keys that work here and what they do; a click presses one. What does not fit is in the help and the
+    palette.
 
     Those in `keys.ALWAYS` are left out last and those in `keys.SPARE` first."""
 
@@ -64,7 +67,9 @@ class KeyBar(Widget):
                 by_action.setdefault(each.binding.action, each)
         palettes = (each for each in active.values() if each.binding.action.endswith("command_palette"))
         last = next(palettes, None) if self.app.ENABLE_COMMAND_PALETTE else None
-        shown = sorted(by_action.values(), key=lambda each: (each.binding.id in ALWAYS, each.binding.id in SPARE))
+        shown = sorted(
+            by_action.values(), key=lambda each: (each.binding.id in ALWAYS, each.binding.id in SPARE)
+        )
         keys = tuple(map(self._key, shown))
         palette = self._key(last) if last else None
         if (keys, palette) != (self.keys, self.palette):
@@ -98,7 +103,9 @@ class KeyBar(Widget):
         return [key for key in self.keys if key in fitting]
 
     def render(self) -> Text:
-        key_style, says, edge = (self.get_component_rich_style(f"keybar--{part}") for part in ("key", "says", "edge"))
+        key_style, says, edge = (
+            self.get_component_rich_style(f"keybar--{part}") for part in ("key", "says", "edge")
+        )
         line = Text(no_wrap=True)
         for column, key in self.placed():
             line.append(" " * (column - line.cell_len))

@@ -19,6 +19,8 @@ class Line(Static):
 
     @property
     def _grows(self) -> bool:
-        """Whether its size depends on the text; if it is fixed, the rest of the screen is not laid out again."""
+        """Whether its size depends on the text; if it is fixed,
+        the rest of the screen is not laid out again.
+        """
         width, height = self.styles.width, self.styles.height
         return width is None or width.is_auto or height is None or height.is_auto

@@ -1,7 +1,8 @@
-"""Lines under a heading that stays, with a cursor: those that are seen are drawn, and again only when they changed.
+"""Lines under a heading that stays, with a cursor: those that are seen are drawn, and again only when they
+changed.
 
-Textual's DataTable lays out all of its rows and draws each cell through a console: twice the time for every key and
-every refresh, beside runs that take the same cores.
+Textual's DataTable lays out all of its rows and draws each cell through a console: twice the time for every
+key and every refresh, beside runs that take the same cores.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Parts = Sequence[Segment]
 class Lines(ScrollView, can_focus=True):
     """Base class of widgets that draw lines.
 
-    A subclass defines what is in each line (`heading`, `line`), sets their number (`resize_to`), and reports changed
-    ones (`redraw`).
+    A subclass defines what is in each line (`heading`, `line`), sets their number (`resize_to`), and reports
+    changed ones (`redraw`).
     """
 
     ALLOW_SELECT = False
@@ -63,7 +64,7 @@ class Lines(ScrollView, can_focus=True):
     cursor_row: reactive[int] = reactive(0, repaint=False)
     _hovered: reactive[int | None] = reactive(None, repaint=False)
 
-    # -- for who inherits --------------------------------------------------------------------------------------------
+    # -- for who inherits ------------------------------------------------------------------------------------
     def heading(self) -> Parts:
         raise NotImplementedError
 
@@ -91,7 +92,7 @@ class Lines(ScrollView, can_focus=True):
         if seen:
             self.refresh(*(Region(0, row + top, self.size.width, 1) for row in seen))
 
-    # -- drawing -------------------------------------------------------------------------------------------------------
+    # -- drawing ---------------------------------------------------------------------------------------------
     def render_line(self, y: int) -> Strip:
         width, base = self.size.width, self.rich_style
         if y < HEAD:
@@ -107,7 +108,7 @@ class Lines(ScrollView, can_focus=True):
             base, over = base + cursor, Style.from_color(cursor.color)
         return drawn(self.line(row), base, over, width)
 
-    # -- the cursor ----------------------------------------------------------------------------------------------------
+    # -- the cursor ------------------------------------------------------------------------------------------
     def validate_cursor_row(self, row: int) -> int:
         return max(min(row, self.row_count - 1), 0)
 
@@ -148,7 +149,7 @@ class Lines(ScrollView, can_focus=True):
         if self.row_count:
             self.opened()
 
-    # -- the mouse -----------------------------------------------------------------------------------------------------
+    # -- the mouse -------------------------------------------------------------------------------------------
     def watch__hovered(self, before: int | None, now: int | None) -> None:
         self.redraw(row for row in (before, now) if row is not None)
 

@@ -22,7 +22,8 @@ class Choose(ModalScreen[str | None]):
 
     DEFAULT_CSS = """
     Choose { align: center middle; background: $background 60%; }
-    Choose #choice { width: 80; max-width: 95%; height: auto; max-height: 90%; padding: 1 2; border: round $primary;
+    Choose #choice { width: 80; max-width: 95%; height: auto; max-height: 90%;
+    padding: 1 2; border: round $primary;
                      background: $surface; }
     Choose Input { margin: 1 0; }
     Choose OptionList { height: auto; max-height: 20; border: none; padding: 0; text-wrap: nowrap;
@@ -57,7 +58,9 @@ class Choose(ModalScreen[str | None]):
         listed.clear_options()
         listed.add_options([Option(found[key]) for key in self._found] or [Option("none", disabled=True)])
         if self._found:
-            listed.highlighted = self._found.index(self._chosen) if self._chosen in self._found and not typed else 0
+            listed.highlighted = (
+                self._found.index(self._chosen) if self._chosen in self._found and not typed else 0
+            )
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._fill(event.value)

@@ -11,7 +11,9 @@ NONE = "·"  # stands for what is no number
 
 
 def sparkline(values: Sequence[float | None] | None, width: int) -> str:
-    """The last `width` values, from the least to the largest of them; all alike: half as high, at 0 or below low."""
+    """The last `width` values, from the least to the largest of them; all alike: half as high, at 0 or below
+    low.
+    """
     last = list(values or ())[-width:]
     numbers = [value for value in last if _is_number(value)]
     low, high = min(numbers, default=0.0), max(numbers, default=0.0)

@@ -1,5 +1,5 @@
-"""A table of rows by key: pages, marks, an order; only cells that changed are drawn again, the cursor stays with its
-row, so that keys never hit another one.
+"""A table of rows by key: pages, marks, an order; only cells that changed are drawn again, the cursor stays
+with its row, so that keys never hit another one.
 
 A page has at most PAGE rows: only theirs are made, and only they decide how wide columns are.
 """
@@ -26,7 +26,10 @@ Values = Mapping[str, Any]  # by column, what it is ordered by; None goes last
 
 
 class Rows(Lines):
-    """`show` brings it to what is wanted. `key`: the row under the cursor; `chosen`: the marked ones, else it."""
+    """`show` brings it to what is wanted.
+
+    `key`: the row under the cursor; `chosen`: the marked ones, else it.
+    """
 
     BINDINGS = keys.TABLE
 
@@ -56,14 +59,15 @@ class Rows(Lines):
         self._names: list[str] = []  # in the order wanted here
         self.on_page: list[str] = []  # keys of its rows
         self._shown: dict[str, Cells] = {}  # what the page shows
-        self._made: dict[str, tuple[Cells, bool]] = {}  # of what: the cells that were given, and whether it is marked
+        # of what: the cells that were given, and whether it is marked
+        self._made: dict[str, tuple[Cells, bool]] = {}
         self._parts: dict[str, tuple[Cells, Parts]] = {}  # of what, and what was drawn
         self._needs: Widths = {}
         self.widths: Widths = {}  # of the columns that are shown
         self.page, self.by, self.is_reversed = 0, "", False
         self.marked: set[str] = set()
 
-    # -- what is there ---------------------------------------------------------------------------------------------
+    # -- what is there ---------------------------------------------------------------------------------------
     @property
     def pages(self) -> int:
         return max(1, -(-len(self._names) // PAGE))
@@ -94,12 +98,16 @@ class Rows(Lines):
         """Return the cells of a row of the page."""
         return self._shown[key]
 
-    # -- drawing ---------------------------------------------------------------------------------------------------
+    # -- drawing ---------------------------------------------------------------------------------------------
     def show(self, rows: Mapping[str, Cells], values: Mapping[str, Values] | None = None) -> None:
-        """All rows in order. values: by row, of the columns that rows can be ordered by. Only cells of the page are
-        asked for; those of a row that are the same object as before did not change."""
+        """All rows in order. values: by row, of the columns that rows can be ordered by. Only cells of the
+        page are asked for; those of a row that are the same object as before did not change."""
         at = self.key
-        self._given, self._values, self.marked = rows, values or {}, {key for key in self.marked if key in rows}
+        self._given, self._values, self.marked = (
+            rows,
+            values or {},
+            {key for key in self.marked if key in rows},
+        )
         self._arrange(at)
 
     def go(self, key: str) -> None:
@@ -114,24 +122,38 @@ class Rows(Lines):
         """Order and page, with the cursor on row `at` if that is still there."""
         names = list(self._given)
         if self.by:
-            names = ordered(names, {name: self._values[name].get(self.by) for name in names}, self.is_reversed)
+            names = ordered(
+                names, {name: self._values[name].get(self.by) for name in names}, self.is_reversed
+            )
         elif self.is_reversed:
             names.reverse()
         self._names = names
-        self.page = names.index(at) // PAGE if at is not None and at in self._given else min(self.page, self.pages - 1)
+        self.page = (
+            names.index(at) // PAGE
+            if at is not None and at in self._given
+            else min(self.page, self.pages - 1)
+        )
         self._draw(at)
 
     def _draw(self, at: str | None) -> None:
         """Draw the page, with the cursor on row `at` if the page has it."""
         if not self.size.width:
             return  # nobody sees it: drawn when it gets a size
-        names, before, shown = self._names[self.page * PAGE : (self.page + 1) * PAGE], self.on_page, self._shown
+        names, before, shown = (
+            self._names[self.page * PAGE : (self.page + 1) * PAGE],
+            self.on_page,
+            self._shown,
+        )
         self.on_page, self._shown = names, {name: self._row(name) for name in names}
         changed = {name for name, row in self._shown.items() if row is not shown.get(name)}
         self._made, self._parts = kept(self._made, names), kept(self._parts, names)
         self._lay_out(changed)
         self.resize_to(len(names))
-        self.redraw(row for row, (name, old) in enumerate(zip_longest(names, before)) if name != old or name in changed)
+        self.redraw(
+            row
+            for row, (name, old) in enumerate(zip_longest(names, before))
+            if name != old or name in changed
+        )
         if at in self._shown:
             self.cursor_row = names.index(at)
         self.moved()
@@ -161,7 +183,7 @@ class Rows(Lines):
             self._parts.clear()
             self.refresh()
 
-    # -- lines -------------------------------------------------------------------------------------------------------
+    # -- lines -----------------------------------------------------------------------------------------------
     def heading(self) -> Parts:
         by = f"{self.by}{'▼' if self.is_reversed else '▲'}"
         return self._joined({name: Text(by if name == self.by else name) for name in self.widths})
@@ -197,7 +219,7 @@ class Rows(Lines):
                     self._order_by(name, reverse=not self.is_reversed if name == self.by else False)
                 return
 
-    # -- keys --------------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------
     def action_mark(self) -> None:
         """Mark the row under the cursor, or remove the mark, and move the cursor down."""
         if (name := self.key) is not None:

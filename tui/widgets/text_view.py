@@ -1,4 +1,5 @@
-"""Long texts in two columns or one, which are scrolled and never cut: folded once for a width, drawn line by line.
+"""Long texts in two columns or one, which are scrolled and never cut: folded once for a width, drawn line by
+line.
 
 Of blocks that have a name the middle is hidden while there is little room, so that what follows them is seen.
 """
@@ -20,15 +21,16 @@ from lorad.tui.widgets.folding import folded
 
 BESIDE = 56  # cells from which on two columns stand side by side; below that one under the other
 BAR = " │ "
-LEAST, SHARE = 3, 6  # lines that are seen of a block with a name: so many, or this part of the height if that is more
+# lines that are seen of a block with a name: so many, or this part of the height if that is more
+LEAST, SHARE = 3, 6
 UNFOLD = "z"  # the key, as it is shown
 
 Span = tuple[int, int, str]  # begin, end, style
 
 
 class Block(NamedTuple):
-    """Text without control characters. spans: in order, none over another. key: what `mark` and `go` call it. name:
-    what a long one is called where its middle is hidden; "": it is always whole."""
+    """Text without control characters. spans: in order, none over another. key: what `mark` and `go` call it.
+    name: what a long one is called where its middle is hidden; "": it is always whole."""
 
     text: str
     style: str = ""
@@ -70,7 +72,7 @@ class Reader(ScrollView, can_focus=True):
         self._width = self._most = 0
         self.is_whole = False  # nothing is hidden
 
-    # -- what is shown -----------------------------------------------------------------------------------------------
+    # -- what is shown ---------------------------------------------------------------------------------------
     def show(self, sections: Sequence[Section], *, stay: bool = False) -> None:
         """Show sections from the beginning, or `stay` at the current position."""
         self._sections, self._marks = sections, {}
@@ -95,7 +97,9 @@ class Reader(ScrollView, can_focus=True):
 
     def _line_of(self, key: int, at: int) -> int | None:
         for y, line in enumerate(self._lines):
-            if any(fold is not None and fold.block.key == key and fold.start <= at <= fold.end for fold in line):
+            if any(
+                fold is not None and fold.block.key == key and fold.start <= at <= fold.end for fold in line
+            ):
                 return y
         return None
 
@@ -107,7 +111,9 @@ class Reader(ScrollView, can_focus=True):
     @property
     def said(self) -> str:
         """All of it, a line for each that is drawn."""
-        return "\n".join(BAR.join(f.block.text[f.start : f.end] for f in line if f is not None) for line in self._lines)
+        return "\n".join(
+            BAR.join(f.block.text[f.start : f.end] for f in line if f is not None) for line in self._lines
+        )
 
     @property
     def _room(self) -> int:
@@ -118,7 +124,7 @@ class Reader(ScrollView, can_focus=True):
         """Lines of a block with a name."""
         return max(LEAST, self.size.height // SHARE)
 
-    # -- keys: at once, which costs a slow line less than motion does -------------------------------------------------
+    # -- keys: at once, which costs a slow line less than motion does ----------------------------------------
     def action_scroll_down(self) -> None:
         self.scroll_down(animate=False)
 
@@ -137,7 +143,7 @@ class Reader(ScrollView, can_focus=True):
     def action_page_up(self) -> None:
         self.scroll_page_up(animate=False)
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
+    # -- drawing ---------------------------------------------------------------------------------------------
     def on_resize(self, event: Resize) -> None:
         if (self._room, self._seen) != (self._width, self._most):
             before, at = max(len(self._lines), 1), self.scroll_offset.y
@@ -190,8 +196,8 @@ def folds(blocks: Sequence[Block], width: int, most: int) -> Folds:
 
 
 def shortened(block: Block, width: int, most: int) -> Folds:
-    """A block with a name keeps its end, and its beginning where there is room for both: a question stands at the end
-    of its prompt, a result at the end of its answer."""
+    """A block with a name keeps its end, and its beginning where there is room for both: a question stands at
+    the end of its prompt, a result at the end of its answer."""
     lines = [Fold(block, start, end) for start, end in folded(block.text, width)]
     hidden = len(lines) - most
     if not block.name or not most or hidden <= 1:
@@ -205,4 +211,6 @@ def beside(section: Section, width: int, most: int) -> list[tuple[Fold, Fold | N
     """Both columns, the shorter one filled up."""
     left, right = folds(section.left, width, most), folds(section.right, width, most)
     height = max(len(left), len(right))
-    return [(left[y] if y < len(left) else EMPTY, right[y] if y < len(right) else EMPTY) for y in range(height)]
+    return [
+        (left[y] if y < len(left) else EMPTY, right[y] if y < len(right) else EMPTY) for y in range(height)
+    ]

@@ -10,7 +10,10 @@ from lorad.store import aliases, runs
 
 
 def authorize(ctx: Context, call: Call, access: Access) -> None:
-    """Raises NotAllowed, NotFound. What only the body names is left to the handler: `must_own`, `must_see`."""
+    """Raises NotAllowed, NotFound.
+
+    What only the body names is left to the handler: `must_own`, `must_see`.
+    """
     if not ctx.users.shared or access is Access.ANY or is_admin(ctx, call.caller):
         return
     if access is Access.ADMIN:
@@ -22,7 +25,8 @@ def authorize(ctx: Context, call: Call, access: Access) -> None:
 def subject_of(ctx: Context, call: Call) -> Subject | None:
     """Find what a request is about; None when it is no single thing, or an alias or pool that does not exist.
 
-    Where the path names something, a `run` of the query means nothing: anybody may write one there. Raises NotFound.
+    Where the path names something, a `run` of the query means nothing: anybody may write one there. Raises
+    NotFound.
     """
     named = call.request.match_info
     if run := named.get("run") or (None if named else call.text("run")):

@@ -33,7 +33,9 @@ async def read_body(request: web.Request, seconds: float) -> Any:
         async with asyncio.timeout(seconds):
             data = await request.read()
     except TimeoutError:
-        raise TooSlow(f"the request did not arrive within {seconds:.0f} seconds", hint="Send it again.") from None
+        raise TooSlow(
+            f"the request did not arrive within {seconds:.0f} seconds", hint="Send it again."
+        ) from None
     except web.HTTPRequestEntityTooLarge:
         raise TooLarge(f"the request is larger than {BODY_BYTES} bytes", hint="Make it smaller.") from None
     except web.RequestPayloadError as error:

@@ -1,8 +1,8 @@
 """The daemon's figures in Prometheus's text format (version 0.0.4).
 
-What can be counted in the database is: such counters outlive the daemon (and go back when a run is removed). The rest
-is since the daemon began, of gateways since they began. Labels with names of runs are there for active runs only, RUNS
-at most, those of ALIASES aliases, and only where everybody may see every run.
+What can be counted in the database is: such counters outlive the daemon (and go back when a run is removed).
+The rest is since the daemon began, of gateways since they began. Labels with names of runs are there for
+active runs only, RUNS at most, those of ALIASES aliases, and only where everybody may see every run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def read(rows: Rows, before: StepTotals) -> Read:
 
 
 def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
-    """Yield how far each run's rows are behind its journal: in bytes, and in seconds since the newest event."""
+    """Yield how far each run's rows are behind its journal: in bytes,
+    and in seconds since the newest event.
+    """
     for reading in readings(rows):
         try:
             journal = (Path(reading.directory) / "journal.jsonl").stat()
@@ -108,10 +110,14 @@ def lines(ctx: Context, found: Read) -> Iterator[str]:
 
 def of_runs(ctx: Context, found: Read) -> Iterator[str]:
     totals = found.totals
-    yield from many("lorad_runs", "gauge", "Runs by state.", {("state", k): v for k, v in found.states.items()})
+    yield from many(
+        "lorad_runs", "gauge", "Runs by state.", {("state", k): v for k, v in found.states.items()}
+    )
     ended = {("reason", k): v for k, v in found.attempts.items()}
     yield from many("lorad_attempts_ended_total", "counter", "Attempts that ended, by reason.", ended)
-    yield from one("lorad_steps_total", "counter", "Optimizer steps, those behind a rewind too.", totals.steps)
+    yield from one(
+        "lorad_steps_total", "counter", "Optimizer steps, those behind a rewind too.", totals.steps
+    )
     yield from one("lorad_tokens_total", "counter", "Sampled tokens of those steps.", totals.tokens)
     told = "Samples of those steps whose reward failed."
     yield from one("lorad_failed_rewards_total", "counter", told, totals.failed_rewards)
@@ -125,7 +131,10 @@ def of_runs(ctx: Context, found: Read) -> Iterator[str]:
     yield from one("lorad_events", "gauge", "The number of the newest event.", found.events)
     yield from one("lorad_queue_length", "gauge", "Runs that wait for a device.", len(found.waits))
     yield from one(
-        "lorad_queue_longest_wait_seconds", "gauge", "The longest wait of these runs.", max(found.waits, default=0.0)
+        "lorad_queue_longest_wait_seconds",
+        "gauge",
+        "The longest wait of these runs.",
+        max(found.waits, default=0.0),
     )
     yield from of_ingest(ctx, found.lags)
 
@@ -137,7 +146,9 @@ def of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]
         by_run = {("run", run): kind(lag[number]) for run, lag in named}
         yield from many(f"lorad_ingest_lag_{unit}", "gauge", told, by_run)
         largest = max((lag[number] for lag in lags.values()), default=0)
-        yield from one(f"lorad_ingest_lag_{unit}_max", "gauge", "The largest lag of all active runs.", largest)
+        yield from one(
+            f"lorad_ingest_lag_{unit}_max", "gauge", "The largest lag of all active runs.", largest
+        )
 
 
 def of_devices(ctx: Context) -> Iterator[str]:
@@ -162,7 +173,9 @@ def of_devices(ctx: Context) -> Iterator[str]:
 
 def of_requests(ctx: Context) -> Iterator[str]:
     meter = ctx.requests.meter
-    answers = {("method", method, "status", status): n for (method, status), n in sorted(meter.answers.items())}
+    answers = {
+        ("method", method, "status", status): n for (method, status), n in sorted(meter.answers.items())
+    }
     yield from many("lorad_requests_total", "counter", "Answers of the API.", answers)
     yield from histogram("lorad_request_seconds", "Seconds until the answer, but for events.", meter.requests)
     yield from histogram("lorad_swap_seconds", "Seconds of a swap: loaded, attested, moved.", meter.swaps)
@@ -177,7 +190,9 @@ def of_traffic(told: Mapping[str, Figures | None]) -> Iterator[str]:
     for key, kind, says in TRAFFIC:
         values = {label: getattr(figures, key) for label, figures in known.items()}
         name = f"lorad_gateway_{key}{'_total' if kind == 'counter' else ''}"
-        yield from many(name, kind, says, {label: value for label, value in values.items() if value is not None})
+        yield from many(
+            name, kind, says, {label: value for label, value in values.items() if value is not None}
+        )
 
 
 def of_process(ctx: Context) -> Iterator[str]:
@@ -185,14 +200,23 @@ def of_process(ctx: Context) -> Iterator[str]:
     cpu = own.cpu_times()
     yield from one("lorad_database_bytes", "gauge", "The database.", ctx.home.database.stat().st_size)
     yield from one("lorad_database_wal_bytes", "gauge", "Its write-ahead log.", ctx.readers.wal_bytes())
-    yield from one("lorad_journal_bytes", "gauge", "The daemon's own journal.", ctx.home.journal.stat().st_size)
+    yield from one(
+        "lorad_journal_bytes", "gauge", "The daemon's own journal.", ctx.home.journal.stat().st_size
+    )
     if ctx.storage.disk.used is not None:
         yield from one(
-            "lorad_disk_bytes", "gauge", "Size of the home and its storage, when last measured.", ctx.storage.disk.used
+            "lorad_disk_bytes",
+            "gauge",
+            "Size of the home and its storage, when last measured.",
+            ctx.storage.disk.used,
         )
     if ctx.config.disk_budget is not None:
-        yield from one("lorad_disk_budget_bytes", "gauge", "disk_budget of config.yaml.", ctx.config.disk_budget)
-    yield from one("process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", own.memory_info().rss)
+        yield from one(
+            "lorad_disk_budget_bytes", "gauge", "disk_budget of config.yaml.", ctx.config.disk_budget
+        )
+    yield from one(
+        "process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", own.memory_info().rss
+    )
     yield from one("process_cpu_seconds_total", "counter", "CPU time of the daemon.", cpu.user + cpu.system)
     yield from one("process_start_time_seconds", "gauge", "Unix time.", ctx.loop.started_at)
 

@@ -1,4 +1,6 @@
-"""`/metrics` on 127.0.0.1, for Prometheus: plain HTTP, nothing else, and to nobody who came by another name."""
+"""`/metrics` on 127.0.0.1, for Prometheus: plain HTTP, nothing else,
+and to nobody who came by another name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from lorad.protocol.bounded import Doorkeeper, bounded
 log = logging.getLogger("lorad.daemon")
 
 HOST = "127.0.0.1"
-NAMES = frozenset({HOST, "localhost"})  # a page that let its own name point here (DNS rebinding) sends that one
+# a page that let its own name point here (DNS rebinding) sends that one
+NAMES = frozenset({HOST, "localhost"})
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,6 @@
-"""HTTP with JSON over the home's Unix socket: the kernel identifies the caller, `access` decides on permissions."""
+"""HTTP with JSON over the home's Unix socket: the kernel identifies the caller, `access` decides on
+permissions.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ UCRED = struct.Struct("3i")
 UP_TO_DATE = "Is this lorad up to date?"
 UNEXPECTED = "This is a defect of lorad; the daemon's log (logs/daemon.log) has the details."
 
-OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")  # a daemon of another protocol is found and replaced by these
+# a daemon of another protocol is found and replaced by these
+OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")
 
 Handler = Callable[[Context, Call], Awaitable[Any]]
 
@@ -49,7 +52,10 @@ def make_app(ctx: Context) -> web.Application:
 
 
 def bind(path: Path, mode: int = 0o600) -> socket.socket:
-    """A Unix socket at `path`; by default for its owner alone. Raises Conflict when somebody answers there."""
+    """A Unix socket at `path`; by default for its owner alone.
+
+    Raises Conflict when somebody answers there.
+    """
     if answers(path):
         raise Conflict(f"another process answers on {path}", hint="`lorad daemon stop` ends it.")
     path.unlink(missing_ok=True)
@@ -63,7 +69,9 @@ def bind(path: Path, mode: int = 0o600) -> socket.socket:
     return listener
 
 
-def _endpoint(ctx: Context, handler: Handler, access: Access) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _endpoint(
+    ctx: Context, handler: Handler, access: Access
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             _refuse_other_protocol(request)
@@ -89,20 +97,27 @@ def _refuse_other_protocol(request: web.Request) -> None:
     """Raises Conflict. Who names no protocol, as earlier versions, is taken at their word."""
     asked = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
     if asked != str(PROTOCOL) and request.path not in OF_ANY_PROTOCOL:
-        told = f"the daemon (version {__version__}) speaks protocol {PROTOCOL}, and this command protocol {asked[:8]}"
+        told = (
+            f"the daemon (version {__version__}) speaks protocol {PROTOCOL}, and this command protocol "
+            f"{asked[:8]}"
+        )
         raise Conflict(
             told, hint="`lorad daemon restart` starts the daemon of the version that you call; runs continue."
         )
 
 
 @web.middleware
-async def _in_words(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> web.StreamResponse:
+async def _in_words(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]
+) -> web.StreamResponse:
     """Answer in lorad's form what aiohttp itself rejects."""
     try:
         response: web.StreamResponse = await handler(request)
         return response
     except web.HTTPException as error:
-        return _error(NotFound(f"{request.method} {request.path}: {error.reason}", hint=UP_TO_DATE), error.status)
+        return _error(
+            NotFound(f"{request.method} {request.path}: {error.reason}", hint=UP_TO_DATE), error.status
+        )
 
 
 async def _nowhere(ctx: Context, call: Call) -> None:
@@ -110,7 +125,10 @@ async def _nowhere(ctx: Context, call: Call) -> None:
 
 
 def _caller(request: web.Request, *, shared: bool) -> Caller:
-    """Identify the caller. Raises NotAllowed for all but the daemon's user and root, unless the daemon is shared."""
+    """Identify the caller.
+
+    Raises NotAllowed for all but the daemon's user and root, unless the daemon is shared.
+    """
     uid = peer_uid(request)
     if not shared and uid not in (0, os.getuid()):
         raise NotAllowed(

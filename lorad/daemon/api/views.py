@@ -11,7 +11,17 @@ from msgspec.structs import asdict
 
 from lorad.box.paths import AttemptDir
 from lorad.client.box_shapes import Engine, Pool, PoolRun, Runtime, Trainer
-from lorad.client.shapes import Attempt, Rates, Reference, Run, RunDetails, RunProcess, Signals, Trainable, Version
+from lorad.client.shapes import (
+    Attempt,
+    Rates,
+    Reference,
+    Run,
+    RunDetails,
+    RunProcess,
+    Signals,
+    Trainable,
+    Version,
+)
 from lorad.daemon import pool as daemon_pool
 from lorad.daemon.context import Context, attempt_dir, request_of, run_dir
 from lorad.daemon.pools.threads import told_runtime
@@ -44,7 +54,9 @@ RECENT = msgspec.json.Decoder(list[int | float | None])
 
 
 def of_row(kind: type[T], row: Struct, **more: Any) -> T:
-    """Make an answer of a row's fields of the same names; `more` are fields that the row lacks or has otherwise."""
+    """Make an answer of a row's fields of the same names; `more` are fields that the row lacks or has
+    otherwise.
+    """
     names = (name for name in kind.__struct_fields__ if name not in more and hasattr(row, name))
     return kind(**{name: getattr(row, name) for name in names}, **more)
 
@@ -134,12 +146,16 @@ def differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
     return {
         changed: value
         for name in after
-        for changed, value in differences(before.get(name), after[name], f"{key}.{name}" if key else name).items()
+        for changed, value in differences(
+            before.get(name), after[name], f"{key}.{name}" if key else name
+        ).items()
     }
 
 
 def trainable(rows: Rows, row: RunRow) -> Trainable | None:
-    """Read the newest attempt's counts of parameters, of the adapter and of its base; None before any attempt."""
+    """Read the newest attempt's counts of parameters, of the adapter and of its base; None before any
+    attempt.
+    """
     attempts = events.of_kind(rows, row.name, "attempt", since=row.created_at, limit=1)
     if not attempts:
         return None
@@ -213,7 +229,9 @@ def believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
 
 
 def trainer_view(name: str, status: PoolStatus | None) -> Trainer:
-    """The backend's name, the versions of what trains apart from the pool, and how it is; as `engine_view`."""
+    """The backend's name, the versions of what trains apart from the pool, and how it is;
+    as `engine_view`.
+    """
     if status is None or status.trainer is None:
         return Trainer(name)
     versions = status.info.versions.items()
@@ -222,7 +240,9 @@ def trainer_view(name: str, status: PoolStatus | None) -> Trainer:
 
 
 def engine_view(name: str, status: PoolStatus | None) -> Engine:
-    """The backend's name, the versions of what serves, and what it does; no more than the name before it answers."""
+    """The backend's name, the versions of what serves, and what it does; no more than the name before it
+    answers.
+    """
     if status is None or status.engine is None:
         return Engine(name)
     return extended(Engine, status.engine, name=name, software=status.info.versions.get(name))

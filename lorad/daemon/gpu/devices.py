@@ -116,7 +116,9 @@ def nvml() -> Iterator[Any]:
 
 def _gpus() -> list[Device]:
     with nvml() as found:
-        handles = [found.nvmlDeviceGetHandleByIndex(i) for i in range(found.nvmlDeviceGetCount())] if found else []
+        handles = (
+            [found.nvmlDeviceGetHandleByIndex(i) for i in range(found.nvmlDeviceGetCount())] if found else []
+        )
         return [
             Device(
                 f"cuda:{index}",

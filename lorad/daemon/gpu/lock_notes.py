@@ -1,8 +1,9 @@
 """Notes beside the locks of GPUs: the daemons of all users read there who holds a GPU and who waits for it.
 
-The files `<uuid>.holder-<uid>-<home>.json` and `<uuid>.wanted-<uid>-<home>.json` lie in the directory of the locks;
-<home> distinguishes the daemons of one user. A note only affects messages and when an idle pool ends: the lock alone
-decides who has a GPU. A note is believed only where its file belongs to the user in its name, and shown printable.
+The files `<uuid>.holder-<uid>-<home>.json` and `<uuid>.wanted-<uid>-<home>.json` lie in the directory of the
+locks; <home> distinguishes the daemons of one user. A note only affects messages and when an idle pool ends:
+the lock alone decides who has a GPU. A note is believed only where its file belongs to the user in its name,
+and shown printable.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Wanted(Struct, frozen=True):
 
 @dataclass
 class Notes:
-    """The notes that this daemon wrote, and what it read in those of others. Times are monotonic unless noted.
+    """The notes that this daemon wrote, and what it read in those of others. Times are monotonic unless
+    noted.
 
     written: path -> the note's bytes, and when they were written.
     wanted: UUID -> what for, in this pass of the loop.
@@ -104,7 +106,10 @@ def home_name(home: Path) -> str:
 
 
 def write_note(path: Path, data: bytes) -> None:
-    """Write a note that everybody can read. Raises OSError, also when the file there belongs to another user."""
+    """Write a note that everybody can read.
+
+    Raises OSError, also when the file there belongs to another user.
+    """
     lock_directory()
     write_whole(path, data, mode=0o644, durable=False)
 
@@ -136,7 +141,9 @@ def read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
 
 
 def seen_holder(notes: Notes, device: Device) -> Holder | None:
-    """Ask `holder_of`, or reuse an answer that is SEEN_SECONDS old at most: every run of a long queue asks."""
+    """Ask `holder_of`, or reuse an answer that is SEEN_SECONDS old at most:
+    every run of a long queue asks.
+    """
     at, found = notes.seen.get(device.uuid, (float("-inf"), None))
     if time.monotonic() - at > SEEN_SECONDS:
         found = holder_of(device)

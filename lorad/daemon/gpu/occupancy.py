@@ -1,4 +1,5 @@
-"""Who computes on a GPU according to NVML: this daemon's pools, and other processes, next to which nothing is placed.
+"""Who computes on a GPU according to NVML: this daemon's pools, and other processes, next to which nothing is
+placed.
 
 NVML is read in a thread: a driver in trouble answers late or never, and the daemon must not wait for it.
 """
@@ -24,7 +25,8 @@ log = logging.getLogger("lorad.daemon")
 FRESH_SECONDS = 1.5  # older than that, it is read again before it counts
 STALE_SECONDS = 10.0  # older than that, it says nothing
 DRAWN = 1 << 30  # bytes up to which what only draws, a desktop, is no obstacle
-HIDDEN, HIDDEN_SHARE = 1 << 30, 50  # memory in use by nobody who can be seen: bytes, and one in so many of the memory
+# memory in use by nobody who can be seen: bytes, and one in so many of the memory
+HIDDEN, HIDDEN_SHARE = 1 << 30, 50
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ class Sight:
             return f"{device.name} is in use by {found[0].in_words()}{more}"
         is_much = self.memory_used > max(HIDDEN, device.memory_total // HIDDEN_SHARE)
         if is_much and not self.held and not self.processes:
-            return f"{device.name} is in use by somebody who cannot be seen from here ({size(self.memory_used)})"
+            return (
+                f"{device.name} is in use by somebody who cannot be seen from here ({size(self.memory_used)})"
+            )
         return ""
 
 
@@ -164,11 +168,13 @@ def family_of(pids: Iterable[int]) -> set[int]:
     return family
 
 
-def described(pid: int, memory: int | None, computes: bool, family: set[int], mine: Ours, held: bool) -> Process:
+def described(
+    pid: int, memory: int | None, computes: bool, family: set[int], mine: Ours, held: bool
+) -> Process:
     """Describe a process on the GPU.
 
-    In a container the driver may report pids of the host, which have no name here: on a device that a pool of ours
-    holds they count as that pool's.
+    In a container the driver may report pids of the host, which have no name here: on a device that a pool of
+    ours holds they count as that pool's.
     """
     try:
         process = psutil.Process(pid)

@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 
 async def on_behalf(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Run `work` in a thread that opens files as the user of `uid`; it may start neither threads nor processes."""
+    """Run `work` in a thread that opens files as the user of `uid`; it may start neither threads nor
+    processes.
+    """
     user = ctx.user(uid)
 
     def theirs() -> T:
@@ -37,11 +39,15 @@ async def in_thread(ctx: Context, uid: int, work: Callable[P, T], *args: P.args,
     return await ctx.users.hands.do(uid, partial(work, *args, **options))
 
 
-def connection_to(ctx: Context, pool: Pool, timeout: float | None = None, most: int = POOL_BYTES) -> Connection:
+def connection_to(
+    ctx: Context, pool: Pool, timeout: float | None = None, most: int = POOL_BYTES
+) -> Connection:
     """Connect to a pool, whose owner may have put something else in place of its socket. Raises PoolLost."""
     with as_user(ctx.user(pool.setup.owner)):
         connection = Connection(Path(pool.setup.socket), timeout=timeout, most=most)
     if ctx.users.shared and connection.peer_uid != pool.setup.owner:
         connection.close()
-        raise PoolLost(f"{pool.setup.socket} is of user {connection.peer_uid}, pool {pool.id} of {pool.setup.owner}")
+        raise PoolLost(
+            f"{pool.setup.socket} is of user {connection.peer_uid}, pool {pool.id} of {pool.setup.owner}"
+        )
     return connection

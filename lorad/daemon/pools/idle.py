@@ -11,10 +11,15 @@ from lorad.daemon.pool import Pool
 
 
 def timeout_of(ctx: Context, pool: Pool) -> float:
-    """Choose how many seconds the pool stays warm when idle: few when another daemon waits for one of its devices."""
+    """Choose how many seconds the pool stays warm when idle: few when another daemon waits for one of its
+    devices.
+    """
     uuids = {device.uuid for device in ctx.gpus.devices if device.uuid}
     if uuids and time.monotonic() - ctx.gpus.notes.looked_at > LOOK_SECONDS:
-        ctx.gpus.notes.looked_at, ctx.gpus.notes.others = time.monotonic(), wanted_by_others(ctx.home.root, uuids)
+        ctx.gpus.notes.looked_at, ctx.gpus.notes.others = (
+            time.monotonic(),
+            wanted_by_others(ctx.home.root, uuids),
+        )
     is_wanted = any(device.uuid in ctx.gpus.notes.others for device in devices_of(ctx, pool))
     usual = ctx.config.idle_timeout
     return min(usual, ctx.config.queue.idle_timeout_wanted) if is_wanted else usual

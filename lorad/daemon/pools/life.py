@@ -72,7 +72,10 @@ def find_lost_pools(ctx: Context) -> None:
         elif not root.is_dir():
             ctx.pools.lost.remove(root)
         else:
-            hint = "Put the file back. Should its process live, `lorad doctor --repair` does not end it: use `kill`."
+            hint = (
+                "Put the file back. Should its process live, `lorad doctor --repair` does not end it: "
+                "use `kill`."
+            )
             raise StorageError(f"{root / 'pool.json'} cannot be read, so the pool is left alone", hint=hint)
 
     each(ctx, find, list(ctx.pools.lost), lambda root: Item(f"pool {root.name}"))
@@ -124,7 +127,9 @@ def unusable(ctx: Context, pool: Pool) -> str:
 
 
 def socket_of(ctx: Context, pool_id: str) -> Path:
-    return ctx.home.pool(pool_id) / "work" / "pool.sock" if ctx.users.shared else ctx.home.pool_socket(pool_id)
+    return (
+        ctx.home.pool(pool_id) / "work" / "pool.sock" if ctx.users.shared else ctx.home.pool_socket(pool_id)
+    )
 
 
 def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
@@ -136,15 +141,28 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     setup = pool.setup = current(ctx, pool)
     runtime = pool_runtime(ctx, setup, why)
     env = ctx.processes.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
-    locks = [lock for device in ctx.gpus.devices if device.name in setup.names and (lock := lock_file(device))]
+    locks = [
+        lock for device in ctx.gpus.devices if device.name in setup.names and (lock := lock_file(device))
+    ]
     user = ctx.user(setup.owner)
     make_pool(pool.root, msgspec.to_builtins(setup), user)
     make_attempt(pool.attempt(number), user)
     argv = [*ctx.processes.commands.pool, str(pool.work)]
-    about = {"role": "pool", "run": pool.id, "attempt": number, "runtime": runtime.told(), "lock_seconds": LOCK_SECONDS}
+    about = {
+        "role": "pool",
+        "run": pool.id,
+        "attempt": number,
+        "runtime": runtime.told(),
+        "lock_seconds": LOCK_SECONDS,
+    }
     about |= {"secret_files": secret_files(ctx.config)}
     ctx.processes.start(pool.attempt(number), argv, env, pool.work, locks=locks, about=about, user=user)
-    pool.process, pool.status, pool.stop_asked, pool.used_at = ProcessState("starting"), None, None, time.monotonic()
+    pool.process, pool.status, pool.stop_asked, pool.used_at = (
+        ProcessState("starting"),
+        None,
+        None,
+        time.monotonic(),
+    )
     log.info("pool %s: starting, life %d", pool.id, number)
     note(ctx, pool)
     for name in setup.names:
@@ -182,7 +200,9 @@ def watch_pools(ctx: Context) -> None:
 
 
 def watch_pool(ctx: Context, pool: Pool) -> None:
-    """Raises StorageError when the status of its process cannot be read; the pool is judged by its lock till then."""
+    """Raises StorageError when the status of its process cannot be read; the pool is judged by its lock till
+    then.
+    """
     if pool.process.is_up or pool.process.trouble or (pool.process.phase == "absent" and pool.number):
         look_at_process(ctx, pool)
     is_due = time.monotonic() - pool.polled_at >= POLL_SECONDS.get(pool.state, 0.0)
@@ -197,7 +217,9 @@ def watch_pool(ctx: Context, pool: Pool) -> None:
 
 
 async def refresh(ctx: Context) -> None:
-    """Ask all pools that are up, unless they said something just now; those that hang keep nobody waiting for long."""
+    """Ask all pools that are up, unless they said something just now; those that hang keep nobody waiting for
+    long.
+    """
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)
     since = time.monotonic() - FRESH_SECONDS

@@ -1,8 +1,9 @@
-"""The runtime of pools, as the daemon decides it, and what a run keeps of it: `runtime.json` in the run's directory.
+"""The runtime of pools, as the daemon decides it, and what a run keeps of it: `runtime.json` in the run's
+directory.
 
-A deterministic run has the threads of its first attempt in all attempts: N steps, a kill, a resume under another load
-and M steps are N + M steps bit for bit. The file is on disk before the first attempt begins. A run of an earlier lorad
-has no such file: its pool's setup is used instead.
+A deterministic run has the threads of its first attempt in all attempts: N steps, a kill, a resume under
+another load and M steps are N + M steps bit for bit. The file is on disk before the first attempt begins. A
+run of an earlier lorad has no such file: its pool's setup is used instead.
 """
 
 from __future__ import annotations
@@ -62,13 +63,20 @@ def fixed_threads(ctx: Context, run: RunRow) -> int | None:
 
 
 def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
-    """Write down the threads of an attempt; warn when the machine is too small by now for those of the first one."""
+    """Write down the threads of an attempt; warn when the machine is too small by now for those of the first
+    one.
+    """
     if why.source != "run" or read_kept(run) is None:
         write_json(run_dir(run).root / FILE, msgspec.to_builtins(Kept(threads, why)))
     usable = ctx.gpus.machine().usable
     if why.source == "run" and threads > usable:
-        message = f"this run computes with {threads} threads since its first attempt, and only {usable} can run here"
-        events.append(ctx.store, run.name, "warning", {"message": f"{message}: slower, with the same results"})
+        message = (
+            f"this run computes with {threads} threads since its first attempt, and only {usable} can "
+            "run here"
+        )
+        events.append(
+            ctx.store, run.name, "warning", {"message": f"{message}: slower, with the same results"}
+        )
 
 
 def why_threads(run: RunRow) -> Why:
@@ -84,7 +92,10 @@ def read_kept(run: RunRow) -> Kept | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        hint = "Remove it: the run then computes with as many threads as its pool has. Or put a backup in its place."
+        hint = (
+            "Remove it: the run then computes with as many threads as its pool has. Or put a backup in "
+            "its place."
+        )
         raise unreadable(path, error, hint) from error
 
 

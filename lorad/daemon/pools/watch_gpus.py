@@ -54,7 +54,10 @@ async def fresh(ctx: Context, seconds: float = 2.0) -> None:
 
 
 def in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
-    """Say why nothing can be placed on a free device; "" when something can. The flag: the next look may clear it."""
+    """Say why nothing can be placed on a free device; "" when something can.
+
+    The flag: the next look may clear it.
+    """
     if not device.uuid:
         return "", False
     sight = ctx.gpus.sights.seen.get(device.uuid)

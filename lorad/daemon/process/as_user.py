@@ -1,8 +1,10 @@
-"""Files as another user opens them: the identity that the kernel asks for at each path, of one thread, for a while.
+"""Files as another user opens them: the identity that the kernel asks for at each path, of one thread, for a
+while.
 
-`setfsuid` and `setfsgid` (Linux) change what this thread may open and whose its new files are, and nothing that other
-processes could use against it; the C library's `setgroups` would change all threads, so the system call is made here.
-Capabilities that pass over the mode of files are laid aside meanwhile, as a daemon that is not root keeps them.
+`setfsuid` and `setfsgid` (Linux) change what this thread may open and whose its new files are, and nothing
+that other processes could use against it; the C library's `setgroups` would change all threads, so the system
+call is made here. Capabilities that pass over the mode of files are laid aside meanwhile, as a daemon that is
+not root keeps them.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ _now = threading.local()
 def as_user(user: User | None) -> Iterator[None]:
     """Within it this thread opens, makes and removes files as `user`; None: as itself.
 
-    Nothing may be awaited in it, and no thread or process be started: it would begin as that user. Raises OSError
-    where this process lacks the power. A user within a user is refused (RuntimeError).
+    Nothing may be awaited in it, and no thread or process be started: it would begin as that user. Raises
+    OSError where this process lacks the power. A user within a user is refused (RuntimeError).
     """
     if user is None or user.uid == os.getuid() == 0:
         yield
@@ -62,7 +64,9 @@ def _set_groups(groups: tuple[int, ...]) -> None:
 
 
 def _set_fs(change: ctypes._NamedFuncPointer, wanted: int) -> None:
-    """Change the user or group for files, and check it: setfsuid and setfsgid report no failure, only the old value."""
+    """Change the user or group for files, and check it: setfsuid and setfsgid report no failure, only the old
+    value.
+    """
     change(ctypes.c_uint32(wanted))
     if change(ctypes.c_uint32(0xFFFFFFFF)) & 0xFFFFFFFF != wanted:
         raise PermissionError(1, f"this daemon may not act as user or group {wanted}")

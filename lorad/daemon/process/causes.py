@@ -1,4 +1,6 @@
-"""What an end means, from what was seen of it: one sentence, and what to do next; `runs/end_clues.py` has the clues."""
+"""What an end means, from what was seen of it: one sentence, and what to do next; `runs/end_clues.py` has the
+clues.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class Clues(NamedTuple):
 
     log: the end of what it and its children printed.
     kernel: what the kernel logged while it lived.
-    ooms: how much the kernel's count of killed processes grew meanwhile; None where the kernel does not count.
+    ooms: how much the kernel's count of killed processes grew meanwhile; None where the kernel does not
+        count.
     """
 
     pid: int | None = None
@@ -41,16 +44,16 @@ class Sign(NamedTuple):
 
 
 HOST_MEMORY = (
-    "Let fewer runs and pools work at a time, or take a smaller base or smaller batches (data.prompts_per_step, "
-    "trainer.tokens_per_microbatch); then `lorad resume`."
+    "Let fewer runs and pools work at a time, or take a smaller base or smaller batches "
+    "(data.prompts_per_step, trainer.tokens_per_microbatch); then `lorad resume`."
 )
 GPU_BROKEN = (
-    "`nvidia-smi -q` and `dmesg | grep -i xid` show which GPU; it needs a reset, or the machine a restart, before runs "
-    "go there again."
+    "`nvidia-smi -q` and `dmesg | grep -i xid` show which GPU; it needs a reset, or the machine a restart, "
+    "before runs go there again."
 )
 RANKS_LOST = (
-    "One rank ended or hung first: its lines in `lorad logs RUN --of trainer` say why; NCCL_DEBUG=INFO in `env` of the "
-    "backend in config.yaml shows more."
+    "One rank ended or hung first: its lines in `lorad logs RUN --of trainer` say why; NCCL_DEBUG=INFO in "
+    "`env` of the backend in config.yaml shows more."
 )
 
 ECC = Diagnosis("a GPU reported an uncorrectable memory error (ECC)", GPU_BROKEN)
@@ -64,12 +67,13 @@ CUDA_MEMORY = Diagnosis(
 )
 CUDA_FAULT = Diagnosis(
     "a computation on a GPU failed",
-    "Resume it; if it fails at the same step again, CUDA_LAUNCH_BLOCKING=1 in `env` of the backend in config.yaml "
-    "shows where, and `dmesg | grep -i xid` whether the GPU is to blame.",
+    "Resume it; if it fails at the same step again, CUDA_LAUNCH_BLOCKING=1 in `env` of the backend in "
+    "config.yaml shows where, and `dmesg | grep -i xid` whether the GPU is to blame.",
 )
 SHARED_MEMORY = Diagnosis(
     "shared memory (/dev/shm) is full",
-    "Remove what lies in /dev/shm, or make it larger (in a container: --shm-size, --ipc=host); then `lorad resume`.",
+    "Remove what lies in /dev/shm, or make it larger (in a container: --shm-size, --ipc=host); then `lorad "
+    "resume`.",
 )
 DISK_FULL = Diagnosis(
     "no space is left on a disk",
@@ -81,8 +85,12 @@ QUOTA = Diagnosis(
 )
 MEMORY = Diagnosis("this machine has no memory left", HOST_MEMORY)
 KILLED_FOR_MEMORY = Diagnosis("killed by the kernel: the machine ran out of memory", HOST_MEMORY)
-CHILD_KILLED_FOR_MEMORY = Diagnosis("the kernel killed a process of it: the machine ran out of memory", HOST_MEMORY)
-FILES = Diagnosis("too many files are open", "Raise the limit (`ulimit -n`), start the daemon again, `lorad resume`.")
+CHILD_KILLED_FOR_MEMORY = Diagnosis(
+    "the kernel killed a process of it: the machine ran out of memory", HOST_MEMORY
+)
+FILES = Diagnosis(
+    "too many files are open", "Raise the limit (`ulimit -n`), start the daemon again, `lorad resume`."
+)
 
 # What is more certain comes first. `^(?>.*?A).*B`: both in one line, found in time linear in its length.
 SIGNS = [
@@ -90,10 +98,14 @@ SIGNS = [
     for pattern, diagnosis in (
         (r"(?i)uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable", ECC),
         (r"(?i)fallen off the bus|GPU is lost|cudaErrorDevicesUnavailable", OFF_THE_BUS),
-        (r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|OutOfMemoryError: CUDA", CUDA_MEMORY),
+        (
+            r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|OutOfMemoryError: CUDA",
+            CUDA_MEMORY,
+        ),
         (r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|torch\.OutOfMemoryError", CUDA_MEMORY),
         (
-            r"^(?>.*?No space left on device).*/dev/shm|^(?>.*?/dev/shm).*No space left|insufficient shared memory",
+            r"^(?>.*?No space left on device).*/dev/shm|^(?>.*?/dev/shm).*No space left|insufficient shared "
+            r"memory",
             SHARED_MEMORY,
         ),
         (r"unable to (?:write to|resize|allocate shared memory for) file </torch_", SHARED_MEMORY),
@@ -104,7 +116,10 @@ SIGNS = [
         (r"Watchdog caught collective operation timeout|^(?>.*?NCCL).*[Tt]ime(?:d )?[ -]?out", NCCL_TIME_OUT),
         (r"ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|NCCL error", NCCL_ERROR),
         (r"Too many open files|\[Errno 24\]", FILES),
-        (r"CUDA error: (?:an illegal|unspecified launch|device-side|misaligned)|cudaErrorLaunchFailure", CUDA_FAULT),
+        (
+            r"CUDA error: (?:an illegal|unspecified launch|device-side|misaligned)|cudaErrorLaunchFailure",
+            CUDA_FAULT,
+        ),
     )
 ]
 XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
@@ -127,12 +142,17 @@ def diagnose(clues: Clues) -> Diagnosis | None:
 def killed_for_memory(clues: Clues) -> Diagnosis | None:
     """Recognise a kill for memory.
 
-    The kernel's log names the pid; without such a line, a SIGKILL counts if the kernel killed any process meanwhile.
+    The kernel's log names the pid; without such a line, a SIGKILL counts if the kernel killed any process
+    meanwhile.
     """
     killed = {int(match[1]) for line in clues.kernel if (match := OOM_KILL.search(line))}
     if clues.signal == signal.SIGKILL and (clues.pid in killed or (clues.ooms and not killed)):
         return KILLED_FOR_MEMORY
-    if (killed or clues.ooms) and clues.signal != signal.SIGKILL and KILLED_CHILD.search(last_lines(clues.log)):
+    if (
+        (killed or clues.ooms)
+        and clues.signal != signal.SIGKILL
+        and KILLED_CHILD.search(last_lines(clues.log))
+    ):
         return CHILD_KILLED_FOR_MEMORY
     return None
 
@@ -144,7 +164,9 @@ def gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
         return None
     number, where = int(found[-1]["number"]), found[-1]["where"]
     what = ECC.what if number in ECC_XIDS else OFF_THE_BUS.what if number == 79 else "a GPU reported an error"
-    return Diagnosis(f"{what}: Xid {number} at {where}", CUDA_FAULT.advice if number in PROGRAM_XIDS else GPU_BROKEN)
+    return Diagnosis(
+        f"{what}: Xid {number} at {where}", CUDA_FAULT.advice if number in PROGRAM_XIDS else GPU_BROKEN
+    )
 
 
 def in_words_of(text: str) -> Diagnosis | None:
@@ -161,6 +183,8 @@ def bus_error(clues: Clues) -> Diagnosis | None:
 
 
 def last_lines(text: str) -> str:
-    """Keep the last lines, and both ends of a long one: user code may print anything, and the event loop reads this."""
+    """Keep the last lines, and both ends of a long one: user code may print anything, and the event loop
+    reads this.
+    """
     lines = text[-LAST_CHARACTERS:].splitlines()[-LAST_LINES:]
     return "\n".join(line if len(line) <= 2 * PART else f"{line[:PART]} … {line[-PART:]}" for line in lines)

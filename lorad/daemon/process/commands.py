@@ -30,7 +30,9 @@ class Commands:
     preflight: tuple[str, ...] = _module("lorad.preflight")
     gateway: tuple[str, ...] = _module("lorad.gateway")
 
-    def environment(self, home: Home, *, runtime: Runtime = LIGHT, pythonpath: str | None = None) -> dict[str, str]:
+    def environment(
+        self, home: Home, *, runtime: Runtime = LIGHT, pythonpath: str | None = None
+    ) -> dict[str, str]:
         """Make the variables that are added to the daemon's own environment."""
         return {
             "LORAD_HOME": str(home.root),

@@ -1,4 +1,6 @@
-"""Copy the files of a directory from one user to another: neither gets access to more than they may open themselves."""
+"""Copy the files of a directory from one user to another: neither gets access to more than they may open
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from lorad.daemon.process.users import User
 from lorad.errors import IntegrityError
 
 
-def files_into(source: Path, target: Path, names: Iterable[str], owner: User | None, reader: User | None) -> None:
+def files_into(
+    source: Path, target: Path, names: Iterable[str], owner: User | None, reader: User | None
+) -> None:
     """Copy files into `target`, an empty directory, and sync them to disk.
 
     Raises OSError, and IntegrityError for a name that leads out of the directory.
     """
     for name in names:
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
-            raise IntegrityError(f"{source}: its manifest names {name!r}", hint="Somebody changed it; do not use it.")
+            raise IntegrityError(
+                f"{source}: its manifest names {name!r}", hint="Somebody changed it; do not use it."
+            )
         with as_user(owner):
             file = opened(source / name)
         with file, as_user(reader):

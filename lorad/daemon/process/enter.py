@@ -1,8 +1,8 @@
-"""Become another user for good, then a program: `python -I -S enter.py UID GID GROUPS CWD PROGRAM…`. Standard library
-only; GROUPS are numbers with commas between them.
+"""Become another user for good, then a program: `python -I -S enter.py UID GID GROUPS CWD PROGRAM…`. Standard
+library only; GROUPS are numbers with commas between them.
 
-It begins with the powers of the daemon and ends without any: no capability, no setuid program that could give one back
-(no_new_privs), no other group. CWD is entered as that user; what they may not enter becomes `/`.
+It begins with the powers of the daemon and ends without any: no capability, no setuid program that could give
+one back (no_new_privs), no other group. CWD is entered as that user; what they may not enter becomes `/`.
 """
 
 from __future__ import annotations

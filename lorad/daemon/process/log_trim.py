@@ -1,8 +1,9 @@
-"""Keep the logs of live processes small: of a log that became too large the newer half stays, in the same file.
+"""Keep the logs of live processes small: of a log that became too large the newer half stays, in the same
+file.
 
-Its writers append to it meanwhile. Where the filesystem can take a range out of a file, none of their bytes is lost;
-elsewhere those of an instant are. The file then begins with a line that says how much was cut in all, so that byte
-offsets stay valid: see `api/verbs/logs.py`.
+Its writers append to it meanwhile. Where the filesystem can take a range out of a file, none of their bytes
+is lost; elsewhere those of an instant are. The file then begins with a line that says how much was cut in
+all, so that byte offsets stay valid: see `api/verbs/logs.py`.
 """
 
 from __future__ import annotations

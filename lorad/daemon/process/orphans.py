@@ -28,8 +28,8 @@ COMMAND_LENGTH = 200
 def find_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
     """Find the orphans of the home. Only root can see other users' processes.
 
-    An orphan belongs to an attempt that ended more than `settled` seconds before, or whose directory is gone, or that
-    was followed by another one.
+    An orphan belongs to an attempt that ended more than `settled` seconds before, or whose directory is gone,
+    or that was followed by another one.
     """
     roots = roots_of(home)
     marked = {pid: attempt for pid in pids() if (attempt := attempt_of(pid, roots)) is not None}
@@ -65,12 +65,18 @@ def pids() -> list[int]:
 
 
 def attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
-    """Find the attempt of these homes that started a process; None for others, and where that cannot be read."""
-    return next((AttemptDir(path) for path in said_by(pid) if path is not None and is_inside(path, roots)), None)
+    """Find the attempt of these homes that started a process; None for others,
+    and where that cannot be read.
+    """
+    return next(
+        (AttemptDir(path) for path in said_by(pid) if path is not None and is_inside(path, roots)), None
+    )
 
 
 def said_by(pid: int) -> Iterator[Path | None]:
-    """Yield the places that may name a process's attempt; lazily, as the environment of most processes does."""
+    """Yield the places that may name a process's attempt; lazily,
+    as the environment of most processes does.
+    """
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         mark = next((variable for variable in variables if variable.startswith(MARK)), None)

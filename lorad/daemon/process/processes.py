@@ -1,4 +1,5 @@
-"""The processes that the daemon starts through shims, adopts after its own death, and signals without a doubt.
+"""The processes that the daemon starts through shims, adopts after its own death, and signals without a
+doubt.
 
 A process is known by (boot id, pid, start time), never by its pid alone.
 """
@@ -30,7 +31,9 @@ from lorad.files import write_whole
 BOOT_ID = shim.boot_id()
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
 SEEN_SECONDS = 2.0
-DAMAGED = "It is judged by its lock until its process ends; then nobody knows its exit code. Is the disk in order?"
+DAMAGED = (
+    "It is judged by its lock until its process ends; then nobody knows its exit code. Is the disk in order?"
+)
 _seen: dict[Path, tuple[float, dict[str, Any] | None]] = {}  # attempts whose status cannot be read
 
 
@@ -38,9 +41,9 @@ _seen: dict[Path, tuple[float, dict[str, Any] | None]] = {}  # attempts whose st
 class ProcessState:
     """What is known of one process life.
 
-    phase: `absent` (never started), `starting` (its shim is at work), `alive`, `exited` (exit_code or signal is known),
-    or `vanished` (it is gone, or can no more come to be, and nobody knows how). trouble: why its status cannot be read;
-    the phase is then what the lock of its directory and /proc show.
+    phase: `absent` (never started), `starting` (its shim is at work), `alive`, `exited` (exit_code or signal
+    is known), or `vanished` (it is gone, or can no more come to be, and nobody knows how). trouble: why its
+    status cannot be read; the phase is then what the lock of its directory and /proc show.
     """
 
     phase: Literal["absent", "starting", "alive", "exited", "vanished"]
@@ -96,15 +99,22 @@ class Processes:
         about: Mapping[str, Any] | None = None,
         user: User | None = None,
     ) -> None:
-        """Start a process in a fresh attempt directory. `env` is added to the daemon's own; None removes a name.
+        """Start a process in a fresh attempt directory. `env` is added to the daemon's own; None removes a
+        name.
 
-        user: whose it is to be, with nothing of the daemon's environment; the directory was made for them. Raises
-        OSError when the shim cannot be started. What becomes of the process: `inspect`.
+        user: whose it is to be, with nothing of the daemon's environment; the directory was made for them.
+        Raises OSError when the shim cannot be started. What becomes of the process: `inspect`.
         """
         attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        command = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "locks": [str(path) for path in locks]}
+        command = {
+            "argv": list(argv),
+            "env": dict(env),
+            "cwd": str(cwd),
+            "locks": [str(path) for path in locks],
+        }
         if user is not None:
-            kept = [key for key, value in user.environment.items() if os.environ.get(key) == value]  # perhaps secrets
+            # perhaps secrets
+            kept = [key for key, value in user.environment.items() if os.environ.get(key) == value]
             own = {key: value for key, value in user.environment.items() if key not in kept}
             command |= {"argv": user.command(argv, cwd), "env": {**own, **env}, "cwd": "/", "kept": kept}
         write_json(attempt.command, command | dict(about or {}))
@@ -114,13 +124,18 @@ class Processes:
         )
 
     def inspect(self, attempt: AttemptDir) -> ProcessState:
-        """What became of the process of `attempt`. Once this daemon's shim for it failed, nothing ever starts there."""
+        """What became of the process of `attempt`.
+
+        Once this daemon's shim for it failed, nothing ever starts there.
+        """
         ours = attempt.root in self._shims
         shim_lives = self._shim_lives(attempt)
         status, trouble = look_at_status(attempt)
         if trouble:
             is_there = status is not None or shim_lives or is_locked(attempt)
-            return ProcessState("alive" if is_there else "vanished", status["pid"] if status else None, trouble=trouble)
+            return ProcessState(
+                "alive" if is_there else "vanished", status["pid"] if status else None, trouble=trouble
+            )
         if status is None:
             if shim_lives or is_locked(attempt):
                 return ProcessState("starting")
@@ -161,7 +176,9 @@ class Processes:
         return True
 
     def watch(self, attempt: AttemptDir) -> int | None:
-        """A pidfd that becomes readable when the shim is gone (then the end is written down); the caller closes it."""
+        """A pidfd that becomes readable when the shim is gone (then the end is written down); the caller
+        closes it.
+        """
         status = read_status(attempt)
         pid = self._shims.get(attempt.root) or (status["shim_pid"] if status else 0)
         if not pid:
@@ -195,7 +212,10 @@ def judge(attempt: AttemptDir, status: dict[str, Any]) -> ProcessState:
 
 
 def is_locked(attempt: AttemptDir) -> bool:
-    """Whether the shim or the process lives. A lock that cannot be read counts as held: nothing is deleted then."""
+    """Whether the shim or the process lives.
+
+    A lock that cannot be read counts as held: nothing is deleted then.
+    """
     try:
         with open(attempt.lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -236,7 +256,9 @@ class Status(Struct):
 
 
 def read_status(attempt: AttemptDir) -> dict[str, Any] | None:
-    """The status that the shim wrote, or what /proc shows of a shim that lives; None when there is neither."""
+    """The status that the shim wrote, or what /proc shows of a shim that lives;
+    None when there is neither.
+    """
     return look_at_status(attempt)[0]
 
 
@@ -259,10 +281,12 @@ def look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
 
 
 def seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
-    """The status of an attempt as its living shim would write it, found by the shim's command line; None when no shim
-    of it lives. Looking through /proc takes milliseconds, so the answer is kept for a moment."""
+    """The status of an attempt as its living shim would write it, found by the shim's command line; None when
+    no shim of it lives. Looking through /proc takes milliseconds, so the answer is kept for a moment."""
     at, found = _seen.get(attempt.root, (float("-inf"), None))
-    if time.monotonic() - at > SEEN_SECONDS or (found and not is_same(found["pid"], found["start_time"], BOOT_ID)):
+    if time.monotonic() - at > SEEN_SECONDS or (
+        found and not is_same(found["pid"], found["start_time"], BOOT_ID)
+    ):
         found = _look_in_proc(attempt)
         _seen[attempt.root] = time.monotonic(), found
     return found
@@ -272,15 +296,24 @@ def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
     command = [part.encode() for part in (*SHIM[1:], str(attempt.root))]
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError):
-            if not entry.isdigit() or Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")[1:-1] != command:
+            if (
+                not entry.isdigit()
+                or Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")[1:-1] != command
+            ):
                 continue
             if os.stat(f"/proc/{entry}").st_uid != os.getuid():  # anybody may call a process so
                 continue
             children = Path(f"/proc/{entry}/task/{entry}/children").read_text().split()
             for child in map(int, children):
                 if os.getsid(child) == child:  # orphans that the shim adopted lead no session, or came later
-                    known = {"shim_pid": int(entry), "shim_start_time": shim.start_time(int(entry)), "pid": child}
-                    ends = dict.fromkeys(("exit_code", "signal", "ended_at", "started_at", "oom_before", "oom_after"))
+                    known = {
+                        "shim_pid": int(entry),
+                        "shim_start_time": shim.start_time(int(entry)),
+                        "pid": child,
+                    }
+                    ends = dict.fromkeys(
+                        ("exit_code", "signal", "ended_at", "started_at", "oom_before", "oom_after")
+                    )
                     began = {"start_time": shim.start_time(child), "boot_id": BOOT_ID, "locked": False}
                     return known | began | ends
     return None

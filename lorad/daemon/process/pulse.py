@@ -14,8 +14,8 @@ LEAST_GAP = 5.0  # seconds between two looks after which the daemon itself may h
 class Pulse:
     """What was seen of one process.
 
-    Times are of the daemon's own monotonic clock, so that a process is not blamed when the clock is set or the machine
-    sleeps.
+    Times are of the daemon's own monotonic clock, so that a process is not blamed when the clock is set or
+    the machine sleeps.
 
     beat_at: when it last showed another beat.
     got_on_at: when it last showed progress, or had nothing to do.
@@ -49,5 +49,7 @@ class Pulse:
 
 
 def was_away(before: float, now: float, limits: Supervision) -> bool:
-    """Check whether there was so long between two looks that those who were looked at may have slept as well."""
+    """Check whether there was so long between two looks that those who were looked at may have
+    slept as well.
+    """
     return now - before > max(LEAST_GAP, limits.hang / 2)

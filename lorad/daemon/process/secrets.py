@@ -1,7 +1,7 @@
 """Secrets that the processes of runs find in their environment, and that are stored nowhere else.
 
-`secrets` in config.yaml names a file for each variable. The command of a process (`command.json`) names the files
-again; the shim reads them just before it starts the program.
+`secrets` in config.yaml names a file for each variable. The command of a process (`command.json`) names the
+files again; the shim reads them just before it starts the program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a daemon for several users needs: powers, a home that others may pass through, a lorad that all may run."""
+"""What a daemon for several users needs: powers, a home that others may pass through, a lorad that all may
+run.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from lorad.box.paths import SOCKET_PATH_LIMIT, Home
 from lorad.daemon.process.user_files import passable
 from lorad.errors import NotAllowed
 
-POWERS = {0: "CAP_CHOWN", 1: "CAP_DAC_OVERRIDE", 3: "CAP_FOWNER", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID"}
+POWERS = {
+    0: "CAP_CHOWN",
+    1: "CAP_DAC_OVERRIDE",
+    3: "CAP_FOWNER",
+    5: "CAP_KILL",
+    6: "CAP_SETGID",
+    7: "CAP_SETUID",
+}
 UMASK = 0o077
 
 
@@ -42,7 +51,10 @@ def refuse_powerless() -> None:
     if not lacking:
         return
     if os.geteuid() == 0:
-        hint = f"Root without them is that of a container: start that with --cap-add {' --cap-add '.join(lacking)}."
+        hint = (
+            "Root without them is that of a container: start that with --cap-add "
+            f"{' --cap-add '.join(lacking)}."
+        )
     else:
         hint = (
             "Run it as root, or as a service user of systemd with\n"
@@ -67,8 +79,8 @@ def refuse_closed() -> None:
                 mode = stat.S_IMODE(closed.stat().st_mode)
                 raise NotAllowed(
                     f"other users cannot run {path}: {closed} is closed to them ({mode:04o})",
-                    hint="Install lorad where everybody may read it: `python3 -m venv /opt/lorad`, with a python that "
-                    "lies outside of anybody's home, then `/opt/lorad/bin/pip install lorad`.",
+                    hint="Install lorad where everybody may read it: `python3 -m venv /opt/lorad`, with a "
+                    "python that lies outside of anybody's home, then `/opt/lorad/bin/pip install lorad`.",
                 )
 
 
@@ -94,8 +106,8 @@ def refuse_foreign(root: Path) -> None:
         if not there.st_mode & stat.S_IXOTH:
             raise NotAllowed(
                 f"other users cannot get to {root}: {place} is closed to them",
-                hint=f"`chmod 711 {place}` lets them pass and see nothing; or set LORAD_HOME to a directory that "
-                "everybody may reach, as /var/lib/lorad.",
+                hint=f"`chmod 711 {place}` lets them pass and see nothing; or set LORAD_HOME to a directory "
+                "that everybody may reach, as /var/lib/lorad.",
             )
     longest = root / "pools" / f"{'x' * 32}-1000" / "work" / "pool.sock"
     if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT:

@@ -1,15 +1,16 @@
 """Starts one process and keeps what became of it: `python -I -S shim.py ATTEMPT_DIR`. Standard library only.
 
-The shim outlives the daemon. It holds a file lock on the attempt directory, which the child inherits, so that the lock
-is held while either lives; it writes `status.json` before the child's first instruction and its end into the same
-bytes, so that a full disk does not lose it. A directory is used once: a second shim starts nothing.
+The shim outlives the daemon. It holds a file lock on the attempt directory, which the child inherits, so that
+the lock is held while either lives; it writes `status.json` before the child's first instruction and its end
+into the same bytes, so that a full disk does not lose it. A directory is used once: a second shim starts
+nothing.
 
 `command.json` is {argv, env, cwd, locks, lock_seconds, kept, secret_files}: `env` is added to the shim's own
-environment (null removes a name), of which `kept` names what stays (else all does); `secret_files` are files that hold
-the values of further variables; `locks` are files whose locks the child holds for its life, waited for up to
-`lock_seconds`.
-LORAD_ATTEMPT in the environment of the child, and of whatever it starts, names the attempt directory: see `orphans.py`.
-Exit codes of the shim itself: those of EX_* below.
+environment (null removes a name), of which `kept` names what stays (else all does); `secret_files` are files
+that hold the values of further variables; `locks` are files whose locks the child holds for its life, waited
+for up to `lock_seconds`.
+LORAD_ATTEMPT in the environment of the child, and of whatever it starts, names the attempt directory: see
+`orphans.py`. Exit codes of the shim itself: those of EX_* below.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 def main() -> int:
     root = sys.argv[1]
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # whatever the daemon was started with: none of it is for the child
+    # whatever the daemon was started with: none of it is for the child
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     new_session()
     if not take_lock(os.path.join(root, "lock")):
         return EX_LOCKED
@@ -59,7 +61,10 @@ def main() -> int:
 
 
 def live(root: str, command: dict[str, Any]) -> int:
-    """Run the child from its start to its end. It waits for its status to be on disk before it becomes the program."""
+    """Run the child from its start to its end.
+
+    It waits for its status to be on disk before it becomes the program.
+    """
     end_the_rest = adopt_orphans() if command.get("ends_all") else None
     block_signals()
     gate, opened = os.pipe()
@@ -85,8 +90,8 @@ def live(root: str, command: dict[str, Any]) -> int:
 
 
 def become(command: dict[str, Any], gate: int) -> None:
-    """Become the program: a session of its own, clean signals, then exec. Runs in the child; it execs only after the
-    gate's byte.
+    """Become the program: a session of its own, clean signals, then exec. Runs in the child; it execs only
+    after the gate's byte.
     """
     try:
         os.setsid()
@@ -109,14 +114,19 @@ def become(command: dict[str, Any], gate: int) -> None:
 
 
 def read_secret(path: str) -> str:
-    """Read a file of this user's that no other user can read, without white space around it. Raises OSError."""
+    """Read a file of this user's that no other user can read, without white space around it.
+
+    Raises OSError.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         there = os.fstat(fd)
         if there.st_mode & 0o170000 != 0o100000:
             raise OSError(errno.EINVAL, "not a file", path)
         if there.st_mode & 0o077 or there.st_uid != os.getuid():
-            raise OSError(errno.EACCES, "others than its owner may read it, or it is not the daemon's user's", path)
+            raise OSError(
+                errno.EACCES, "others than its owner may read it, or it is not the daemon's user's", path
+            )
         data = os.read(fd, SECRET_BYTES + 1).strip()
     finally:
         os.close(fd)
@@ -235,7 +245,9 @@ def died(code: int) -> dict[str, Any]:
 
 
 def oom_kills() -> int | None:
-    """Read how many processes this kernel has killed for want of memory; None where it does not count them."""
+    """Read how many processes this kernel has killed for want of memory;
+    None where it does not count them.
+    """
     try:
         with open("/proc/vmstat", "rb") as file:
             return int(file.read().partition(b"\noom_kill ")[2].split()[0])

@@ -20,7 +20,10 @@ BYTES = 1 << 16  # kept of one dump
 
 
 def dump_stacks(attempt: AttemptDir) -> None:
-    """Append the stacks to the log of the process; takes ALL_SECONDS at most. Nothing happens without py-spy."""
+    """Append the stacks to the log of the process; takes ALL_SECONDS at most.
+
+    Nothing happens without py-spy.
+    """
     spy, status = py_spy(), read_status(attempt)
     if spy is None or status is None or status["pid"] is None:
         return
@@ -52,9 +55,13 @@ def dump(spy: str, pid: int, seconds: float) -> bytes:
     """Dump the stacks without stopping the process, as it may be stopped already."""
     command = [spy, "dump", "--nonblocking", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, cwd="/")
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, cwd="/"
+        )
     except subprocess.TimeoutExpired:
         return b"py-spy took too long\n"
     except OSError as error:
         return f"py-spy: {error.strerror}\n".encode()
-    return done.stdout[:BYTES] if done.returncode == 0 else b"".join(done.stderr.splitlines(keepends=True)[:1])
+    return (
+        done.stdout[:BYTES] if done.returncode == 0 else b"".join(done.stderr.splitlines(keepends=True)[:1])
+    )

@@ -1,5 +1,5 @@
-"""What of a shared daemon's home belongs to users: directories in directories of the daemon's, so that nobody can put
-something else in their place.
+"""What of a shared daemon's home belongs to users: directories in directories of the daemon's, so that nobody
+can put something else in their place.
 
     runs/NAME/            0711, the daemon's: spec, request, runtime
         journal.jsonl     0600, the owner's, as all of  versions/ checkpoints/ samples/ origin/  (0700)
@@ -76,7 +76,10 @@ def hand_over(attempt: AttemptDir, files: Mapping[str, Any], user: User | None) 
 
 
 def own_directory(path: Path, user: User) -> Path:
-    """Make a directory of the user's inside one of the daemon's. Raises OSError when something else is there."""
+    """Make a directory of the user's inside one of the daemon's.
+
+    Raises OSError when something else is there.
+    """
     path.mkdir(exist_ok=True, mode=OWN_DIRECTORY)
     _give(path, os.O_RDONLY | os.O_DIRECTORY, OWN_DIRECTORY, user)
     return path
@@ -117,8 +120,8 @@ def put_json(path: Path, data: Any, user: User) -> None:
 
 
 def refuse_strange_journal(run: RunDir, user: User | None) -> None:
-    """The journal of a user's run is read by the daemon. Raises IntegrityError unless it is a file of theirs that
-    nothing else is; nobody can replace it after that, as its directory is the daemon's."""
+    """The journal of a user's run is read by the daemon. Raises IntegrityError unless it is a file of theirs
+    that nothing else is; nobody can replace it after that, as its directory is the daemon's."""
     if user is None:
         return
     try:
@@ -133,4 +136,6 @@ def refuse_strange_journal(run: RunDir, user: User | None) -> None:
     elif there.st_nlink != 1:
         wrong = f"has {there.st_nlink} names"
     if wrong:
-        raise IntegrityError(f"{run.journal} {wrong}: it is not read", hint="Somebody changed it; put it back.")
+        raise IntegrityError(
+            f"{run.journal} {wrong}: it is not read", hint="Somebody changed it; put it back."
+        )

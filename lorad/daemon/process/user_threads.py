@@ -1,4 +1,6 @@
-"""Threads and turns of one user each: whoever stops their own pool, or has a disk that hangs, holds up nobody else."""
+"""Threads and turns of one user each: whoever stops their own pool, or has a disk that hangs, holds up nobody
+else.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,14 @@ class Hands:
         self._busy: Counter[int] = Counter()
 
     async def do(self, uid: int, work: Callable[[], T]) -> T:
-        """`work` in a thread of the user's. Raises what it raises, and Conflict for one who has too much under way."""
+        """`work` in a thread of the user's.
+
+        Raises what it raises, and Conflict for one who has too much under way.
+        """
         if self._busy[uid] >= MOST:
-            raise Conflict(f"{MOST} requests about what is user {uid}'s are under way", hint="Try again in a moment.")
+            raise Conflict(
+                f"{MOST} requests about what is user {uid}'s are under way", hint="Try again in a moment."
+            )
         threads = self._threads.setdefault(uid, ThreadPoolExecutor(AT_ONCE, f"user-{uid}"))
         self._busy[uid] += 1
         future = threads.submit(work)

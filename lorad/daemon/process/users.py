@@ -1,4 +1,6 @@
-"""The user of a process: who a uid is, what is in their environment, and the command that runs a process as them."""
+"""The user of a process: who a uid is, what is in their environment, and the command that runs a process as
+them.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ class User:
 
 
 def user_of(uid: int, allowed: Sequence[str] = ()) -> User:
-    """Look a user up, as they would log in now. Answers are reused for a while: a network directory may be slow.
+    """Look a user up, as they would log in now. Answers are reused for a while: a network directory may be
+    slow.
 
     allowed: further variables of this process that the user's processes inherit.
     """
@@ -62,7 +65,9 @@ def _looked_up(uid: int, allowed: tuple[str, ...], _: int) -> User:
     else:
         name, gid, home = entry.pw_name, entry.pw_gid, entry.pw_dir
         groups = os.getgrouplist(name, gid)
-    inherited = {key: value for key, value in os.environ.items() if INHERITED.fullmatch(key) or key in allowed}
+    inherited = {
+        key: value for key, value in os.environ.items() if INHERITED.fullmatch(key) or key in allowed
+    }
     environment = inherited | {"HOME": home, "USER": name, "LOGNAME": name, DAEMON_UID: str(os.geteuid())}
     return User(uid, gid, tuple(groups), name, home, environment)
 

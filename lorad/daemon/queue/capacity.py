@@ -1,8 +1,9 @@
 """Whether a run fits into a pool, computed before it is admitted. Pure.
 
-A run takes engine versions (those that stay loaded for it, and the one being loaded), a slot of the trainer and the
-memory of both. A pool reports what it has; until it answers, and where it reports nothing, the limits that it is
-started with count. What a run will take counts from its placing: a burst of runs does not get the same room twice.
+A run takes engine versions (those that stay loaded for it, and the one being loaded), a slot of the trainer
+and the memory of both. A pool reports what it has; until it answers, and where it reports nothing, the limits
+that it is started with count. What a run will take counts from its placing: a burst of runs does not get the
+same room twice.
 """
 
 from __future__ import annotations
@@ -50,20 +51,25 @@ class Lack(Struct, frozen=True):
 
 
 def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0) -> Need:
-    """parameters: of the adapter, 0 when not known; reference: of the one that KL is measured against, whose slot has
-    weights alone; dtype: of the pool."""
+    """parameters: of the adapter, 0 when not known; reference: of the one that KL is measured against, whose
+    slot has weights alone; dtype: of the pool."""
     versions = kept(spec) + 1
     own = parameters * (SLOT_BYTES + versions * NUMBER_BYTES.get(dtype, 2))
     return Need(versions, spec.lora.rank, own + reference * FROZEN_BYTES)
 
 
 def kept(spec: Spec) -> int:
-    """Count the versions that stay loaded for a run: the current one, the one before, and `max_staleness` more."""
+    """Count the versions that stay loaded for a run: the current one, the one before, and `max_staleness`
+    more.
+    """
     return spec.rollout.max_staleness + 2
 
 
 def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capacity:
-    """Read a pool's capacity from its status, or take the defaults. Servers keep room for their attestations."""
+    """Read a pool's capacity from its status, or take the defaults.
+
+    Servers keep room for their attestations.
+    """
     told = status.capacity if status else None
     rank = server.max_rank if server else MAX_RANK
     found = told or Capacity(MAX_VERSIONS, len(status.loaded) if status else 0, rank)
@@ -75,8 +81,9 @@ def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStat
 
     needs: the needs of all these runs.
 
-    The pool itself counts what is loaded. Runs without a slot come on top, and so does what runs with a slot have yet
-    to load. Kept versions belong to no run; other versions that are only served are unloaded when room is needed.
+    The pool itself counts what is loaded. Runs without a slot come on top, and so does what runs with a slot
+    have yet to load. Kept versions belong to no run; other versions that are only served are unloaded when
+    room is needed.
     """
     opened = {(tenant.run, tenant.attempt) for tenant in status.tenants} if status else set()
     coming = [need for tenancy, need in needs.items() if tenancy not in opened]
@@ -89,7 +96,8 @@ def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStat
             others + sum(need.versions for need in needs.values()),
         ),
         memory_used=max(
-            capacity.memory_used + sum(need.memory for need in coming), sum(need.memory for need in needs.values())
+            capacity.memory_used + sum(need.memory for need in coming),
+            sum(need.memory for need in needs.values()),
         ),
     )
 
@@ -106,7 +114,9 @@ def lacking(capacity: Capacity, need: Need) -> Lack | None:
     capacity: as `promised` computes it.
     """
     if need.rank > capacity.max_rank:
-        return Lack(f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank")
+        return Lack(
+            f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank"
+        )
     remedy = "lower rollout.max_staleness or lora.rank"
     if need.versions > (left := max(0, capacity.max_versions - capacity.versions)):
         plural = "" if left == 1 else "s"

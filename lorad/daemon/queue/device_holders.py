@@ -31,7 +31,9 @@ IDLE_JITTER = 5.0  # seconds
 
 
 def keep_leases(ctx: Context) -> None:
-    """Tell the daemons of others which GPUs this one holds, why, and which it waits for; take back what is over."""
+    """Tell the daemons of others which GPUs this one holds, why, and which it waits for; take back what is
+    over.
+    """
     notes = ctx.gpus.notes
     kept: dict[Path, Holder | Wanted] = {}
 
@@ -44,7 +46,9 @@ def keep_leases(ctx: Context) -> None:
     each(ctx, keep_lease, list(ctx.pools.values()), of_pool)
     notes.since = {uuid: notes.since.get(uuid, time.time()) for uuid in notes.wanted}
     for uuid, why in notes.wanted.items():
-        kept[lock_notes.note_path(ctx.home.root, uuid, "wanted")] = Wanted(os.getuid(), why, notes.since[uuid])
+        kept[lock_notes.note_path(ctx.home.root, uuid, "wanted")] = Wanted(
+            os.getuid(), why, notes.since[uuid]
+        )
     notes.wanted = {}
     for device in (device for device in ctx.gpus.devices if device.uuid):
         for kind in ("holder", "wanted"):
@@ -53,10 +57,14 @@ def keep_leases(ctx: Context) -> None:
 
 
 def want(ctx: Context, groups: Iterable[tuple[Device, ...]], why: str) -> None:
-    """Ask the daemons that hold the devices of one of these groups; of the first whose holders are all idle, if any."""
+    """Ask the daemons that hold the devices of one of these groups; of the first whose holders are all idle,
+    if any.
+    """
     groups = [group for group in groups if group]
     idle = [
-        group for group in groups if all(is_idle(lock_notes.seen_holder(ctx.gpus.notes, device)) for device in group)
+        group
+        for group in groups
+        if all(is_idle(lock_notes.seen_holder(ctx.gpus.notes, device)) for device in group)
     ]
     for device in (device for group in idle[:1] or groups for device in group):
         ctx.gpus.notes.wanted.setdefault(device.uuid, why)

@@ -14,7 +14,9 @@ EXCUSED = "excused"  # the event of an attempt that does not count as futile
 
 
 def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:
-    """Count the newest attempts in a row, up to number `before`, that made no step further than those before them."""
+    """Count the newest attempts in a row, up to number `before`, that made no step further than those before
+    them.
+    """
     reached = furthest_steps(ctx.store, name)
     excused = excused_attempts(ctx, name)
     best = futile = 0
@@ -33,10 +35,12 @@ def excused_attempts(ctx: Context, name: str) -> set[int]:
 
 
 def excuse(ctx: Context, run: RunRow) -> None:
-    """Do not count the attempt of a run that lost its pool, where another one of the pool is likelier to blame.
+    """Do not count the attempt of a run that lost its pool, where another one of the pool is likelier to
+    blame.
 
-    Of the runs that got no further in that life of the pool it is the one that did so most often, then the youngest: so
-    a run that takes its pool down gives up first, and where too many are in a pool, the last one that came.
+    Of the runs that got no further in that life of the pool it is the one that did so most often, then the
+    youngest: so a run that takes its pool down gives up first, and where too many are in a pool, the last one
+        that came.
     """
     suspects = [other for other in beside(ctx, run) if is_stuck(ctx, other)]
     blamed = max(suspects, key=lambda suspect: blame(ctx, suspect), default=None)

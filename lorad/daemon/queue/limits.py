@@ -1,4 +1,5 @@
-"""What one user may have at a time: devices, active runs, bytes on disk. A run over a limit waits and says why.
+"""What one user may have at a time: devices, active runs, bytes on disk. A run over a limit waits and says
+why.
 
 It claims nothing: the runs behind it in the queue are placed as if it were not there.
 """
@@ -31,11 +32,19 @@ MEASURE_SECONDS = 60.0
 
 def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
     """Raises NotAllowed where a user of a shared daemon asks for a higher priority than is theirs to give."""
-    asked, most = max(spec.resources.priority for spec in specs), ctx.config.queue.limit_of(caller.name).priority
+    asked, most = (
+        max(spec.resources.priority for spec in specs),
+        ctx.config.queue.limit_of(caller.name).priority,
+    )
     if is_admin(ctx, caller) or asked <= most:
         return
-    hint = f"Lower it, or ask an admin ({admins(ctx)}) for more: queue.users.{caller.name}.priority in config.yaml."
-    raise NotAllowed(f"resources.priority is {asked}; {caller.name}'s runs may have {most} at most", hint=hint)
+    hint = (
+        f"Lower it, or ask an admin ({admins(ctx)}) for more: queue.users.{caller.name}.priority in "
+        "config.yaml."
+    )
+    raise NotAllowed(
+        f"resources.priority is {asked}; {caller.name}'s runs may have {most} at most", hint=hint
+    )
 
 
 def over_limit(ctx: Context, run: RunRow) -> str:
@@ -53,11 +62,16 @@ def over_disk(ctx: Context, run: RunRow, limit: int) -> str:
         return f"checking how much {run.owner}'s runs take on disk"
     if used < limit:
         return ""
-    return f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
+    return (
+        f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
+    )
 
 
-def over_devices(ctx: Context, setup: PoolSetup, devices: Sequence[Device], user: str) -> tuple[str, list[Pool]]:
-    """Say why a pool's owner may not have these devices as well; "" if they may. Lists their idle pools that could end.
+def over_devices(
+    ctx: Context, setup: PoolSetup, devices: Sequence[Device], user: str
+) -> tuple[str, list[Pool]]:
+    """Say why a pool's owner may not have these devices as well; "" if they may. Lists their idle pools that
+    could end.
 
     A pool that is up already takes no more than it has.
     """

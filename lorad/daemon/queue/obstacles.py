@@ -105,7 +105,9 @@ def busy(pool: Pool, tenants: list[RunRow], run: RunRow | None) -> Obstacle:
     """Describe a pool of another kind with runs in it. Runs that leave anyway need not be asked."""
     leaving = all(tenant.state == RunState.STOPPING for tenant in tenants)
     if run is not None and any(tenant.preempted == run.name for tenant in tenants):
-        return Obstacle(f"{told(tenants)} {stops(tenants)} to make room on {', '.join(pool.setup.names)}", soon=leaving)
+        return Obstacle(
+            f"{told(tenants)} {stops(tenants)} to make room on {', '.join(pool.setup.names)}", soon=leaving
+        )
     end = "it ends" if len(tenants) == 1 else "they end"
     return Obstacle(f"pool {pool.id} is busy with {told(tenants)}; starts when {end}", soon=leaving)
 
@@ -146,7 +148,9 @@ def crowded(ctx: Context, pool: Pool, tenants: list[RunRow], run: RunRow, need: 
         return Obstacle(reason, soon=leaving)
     there = "is" if len(tenants) == 1 else "are"
     if tenants and spec_of(run).resources.exclusive:
-        reason = f"it is to have pool {pool.id} for itself (resources.exclusive); {told(tenants)} {there} in it"
+        reason = (
+            f"it is to have pool {pool.id} for itself (resources.exclusive); {told(tenants)} {there} in it"
+        )
         return Obstacle(reason, soon=all(tenant.state == RunState.STOPPING for tenant in tenants))
     lack = lacking(room_in(ctx, pool), need)
     count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {there} in it"
@@ -154,7 +158,9 @@ def crowded(ctx: Context, pool: Pool, tenants: list[RunRow], run: RunRow, need: 
 
 
 def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
-    """The pools whose process holds one of the devices; a CPU with other slots than before is theirs as a whole."""
+    """The pools whose process holds one of the devices; a CPU with other slots than before is theirs as a
+    whole.
+    """
     names, known = {device.name for device in devices}, {device.name for device in ctx.gpus.devices}
     here = []
     for pool in ctx.pools.values():
@@ -166,7 +172,10 @@ def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
 
 
 def count_free(ctx: Context) -> int:
-    """Count the devices that nothing holds: no pool, no other daemon, no other process. All of a long queue asks."""
+    """Count the devices that nothing holds: no pool, no other daemon, no other process.
+
+    All of a long queue asks.
+    """
     at, count = ctx.gpus.notes.free
     if time.monotonic() - at > SHORT_SECONDS:
         count = sum(is_free(ctx, device) for device in ctx.gpus.devices)

@@ -1,7 +1,9 @@
-"""Decide which queued run goes where: by priority, then the owners take turns; a pool takes many runs if it has room.
+"""Decide which queued run goes where: by priority, then the owners take turns; a pool takes many runs if it
+has room.
 
-A run that finds no room lets others pass that do. But where a run waits for the devices to itself (`exclusive`, or for
-another base), no run behind it in the queue is placed there any more, and where one waits for room, no run of a lower
+A run that finds no room lets others pass that do. But where a run waits for the devices to itself
+(`exclusive`, or for another base), no run behind it in the queue is placed there any more, and where one
+waits for room, no run of a lower
 priority: so a run that waits for others to leave is not passed for ever.
 """
 
@@ -62,7 +64,8 @@ def place_runs(ctx: Context) -> None:
 
 
 def in_turn(ctx: Context) -> list[QueuedRow]:
-    """Sort the queue by priority; then owners take turns of TURN runs each, the longest without one first; then by age.
+    """Sort the queue by priority; then owners take turns of TURN runs each, the longest without one first;
+    then by age.
 
     So no user has to wait until all runs of another user are over.
     """
@@ -91,7 +94,8 @@ def place_run(ctx: Context, run: RunRow, claims: list[Claim]) -> None:
 
 
 def place(ctx: Context, run: RunRow, claims: list[Claim]) -> str:
-    """Begin an attempt of `run` in a pool, or end the run if no pool can ever take it; "" when either is done.
+    """Begin an attempt of `run` in a pool, or end the run if no pool can ever take it; "" when either is
+    done.
 
     Otherwise returns what the run waits for.
     """
@@ -109,11 +113,16 @@ def place(ctx: Context, run: RunRow, claims: list[Claim]) -> str:
 
 
 def groups(ctx: Context, run: RunRow) -> list[Devices]:
-    """List the groups of neighbouring devices that suit a run. On the CPU all ranks share one. Raises SpecError."""
+    """List the groups of neighbouring devices that suit a run.
+
+    On the CPU all ranks share one. Raises SpecError.
+    """
     count = 1 if ctx.gpus.devices[0].is_cpu else spec_of(run).gpus
     if count > len(ctx.gpus.devices):
         raise SpecError(f"it needs {count} GPUs, this machine has {len(ctx.gpus.devices)}")
-    return [tuple(ctx.gpus.devices[first : first + count]) for first in range(len(ctx.gpus.devices) - count + 1)]
+    return [
+        tuple(ctx.gpus.devices[first : first + count]) for first in range(len(ctx.gpus.devices) - count + 1)
+    ]
 
 
 def setups_of(ctx: Context, run: RunRow) -> Asked:
@@ -136,7 +145,8 @@ def asked_of(ctx: Context, run: RunRow) -> Asked:
 
 
 def offered(ctx: Context, run: RunRow, devices: Devices, setup: PoolSetup, why: Why) -> tuple[PoolSetup, Why]:
-    """Fit the setup that a run asks for to existing pools: take a warm pool's threads where only the load decides.
+    """Fit the setup that a run asks for to existing pools: take a warm pool's threads where only the load
+    decides.
 
     A server may take more than the run needs, if it is that of a warm pool or of the pool that the run had.
     """
@@ -168,7 +178,9 @@ def asked_by(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Wh
 
 
 def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup:
-    """Give a server that has not started the ranks and lengths of all runs in the queue that could share it."""
+    """Give a server that has not started the ranks and lengths of all runs in the queue that
+    could share it.
+    """
     if setup.server is None:
         return setup
     known = {} if ctx.queue.wishes is None else ctx.queue.wishes
@@ -182,7 +194,8 @@ def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
     widest: dict[str, PoolSetup] = {}
     for waiting in in_turn(ctx)[:LOOKED_AT]:
         run = runs.get(ctx.store, waiting.name)
-        with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):  # the run needs more devices, or fewer
+        # the run needs more devices, or fewer
+        with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):
             asked = asked_of(ctx, run)[devices][0]
             if asked.server is not None:
                 widest[asked.kind] = asked.widened(widest.get(asked.kind, asked))
@@ -191,7 +204,9 @@ def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
 
 def never_fits(ctx: Context, run: RunRow, setups: Mapping[Devices, PoolSetup]) -> str:
     """Say why none of the pools could take the run even if it were empty; "" when one could."""
-    reasons = [impossible(capacity_by(ctx, setup), need_of_run(run, setup.dtype)) for setup in setups.values()]
+    reasons = [
+        impossible(capacity_by(ctx, setup), need_of_run(run, setup.dtype)) for setup in setups.values()
+    ]
     return reasons[0] if all(reasons) else ""
 
 
@@ -202,13 +217,16 @@ def capacity_by(ctx: Context, setup: PoolSetup) -> Capacity:
 
 
 def room_for(
-    ctx: Context, setups: Mapping[Devices, PoolSetup], run: RunRow | None = None, claims: list[Claim] | None = None
+    ctx: Context,
+    setups: Mapping[Devices, PoolSetup],
+    run: RunRow | None = None,
+    claims: list[Claim] | None = None,
 ) -> tuple[Devices | None, str]:
     """The devices that a pool may have now, or None and what it waits for. Warm pools go before free devices.
 
-    Idle pools are stopped where nothing else is in the way, unless one is stopping already; other daemons are asked for
-    theirs; runs of lower priority make room. run: the one that is to train there; claims: of those before it in the
-    queue, to which its own is added when it waits.
+    Idle pools are stopped where nothing else is in the way, unless one is stopping already; other daemons are
+    asked for theirs; runs of lower priority make room. run: the one that is to train there; claims: of those
+    before it in the queue, to which its own is added when it waits.
     """
     look(ctx)
     warm = {pool.setup.key for pool in ctx.pools.values() if pool.process.is_up}
@@ -222,16 +240,22 @@ def room_for(
     if not any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values()):
         for pool in next((obstacle.idle for obstacle in found.values() if obstacle.idle), ()):
             stop_pool(ctx, pool)
-    want(ctx, [obstacle.taken for obstacle in found.values()], f"run {run.name}" if run else "a base to serve")
+    want(
+        ctx, [obstacle.taken for obstacle in found.values()], f"run {run.name}" if run else "a base to serve"
+    )
     if run is not None and claims is not None:
         claim(claims, run, found, make_room(ctx, run, setups, found))
     return None, in_words(ctx, found)
 
 
-def claim(claims: list[Claim], run: RunRow, found: Mapping[Devices, Obstacle], cleared: Devices | None) -> None:
+def claim(
+    claims: list[Claim], run: RunRow, found: Mapping[Devices, Obstacle], cleared: Devices | None
+) -> None:
     """Choose the devices that a run waits for: those that are being cleared for it, else the first."""
     order = ([cleared] if cleared else []) + list(found)
-    claimed = next(((devices, found[devices].claim) for devices in order if found[devices].claim is not None), None)
+    claimed = next(
+        ((devices, found[devices].claim) for devices in order if found[devices].claim is not None), None
+    )
     if claimed is not None:
         claims.append(Claim(run.name, run.priority, claimed[0], bool(claimed[1])))
 
@@ -255,7 +279,9 @@ def starting(pool: Pool, run: str) -> str:
         return ""
     names = " and ".join(name for name in started.values() if name)
     logs = " and ".join(f"`lorad logs {run} --of {of} -f`" for of, name in started.items() if name)
-    return f"pool {pool.id} starts {names}: {logs} {'show' if all(started.values()) else 'shows'} how far it is"
+    return (
+        f"pool {pool.id} starts {names}: {logs} {'show' if all(started.values()) else 'shows'} how far it is"
+    )
 
 
 def begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
@@ -264,7 +290,9 @@ def begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
     with ctx.store.write():
         newest = [row.step for row in checkpoints(ctx.store, name)][-1:]
         wanted = run.resume_step
-        runs.begin_attempt(ctx.store, name, resumed_from=next(iter(newest), None) if wanted is None else wanted)
+        runs.begin_attempt(
+            ctx.store, name, resumed_from=next(iter(newest), None) if wanted is None else wanted
+        )
         runs.set_fields(ctx.store, name, pool=pool.id, waiting=starting(pool, name))
         ctx.move(name, Move.PLACE, detail=f"pool {pool.id}")
     ctx.queue.not_before.pop(name, None)

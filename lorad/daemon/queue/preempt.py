@@ -1,7 +1,8 @@
 """Runs of lower priority stop at their next step for one of higher priority, and are queued again.
 
-They pause with a checkpoint, so nothing is lost but the time until there is room again. Nobody is stopped in vain: not
-where something else would still be in the way, nor while somebody leaves anyway, nor more runs than the room takes.
+They pause with a checkpoint, so nothing is lost but the time until there is room again. Nobody is stopped in
+vain: not where something else would still be in the way, nor while somebody leaves anyway, nor more runs than
+    the room takes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ log = logging.getLogger("lorad.daemon")
 def make_room(
     ctx: Context, run: RunRow, setups: Mapping[Devices, PoolSetup], found: Mapping[Devices, Obstacle]
 ) -> Devices | None:
-    """The devices on which room is being made for a run that waits: others are asked to stop there, unless something
-    gives way anyway. None: nowhere."""
+    """The devices on which room is being made for a run that waits: others are asked to stop there, unless
+    something gives way anyway. None: nowhere."""
     contested = [devices for devices, there in found.items() if not there.barred]
     if soon := next((devices for devices in contested if found[devices].soon), None):
         return soon
@@ -49,7 +50,9 @@ def cost(victims: list[RunRow]) -> tuple[int, int, float]:
 
 
 def victims_on(ctx: Context, run: RunRow, setup: PoolSetup, devices: Devices) -> list[RunRow]:
-    """List the runs that have to stop so that the run can have a pool of `setup` here; [] when that would not help."""
+    """List the runs that have to stop so that the run can have a pool of `setup` here; [] when that would not
+    help.
+    """
     holders, victims = pools_on(ctx, devices), []
     if by_others(ctx, devices, holders):
         return []
@@ -117,7 +120,9 @@ def stop_for(ctx: Context, run: RunRow, victims: list[RunRow]) -> None:
 
 
 def queue_again(ctx: Context, run: RunRow) -> None:
-    """Queue a run again that was paused to make room, in the same transaction: it resumes when there is room."""
+    """Queue a run again that was paused to make room, in the same transaction:
+    it resumes when there is room.
+    """
     if run.preempted:
         ctx.move(run.name, Move.RESUME, detail=f"preempted by {run.preempted}")
         runs.set_fields(ctx.store, run.name, preempted=run.preempted)

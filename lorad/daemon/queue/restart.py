@@ -1,4 +1,7 @@
-"""Automatic restarts: how long they wait, how many there are. The store holds what a new daemon needs to continue."""
+"""Automatic restarts: how long they wait, how many there are.
+
+The store holds what a new daemon needs to continue.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ def delay(ctx: Context, futile: int) -> float:
 
 
 def wait_for_restart(ctx: Context, run: RunRow) -> str:
-    """Say that a queued run waits for its restart, which another daemon may have planned; "" when it need not wait."""
+    """Say that a queued run waits for its restart, which another daemon may have planned; "" when it need not
+    wait.
+    """
     name = run.name
     if run.restart_at is None:
         ctx.queue.not_before.pop(name, None)

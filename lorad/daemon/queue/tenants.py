@@ -26,7 +26,9 @@ def tenants_of(ctx: Context, pool: Pool) -> list[RunRow]:
 
 
 def active_runs(ctx: Context) -> list[RunRow]:
-    """List the active runs by priority and age; cached until the database changes, as a long queue asks often."""
+    """List the active runs by priority and age; cached until the database changes, as a long queue asks
+    often.
+    """
     before, found = ctx.queue.active
     if (now := ctx.store.changes) is None or now != before:
         found = runs.in_states(ctx.store, *ACTIVE)
@@ -61,7 +63,9 @@ def room_in(ctx: Context, pool: Pool) -> Capacity:
 
 
 def needs_of(ctx: Context, pool: Pool) -> dict[Tenancy, Need]:
-    """Compute what each run in the pool takes, except runs without files: only the pool's status counts those."""
+    """Compute what each run in the pool takes, except runs without files: only the pool's status counts
+    those.
+    """
     needs: dict[Tenancy, Need] = {}
     for run in tenants_of(ctx, pool):
         with contextlib.suppress(LoradError, msgspec.MsgspecError):
@@ -70,7 +74,8 @@ def needs_of(ctx: Context, pool: Pool) -> dict[Tenancy, Need]:
 
 
 def life_of(ctx: Context, run: RunRow) -> tuple[AttemptDir, ProcessState] | None:
-    """The pool process that the run's attempt began with, though the pool may have another by now; None: no such pool.
+    """The pool process that the run's attempt began with, though the pool may have another by now; None: no
+    such pool.
 
     Before its driver is started, and for attempts of an earlier lorad, it is the newest one.
     """

@@ -1,10 +1,11 @@
-"""The audit of a run: from its journal and its sample files alone, whether every batch counts once and every token is
-of a version that was attested before anything was trained on it.
+"""The audit of a run: from its journal and its sample files alone, whether every batch counts once and every
+token is of a version that was attested before anything was trained on it.
 
-What it proves of the surviving lineage: its steps are 1 to N, each once; the batches follow one another in the data
-without a gap or a repetition; the file of a step's samples is the one that was journaled; every sample is of a prompt
-of the step, has tokens, and was made by a version of this lineage that had passed its attestation (or was inconclusive
-with proved delivery) before the step was recorded, no older than the spec of the attempt allows.
+What it proves of the surviving lineage: its steps are 1 to N, each once; the batches follow one another in
+the data without a gap or a repetition; the file of a step's samples is the one that was journaled; every
+sample is of a prompt of the step, has tokens, and was made by a version of this lineage that had passed its
+attestation (or was inconclusive with proved delivery) before the step was recorded, no older than the spec of
+the attempt allows.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ class Line(Struct, frozen=True):
 
 
 def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
-    """List what is wrong with the run, a sentence each; [] when nothing is. Reads all its files. Raises OSError.
+    """List what is wrong with the run, a sentence each; [] when nothing is. Reads all its files. Raises
+    OSError.
 
     spared: some samples were deleted for the disk budget.
     """
     directory = RunDir(run_dir)
-    whole = directory.journal.read_bytes().count(b"\n")  # before the records: a run that works adds some meanwhile
+    # before the records: a run that works adds some meanwhile
+    whole = directory.journal.read_bytes().count(b"\n")
     records = [record for record, _ in read(directory.journal)]
     return [*audit_journal(whole, records), *audit_steps(directory, records, spared=spared)]
 
@@ -76,7 +79,10 @@ def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> It
         if record.step != number + 1:
             yield f"step {record.step} follows step {number}"
         if fact.position != position:
-            yield f"step {record.step}: its batch begins at prompt {fact.position}, the one before ended at {position}"
+            yield (
+                f"step {record.step}: its batch begins at prompt {fact.position}, the one before ended at "
+                f"{position}"
+            )
         number, position = record.step, fact.position + len(fact.prompts)
         found = audit_step(directory, record, fact, made_by[record.seq], spared=spared)
         yield from (f"step {record.step}: {wrong}" for wrong in found)
@@ -91,7 +97,9 @@ def makers(records: list[Record]) -> dict[int, Maker | None]:
             case "version":
                 known[record.data["version"]] = record
             case "rewind":
-                known = {number: version for number, version in known.items() if version.step <= record.data["to"]}
+                known = {
+                    number: version for number, version in known.items() if version.step <= record.data["to"]
+                }
             case "step":
                 found[record.seq] = maker(known, record)
     return found

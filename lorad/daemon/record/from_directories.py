@@ -1,4 +1,6 @@
-"""Make rows from journals of earlier versions and directories of runs, where the daemon's journal is incomplete."""
+"""Make rows from journals of earlier versions and directories of runs, where the daemon's journal is
+incomplete.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def from_facts(facts: Sequence[Fact], runs_root: Path) -> Tables:
         match fact["kind"]:
             case "created":
                 directory = Path(fact["directory"])
-                directory = directory if directory.is_dir() else runs_root / directory.name  # a home that was moved
+                # a home that was moved
+                directory = directory if directory.is_dir() else runs_root / directory.name
                 tables.put("runs", of_directory(directory) | {"owner": fact["by"], "created_at": fact["at"]})
                 tell(tables, fact, "state", {"from": None, "state": "queued", "by": fact["by"]})
             case "removed":
@@ -90,7 +93,9 @@ def held(tables: Tables, run: Row, fact: Fact) -> None:
         about = {"alias": alias, "run": run["name"], "version": number}
         tables.put("aliases", about | {"updated_at": at, "owner_uid": run["owner_uid"]})
         tables.put("alias_moves", move | about)
-    tell(tables, fact, "alias", {"alias": alias, "version": number, "previous": fact.get("previous"), "by": by})
+    tell(
+        tables, fact, "alias", {"alias": alias, "version": number, "previous": fact.get("previous"), "by": by}
+    )
 
 
 def tell(tables: Tables, fact: Fact, kind: str, data: Fact) -> None:
@@ -101,7 +106,10 @@ def tell(tables: Tables, fact: Fact, kind: str, data: Fact) -> None:
 
 
 def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
-    """Add runs that only their directories know, except removed ones. Yields a sentence per unreadable one."""
+    """Add runs that only their directories know, except removed ones.
+
+    Yields a sentence per unreadable one.
+    """
     gone = {event["run"] for event in tables.rows["events"].values() if event["kind"] == "removed"}
     for directory in sorted(runs_root.iterdir()) if runs_root.is_dir() else []:
         name = directory.name
@@ -121,11 +129,16 @@ def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
 
 
 def add_attempts(tables: Tables) -> Iterator[str]:
-    """Add what the attempt directories of known runs contain beside the journals. Yields a sentence per failure."""
+    """Add what the attempt directories of known runs contain beside the journals.
+
+    Yields a sentence per failure.
+    """
     for (name,), run in tables.rows["runs"].items():
         try:
             for row in attempts_of(RunDir(Path(run["directory"]))):
-                tables.put("attempts", {"run": name, **row} | tables.rows["attempts"].get((name, row["attempt"]), {}))
+                tables.put(
+                    "attempts", {"run": name, **row} | tables.rows["attempts"].get((name, row["attempt"]), {})
+                )
         except UNREADABLE as error:
             yield f"the attempts of run {name} cannot be read: {error!r}"
 
@@ -134,11 +147,18 @@ def of_directory(directory: Path) -> Row:
     """Make a run's row as it was when the run was made, with its newest attempt."""
     numbers = [int(attempt.root.name) for attempt in attempts_under(directory)]
     newest = RunDir(directory).attempt(max(numbers, default=0)).spec
-    text = newest.read_text() if newest.exists() else RunDir(directory).spec.read_text() if directory.is_dir() else "{}"
+    text = (
+        newest.read_text()
+        if newest.exists()
+        else RunDir(directory).spec.read_text()
+        if directory.is_dir()
+        else "{}"
+    )
     spec, about = own_origin(json.loads(text), directory), directory.stat() if directory.is_dir() else None
     began = [record for record, _ in read(RunDir(directory).journal) if record.kind == "attempt"]
     journal = RunDir(directory).journal
-    uid = (journal.lstat() if journal.exists() else about).st_uid if about else 0  # a shared daemon has the directory
+    # a shared daemon has the directory
+    uid = (journal.lstat() if journal.exists() else about).st_uid if about else 0
     return {
         "name": directory.name,
         "owner": str(uid),
@@ -162,7 +182,9 @@ def of_directory(directory: Path) -> Row:
 
 
 def own_origin(spec: Fact, directory: Path) -> Fact:
-    """The weights that a fork began with lie in its directory, wherever that was when the spec was written."""
+    """The weights that a fork began with lie in its directory,
+    wherever that was when the spec was written.
+    """
     lora, own = spec.get("lora") or {}, RunDir(directory).origin
     if Path(lora.get("adapter_path") or "").parts[-2:] == own.parts[-2:]:
         lora["adapter_path"] = str(own)
@@ -170,8 +192,8 @@ def own_origin(spec: Fact, directory: Path) -> Fact:
 
 
 def as_it_went(directory: Path) -> Row:
-    """The state of a run of whose moves nothing is known. One that works is settled by the next daemon; one that died
-    without a word is resumed when somebody asks for it."""
+    """The state of a run of whose moves nothing is known. One that works is settled by the next daemon; one
+    that died without a word is resumed when somebody asks for it."""
     journal = RunDir(directory).journal
     records = [record for record, _ in read(journal)]
     if not records or not any(record.kind == "attempt" for record in records):
@@ -192,7 +214,10 @@ def as_it_went(directory: Path) -> Row:
 
 
 def origin_of(directory: Path) -> str | None:
-    """Find the version that a fork began with: its files lie in the run's directory. None for a run that is no fork."""
+    """Find the version that a fork began with: its files lie in the run's directory.
+
+    None for a run that is no fork.
+    """
     try:
         made = json.loads((RunDir(directory).origin / "manifest.json").read_bytes())
         return f"{made['run']}@{made['version']}"
@@ -206,7 +231,9 @@ def attempts_of(directory: RunDir) -> Iterator[Row]:
         if not attempt.command.exists():
             continue
         end = end_of(last_facts(directory.journal, number))
-        began = next((r.at for r, _ in read(directory.journal) if r.attempt == number), attempt.command.stat().st_mtime)
+        began = next(
+            (r.at for r, _ in read(directory.journal) if r.attempt == number), attempt.command.stat().st_mtime
+        )
         yield {
             "attempt": number,
             "started_at": began,

@@ -1,7 +1,8 @@
-"""A home, or its `storage`, that was moved while no daemon had it: rows that name the old place are corrected.
+"""A home, or its `storage`, that was moved while no daemon had it: rows that name the old place are
+corrected.
 
-Only `runs.directory` and `lora.adapter_path` of a spec hold paths of the home; all others in the database are relative
-to the run's directory.
+Only `runs.directory` and `lora.adapter_path` of a spec hold paths of the home; all others in the database are
+relative to the run's directory.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ MOST = 1 << 20  # bytes of a first record that are compared
 
 
 def relocate(ctx: Context) -> None:
-    """Correct the rows of all runs that lie under the present root, in one transaction that the journal records."""
+    """Correct the rows of all runs that lie under the present root, in one transaction that the journal
+    records.
+    """
     rows = runs.every(ctx.store)
     moved = [
-        (run, place) for run in rows if (place := corrected(place_of(run), ctx.runs_root)) and is_known(ctx, place)
+        (run, place)
+        for run in rows
+        if (place := corrected(place_of(run), ctx.runs_root)) and is_known(ctx, place)
     ]
     if not moved:
         return
@@ -57,8 +62,9 @@ def place_of(run: RunRow) -> Place:
 def corrected(run: Place, runs_root: Path) -> Place | None:
     """The place of a run whose files lie in `runs_root` while its row says elsewhere; None for any other.
 
-    Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to see that
-    its home was moved may have made the old one again; there is neither a request nor a journal in it.
+    Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to
+    see that its home was moved may have made the old one again; there is neither a request nor a journal in
+    it.
     """
     old, new = Path(run.directory), runs_root / run.name
     is_there = any(os.path.exists(path) for path in (old / "request.json", RunDir(old).journal))

@@ -1,6 +1,8 @@
-"""`lorad doctor --repair`: rebuild the database from the daemon's journal and the journals and directories of the runs.
+"""`lorad doctor --repair`: rebuild the database from the daemon's journal and the journals and directories of
+the runs.
 
-The new one is built beside the old one, which is kept; one rename puts it in its place. Running processes continue
+The new one is built beside the old one, which is kept; one rename puts it in its place. Running processes
+continue
 meanwhile: the next daemon finds them as it always does.
 """
 
@@ -46,13 +48,18 @@ class Repaired(Struct, frozen=True):
 
 
 def repair(home: Home) -> Repaired:
-    """Raises Conflict while the home has a daemon, SpecError, StorageError and IntegrityError: then nothing changed."""
+    """Raises Conflict while the home has a daemon, SpecError, StorageError and IntegrityError: then nothing
+    changed.
+    """
     home.root.mkdir(parents=True, exist_ok=True, mode=0o700)  # a shared daemon's home stays open to its users
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock(home))
         except Conflict as error:
-            hint = "`lorad daemon stop` ends it, and runs continue; `lorad daemon start` afterwards takes them over."
+            hint = (
+                "`lorad daemon stop` ends it, and runs continue; `lorad daemon start` afterwards takes "
+                "them over."
+            )
             raise Conflict(error.message, hint=hint) from None
         give(home, home.daemon_lock)
         return repaired(home)
@@ -73,13 +80,17 @@ def repaired(home: Home) -> Repaired:
     finally:
         store.close()
     if problems := check(fresh).problems:
-        raise IntegrityError(f"the new database is not whole: {problems[0]}", hint=f"The old one stays; see {fresh}.")
+        raise IntegrityError(
+            f"the new database is not whole: {problems[0]}", hint=f"The old one stays; see {fresh}."
+        )
     give(home, fresh)
     return Repaired(str(home.database), put_in_place(home.database, fresh), counts, words)
 
 
 def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]]:
-    """Collect what was in the database, and a sentence for what the daemon's journal alone does not contain."""
+    """Collect what was in the database, and a sentence for what the daemon's journal alone
+    does not contain.
+    """
     words = [f"line {number} of {home.journal} cannot be read" for number in told.damaged]
     tables = Tables()
     if not told.is_complete:
@@ -104,7 +115,8 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
 def number(told: Told, *, is_complete: bool) -> int:
     """Choose the number of the newest change that the new database has.
 
-    One less where the journal was not complete: the next daemon then writes the whole database to the journal.
+    One less where the journal was not complete: the next daemon then writes the whole database to the
+    journal.
     """
     newest = told.changes[-1][1].number if told.changes else 0
     return newest if is_complete else max(0, newest - 1)

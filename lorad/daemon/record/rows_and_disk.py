@@ -1,5 +1,5 @@
-"""The rows against the disk, both ways: what something needs and is not there, and what nobody knows. Looks at names
-only; `lorad verify` reads the bytes."""
+"""The rows against the disk, both ways: what something needs and is not there, and what nobody knows. Looks
+at names only; `lorad verify` reads the bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ REPAIR = "`lorad doctor --repair` rebuilds the database from the journals and ke
 
 
 def of_home(home: Home, runs_root: Path) -> Census:
-    """Take the census of a home on a connection of its own. What cannot be read is a problem, not an error."""
+    """Take the census of a home on a connection of its own.
+
+    What cannot be read is a problem, not an error.
+    """
     if not home.database.exists():
         told = f"{home.database} is gone" if home.journal.exists() and home.journal.stat().st_size else ""
         return Census([told] if told else [], [], [], [])
@@ -69,7 +72,9 @@ def missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Fi
 
 
 def missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
-    """Find pinned or served versions without files, except an active run's newest, which a pool may be writing."""
+    """Find pinned or served versions without files, except an active run's newest, which a pool may be
+    writing.
+    """
     for version in held_versions(reader):
         run, name = rows[version.run], f"{version.run}@{version.version}"
         is_coming = RunState(run.state).is_active and run.version == version.version
@@ -77,7 +82,9 @@ def missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]
             continue
         alias = next(iter(version.aliases), None)
         held = f"served as {alias}" if alias else "pinned"
-        instead = f"`lorad swap {alias} RUN@N` serves another one" if alias else f"`lorad unpin {name}` lets it go"
+        instead = (
+            f"`lorad swap {alias} RUN@N` serves another one" if alias else f"`lorad unpin {name}` lets it go"
+        )
         yield Finding(f"{name} is {held}, and its files {version.path} are missing", f"{instead}.")
 
 
@@ -91,7 +98,10 @@ def missing_checkpoints(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Findi
 def unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
     for path in listed(runs_root):
         if path.name not in rows and path.is_dir() and not path.name.startswith((REMOVED, TEMPORARY)):
-            advice = f"If it was a run of this home, {REPAIR[0].lower()}{REPAIR[1:]} Else move it away, or delete it."
+            advice = (
+                f"If it was a run of this home, {REPAIR[0].lower()}{REPAIR[1:]} Else move it away, or "
+                "delete it."
+            )
             yield Finding(f"no run of the database has its files in {path}", advice)
 
 

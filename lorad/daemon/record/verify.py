@@ -1,4 +1,6 @@
-"""Check that everything that a run wrote is unchanged: one check for each kind of thing, by the run's journal."""
+"""Check that everything that a run wrote is unchanged: one check for each kind of thing, by the run's
+journal.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,11 @@ def read_lines(journal: Path) -> list[bytes]:
 
 def check_base(run: Subject, records: list[Record]) -> Check:
     """Check that the weight files are those that every attempt trained on."""
-    told = {r.attempt: r.data["model_sha256"] for r in records if r.kind == "attempt" and r.data.get("model_sha256")}
+    told = {
+        r.attempt: r.data["model_sha256"]
+        for r in records
+        if r.kind == "attempt" and r.data.get("model_sha256")
+    }
     if not told:
         return Check("base", "no attempt recorded its checksum", [])
     try:
@@ -110,7 +116,9 @@ def check_versions(run: Subject, records: list[Record]) -> Check:
     for number, fact in facts.items():
         path = run.directory.root / fact["path"]
         if run.digests.get(number, fact["sha256"]) != fact["sha256"]:
-            problems.append(f"version {number}: the database has sha256 {run.digests[number]}, not {fact['sha256']}")
+            problems.append(
+                f"version {number}: the database has sha256 {run.digests[number]}, not {fact['sha256']}"
+            )
         if path.is_dir():
             problems += wrong_files(path) or wrong_tensors(path, fact["sha256"])
         elif number in run.needed:
@@ -153,7 +161,9 @@ def check_checkpoints(run: Subject, records: list[Record]) -> Check:
 
 def check_samples(run: Subject, records: list[Record]) -> Check:
     """Check the samples. The oldest are pruned first: what is missing between others was taken away."""
-    facts = {record.data["samples"]: record.data["samples_sha256"] for record in records if record.kind == "step"}
+    facts = {
+        record.data["samples"]: record.data["samples_sha256"] for record in records if record.kind == "step"
+    }
     paths = {run.directory.root / relative: sha256 for relative, sha256 in facts.items()}
     oldest = min((age(path) for path in paths if path.exists()), default=None)
     problems, gone = [], 0

@@ -1,4 +1,7 @@
-"""Which weights an adapter was made on. Another base with the same shapes would take the adapter without an error."""
+"""Which weights an adapter was made on.
+
+Another base with the same shapes would take the adapter without an error.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,14 @@ from lorad.protocol.inputs import Input
 from lorad.store import events
 from lorad.store.rows import RunRow
 
-KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")  # keys of an attempt's record that describe the base
+# keys of an attempt's record that describe the base
+KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")
 
 
 def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:
-    """List the bases that the attempts of a run recorded, newest first; without any, what came with its adapter."""
+    """List the bases that the attempts of a run recorded, newest first; without any, what came with its
+    adapter.
+    """
     attempts = events.of_kind(ctx.store, run.name, "attempt", since=run.created_at)
     told = [{key: attempt[key] for key in KEYS if key in attempt} for attempt in attempts]
     return [base for place, base in enumerate(told) if base not in told[:place]] or request_of(run).bases
@@ -39,11 +45,14 @@ def base_in(pool: Pool) -> list[dict[str, Any]]:
 
 
 def refuse_other_base(ctx: Context, run: RunRow, pool: Pool) -> None:
-    """Raises Conflict when the weight files of the pool's base are not those that the run's versions are made for."""
+    """Raises Conflict when the weight files of the pool's base are not those that the run's versions are made
+    for.
+    """
     known = [base["model_sha256"] for base in bases_of(ctx, run) if base.get("model_sha256")]
     for here in base_in(pool):
         if known and here["model_sha256"] not in known:
             raise Conflict(
-                f"the weights of {pool.setup.model} are not those that the versions of {run.name} were made on",
+                f"the weights of {pool.setup.model} are not those that the versions of {run.name} were made "
+                "on",
                 hint=f"Put the model back; `lorad verify {run.name}` says more.",
             )

@@ -48,10 +48,14 @@ def fresh_name(ctx: Context) -> str:
 
 
 def refuse_used(ctx: Context, spec: Spec) -> None:
-    """Raises Conflict when a run, or the files of one, have the name, in whatever capitals: a disk may ignore them."""
+    """Raises Conflict when a run, or the files of one, have the name, in whatever capitals: a disk may ignore
+    them.
+    """
     if there := runs.name_in_use(ctx.store, str(spec.name)):
         other = "" if there == spec.name else ", and capitals alone do not tell two runs apart"
-        raise Conflict(f"there is a run named {there}{other}", hint=f"Choose another name, or `lorad rm {there}`.")
+        raise Conflict(
+            f"there is a run named {there}{other}", hint=f"Choose another name, or `lorad rm {there}`."
+        )
     directory = ctx.runs_root / str(spec.name)
     if (directory / "journal.jsonl").exists():
         raise Conflict(
@@ -70,7 +74,9 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
         write_json(directory / "request.json", msgspec.to_builtins(request))
     except OSError as error:
         where = error.filename or directory
-        raise StorageError(f"{where}: {error.strerror}", hint="Free some space, or mend the permissions.") from error
+        raise StorageError(
+            f"{where}: {error.strerror}", hint="Free some space, or mend the permissions."
+        ) from error
     return directory
 
 

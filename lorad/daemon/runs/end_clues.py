@@ -36,8 +36,15 @@ def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
 
 
 def by_force(attempt: AttemptDir, process: ProcessState) -> str:
-    """Explain a forced end: the daemon killed the process as it hung, or the machine was restarted. Otherwise ""."""
-    if process.exit_code is None and process.signal in (None, signal.SIGKILL) and (why := killed_for(attempt)):
+    """Explain a forced end: the daemon killed the process as it hung, or the machine was restarted.
+
+    Otherwise "".
+    """
+    if (
+        process.exit_code is None
+        and process.signal in (None, signal.SIGKILL)
+        and (why := killed_for(attempt))
+    ):
         return why
     if was_restarted(attempt):
         return f"the machine was restarted, at {time.strftime('%Y-%m-%d %H:%M', time.localtime(booted_at()))}"
@@ -45,7 +52,9 @@ def by_force(attempt: AttemptDir, process: ProcessState) -> str:
 
 
 def was_restarted(attempt: AttemptDir) -> bool:
-    """Check whether the machine went down under the process: it began in another boot, and its end is not recorded."""
+    """Check whether the machine went down under the process: it began in another boot, and its end is not
+    recorded.
+    """
     status = read_status(attempt)
     return bool(status and status["boot_id"] and status["ended_at"] is None and status["boot_id"] != BOOT_ID)
 
@@ -74,7 +83,9 @@ def tail(path: Path) -> str:
 
 
 def kernel_lines(status: dict[str, Any]) -> Iterator[str]:
-    """Yield what the kernel logged about memory and GPUs in the life of a process; nothing where it may not be read."""
+    """Yield what the kernel logged about memory and GPUs in the life of a process; nothing where it may not
+    be read.
+    """
     now, clock = time.time(), time.monotonic()
     since, until = (when - now + clock for when in (status["started_at"], status["ended_at"] or now))
     try:

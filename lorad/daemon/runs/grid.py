@@ -1,7 +1,8 @@
-"""The grid of a sweep: overrides of which some hold several values, `trainer.lr=1e-4,3e-4`, to one list for each point.
+"""The grid of a sweep: overrides of which some hold several values, `trainer.lr=1e-4,3e-4`, to one list for
+each point.
 
-Commas inside brackets, braces and quotes belong to a value. A key that takes a list takes one in brackets here, as a
-comma may separate its items elsewhere. Pure.
+Commas inside brackets, braces and quotes belong to a value. A key that takes a list takes one in brackets
+here, as a comma may separate its items elsewhere. Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def axes_of(overrides: Sequence[str]) -> tuple[Axes, list[str]]:
 
 
 def points_of(axes: Axes) -> list[list[str]]:
-    """The overrides of each point: every value of each key with every one of the others, the last key changing first.
+    """The overrides of each point: every value of each key with every one of the others, the last key
+    changing first.
 
     Raises SpecError for more than POINTS.
     """
@@ -56,7 +58,9 @@ def points_of(axes: Axes) -> list[list[str]]:
         for values in itertools.islice(itertools.product(*axes.values()), POINTS + 1)
     ]
     if len(points) > POINTS:
-        raise SpecError(f"the grid has more than {POINTS} points", hint="Leave out some values, or sweep twice.")
+        raise SpecError(
+            f"the grid has more than {POINTS} points", hint="Leave out some values, or sweep twice."
+        )
     return points
 
 
@@ -71,7 +75,9 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
     if len(values) > POINTS:
         raise SpecError(f"{key} has more than {POINTS} values", hint="Leave out some, or sweep twice.")
     if any(not value for value in values):
-        raise SpecError(f"override {text}: a value is empty", hint="Leave one of the commas out, or quote it.")
+        raise SpecError(
+            f"override {text}: a value is empty", hint="Leave one of the commas out, or quote it."
+        )
     if twice := sorted({value for value in values if values.count(value) > 1}):
         raise SpecError(f"override {text}: {twice[0]} is there twice", hint="Give each value once.")
     if takes_list(key) and not all(value.startswith("[") for value in values):
@@ -85,7 +91,8 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
 
 def split(text: str) -> Iterator[str]:
     """Yield the parts between commas that are in no brackets, braces or quotes."""
-    start, open_, quote, is_blank = 0, list[str](), "", True  # is_blank: of this part there is only white space yet
+    # is_blank: of this part there is only white space yet
+    start, open_, quote, is_blank = 0, list[str](), "", True
     for place, letter in enumerate(text):
         was_blank, is_blank = is_blank, is_blank and letter.isspace()
         if quote:
@@ -106,7 +113,9 @@ def takes_list(key: str) -> bool:
     """Check whether a value of `key` may be a list."""
     kind: Any = Spec
     for part in key.split("."):
-        sections = [k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, msgspec.Struct)]
+        sections = [
+            k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, msgspec.Struct)
+        ]
         fields = {field.name: field.type for section in sections for field in msgspec.structs.fields(section)}
         if part not in fields:
             return False

@@ -1,7 +1,8 @@
-"""Adapters from elsewhere: a PEFT directory becomes a version of a run that never trained, once a pool serves it.
+"""Adapters from elsewhere: a PEFT directory becomes a version of a run that never trained, once a pool serves
+it.
 
-Everything is prepared in a directory of its own. Nothing else is touched before the version is loaded and attested, so
-that an adapter that is refused leaves nothing behind.
+Everything is prepared in a directory of its own. Nothing else is touched before the version is loaded and
+attested, so that an adapter that is refused leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -79,21 +80,27 @@ class Import:
     def version(self) -> VersionRow:
         """Make the row that the version would have: a pool loads it by that."""
         path, sha256 = str(self.files), self.sha256
-        return VersionRow(run=self.name, version=self.number, path=path, sha256=sha256, owner_uid=self.owner_uid)
+        return VersionRow(
+            run=self.name, version=self.number, path=path, sha256=sha256, owner_uid=self.owner_uid
+        )
 
 
 def refuse_taken(ctx: Context, name: str, model: str) -> None:
     """Raises SpecError, or Conflict: the name means something else already."""
     aliases.check_name(name)
     if (alias := aliases.find(ctx.store, name)) and alias.run != name:
-        hint = f"Choose another name, or move it with `lorad swap {name}` after serving this one under another."
+        hint = (
+            f"Choose another name, or move it with `lorad swap {name}` after serving this one under another."
+        )
         raise Conflict(f"alias {name} serves {alias.run}@{alias.version}", hint=hint)
     run = runs.find(ctx.store, name)
     if run is None:
         return
     other = "Choose another name for the adapter."
     if run.reason != EndReason.IMPORTED:
-        raise Conflict(f"{name} is a run that trains or has trained", hint=f"{other} `lorad swap` serves its versions.")
+        raise Conflict(
+            f"{name} is a run that trains or has trained", hint=f"{other} `lorad swap` serves its versions."
+        )
     if (theirs := msgspec.json.decode(run.spec)["model"]["path"]) != model:
         hint = f"{other} `lorad rm {name}` removes the one that is there."
         raise Conflict(f"{name} is an adapter of {theirs}, not of {model}", hint=hint)
@@ -147,7 +154,9 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
     staged = ctx.runs_root / f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
     files = Path(same[-1].path) if same else RunDir(staged).version(number)
     source = Path(request.source)
-    made = Import(name, uid, source, spec, request, sha256, adapter.bytes, number, staged, files, known=bool(same))
+    made = Import(
+        name, uid, source, spec, request, sha256, adapter.bytes, number, staged, files, known=bool(same)
+    )
     try:
         staged.mkdir(mode=0o700)
         make_run(RunDir(staged), ctx.user(uid))
@@ -176,7 +185,9 @@ def write_version(made: Import, adapter: Adapter) -> None:
 
 
 def next_number(ctx: Context, name: str, uid: int) -> int:
-    """Choose a number that no engine has ever seen with this name, not even of an import that was refused just now."""
+    """Choose a number that no engine has ever seen with this name, not even of an import that was refused
+    just now.
+    """
     prefix = f"{name}@"
     loaded = [version for pool in heard(ctx, uid) if pool.status for version in pool.status.loaded]
     seen = [version.removeprefix(prefix) for version in loaded if version.startswith(prefix)]
@@ -211,7 +222,9 @@ def record(ctx: Context, made: Import, attestation: Attestation) -> None:
     run = runs.get(ctx.store, made.name)
     final = run_dir(run).version(made.number)
     if final.exists():
-        raise Conflict(f"{final} exists already and is never replaced", hint="Serve it again: it gets another number.")
+        raise Conflict(
+            f"{final} exists already and is never replaced", hint="Serve it again: it gets another number."
+        )
     user = ctx.user(run.owner_uid)
     make_run(run_dir(run), user)
     final.parent.mkdir(exist_ok=True)

@@ -65,7 +65,9 @@ def start_driver(ctx: Context, run: RunRow) -> None:
     about = {"role": "driver", "run": run.name, "attempt": run.attempt, "pool_attempt": life}
     about |= {"secret_files": secret_files(ctx.config), "ends_all": True}
     env = ctx.processes.commands.environment(ctx.home)
-    ctx.processes.start(attempt, [*ctx.processes.commands.driver, str(attempt.work)], env, cwd, about=about, user=user)
+    ctx.processes.start(
+        attempt, [*ctx.processes.commands.driver, str(attempt.work)], env, cwd, about=about, user=user
+    )
     ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
 
 
@@ -76,7 +78,8 @@ def reference_of(run: RunRow, request: Request) -> Reference | None:
 
 
 def start_of(run: RunRow) -> str | None:
-    """Find the checkpoint that a fork begins with; None for one that takes weights alone, by lora.adapter_path.
+    """Find the checkpoint that a fork begins with; None for one that takes weights alone, by
+    lora.adapter_path.
 
     A directory counts only for a run that is a fork: it may be left from a fork that failed.
     """

@@ -9,7 +9,8 @@ amber bold brisk calm clever crisp deft eager fair fleet gentle keen kind lively
 quick quiet rapid serene sharp silver smooth spry steady sunny swift tidy vivid warm wise witty
 """
 ANIMALS = """
-badger beaver bison cobra condor crane dolphin eagle falcon ferret finch fox gecko heron ibex jackal koala lark
+badger beaver bison cobra condor crane dolphin eagle falcon ferret finch fox gecko heron ibex jackal
+koala lark
 lemur lynx marten mole moose newt otter owl panda puffin raven seal stork swan tapir tern wolf wren yak
 """
 

@@ -1,4 +1,7 @@
-"""Ask a process of its own whether a spec can run: model, data, reward. The daemon imports none of the user's code."""
+"""Ask a process of its own whether a spec can run: model, data, reward.
+
+The daemon imports none of the user's code.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard t
 
 
 async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None) -> SpecFacts:
-    """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it takes too
-    long or falls over, and Conflict when too many of that user's wait.
+    """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it
+    takes too long or falls over, and Conflict when too many of that user's wait.
 
-    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends. reference: where the
-    adapter lies that KL is measured against.
+    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends. reference: where
+    the adapter lies that KL is measured against.
     """
     async with ctx.users.checks.turn(uid):
         return await checked(ctx, spec, cwd, uid, reference)
@@ -41,7 +44,8 @@ async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Pat
 async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None) -> SpecFacts:
     wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
     warm = any(
-        p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted for p in ctx.pools.values()
+        p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted
+        for p in ctx.pools.values()
     )
     box = config.load(ctx.home.config)
     question = Question(
@@ -54,14 +58,19 @@ async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path 
         reference=None if reference is None else str(reference),
     )
     user, argv = ctx.user(uid), [*ctx.processes.commands.preflight]
-    env = {**(os.environ if user is None else user.environment), **ctx.processes.commands.environment(ctx.home)}
+    env = {
+        **(os.environ if user is None else user.environment),
+        **ctx.processes.commands.environment(ctx.home),
+    }
     env |= secrets_of(box)
     argv = argv if user is None else user.command(argv, Path("/"))
     try:
         async with guarded(argv, env) as process, asyncio.timeout(ctx.patience.preflight):
             output, errors = await exchanged(process, msgspec.json.encode(question))
     except TimeoutError:
-        raise SpecError(f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=slow(spec)) from None
+        raise SpecError(
+            f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=slow(spec)
+        ) from None
     facts = answer(output, errors)
     if ctx.home.config.exists():
         ctx.config = msgspec.structs.replace(ctx.config, backends=box.backends)
@@ -87,7 +96,8 @@ async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
-            # asyncio kills a process whose start is cancelled; this one is a guard, which then would end nothing
+            # asyncio kills a process whose start is cancelled; this one is a guard, which then would end
+            # nothing
             process, cancelled = await uncancelled(starting)
         try:
             if cancelled:
@@ -120,7 +130,9 @@ async def all_of(stream: asyncio.StreamReader) -> bytes:
     while chunk := await stream.read(1 << 16):
         data += chunk
         if len(data) > PRINTED_BYTES:
-            raise SpecError(f"the check of the spec printed over {PRINTED_BYTES >> 20} MiB", hint="Print less.")
+            raise SpecError(
+                f"the check of the spec printed over {PRINTED_BYTES >> 20} MiB", hint="Print less."
+            )
     return bytes(data)
 
 
@@ -129,7 +141,10 @@ def slow(spec: Spec) -> str:
     path = Path(spec.model.path).expanduser()
     if not spec.model.path.startswith("builtin:") and not path.exists():
         name = spec.model.path.partition("@")[0]
-        return f"Is the model being downloaded? `hf download {name}` shows how far it is, and keeps what is there."
+        return (
+            f"Is the model being downloaded? `hf download {name}` shows how far it is, and keeps what is "
+            "there."
+        )
     return "A reward module that works while it is imported, or a slow disk?"
 
 
@@ -148,7 +163,10 @@ async def end(process: Process) -> None:
 
 
 async def uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, bool]:
-    """Finish `work` even if this task is cancelled meanwhile. Returns its result and whether that happened."""
+    """Finish `work` even if this task is cancelled meanwhile.
+
+    Returns its result and whether that happened.
+    """
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
@@ -171,7 +189,10 @@ async def passed_over(stream: asyncio.StreamReader | None) -> None:
 
 
 def answer(output: bytes, errors: bytes) -> SpecFacts:
-    """The facts in the last line of the output. Raises SpecError for anything else: the process runs user code."""
+    """The facts in the last line of the output.
+
+    Raises SpecError for anything else: the process runs user code.
+    """
     lines = output.splitlines()
     try:
         found = msgspec.json.decode(lines[-1], type=Answer)

@@ -1,8 +1,8 @@
 """What the KL penalty of a run is measured against, where that is an adapter: copied before the run exists.
 
-`algorithm.kl.reference` names the adapter that the run starts from (`start`), a version or a PEFT directory. The run
-keeps a copy of its own, `runs/<name>/reference/`, which nothing prunes: the other run may be removed, and a directory
-may change.
+`algorithm.kl.reference` names the adapter that the run starts from (`start`), a version or a PEFT directory.
+The run keeps a copy of its own, `runs/<name>/reference/`, which nothing prunes: the other run may be removed,
+and a directory may change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import bases_of
 from lorad.daemon.runs.create import expanded
 from lorad.daemon.runs.versions import await_files, find_version, in_hand
-from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound, SpecError, StorageError
+from lorad.errors import (
+    AdapterRefused,
+    Conflict,
+    IntegrityError,
+    LoradError,
+    NotFound,
+    SpecError,
+    StorageError,
+)
 from lorad.protocol.journal import Reference
 from lorad.spec.model import Spec
 from lorad.store import runs
@@ -57,8 +65,8 @@ class Begins(NamedTuple):
     """What a fork begins with.
 
     parent: the run that it comes from.
-    inherited: the parent's reference, where the fork uses the name in the parent's spec. The parent's copy is taken, as
-        the name may mean nothing any more.
+    inherited: the parent's reference, where the fork uses the name in the parent's spec. The parent's copy is
+        taken, as the name may mean nothing any more.
     """
 
     directory: Path
@@ -66,10 +74,14 @@ class Begins(NamedTuple):
     inherited: Reference | None
 
 
-async def staged(ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begins | None = None) -> Staged | None:
-    """A copy of the spec's reference; None where that is the base, or there is no penalty. `discard` it in the end.
+async def staged(
+    ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begins | None = None
+) -> Staged | None:
+    """A copy of the spec's reference; None where that is the base, or there is no penalty. `discard` it in
+    the end.
 
-    Raises SpecError (it begins with the key), NotFound, NotAllowed, Conflict (the files are gone), StorageError.
+    Raises SpecError (it begins with the key), NotFound, NotAllowed, Conflict (the files are gone),
+    StorageError.
     """
     wanted = chosen(spec, is_fork=fork is not None)
     if not spec.algorithm.kl.coef or wanted == "base":
@@ -79,12 +91,16 @@ async def staged(ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begin
         return await written(ctx, caller.uid, spec, adapter, fork.inherited)
     if wanted == "start" or not VERSION.fullmatch(wanted):
         place = fork.directory if fork and wanted == "start" else found(ctx, caller, spec, cwd, wanted)
-        return await written(ctx, caller.uid, spec, await read(ctx, caller.uid, place, wanted), Reference(wanted, ""))
+        return await written(
+            ctx, caller.uid, spec, await read(ctx, caller.uid, place, wanted), Reference(wanted, "")
+        )
     return await of_version(ctx, caller, spec, wanted)
 
 
 def chosen(spec: Spec, *, is_fork: bool) -> str:
-    """Choose the reference: without one in the spec, `start` where the run starts from an adapter, else `base`."""
+    """Choose the reference: without one in the spec, `start` where the run starts from an adapter, else
+    `base`.
+    """
     starts = is_fork or spec.lora.adapter_path is not None
     wanted = spec.algorithm.kl.reference or ("start" if starts else "base")
     if wanted == "start" and not starts:
@@ -161,8 +177,8 @@ def write(adapter: Adapter, made: Staged, model: str) -> None:
 
 
 def refuse_other_model(made: Staged | None, model_path: str) -> None:
-    """Raises SpecError for a version of a run on another model. Whether the weights of one are still the same, the
-    driver sees.
+    """Raises SpecError for a version of a run on another model. Whether the weights of one are still the
+    same, the driver sees.
     """
     if made is not None and made.model and Path(made.model).resolve() != Path(model_path).resolve():
         raise SpecError(

@@ -82,9 +82,9 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
 
 
 def last_word(ctx: Context, run: RunRow, found: Evidence) -> tuple[EndReason, str] | None:
-    """The verdict on the attempt once all of its journal is taken in; None before, and in a home that was just moved. A
-    journal that is not to be believed makes the run fail. Raises OSError for one that cannot be read, unless the run is
-    to be killed.
+    """The verdict on the attempt once all of its journal is taken in; None before, and in a home that was
+    just moved. A journal that is not to be believed makes the run fail. Raises OSError for one that cannot be
+    read, unless the run is to be killed.
     """
     reason, detail = verdict(run, found)
     try:
@@ -118,7 +118,9 @@ def verdict(run: RunRow, found: Evidence) -> tuple[EndReason, str]:
     return EndReason.LOST, words + (f"; its log ends: {last}" if last else "")
 
 
-def by_its_word(run: RunRow, end: EndFact, life: tuple[AttemptDir, ProcessState] | None) -> tuple[EndReason, str]:
+def by_its_word(
+    run: RunRow, end: EndFact, life: tuple[AttemptDir, ProcessState] | None
+) -> tuple[EndReason, str]:
     """Repeat what the driver reported of its end, and add how its pool ended and what can be done."""
     reason = EndReason(end.reason) if end.reason in EndReason.__members__.values() else EndReason.FAILED
     pool = ""
@@ -138,15 +140,18 @@ def by_its_pool(run: RunRow, life: tuple[AttemptDir, ProcessState], began: bool)
 
 
 def was_killed(process: ProcessState) -> bool:
-    """Check for death by a signal; a process whose shim was killed as well counts too, as only its start is known."""
+    """Check for death by a signal; a process whose shim was killed as well counts too, as only its start is
+    known.
+    """
     return process.signal is not None or (process.phase == "vanished" and process.pid is not None)
 
 
 def put_away(ctx: Context, run: RunRow) -> None:
-    """Stop the pool that a run lost: the next attempt would lose it too, as a broken pool takes seconds to end itself.
+    """Stop the pool that a run lost: the next attempt would lose it too, as a broken pool takes seconds to
+    end itself.
 
-    A pool that has started again since, or that has other runs, stays: perhaps only this run lost it, and if not, they
-    will all report it.
+    A pool that has started again since, or that has other runs, stays: perhaps only this run lost it, and if
+    not, they will all report it.
     """
     pool = ctx.pools.get(run.pool or "")
     if pool is None or tenants_of(ctx, pool):

@@ -1,4 +1,6 @@
-"""End drivers: SIGTERM for a graceful stop, SIGKILL to the group for a kill or a driver that misses its pool."""
+"""End drivers: SIGTERM for a graceful stop, SIGKILL to the group for a kill or a driver that
+misses its pool.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def send(ctx: Context, run: RunRow, number: signal.Signals) -> None:
 
 
 def is_pool_gone_for_long(ctx: Context, run: RunRow) -> bool:
-    """The run's pool is over and its driver had time to notice. A run that has yet to begin has nothing to save."""
+    """The run's pool is over and its driver had time to notice.
+
+    A run that has yet to begin has nothing to save.
+    """
     life = life_of(ctx, run)
     if life is not None and (life[1].is_up or life[1].phase == "absent"):
         ctx.pools.gone_since.pop(run.name, None)

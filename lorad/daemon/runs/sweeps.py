@@ -1,12 +1,13 @@
-"""Successive halving (Jamieson & Talwalkar, 2016): at each rung the better runs of a sweep continue, the others stop.
+"""Successive halving (Jamieson & Talwalkar, 2016): at each rung the better runs of a sweep continue, the
+others stop.
 
-A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further by then
-continue. The decision, the stops and the event are one transaction: a daemon that dies decides a rung once or not at
-all.
+A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further
+by then continue. The decision, the stops and the event are one transaction: a daemon that dies decides a rung
+once or not at all.
 
-What was sampled before the first update says nothing about a run, so that no rung is before it and no such reward
-counts. Of ETA runs one continues, and so does every run with exactly the same score as the last one that does: a name
-never decides between equal runs. (ASHA, Li et al., 2020, keeps by a threshold, too.)
+What was sampled before the first update says nothing about a run, so that no rung is before it and no such
+reward counts. Of ETA runs one continues, and so does every run with exactly the same score as the last one
+that does: a name never decides between equal runs. (ASHA, Li et al., 2020, keeps by a threshold, too.)
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def halving_of(wish: Wish, specs: list[Spec]) -> Halving:
     has_evals = all(0 < spec.eval.every <= rungs[0] for spec in specs)
     metric = wish.metric or ("eval" if has_evals else "reward")
     if metric not in METRICS:
-        raise SpecError(f"--metric {metric}: there is no such metric", hint=f"Choose one of: {', '.join(METRICS)}.")
+        raise SpecError(
+            f"--metric {metric}: there is no such metric", hint=f"Choose one of: {', '.join(METRICS)}."
+        )
     if metric == "eval" and not has_evals:
         hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
         raise SpecError(
@@ -77,7 +80,9 @@ def halving_of(wish: Wish, specs: list[Spec]) -> Halving:
         )
     if metric == "reward" and rungs[0] < first:
         hint = f"Begin with step {first} or later, or use --metric eval."
-        raise SpecError(f"rung {rungs[0]}: rewards up to step {first - 1} are from before the first update", hint=hint)
+        raise SpecError(
+            f"rung {rungs[0]}: rewards up to step {first - 1} are from before the first update", hint=hint
+        )
     return Halving(eta, rungs, metric)
 
 
@@ -87,7 +92,9 @@ def first_telling(spec: Spec) -> int:
 
 
 def usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
-    """Steps over powers of eta, as many as it takes to come from `count` runs to one; none is before `first`."""
+    """Steps over powers of eta, as many as it takes to come from `count` runs to one;
+    none is before `first`.
+    """
     wanted = math.ceil(math.log(count, eta) - 1e-9)
     return sorted({max(first, int(steps / eta**power)) for power in range(1, wanted + 1)})
 
@@ -127,7 +134,11 @@ def has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
     if run.step < step:
         return False
     every = spec_of(run).eval.every
-    return metric != "eval" or step % every != 0 or score_of(ctx, run.name, step, metric, at_step=True) is not None
+    return (
+        metric != "eval"
+        or step % every != 0
+        or score_of(ctx, run.name, step, metric, at_step=True) is not None
+    )
 
 
 def point_at(ctx: Context, run: RunRow, step: int, metric: str) -> Point:
@@ -147,8 +158,8 @@ def with_ties(ranked: list[Point], most: int) -> list[Point]:
 
 
 def score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool = False) -> float | None:
-    """The newest evaluation up to `step` (at_step: just there), or the mean reward of the last steps up to it, of
-    those after the first update.
+    """The newest evaluation up to `step` (at_step: just there), or the mean reward of the last steps up to
+    it, of those after the first update.
     """
     if metric == "eval":
         return finite(eval_score(ctx.store, name, step if at_step else 0, step))
@@ -174,7 +185,11 @@ def settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[Point], kept: 
         sweeps.decide(ctx.store, sweep.sweep, rung)
         events.append(ctx.store, None, "halving", {"sweep": sweep.sweep} | structs.asdict(rung))
         for point in stopped:
-            end(ctx, point.run, f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}")
+            end(
+                ctx,
+                point.run,
+                f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}",
+            )
     log.info("sweep %s: step %d keeps %s", sweep.sweep, step, ", ".join(point.run.name for point in kept))
     ctx.loop.poke()
 

@@ -20,8 +20,8 @@ MOST_CUTS = 3  # cuts of one attempt; a crash of the machine or a full disk cuts
 
 
 def take_in(ctx: Context, run: RunRow) -> Taken:
-    """A portion of what is new. Raises IntegrityError for what no driver of lorad does or writes; nothing after it is
-    taken in."""
+    """A portion of what is new. Raises IntegrityError for what no driver of lorad does or writes; nothing
+    after it is taken in."""
     refuse_strange_journal(run_dir(run), ctx.user(run.owner_uid))
     taken = ingest_some(ctx.store, run.name, run_dir(run).journal)
     if taken.is_again:
@@ -34,7 +34,10 @@ def take_in(ctx: Context, run: RunRow) -> Taken:
 
 
 def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
-    """Ingest a run's journal; kill the run if that cannot be trusted: it would run on unseen. `settle` says why."""
+    """Ingest a run's journal; kill the run if that cannot be trusted: it would run on unseen.
+
+    `settle` says why.
+    """
     try:
         return take_in(ctx, run).new
     except IntegrityError as error:

@@ -27,7 +27,10 @@ POLL_SECONDS = 0.05
 
 
 def find_version(ctx: Context, name: str) -> VersionRow:
-    """Find a version by alias, `run@number`, or as a run's current one, in this order. Raises NotFound, SpecError."""
+    """Find a version by alias, `run@number`, or as a run's current one, in this order.
+
+    Raises NotFound, SpecError.
+    """
     if alias := aliases.find(ctx.store, name):
         return get_version(ctx.store, alias.run, alias.version)
     run, at, number = name.partition("@")
@@ -68,12 +71,19 @@ def is_loaded(ctx: Context, version: VersionRow) -> bool:
 
 
 def heard(ctx: Context, owner_uid: int) -> list[Pool]:
-    """List the pools that can have what is a user's: those of others in a shared daemon may say what they like."""
-    return [pool for pool in list(ctx.pools.values()) if not ctx.users.shared or pool.setup.owner == owner_uid]
+    """List the pools that can have what is a user's: those of others in a shared daemon may say what they
+    like.
+    """
+    return [
+        pool for pool in list(ctx.pools.values()) if not ctx.users.shared or pool.setup.owner == owner_uid
+    ]
 
 
 def has_files(path: str | Path) -> bool:
-    """Check whether a version or checkpoint has a directory. Links do not count: an owner may put one in its place."""
+    """Check whether a version or checkpoint has a directory.
+
+    Links do not count: an owner may put one in its place.
+    """
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
@@ -81,7 +91,10 @@ def has_files(path: str | Path) -> bool:
 
 
 async def await_files(ctx: Context, version: VersionRow) -> None:
-    """Wait until the version's directory is there, written by the pool that has it. Raises Conflict if none will be."""
+    """Wait until the version's directory is there, written by the pool that has it.
+
+    Raises Conflict if none will be.
+    """
     deadline = time.monotonic() + WRITE_SECONDS
     if not has_files(version.path):
         await refresh(ctx)
@@ -92,7 +105,10 @@ async def await_files(ctx: Context, version: VersionRow) -> None:
 
 
 async def await_bytes(ctx: Context, version: VersionRow) -> None:
-    """Wait until a pool can serve the version, from memory or from its files. Raises Conflict when both are gone."""
+    """Wait until a pool can serve the version, from memory or from its files.
+
+    Raises Conflict when both are gone.
+    """
     if not is_loaded(ctx, version):
         await await_files(ctx, version)
 
@@ -107,7 +123,8 @@ def files_gone(version: VersionRow) -> Conflict:
     run = version.run
     return Conflict(
         f"the files of {name_of(version)} are gone: {version.path}",
-        hint=f"`lorad adapters {run}` shows which versions have theirs; checkpoint.keep_versions says how many stay.",
+        hint=f"`lorad adapters {run}` shows which versions have theirs; checkpoint.keep_versions says how "
+        "many stay.",
     )
 
 

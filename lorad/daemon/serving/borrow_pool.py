@@ -30,7 +30,10 @@ POLL_SECONDS = 0.1
 
 @contextlib.asynccontextmanager
 async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
-    """Hold the pool of a run's base, up and answering, within the block. Raises Conflict (no device), PoolLost."""
+    """Hold the pool of a run's base, up and answering, within the block.
+
+    Raises Conflict (no device), PoolLost.
+    """
     pool = await admitted(ctx, run)
     pool.guests += 1
     try:
@@ -70,7 +73,8 @@ def pool_for(ctx: Context, run: RunRow) -> Pool:
 
 
 def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
-    """Check whether the pool can serve versions of the run: the number of threads and determinism do not matter.
+    """Check whether the pool can serve versions of the run: the number of threads and determinism do not
+    matter.
 
     False when no pool can: the run's files are gone, or its backend or its GPUs.
     """
@@ -89,7 +93,9 @@ async def ready(ctx: Context, pool: Pool) -> None:
         look_at_process(ctx, pool)
         if not pool.process.is_up or time.monotonic() > deadline:
             tail = log_tail(pool.attempt().log, 3)
-            raise PoolLost(f"pool {pool.id} {pool.process.in_words()} before it answered: {tail}", hint="Try again.")
+            raise PoolLost(
+                f"pool {pool.id} {pool.process.in_words()} before it answered: {tail}", hint="Try again."
+            )
         await ask_status(ctx, pool)
         await asyncio.sleep(POLL_SECONDS)
 
@@ -138,7 +144,9 @@ def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
 
 
 async def is_chat(ctx: Context, run: RunRow) -> bool:
-    """Check whether its versions expect the chat template: as the run's own prompts were, unless it never had any."""
+    """Check whether its versions expect the chat template: as the run's own prompts were, unless it never had
+    any.
+    """
     data = spec_of(run).data
     learned = data.train not in TASKS or run.reason == EndReason.IMPORTED
     if data.chat_template != "auto" or not learned:

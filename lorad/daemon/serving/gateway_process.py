@@ -1,4 +1,5 @@
-"""One gateway's process: it is started, adopted, restarted when it dies or its settings change, and ended when unused.
+"""One gateway's process: it is started, adopted, restarted when it dies or its settings change, and ended
+when unused.
 
 All state is read from its attempt directories, so that a new daemon knows what the one before did.
 """
@@ -54,9 +55,11 @@ class Gateway:
 
 
 def keep(ctx: Context, gateway: Gateway, *, wanted: bool) -> None:
-    """Start it when it is wanted, and watch it from then on. One that is not wanted any more is not started again.
+    """Start it when it is wanted, and watch it from then on. One that is not wanted any more is not started
+    again.
 
-    Raises OSError, and StorageError when the status of its process cannot be read: that is done all the same."""
+    Raises OSError, and StorageError when the status of its process cannot be read: that is done all the
+    same."""
     lives = gateway.lives
     newest = lives[-1] if lives else None
     state = ctx.processes.inspect(newest) if newest else ProcessState("absent")
@@ -72,8 +75,8 @@ def keep(ctx: Context, gateway: Gateway, *, wanted: bool) -> None:
 
 
 def not_before(lives: list[AttemptDir]) -> float:
-    """Unix time of the next start: at once after a long life, later and later after short ones in a row. An end that is
-    yet to come was written by a clock that was wrong, and keeps nobody waiting."""
+    """Unix time of the next start: at once after a long life, later and later after short ones in a row. An
+    end that is yet to come was written by a clock that was wrong, and keeps nobody waiting."""
     pause, ended = 0.0, 0.0
     for attempt in reversed(lives):
         status = read_status(attempt)
@@ -87,13 +90,17 @@ def not_before(lives: list[AttemptDir]) -> float:
 
 
 def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
-    """Watch a gateway's process; end it when its settings changed or the home was moved, so that the next can start."""
+    """Watch a gateway's process; end it when its settings changed or the home was moved, so that the next can
+    start.
+    """
     if not ctx.loop.is_watched(attempt.root):
         ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
         began = read_object(attempt.command)  # earlier versions did not write all of it
         is_moved = began.get("home") not in (None, str(ctx.home.root))
         if is_moved or began.get("gateway") not in (None, gateway.settings):
-            log.info("%s: config.yaml or the place of the home has changed, it is started again", gateway.title)
+            log.info(
+                "%s: config.yaml or the place of the home has changed, it is started again", gateway.title
+            )
             ctx.processes.signal(attempt, signal.SIGTERM)
 
 

@@ -1,7 +1,7 @@
 """Which gateways there are, from the first alias, pin or served base on.
 
-A daemon of one user has one gateway. A shared daemon has a front, which is the daemon's and opens no files of users;
-behind it each owner of what is served has a gateway, which runs as that user and reads their files.
+A daemon of one user has one gateway. A shared daemon has a front, which is the daemon's and opens no files of
+users; behind it each owner of what is served has a gateway, which runs as that user and reads their files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from lorad.store.runs import owners_served
 from lorad.store.versions import is_anything_served
 
 UP_SECONDS = 15.0  # for its first answer
-UNWANTED_SECONDS = 600.0  # after which the gateway of an owner ends who has nothing to serve, and was not asked for
+# after which the gateway of an owner ends who has nothing to serve, and was not asked for
+UNWANTED_SECONDS = 600.0
 
 
 def keep_gateways(ctx: Context) -> None:
@@ -85,7 +86,9 @@ def public_gateway(ctx: Context) -> Gateway:
         settings |= {"for_all": for_all, "role": "front"}
         arguments.append("front")
     environment = {FOR_ALL: "1" if for_all else None}
-    return Gateway("gateway", ctx.home.gateway, ctx.home.gateway_socket, tuple(arguments), settings, environment)
+    return Gateway(
+        "gateway", ctx.home.gateway, ctx.home.gateway_socket, tuple(arguments), settings, environment
+    )
 
 
 def gateway_of(ctx: Context, uid: int) -> Gateway:

@@ -1,4 +1,6 @@
-"""Keep what is pinned and aliased loaded: each pool that is up keeps those versions of its base, and no others."""
+"""Keep what is pinned and aliased loaded: each pool that is up keeps those versions of its base, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 3600.0  # seconds before a pool is asked again
 
 
 def hold(ctx: Context) -> None:
-    """Begin to load what lacks and to let go what is too much, in every pool that has answered since the last look."""
+    """Begin to load what lacks and to let go what is too much, in every pool that has answered since the last
+    look.
+    """
     each(ctx, hold_in, list(ctx.pools.values()), of_pool)
 
 
@@ -42,7 +46,9 @@ def hold_in(ctx: Context, pool: Pool) -> None:
 
 
 def difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
-    """List the versions to load, most important first, as far as there is room, and the names of those to unload."""
+    """List the versions to load, most important first, as far as there is room, and the names of those to
+    unload.
+    """
     kept = set(pool.status.kept if pool.status else [])
     held = held_versions(ctx.store)
     spare = sorted(kept - {name_of(row) for row in held} - set(ctx.serving.in_hand))
@@ -111,7 +117,9 @@ def refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
     """Pause attempts to load a version into the pool, longer each time, and warn its run."""
     name = name_of(row)
     times = pool.refusals[name].times + 1 if name in pool.refusals else 1
-    pool.refusals[name] = Refusal(times, time.monotonic() + min(FIRST_PAUSE * 2.0 ** (times - 1), LONGEST_PAUSE))
+    pool.refusals[name] = Refusal(
+        times, time.monotonic() + min(FIRST_PAUSE * 2.0 ** (times - 1), LONGEST_PAUSE)
+    )
     tell(ctx, pool, row, why)
 
 

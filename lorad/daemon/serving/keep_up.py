@@ -38,7 +38,10 @@ def keep_serving(ctx: Context) -> None:
 
 
 def pool_of(ctx: Context, run: RunRow) -> Pool | None:
-    """Find the pool that served the run last, if it is up. Once it is ready, its next death has a short pause."""
+    """Find the pool that served the run last, if it is up.
+
+    Once it is ready, its next death has a short pause.
+    """
     pool = ctx.pools.get(run.pool or "")
     if pool is None:
         return None

@@ -1,6 +1,7 @@
 """What the gateway serves under which name: `gateway/table.json`, replaced as a whole.
 
-{aliases: {alias: "run@12"}, versions: {"run@12": {run, version, sha256, path, created_at, owner_uid, model_path,
+{aliases: {alias: "run@12"}, versions: {"run@12": {run, version, sha256, path, created_at, owner_uid,
+    model_path,
 socket}}}: all versions that are pinned or aliased. socket: of a pool that is up and can serve it, or null.
 
 In a shared daemon the front uses this table; each owner's gateway has a table of that owner's versions:
@@ -46,7 +47,9 @@ def write_table(ctx: Context) -> None:
         write_json(ctx.home.gateway / FILE, told)
     except OSError as error:
         where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target
-        raise StorageError(f"{where}: {error.strerror}", hint="The gateway uses its old table until then.") from error
+        raise StorageError(
+            f"{where}: {error.strerror}", hint="The gateway uses its old table until then."
+        ) from error
     ctx.serving.table = served
 
 
@@ -66,7 +69,11 @@ def table(ctx: Context) -> dict[str, Any]:
 def entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> dict[str, Any]:
     """Make the table's entries for versions of one run; none when the run's files cannot be read."""
     try:
-        about = {"model_path": request_of(run).model_path, "owner_uid": run.owner_uid, "socket": socket_of(ctx, run)}
+        about = {
+            "model_path": request_of(run).model_path,
+            "owner_uid": run.owner_uid,
+            "socket": socket_of(ctx, run),
+        }
     except (OSError, msgspec.MsgspecError, LoradError):
         return {}
     keys = ("run", "version", "sha256", "path", "created_at")

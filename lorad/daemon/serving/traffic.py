@@ -1,7 +1,8 @@
 """What gateways report about requests for aliases, in small files: see `lorad/protocol/traffic.py`.
 
-In a shared daemon the file of an owner's gateway belongs to that user: it is read as that user, and believed only about
-aliases of that user's versions. If anything is wrong with a file, there are no figures, and no request waits for it.
+In a shared daemon the file of an owner's gateway belongs to that user: it is read as that user, and believed
+only about aliases of that user's versions. If anything is wrong with a file, there are no figures, and no
+request waits for it.
 """
 
 from __future__ import annotations

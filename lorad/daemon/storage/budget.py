@@ -1,7 +1,8 @@
-"""Keep a home within `disk_budget`: delete first what `lorad gc` deletes anyway, then what ended runs can spare.
+"""Keep a home within `disk_budget`: delete first what `lorad gc` deletes anyway, then what ended runs can
+spare.
 
-They can spare samples, and versions that are neither pinned nor aliased, loaded, current or in a checkpoint that
-counts. The log reports what was deleted, and so does a warning to the run.
+They can spare samples, and versions that are neither pinned nor aliased, loaded, current or in a checkpoint
+that counts. The log reports what was deleted, and so does a warning to the run.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def spare(ctx: Context) -> Iterator[Doomed]:
     names = runs.names_first_ended(ctx.store, AT_ONCE)
     for name in names:
         for path in sorted(listed(run_dir(runs.get(ctx.store, name)).samples), key=age)[:-1]:
-            yield Doomed(name, path, "samples", "disk_budget: the oldest samples of ended runs go first", True)
+            yield Doomed(
+                name, path, "samples", "disk_budget: the oldest samples of ended runs go first", True
+            )
     for name in names:
         yield from versions(ctx, runs.get(ctx.store, name))
 
@@ -121,7 +124,9 @@ def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
         counts["files of samples" if item.kind == "samples" else "versions"] += 1
     what = " and ".join(f"{count} {kind}" for kind, count in counts.items())
     total = in_words(sum(size for _, size in spared))
-    message = f"the disk budget is used up: {what} of {run} were deleted ({total}); pins and aliases keep versions"
+    message = (
+        f"the disk budget is used up: {what} of {run} were deleted ({total}); pins and aliases keep versions"
+    )
     with ctx.store.write():
         events.append(ctx.store, run, "warning", {"message": message})
         events.append(ctx.store, run, GONE, {"bytes": sum(size for _, size in spared)} | counts)
@@ -129,7 +134,11 @@ def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
 
 def tell(ctx: Context, used: int, budget: int) -> None:
     """Log when the home no longer fits its budget and nothing more can be deleted, and when it fits again."""
-    told = f"{in_words(used)} are used, disk_budget is {in_words(budget)}; nothing more can go" if used > budget else ""
+    told = (
+        f"{in_words(used)} are used, disk_budget is {in_words(budget)}; nothing more can go"
+        if used > budget
+        else ""
+    )
     if bool(told) != bool(ctx.storage.disk.told):
         log.warning("%s", told) if told else log.info("the home is within its disk budget again")
     ctx.storage.disk.told = told

@@ -47,7 +47,10 @@ def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
 
 
 def old_logs(run: RunRow) -> Iterator[Doomed]:
-    """Find logs of a finished run's attempts, except the newest few. What started them and how they ended stays."""
+    """Find logs of a finished run's attempts, except the newest few.
+
+    What started them and how they ended stays.
+    """
     if not RunState(run.state).is_over:
         return
     for attempt in list(attempts_under(run_dir(run).root))[:-LIVES]:
@@ -76,12 +79,16 @@ def was_removed(ctx: Context, path: Path) -> bool:
 
 
 def old_pools(ctx: Context) -> Iterator[Doomed]:
-    """Find all but the newest lives of pools, and pools that ended long enough before and no run will resume in."""
+    """Find all but the newest lives of pools, and pools that ended long enough before and no run will resume
+    in.
+    """
     wanted = runs.pools_in_use(ctx.store)
     for pool in list(ctx.pools.values()):
         lives = list(attempts_under(pool.root))
         if not pool.process.is_up and not is_used(pool) and pool.id not in wanted and has_ended(lives):
-            yield Doomed("", pool.root, "pool", f"the pool ended more than {POOL_SECONDS / 86400:.0f} days ago")
+            yield Doomed(
+                "", pool.root, "pool", f"the pool ended more than {POOL_SECONDS / 86400:.0f} days ago"
+            )
             continue
         for life in lives[:-LIVES]:
             if not is_locked(life):

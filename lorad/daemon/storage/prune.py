@@ -1,4 +1,7 @@
-"""Delete checkpoints and version files that nothing can ask for, and leftovers of dead writers. Only the daemon may."""
+"""Delete checkpoints and version files that nothing can ask for, and leftovers of dead writers.
+
+Only the daemon may.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ def has_silent_pool(ctx: Context, run: RunRow) -> bool:
 
 
 async def discarded(ctx: Context, uid: int, paths: Sequence[Path]) -> None:
-    """Discard files as their owner. If the user has too many requests in flight, they go later, as leftovers."""
+    """Discard files as their owner.
+
+    If the user has too many requests in flight, they go later, as leftovers.
+    """
     with contextlib.suppress(Conflict):
         await in_thread(ctx, uid, discard_all, paths)
 
@@ -103,7 +109,9 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
 
 
 def begun_at(ctx: Context, run: RunRow) -> float:
-    """Find since when an attempt may have begun files that it still writes; now, where no attempt is running."""
+    """Find since when an attempt may have begun files that it still writes; now,
+    where no attempt is running.
+    """
     if run.state != RunState.RUNNING:
         return time.time()
     return max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
@@ -160,12 +168,17 @@ def is_free(ctx: Context, run: RunRow, number: int) -> bool:
 def old_samples(run: RunRow) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_samples
     names = names_in(run_dir(run).samples) if keep else []
-    old = sorted((run_dir(run).samples / name for name in names), key=age)[:-keep] if len(names) > keep else []
+    old = (
+        sorted((run_dir(run).samples / name for name in names), key=age)[:-keep] if len(names) > keep else []
+    )
     return [Doomed(run.name, path, "samples", f"checkpoint.keep_samples is {keep}") for path in old]
 
 
 def age(samples: Path) -> tuple[int, int]:
-    """Attempt and step: what a resume does again is newer than what it goes back behind. Strange files are oldest."""
+    """Attempt and step: what a resume does again is newer than what it goes back behind.
+
+    Strange files are oldest.
+    """
     match = SAMPLES.fullmatch(samples.stem)
     return (int(match[2] or 0), int(match[1])) if match else (-1, -1)
 
@@ -219,8 +232,9 @@ def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
 
 
 def lag_of(directory: Path) -> float:
-    """Seconds by which the clock that stamps files there is behind this machine's: a file server has its own. Without
-    it a file that is being written would look like one whose writer died. Infinite where nothing can be written."""
+    """Seconds by which the clock that stamps files there is behind this machine's: a file server has its own.
+    Without it a file that is being written would look like one whose writer died. Infinite where nothing can
+    be written."""
     probe = directory / f"{TEMPORARY}clock-{os.getpid()}"
     try:
         probe.touch(mode=0o600)
@@ -243,7 +257,9 @@ def listed(parent: Path) -> list[Path]:
 
 
 def names_in(parent: Path) -> list[str]:
-    """List the names in a directory in order, at most LISTED: it may be another user's. [] where it cannot be read."""
+    """List the names in a directory in order, at most LISTED: it may be another user's. [] where it cannot be
+    read.
+    """
     try:
         with os.scandir(parent) as entries:
             return sorted(entry.name for entry in islice(entries, LISTED))

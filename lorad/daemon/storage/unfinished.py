@@ -29,8 +29,8 @@ def sweep_removed(ctx: Context) -> None:
 def sweep_half_made(ctx: Context) -> None:
     """Delete directories of runs whose making an earlier daemon did not survive.
 
-    Only what a run is asked for with is in them, and no change in the daemon's journal is about them: so they are not
-    those of a run that an older copy of the database lacks.
+    Only what a run is asked for with is in them, and no change in the daemon's journal is about them: so they
+    are not those of a run that an older copy of the database lacks.
     """
     known = {*runs.names(ctx.store)}
     found = [path for path in ctx.runs_root.iterdir() if path.name not in known and is_half_made(path)]

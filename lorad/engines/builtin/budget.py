@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator
 
 
 class Budget:
-    """So many bytes, first come first served; who wants more than all of them gets all. Belongs to one asyncio loop."""
+    """So many bytes, first come first served; who wants more than all of them gets all.
+
+    Belongs to one asyncio loop.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = self.left = most

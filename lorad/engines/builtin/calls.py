@@ -16,7 +16,8 @@ from lorad.engines.builtin.versions import HeldLora
 from lorad.models.turns import POOL, Caller
 from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 
-STREAM_SECONDS = 0.05  # how often growing samples of a call that streams are reported; its ended ones are at once
+# how often growing samples of a call that streams are reported; its ended ones are at once
+STREAM_SECONDS = 0.05
 GATHER_SECONDS = 1.0  # how often the ended samples of another call are
 
 
@@ -27,11 +28,15 @@ class Decoder(Protocol):
 
 
 class StopStrings:
-    """Looks for stop strings at the end of a growing sample. A token is at least one byte, so a window suffices."""
+    """Looks for stop strings at the end of a growing sample.
+
+    A token is at least one byte, so a window suffices.
+    """
 
     def __init__(self, stops: Sequence[str], decoder: Decoder) -> None:
         self.stops, self.decoder = tuple(stops), decoder
-        self.window = max(len(stop.encode()) for stop in stops) + 4  # a character may begin up to 3 bytes earlier
+        # a character may begin up to 3 bytes earlier
+        self.window = max(len(stop.encode()) for stop in stops) + 4
 
     def complete(self, tokens: list[int]) -> bool:
         """Return whether the last token completes a stop string."""
@@ -88,7 +93,9 @@ class Sample(Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Samples that continue from the same tokens, prefilled once: those of one prompt, or one that lost its place."""
+    """Samples that continue from the same tokens, prefilled once: those of one prompt, or one that lost its
+    place.
+    """
 
     tokens: np.ndarray
     samples: list[Sample]
@@ -98,7 +105,9 @@ class Group:
     def split(self, count: int) -> tuple[Group, Group]:
         """Split off the first samples; returns them and the others."""
         first, rest = self.samples[:count], self.samples[count:]
-        return Group(self.tokens, first, self.call, self.prompt), Group(self.tokens, rest, self.call, self.prompt)
+        return Group(self.tokens, first, self.call, self.prompt), Group(
+            self.tokens, rest, self.call, self.prompt
+        )
 
     def resumed(self, sample: Sample) -> Group:
         """Make the group that recomputes the keys and values of a sample that gave up its row."""
@@ -107,7 +116,8 @@ class Group:
 
 
 class Call:
-    """One `generate` call. The compute thread grows its samples; its queue carries lists of chunks, then None.
+    """One `generate` call. The compute thread grows its samples; its queue carries lists of chunks, then
+    None.
 
     caller: whose call it is; it collects the time in which none of the samples has a turn.
     """
@@ -155,7 +165,9 @@ class Call:
         return len(self.samples) * self.longest
 
     def report(self, now: float) -> list[Chunk] | None:
-        """Return the chunks since the last report; None when there is nothing to send yet. now: time.monotonic()."""
+        """Return the chunks since the last report; None when there is nothing to send yet. now:
+        time.monotonic().
+        """
         ended = [sample for sample in self.open if sample.finish is not None]
         due = now - self.reported >= (STREAM_SECONDS if self.stream else GATHER_SECONDS)
         if not due and len(ended) < len(self.open) and not (self.stream and ended):

@@ -1,7 +1,8 @@
-"""The decode batch: prompts come in (prefilled once for all their samples), ended samples leave, rows stay dense.
+"""The decode batch: prompts come in (prefilled once for all their samples), ended samples leave, rows stay
+dense.
 
-What happens, and in which order, depends on the calls in the batch alone, never on time: a batch with one call in it
-gives the same bits whenever it is run.
+What happens, and in which order, depends on the calls in the batch alone, never on time: a batch with one
+call in it gives the same bits whenever it is run.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ Report = tuple[Call, list[Chunk], bool]
 class DecodeBatch:
     """Calls that are decoded together. All methods belong to the compute thread.
 
-    max_rows: samples at once. cache_bytes: bound on keys and values, exceeded only by a single longer sample; when
-    samples outgrow it, the youngest give up their rows and are computed again later. prefixes: where beginnings of
-    prompts are kept, if they are. seen: gets the number of versions in each step that has any, the base not counted.
+    max_rows: samples at once. cache_bytes: bound on keys and values, exceeded only by a single longer sample;
+    when samples outgrow it, the youngest give up their rows and are computed again later. prefixes: where
+    beginnings of prompts are kept, if they are. seen: gets the number of versions in each step that has any,
+    the base not counted.
 
-    Groups of parties that go first are admitted before others, at once, while they have less than `FIRST_SHARE` of the
-    rows.
+    Groups of parties that go first are admitted before others, at once, while they have less than
+    `FIRST_SHARE` of the rows.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class DecodeBatch:
         base = models.base
         self.models, self.max_rows, self.prefixes = models, max_rows, prefixes
         self.most_tokens = max(1, cache_bytes // bytes_per_token(base))
-        work = PREFILL_WORK // (2 * base.config.num_parameters) if base.device.type == "cpu" else PREFILL_TOKENS
+        work = (
+            PREFILL_WORK // (2 * base.config.num_parameters) if base.device.type == "cpu" else PREFILL_TOKENS
+        )
         self.prefill_tokens = min(PREFILL_TOKENS, work)
         self.calls: list[Call] = []
         self.pending = Waiting()
@@ -75,7 +79,9 @@ class DecodeBatch:
         self.failed = False
 
     def join(self, call: Call) -> bool:
-        """Queue a call, which is prefilled in a later quantum; False, and not queued, when a quantum has failed."""
+        """Queue a call, which is prefilled in a later quantum; False, and not queued, when a quantum has
+        failed.
+        """
         if not self.failed:
             self.calls.append(call)
             self.pending.add(call)
@@ -142,8 +148,8 @@ class DecodeBatch:
         return rows
 
     def _has_room(self) -> bool:
-        """Return whether the next group fits, and enough rows are free (or few enough samples wait) to make it
-        worth it.
+        """Return whether the next group fits, and enough rows are free (or few enough samples wait) to make
+        it worth it.
         """
         line = self._line()
         if not line or not self.samples:
@@ -177,7 +183,9 @@ class DecodeBatch:
         self._retain([True] * start + alive)
 
     def _first(self, samples: Sequence[Sample], scores: Tensor) -> tuple[Tensor, list[bool]]:
-        """Draw the first token after the prefill of each sample; returns the tokens, and which samples continue."""
+        """Draw the first token after the prefill of each sample; returns the tokens, and which samples
+        continue.
+        """
         samplings = [one.sampling for one in samples]
         counts = torch.tensor([len(one.tokens) for one in samples])
         state = (seeds_of(samples), counts, parameters_of(samplings))
@@ -186,7 +194,10 @@ class DecodeBatch:
         return tokens, _push(samples, tokens, logprobs)
 
     def _next_groups(self) -> list[Group]:
-        """Groups of one version whose rows fit, and whose prompts fit into one forward. The last may be split."""
+        """Groups of one version whose rows fit, and whose prompts fit into one forward.
+
+        The last may be split.
+        """
         groups: list[Group] = []
         line = self._line()
         held, rows, longest = line[0].call.held, len(self.samples), 0
@@ -211,7 +222,9 @@ class DecodeBatch:
         return groups
 
     def _reserve(self, rows: int, length: int) -> None:
-        """See that the cache has slots for so many rows of so many tokens, and for those that will follow them."""
+        """See that the cache has slots for so many rows of so many tokens, and for those that will follow
+        them.
+        """
         length = max(length, int(self.lengths.max(initial=0)) + 1)
         slots = self.stepper.padded(rows)
         if slots > self.cache.slots:
@@ -231,17 +244,23 @@ class DecodeBatch:
         return max(call.longest for call in self.calls)
 
     def _make_room(self) -> None:
-        """Before a step: the longest row needs one more token, which the youngest rows may have to pay for."""
+        """Before a step: the longest row needs one more token,
+        which the youngest rows may have to pay for.
+        """
         span = int(self.lengths.max()) + 1
         if span <= self.cache.length:
             return
-        most = self._fitting(min(span + ROOM, self._longest()))  # no smaller steps: each may move the whole cache
+        # no smaller steps: each may move the whole cache
+        most = self._fitting(min(span + ROOM, self._longest()))
         if len(self.samples) > most:
             self._preempt(most)
         self._reserve(len(self.samples), span)
 
     def _preempt(self, keep: int) -> None:
-        """Send all but the oldest rows back to the heads of the lines. Those that go first stay, if they are few."""
+        """Send all but the oldest rows back to the heads of the lines.
+
+        Those that go first stay, if they are few.
+        """
         first = np.array([group.call.goes_first for group in self.groups])
         first &= first.sum() <= FIRST_SHARE * keep
         age = np.lexsort((np.array([one.number for one in self.samples]), ~first))
@@ -256,7 +275,9 @@ class DecodeBatch:
         if not self.bound:
             self.stepper.bind([group.call.held.lora for group in self.groups])
             self.steps = Steps.of({id(one.sampling): one.sampling for one in self.samples}.values())
-            self.versions = len({group.call.held for group in self.groups if group.call.held.lora is not None})
+            self.versions = len(
+                {group.call.held for group in self.groups if group.call.held.lora is not None}
+            )
             self.bound = True
         if self.versions:
             self.seen.append(self.versions)

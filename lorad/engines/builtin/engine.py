@@ -1,4 +1,7 @@
-"""The builtin engine. The asyncio loop keeps the books; every tensor is touched on the pool's compute thread."""
+"""The builtin engine.
+
+The asyncio loop keeps the books; every tensor is touched on the pool's compute thread.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,12 @@ MAX_RANK = 512
 class BuiltinEngine(Engine):
     """Serves a base that it shares with the trainer of its pool, and frozen copies of adapter versions.
 
-    directory: of the model; its tokenizer finds stop strings. max_rows, cache_bytes: see `DecodeBatch`; without
-    `mix_calls` who goes first has `FIRST_SHARE` of the bytes beside them, so as not to wait for the calls of runs.
-    mix_calls: decode the samples of all calls in one batch, whatever their versions, and keep beginnings of prompts:
-    more tokens per second, but rounding then depends on what else is running. Off (the default on a CPU), equal calls
-    give equal bits.
+    directory: of the model; its tokenizer finds stop strings. max_rows, cache_bytes: see `DecodeBatch`;
+    without `mix_calls` who goes first has `FIRST_SHARE` of the bytes beside them, so as not to wait for the
+    calls of runs.
+    mix_calls: decode the samples of all calls in one batch, whatever their versions, and keep beginnings of
+    prompts: more tokens per second, but rounding then depends on what else is running. Off (the default on a
+    CPU), equal calls give equal bits.
     """
 
     def __init__(
@@ -152,7 +156,9 @@ class BuiltinEngine(Engine):
         if sampling.stop and self._decoder is None:
             path = self._directory / "tokenizer.json"
             if not path.is_file():
-                raise SpecError(f"{path} is missing, so stop strings cannot be found", hint="use stop_token_ids")
+                raise SpecError(
+                    f"{path} is missing, so stop strings cannot be found", hint="use stop_token_ids"
+                )
             self._decoder = await asyncio.to_thread(Tokenizer.from_file, str(path))
         return self._decoder
 
@@ -162,7 +168,9 @@ class BuiltinEngine(Engine):
             raise Conflict("the engine is closed")
         batch = self._shared
         if not self._mix_calls or batch is None or not await self._compute.run(batch.join, call):
-            batch = DecodeBatch(self._models, self._max_rows, self._own(call).most, self._prefixes, self._seen)
+            batch = DecodeBatch(
+                self._models, self._max_rows, self._own(call).most, self._prefixes, self._seen
+            )
             self._shared = batch
             batch.join(call)  # the compute thread has not seen it yet
         task = self._tasks.get(batch)
@@ -170,7 +178,10 @@ class BuiltinEngine(Engine):
             self._tasks[batch] = asyncio.create_task(self._drive(batch))
 
     async def _drive(self, batch: DecodeBatch) -> None:
-        """Quantum after quantum until the batch is empty. A failed quantum ends the calls in it, nothing else."""
+        """Quantum after quantum until the batch is empty.
+
+        A failed quantum ends the calls in it, nothing else.
+        """
         loop, shared = asyncio.get_running_loop(), SharedDecode(batch)
         if self._mix_calls:
             WORK.set(shared)
@@ -207,7 +218,9 @@ class BuiltinEngine(Engine):
     async def score(self, version: str, batch: Batch) -> np.ndarray:
         batch.check()
         with self._versions.use(version) as held:
-            quanta = (partial(completion_logprobs, self._models, rows, held.lora) for rows in micro_batches(batch))
+            quanta = (
+                partial(completion_logprobs, self._models, rows, held.lora) for rows in micro_batches(batch)
+            )
             return np.concatenate(await self._compute.each(quanta))
 
     async def abort(self, request: str) -> None:
@@ -219,7 +232,9 @@ class BuiltinEngine(Engine):
         await self._versions.drained()
 
     async def sleep(self) -> None:
-        raise Conflict("the builtin engine cannot sleep: it shares its base with the trainer", hint="use mode fused")
+        raise Conflict(
+            "the builtin engine cannot sleep: it shares its base with the trainer", hint="use mode fused"
+        )
 
     async def wake(self) -> None:
         """Do nothing: this engine never sleeps."""

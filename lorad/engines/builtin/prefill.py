@@ -33,7 +33,9 @@ def prefill(
     return scores, cache
 
 
-def _forward(models: Merger, groups: Sequence[Group], starts: Sequence[int], cache: KVCache, held: HeldLora) -> Tensor:
+def _forward(
+    models: Merger, groups: Sequence[Group], starts: Sequence[int], cache: KVCache, held: HeldLora
+) -> Tensor:
     """Logits after the last token of each prompt, whose first tokens (`starts`) the cache holds already."""
     base, lora = models.alone(held.lora)
     rest = [group.tokens[start:] for group, start in zip(groups, starts, strict=True)]

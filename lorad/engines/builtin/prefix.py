@@ -1,4 +1,6 @@
-"""Keys and values of prompts seen before, block by block, under the identity of the version that made them."""
+"""Keys and values of prompts seen before, block by block,
+under the identity of the version that made them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class PrefixCache:
         self.blocks: OrderedDict[bytes, list[Tensor]] = OrderedDict()
 
     def find(self, version: str, tokens: np.ndarray) -> list[bytes]:
-        """Keys of the leading blocks that are here, the last token never among them: something must be computed."""
+        """Keys of the leading blocks that are here, the last token never among them: something must be
+        computed.
+        """
         found = _known(self.blocks, _keys(version, tokens[:-1]))
         for key in reversed(found):  # the beginning outlives the end: without it the end is never found
             self.blocks.move_to_end(key)

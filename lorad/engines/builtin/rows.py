@@ -1,6 +1,7 @@
 """What the device knows of each row of the decode batch, and one step of the first rows.
 
-All tensors have one entry per row of capacity and are changed in place, so that a step can be captured once and
+All tensors have one entry per row of capacity and are changed in place, so that a step can be captured once
+and
 replayed: its shapes depend on the number of rows and the span of the cache, its addresses on nothing.
 """
 
@@ -52,7 +53,9 @@ class Rows:
 
     def copy(self) -> Rows:
         twin = Rows(0, self.tokens.device)
-        twin.tokens, twin.lengths, twin.keys, twin.counts, twin.parameters = (t.clone() for t in self._tensors())
+        twin.tokens, twin.lengths, twin.keys, twin.counts, twin.parameters = (
+            t.clone() for t in self._tensors()
+        )
         return twin
 
     def restore(self, before: Rows) -> None:
@@ -79,7 +82,9 @@ def seeds_of(samples: Sequence[Sample]) -> Tensor:
     return keys_of(np.array([sample.seed for sample in samples], np.uint64))
 
 
-def step(base: Base, lora: LoraApply | None, rows: Rows, cache: KVCache, shape: Shape) -> tuple[Tensor, Tensor]:
+def step(
+    base: Base, lora: LoraApply | None, rows: Rows, cache: KVCache, shape: Shape
+) -> tuple[Tensor, Tensor]:
     """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
     some = slice(None, shape.rows)
     positions = rows.lengths[some].clamp(max=cache.length - 1)  # rows that are padding run on and on

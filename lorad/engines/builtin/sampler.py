@@ -1,4 +1,5 @@
-"""Sample one token per row from logits. The randomness of a row depends on its own seed and token count alone.
+"""Sample one token per row from logits. The randomness of a row depends on its own seed and token count
+alone.
 
 Left out: penalties, beam search, minimum lengths, grammars.
 """
@@ -19,7 +20,9 @@ FACTORS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 <<
 
 
 def mix(x: Tensor) -> Tensor:
-    """SplitMix64's output function (Steele, Lea & Flood, 2014) on int64 tensors, whose products wrap around."""
+    """SplitMix64's output function (Steele, Lea & Flood, 2014) on int64 tensors,
+    whose products wrap around.
+    """
     for shift, factor in FACTORS:
         x = (x ^ _shift_right(x, shift)) * factor
     return x ^ _shift_right(x, 31)
@@ -62,10 +65,14 @@ def parameters_of(samplings: Sequence[Sampling]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32).reshape(-1, 3)
 
 
-def sample(logits: Tensor, keys: Tensor, counts: Tensor, parameters: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
-    """(tokens int64 [n], logprobs float32 [n]) from logits [n, vocab]: the `counts`-th token (int64 [n]) of each row.
+def sample(
+    logits: Tensor, keys: Tensor, counts: Tensor, parameters: Tensor, steps: Steps
+) -> tuple[Tensor, Tensor]:
+    """(tokens int64 [n], logprobs float32 [n]) from logits [n, vocab]: the `counts`-th token (int64 [n]) of
+    each row.
 
-    Logprobs are of the temperature-scaled distribution before truncation; of the unscaled one for greedy rows.
+    Logprobs are of the temperature-scaled distribution before truncation; of the unscaled one for greedy
+    rows.
     """
     temperature, top_p, top_k = parameters.unbind(1)
     scores = logits.float()
@@ -90,11 +97,16 @@ def truncate(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse-CDF sampling: int64 [n] from (unnormalised) probabilities [n, vocab] and uniforms [n] in [0, 1).
+    """Inverse-CDF sampling: int64 [n] from (unnormalised) probabilities [n, vocab] and uniforms [n] in [0,
+    1).
 
-    A token of probability 0 is never drawn: the target stays below the total, and the first larger sum is its end.
+    A token of probability 0 is never drawn: the target stays below the total, and the first larger sum is its
+    end.
     """
     cdf = probabilities.cumsum(-1)
     total = cdf[:, -1:]
-    target = torch.minimum(uniform[:, None].to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cdf, target, right=True)[:, 0].clamp_(max=cdf.shape[1] - 1)  # NaN finds no place
+    target = torch.minimum(
+        uniform[:, None].to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
+    )
+    # NaN finds no place
+    return torch.searchsorted(cdf, target, right=True)[:, 0].clamp_(max=cdf.shape[1] - 1)

@@ -12,10 +12,12 @@ from lorad.models.turns import Account, Party, Work
 class SharedDecode(Account, Work):
     """The decode batch as one party in the turns: it has the summed weight of all that have a call in it.
 
-    A party whose share of the rows exceeds its share of the weight owes the difference, which lowers what others owe.
+    A party whose share of the rows exceeds its share of the weight owes the difference, which lowers what
+    others owe.
     """
 
-    haste = 0.03  # who trains joins it the sooner: a step with everybody's rows costs little more than one with a few
+    # who trains joins it the sooner: a step with everybody's rows costs little more than one with a few
+    haste = 0.03
 
     def __init__(self, batch: DecodeBatch) -> None:
         self.batch = batch

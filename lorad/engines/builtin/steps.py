@@ -26,7 +26,9 @@ MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a p
 
 
 class Stepper(Protocol):
-    """Runs steps for one decode batch. keeps_cache: it must stay where it is, also while there are no rows."""
+    """Runs steps for one decode batch. keeps_cache: it must stay where it is,
+    also while there are no rows.
+    """
 
     keeps_cache: bool
 
@@ -78,11 +80,13 @@ class EagerSteps:
 
 
 class GraphedSteps:
-    """Rows, span and rows per adapter are rounded up, so that few different steps exist; each is captured once.
+    """Rows, span and rows per adapter are rounded up, so that few different steps exist; each is captured
+    once.
 
-    Adapters are copied into buffers of a `MixedLora`, one for each number of adapters, rows of each, and signature.
-    capturing: gives what captures: it makes something that can be replayed of a step, which then reads and writes the
-    same memory each time. A new one is asked for when all that was captured is dropped.
+    Adapters are copied into buffers of a `MixedLora`, one for each number of adapters, rows of each, and
+    signature.
+    capturing: gives what captures: it makes something that can be replayed of a step, which then reads and
+    writes the same memory each time. A new one is asked for when all that was captured is dropped.
     """
 
     keeps_cache = True
@@ -143,18 +147,23 @@ class GraphedSteps:
         base, before = self.models.base, rows.copy()
         bank = None if self.bank is None else self.banks[self.bank]
         replay = self.capture(lambda: step(base, bank, rows, cache, shape))
-        rows.restore(before)  # capturing runs the step to warm up; what it wrote into the cache is written again
+        # capturing runs the step to warm up; what it wrote into the cache is written again
+        rows.restore(before)
         return replay
 
 
 class CudaGraphs:
-    """Captures steps. All share one pool of memory: they never run at once, and results are read before the next."""
+    """Captures steps. All share one pool of memory: they never run at once, and results are read before the
+    next.
+    """
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], Result]) -> Callable[[], Result]:
-        """A replay of `run`, which is run twice before it is captured: kernels are chosen and libraries set up then."""
+        """A replay of `run`, which is run twice before it is captured: kernels are chosen and libraries set
+        up then.
+        """
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -31,8 +31,8 @@ class Call:
     """One `generate` call, spread over the servers.
 
     version, server_name: as the caller and as the servers name it; server_name None is the base.
-    again_elsewhere: called with a server whose scores were not finite; returns whether another version may be the
-    cause.
+    again_elsewhere: called with a server whose scores were not finite; returns whether another version may be
+    the cause.
     """
 
     def __init__(
@@ -112,7 +112,9 @@ class Call:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _never_began(self, prompt: Prompt, index: int, task: asyncio.Task[None]) -> None:
-        """Report a sample as aborted whose task was cancelled before its first step; later `_to_queue` reports it."""
+        """Report a sample as aborted whose task was cancelled before its first step; later `_to_queue`
+        reports it.
+        """
         if task.cancelled():
             self._queue.put_nowait(self._chunk(prompt, index, Piece([], [], "abort")))
 
@@ -126,7 +128,10 @@ class Call:
             self._queue.put_nowait(lost)
 
     async def _sample(self, pick: Picker, place: int, index: int) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of one sample. One that broke before anything of it was passed on begins again elsewhere."""
+        """Yield the pieces of one sample.
+
+        One that broke before anything of it was passed on begins again elsewhere.
+        """
         prompt = self.prompts[place]
         error: LoradError = PoolLost("no server took it")
         for again in range(TRIES):
@@ -156,7 +161,9 @@ class Call:
         ) from error
 
     async def _excused(self, error: LoradError, server: Server | None) -> LoradError:
-        """`error` when it is of the server, so that the sample may begin again elsewhere; raises it when it is not."""
+        """`error` when it is of the server, so that the sample may begin again elsewhere; raises it when it
+        is not.
+        """
         if server is None or (isinstance(error, NotFinite) and not self._again_elsewhere(server)):
             raise error
         if isinstance(error, ServerRefused):
@@ -165,7 +172,9 @@ class Call:
             raise error
         return error
 
-    async def _asked(self, server: Server, request: str, prompt: Prompt, index: int) -> AsyncGenerator[Piece, None]:
+    async def _asked(
+        self, server: Server, request: str, prompt: Prompt, index: int
+    ) -> AsyncGenerator[Piece, None]:
         """Yield one sample's pieces as the server sends them; an abort that nobody asked for is an error."""
         self._waiting.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         seed = int(prompt.seeds[index])

@@ -17,14 +17,14 @@ from lorad.protocol.batch import Finish, Sampling
 class ServerSettings(Struct, frozen=True, kw_only=True):
     """What a server is started with.
 
-    model: a Hugging Face directory. device: `cpu` or `cuda:<n>`; devices: how many there are for all servers, from that
-    one on. context_length: tokens of prompt and completion.
-    max_rank, targets (leaf names of linears, as `q_proj`): of adapters that will ever be loaded. slots: distinct
-    versions in one batch, the base not counted. max_versions: loaded at once. memory_fraction: of the device's memory,
-    weights and cache together. scaled_logprobs: log-probabilities are wanted under the temperature-scaled distribution
-    (needed when a temperature is neither 0 nor 1). sleep: start so that `sleep` frees memory. engine_args: the user's
-    own flags, by their name without dashes in front; `true` is a flag without a value, `false` or null removes one of
-    lorad's.
+    model: a Hugging Face directory. device: `cpu` or `cuda:<n>`; devices: how many there are for all servers,
+    from that one on. context_length: tokens of prompt and completion.
+    max_rank, targets (leaf names of linears, as `q_proj`): of adapters that will ever be loaded. slots:
+    distinct versions in one batch, the base not counted. max_versions: loaded at once. memory_fraction: of
+    the device's memory, weights and cache together. scaled_logprobs: log-probabilities are wanted under the
+    temperature-scaled distribution (needed when a temperature is neither 0 nor 1). sleep: start so that
+    `sleep` frees memory. engine_args: the user's own flags, by their name without dashes in front; `true` is
+    a flag without a value, `false` or null removes one of lorad's.
     """
 
     model: Path
@@ -65,7 +65,9 @@ class Abilities(Struct, frozen=True):
 
 
 class Piece(Struct, frozen=True):
-    """New tokens of one sample and their log-probabilities (natural log, None or NaN never); the last has `finish`."""
+    """New tokens of one sample and their log-probabilities (natural log, None or NaN never); the last has
+    `finish`.
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -93,7 +95,8 @@ class Dialect(ABC):
     name: ClassVar[str]  # of the backend: sglang, vllm
     package: ClassVar[str]  # the distribution that must be installed beside `python`
     reserved: ClassVar[frozenset[str]]  # flags that only lorad sets, without dashes in front
-    joined: ClassVar[tuple[tuple[str, ...], ...]] = ()  # leaf names of linears that it takes adapters on only together
+    # leaf names of linears that it takes adapters on only together
+    joined: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @abstractmethod
     def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:
@@ -132,9 +135,16 @@ class Dialect(ABC):
 
     @abstractmethod
     def sample(
-        self, http: Http, request: str, version: str | None, prompt: Sequence[int], seed: int, sampling: Sampling
+        self,
+        http: Http,
+        request: str,
+        version: str | None,
+        prompt: Sequence[int],
+        seed: int,
+        sampling: Sampling,
     ) -> AsyncIterator[Piece]:
-        """One sample, decided by `seed` (below 2**64). Pieces as they come with `sampling.stream`, else one piece.
+        """One sample, decided by `seed` (below 2**64). Pieces as they come with `sampling.stream`, else one
+        piece.
 
         request: a name for `abort` that no other sample has. Stop tokens are part of the sample; nothing but
         `sampling` ends it (not the model's own end token).
@@ -148,7 +158,9 @@ class Dialect(ABC):
     async def score(
         self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
     ) -> np.ndarray:
-        """float32 [len(completion)]: log-probability of each of its tokens, temperature 1; NaN where it says none."""
+        """float32 [len(completion)]: log-probability of each of its tokens, temperature 1; NaN where it says
+        none.
+        """
 
     @abstractmethod
     async def flush(self, http: Http) -> bool:

@@ -1,8 +1,8 @@
 """A rollout engine of one or several servers: SGLang or vLLM behind the engine protocol.
 
-One table lists what all servers hold; a version is loaded when every serving server has it. A server that dies is
-started again, loaded with what it has to hold, compared with what was attested, and only then served from. Meanwhile
-the others continue; without any, calls wait.
+One table lists what all servers hold; a version is loaded when every serving server has it. A server that
+dies is started again, loaded with what it has to hold, compared with what was attested, and only then served
+from. Meanwhile the others continue; without any, calls wait.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class RemoteEngine(Engine):
     ) -> Self:
         """Start (or reach) every server and wait until they serve.
 
-        settings: see `settings_of`. shapes: (out, in) of every linear of the base. work: an existing directory, the
-        same in each life of the pool, for what the next life has to clear away. logs: where `engine-<n>.log` goes;
+        settings: see `settings_of`. shapes: (out, in) of every linear of the base. work: an existing
+        directory, the same in each life of the pool, for what the next life has to clear away. logs: where
+        `engine-<n>.log` goes;
         None: to `work`. Raises SpecError, PoolLost with the end of a server's log.
         """
         fleet = Fleet(cls.dialect(), settings, setup, Directories(work, logs or work))
@@ -73,7 +74,8 @@ class RemoteEngine(Engine):
         self._calls: dict[str, Call] = {}
         self._joining = asyncio.Lock()  # which servers serve; taken before `holdings.changing`
         self._meter = Meter()
-        self._not_finite: dict[str, set[tuple[int, int]]] = {}  # by digest: the lives of servers in which it gave NaN
+        # by digest: the lives of servers in which it gave NaN
+        self._not_finite: dict[str, set[tuple[int, int]]] = {}
         self._check: Callable[[Scorer], Awaitable[None]] | None = None
 
     def capabilities(self) -> EngineCapabilities:
@@ -101,7 +103,9 @@ class RemoteEngine(Engine):
         await self._holdings.remove(name)
 
     async def loaded(self) -> Sequence[LoadedVersion]:
-        """List the versions that every serving server reports as loaded, with the digests of what it was given."""
+        """List the versions that every serving server reports as loaded, with the digests of what it was
+        given.
+        """
         if not self._fleet.asleep:
             await self._some()
         return [held.describe() for held in await self._holdings.there()]
@@ -130,7 +134,9 @@ class RemoteEngine(Engine):
         return await self._scored(version, batch, everywhere=True)
 
     async def _scored(self, version: str, batch: Batch, *, everywhere: bool) -> list[np.ndarray]:
-        """Score on one or all of the serving servers; when one of them dies meanwhile, on those that are left."""
+        """Score on one or all of the serving servers; when one of them dies meanwhile, on those that are
+        left.
+        """
         await self._fleet.opened()
         with self._versions.use(version) as held:
             for _ in range(TRIES):
@@ -170,7 +176,8 @@ class RemoteEngine(Engine):
     async def sleep(self) -> None:
         if not self._fleet.can_sleep:
             raise Conflict(
-                f"{self.dialect.name} {self._fleet.software} has no routes for sleep and wake", hint="use mode resident"
+                f"{self.dialect.name} {self._fleet.software} has no routes for sleep and wake",
+                hint="use mode resident",
             )
         self._fleet.hold()
         try:
@@ -204,7 +211,8 @@ class RemoteEngine(Engine):
                 await stack.enter_async_context(self._joining)
                 if self._fleet.serving:
                     break
-                await stack.aclose()  # the last one died while the lock was waited for, and needs it to return
+                # the last one died while the lock was waited for, and needs it to return
+                await stack.aclose()
             stack.callback(_settled.reset, _settled.set(True))
             yield
 
@@ -218,15 +226,17 @@ class RemoteEngine(Engine):
         await asyncio.to_thread(self._holdings.close)
 
     async def _some(self) -> list[Server]:
-        """Return the serving servers. Raises EngineGone inside `settled`, where waiting for one to return would never
-        end.
+        """Return the serving servers. Raises EngineGone inside `settled`, where waiting for one to return
+        would never end.
         """
         if _settled.get() and not self._fleet.serving:
             raise EngineGone("the last server that served died amid a publish", hint=_BACK)
         return await self._fleet.some()
 
     async def _restore(self, server: Server, *, first: bool) -> None:
-        """Before a server that has started is served from: it holds every version, and serves them as before."""
+        """Before a server that has started is served from: it holds every version,
+        and serves them as before.
+        """
         async with self._joining:
             await self._holdings.fill(server)
             if self._fleet.asleep:  # waking compares it

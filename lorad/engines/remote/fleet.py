@@ -45,7 +45,9 @@ class Directories(NamedTuple):
 class Fleet:
     """setup: see `RemoteEngine.open`."""
 
-    def __init__(self, dialect: Dialect, settings: ServerSettings, setup: ServerSetup, places: Directories) -> None:
+    def __init__(
+        self, dialect: Dialect, settings: ServerSettings, setup: ServerSetup, places: Directories
+    ) -> None:
         self.dialect, self.settings = dialect, settings
         self.is_attached = bool(setup.urls)
         self.asleep = False
@@ -64,7 +66,11 @@ class Fleet:
         return [self._started(setup, logs, index) for index in range(setup.servers)]
 
     def _started(self, setup: ServerSetup, logs: Path, index: int) -> Server:
-        socket, log_file, record = self._private / f"{index}.sock", logs / f"engine-{index}.log", self._record(index)
+        socket, log_file, record = (
+            self._private / f"{index}.sock",
+            logs / f"engine-{index}.log",
+            self._record(index),
+        )
         temporary, settings = self._private / f"tmp{index}", of_server(self.settings, index)
         environment = {**self.dialect.environment(settings), "TMPDIR": str(temporary), **setup.env}
         argv = self.dialect.command(setup.python, settings, socket)
@@ -125,10 +131,15 @@ class Fleet:
         await self._open.wait()
 
     async def some(self) -> list[Server]:
-        """Return the serving servers; wait while there are none. Raises the reason when none will ever serve again."""
+        """Return the serving servers; wait while there are none.
+
+        Raises the reason when none will ever serve again.
+        """
         while not self.serving:
             if self._is_closing:
-                raise PoolLost("the engine is being closed", hint="Resume the run; the daemon starts another pool.")
+                raise PoolLost(
+                    "the engine is being closed", hint="Resume the run; the daemon starts another pool."
+                )
             if all(server.state in ("failed", "closed") for server in self.servers):
                 raise self.servers[0].error or PoolLost("the engine is closed", hint="Resume the run.")
             await self._news.wait()
@@ -145,7 +156,8 @@ class Fleet:
         return serving[routing.pick(prompt, [(index, server.in_flight) for index, server in serving.items()])]
 
     async def load(self, name: str, directory: Path) -> None:
-        """Load an adapter on every serving server. Raises AdapterRefused, upon which the caller unloads it everywhere.
+        """Load an adapter on every serving server. Raises AdapterRefused, upon which the caller unloads it
+        everywhere.
 
         A server that dies meanwhile loads it when it comes back.
         """
@@ -157,7 +169,9 @@ class Fleet:
             if isinstance(outcome, ServerGone):
                 server.lose()
             if isinstance(outcome, ServerRefused):
-                raise AdapterRefused(f"{server} does not load {name}: {outcome.text}", hint=_REFUSED) from outcome
+                raise AdapterRefused(
+                    f"{server} does not load {name}: {outcome.text}", hint=_REFUSED
+                ) from outcome
             if isinstance(outcome, ServerSilent):
                 self._spawn(server.forget(name))
                 raise PoolLost(f"{name} was not loaded: {outcome}", hint=_SILENT) from outcome
@@ -229,7 +243,9 @@ class Fleet:
         if not server.abilities.lora:
             raise PoolLost(f"{server} does not take adapters while it runs", hint=_NO_LORA)
         if server.abilities.scaled_logprobs not in (None, self.settings.scaled_logprobs):
-            raise PoolLost(f"{server} gives log-probabilities at another temperature than it has to", hint=_LOGPROBS)
+            raise PoolLost(
+                f"{server} gives log-probabilities at another temperature than it has to", hint=_LOGPROBS
+            )
         await self._restore(server, first=first)
 
     async def _keep(self, server: Server) -> None:
@@ -278,7 +294,10 @@ class Fleet:
 
 
 _REFUSED = "Nothing was changed; the version before serves. The log of the engine may say more."
-_SILENT = "The version before serves. Is the machine overloaded, or the disk of the adapters slow? Then resume the run."
+_SILENT = (
+    "The version before serves. Is the machine overloaded, or the disk of the adapters slow? Then "
+    "resume the run."
+)
 _DIED = "The server is started again; its log may say why it died. Then resume the run."
 _LOGPROBS = "Start it with the --logprobs-mode that the preflight asks for, or let lorad start it."
 _NO_LORA = "Start it with LoRA enabled, or let lorad start it (leave rollout.url out)."

@@ -66,8 +66,8 @@ class Holdings:
         return held
 
     async def remove(self, name: str) -> None:
-        """Remove a version once nothing uses it; once begun, this ends even when the caller is cancelled. Raises
-        NotFound.
+        """Remove a version once nothing uses it; once begun, this ends even when the caller is cancelled.
+        Raises NotFound.
         """
         held = await self.versions.remove(name)
         await asyncio.shield(asyncio.create_task(self._removed(held)))
@@ -88,14 +88,19 @@ class Holdings:
             then()
 
     async def there(self) -> list[HeldRemote]:
-        """Return the versions that every serving server reports as loaded. Raises EngineGone when none answered."""
+        """Return the versions that every serving server reports as loaded.
+
+        Raises EngineGone when none answered.
+        """
         known = list(self.versions.table.values())
         if self._fleet.asleep:
             return known
         said = await self._fleet.holds()
         if not said:
             raise EngineGone("the last server that served died", hint="It restarts automatically; ask again.")
-        return [held for held in known if all(s.get(str(held.server_name)) == str(held.directory) for s in said)]
+        return [
+            held for held in known if all(s.get(str(held.server_name)) == str(held.directory) for s in said)
+        ]
 
     async def clear_up(self) -> None:
         """Unload what was let go while the servers slept."""
@@ -115,13 +120,16 @@ class Holdings:
         for module in form.config.modules:
             if leaf(module) not in self._settings.targets:
                 raise AdapterRefused(
-                    f"{module} is adapted, but the servers were started for {', '.join(self._settings.targets)}",
+                    f"{module} is adapted, but the servers were started for "
+                    f"{', '.join(self._settings.targets)}",
                     hint="Load it into a pool of its own.",
                 )
         return form
 
     def _fresh(self, name: str) -> str:
-        """A name that no server has ever seen: one whose load failed may be there all the same, or come to be."""
+        """A name that no server has ever seen: one whose load failed may be there all the same, or come to
+        be.
+        """
         fresh, again = f"{name}{self._mark}", 1
         while fresh in self._names:
             again += 1
@@ -146,7 +154,9 @@ class Holdings:
                 await self._discard(held)
 
     async def _discard(self, held: HeldRemote) -> None:
-        """Unload a version everywhere, then remove its directory: a server that still reads it must not miss it."""
+        """Unload a version everywhere, then remove its directory: a server that still reads it must not miss
+        it.
+        """
         if held.directory is not None:
             await self._fleet.unload(str(held.server_name))
             await asyncio.to_thread(self._transport.remove, held.directory)

@@ -1,4 +1,6 @@
-"""HTTP to one server, over its Unix socket or a URL, with errors that say whether it is worth trying again."""
+"""HTTP to one server, over its Unix socket or a URL, with errors that say whether it is worth
+trying again.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,16 @@ class ServerRefused(LoradError):
 
 
 class NotFinite(LoradError):
-    """The server answered without a finite log-probability for every token: its memory cannot be trusted any more.
+    """The server answered without a finite log-probability for every token: its memory cannot be trusted any
+    more.
 
     Memory for keys and values that held NaN is given to other requests (seen with vLLM).
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, hint="The adapter or the base holds NaN or huge weights: use an earlier version.")
+        super().__init__(
+            message, hint="The adapter or the base holds NaN or huge weights: use an earlier version."
+        )
 
 
 class Address(Struct, frozen=True):
@@ -78,7 +83,11 @@ class Http:
         connector = aiohttp.UnixConnector(path=path, **keep) if path else aiohttp.TCPConnector(**keep)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         return aiohttp.ClientSession(
-            connector=connector, timeout=timeout, read_bufsize=1 << 20, trust_env=False, json_serialize=_encode
+            connector=connector,
+            timeout=timeout,
+            read_bufsize=1 << 20,
+            trust_env=False,
+            json_serialize=_encode,
         )
 
     async def reset(self) -> None:
@@ -93,7 +102,9 @@ class Http:
         """Return the JSON (else the text) of a 2xx reply."""
         return await self._ask("GET", path, None, timeout, admin)
 
-    async def post(self, path: str, body: Any = None, *, timeout: float | None = None, admin: bool = False) -> Any:
+    async def post(
+        self, path: str, body: Any = None, *, timeout: float | None = None, admin: bool = False
+    ) -> Any:
         """Return the JSON (else the text) of a 2xx reply."""
         return await self._ask("POST", path, body, timeout, admin)
 
@@ -131,7 +142,9 @@ class Http:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             async with asyncio.timeout(timeout):
-                async with self._session.request(method, self._base + path, json=body, headers=headers) as reply:
+                async with self._session.request(
+                    method, self._base + path, json=body, headers=headers
+                ) as reply:
                     yield reply
         except aiohttp.ServerTimeoutError as error:  # a connection did not come to be: nothing was asked
             raise ServerGone(f"{path}: no connection within {CONNECT_SECONDS:g} s") from error

@@ -21,8 +21,8 @@ _calls = itertools.count()
 async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
     """Score a batch on one server, whatever its state; returns float32 [T]. name: None is the base.
 
-    Raises ServerGone when the server died meanwhile, NotFinite, ServerRefused, ServerSilent; no request is left
-    running.
+    Raises ServerGone when the server died meanwhile, NotFinite, ServerRefused, ServerSilent; no request is
+    left running.
     """
     batch.check()
     limit, call = asyncio.Semaphore(SCORING), next(_calls)
@@ -49,11 +49,14 @@ async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
 
 
 async def scores(servers: Sequence[Server], name: str | None, batch: Batch) -> list[np.ndarray]:
-    """Score a batch on each server. Raises ServerGone when some died, once it is known which; other errors come first.
+    """Score a batch on each server. Raises ServerGone when some died, once it is known which; other errors
+    come first.
 
     Servers that were not finite are given up.
     """
-    outcomes = await asyncio.gather(*(score(server, name, batch) for server in servers), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        *(score(server, name, batch) for server in servers), return_exceptions=True
+    )
     of = list(zip(servers, outcomes, strict=True))
     for server in [server for server, outcome in of if isinstance(outcome, NotFinite)]:
         server.lose()

@@ -40,8 +40,8 @@ State = Literal["starting", "up", "asleep", "down", "failed", "closed"]
 
 
 class Server:
-    """launch: makes the process of its next life; None for a server that the user runs. changed: called when `state`
-    has changed.
+    """launch: makes the process of its next life; None for a server that the user runs. changed: called when
+    `state` has changed.
     """
 
     def __init__(
@@ -115,7 +115,10 @@ class Server:
                 task.cancel()
 
     async def load(self, name: str, directory: Path) -> None:
-        """One after the other. Raises ServerRefused, ServerGone, or ServerSilent: then it may still come to be."""
+        """One after the other.
+
+        Raises ServerRefused, ServerGone, or ServerSilent: then it may still come to be.
+        """
         async with self._loads:
             await self.within(self.dialect.load(self.http, name, directory))
             self.names[name] = directory
@@ -128,7 +131,10 @@ class Server:
                 await self.within(self.dialect.unload(self.http, name))
 
     async def forget(self, name: str, patience: float = 600.0) -> None:
-        """Unload what a load that came too late may have left. A load in its queue may end long after its call."""
+        """Unload what a load that came too late may have left.
+
+        A load in its queue may end long after its call.
+        """
         end = time.monotonic() + patience
         while time.monotonic() < end and self.state in ("up", "asleep"):
             with contextlib.suppress(ServerGone, ServerSilent, ServerRefused):
@@ -142,11 +148,13 @@ class Server:
         return await self.within(self.dialect.loaded(self.http), ANSWER_SECONDS)
 
     async def judged(self, refused: ServerRefused, name: str | None) -> ServerRefused | ServerGone:
-        """Decide what a refusal means: ServerGone when the worker process is dead or the server was restarted by
-        somebody.
+        """Decide what a refusal means: ServerGone when the worker process is dead or the server was restarted
+        by somebody.
         """
         try:
-            dead = refused.code >= 500 and not await self.within(self.dialect.is_alive(self.http), ANSWER_SECONDS)
+            dead = refused.code >= 500 and not await self.within(
+                self.dialect.is_alive(self.http), ANSWER_SECONDS
+            )
             if not dead and (name not in self.names or name in await self.holds()):
                 return refused
         except (ServerGone, ServerSilent, ServerRefused):
@@ -168,8 +176,8 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait while too many requests are under way, then enter one. Raises ServerGone when the server does not
-        serve.
+        """Wait while too many requests are under way, then enter one. Raises ServerGone when the server does
+        not serve.
         """
         with self.working():
             async with self._turns:
@@ -194,8 +202,8 @@ class Server:
         self.heard = time.monotonic()
 
     async def quiet(self) -> None:
-        """Wait until the server empties its prefix cache, which it does when idle: some servers die of a sleep
-        before that.
+        """Wait until the server empties its prefix cache, which it does when idle: some servers die of a
+        sleep before that.
         """
         end = time.monotonic() + QUIET_SECONDS
         while time.monotonic() < end:
@@ -247,8 +255,8 @@ class Server:
     async def _hangs(self) -> str:
         """Wait until the server hangs; returns a description.
 
-        Only complete silence counts: a long prompt or a paused server is slow, not dead. A server without work, or
-        asleep, says
+        Only complete silence counts: a long prompt or a paused server is slow, not dead. A server without
+        work, or asleep, says
         nothing by itself: it is asked as often.
         """
         while True:
@@ -277,8 +285,12 @@ class Server:
 
     def broken(self, why: str) -> PoolLost:
         tail = self.process.tail(LOG_LINES) if self.process is not None else ""
-        hint = f"`lorad doctor --engine {self.dialect.name}` tries it alone and says what to install or change."
+        hint = (
+            f"`lorad doctor --engine {self.dialect.name}` tries it alone and says what to install or change."
+        )
         if flags := self.settings.engine_args:
             hint = f"Does {self.dialect.name} take rollout.engine_args ({', '.join(flags)}) like that?"
         hint = f"`lorad logs RUN --of engine` has all that it said. {hint}"
-        return PoolLost(f"{self} could not be started: {why}" + (f"; {cause(tail)}" if tail else ""), hint=hint)
+        return PoolLost(
+            f"{self} could not be started: {why}" + (f"; {cause(tail)}" if tail else ""), hint=hint
+        )

@@ -65,7 +65,10 @@ def _crowd(setup: ServerSetup, devices: int) -> int:
 
 
 def addresses(setup: ServerSetup) -> list[Address]:
-    """List the addresses of servers that the user runs. Raises SpecError for a key file that cannot be read."""
+    """List the addresses of servers that the user runs.
+
+    Raises SpecError for a key file that cannot be read.
+    """
     key = read_key(setup.key_file, "key_file") if setup.key_file else ""
     admin = read_key(setup.admin_key_file, "admin_key_file") if setup.admin_key_file else ""
     return [
@@ -82,7 +85,9 @@ def read_key(path: str, name: str) -> str:
         with open(path) as file:
             mode, text = os.fstat(file.fileno()).st_mode, file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read: {error}", key=f"rollout.{name}", hint="Put the key into it.") from None
+        raise SpecError(
+            f"{path} cannot be read: {error}", key=f"rollout.{name}", hint="Put the key into it."
+        ) from None
     if stat.S_IMODE(mode) & 0o077:
         raise SpecError(f"others may read {path}", key=f"rollout.{name}", hint=f"chmod 600 {path}")
     if not text or len(text.split()) != 1:

@@ -1,7 +1,8 @@
-"""The directories that servers read adapters from: one for each load, written once, removed when nobody can ask again.
+"""The directories that servers read adapters from: one for each load, written once, removed when nobody can
+ask again.
 
-They lie in memory (/dev/shm) where there is room: an adapter is written and read without touching a disk, and nothing
-here has to survive, since the version's own files do.
+They lie in memory (/dev/shm) where there is room: an adapter is written and read without touching a disk, and
+nothing here has to survive, since the version's own files do.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class Transport:
         self.root.mkdir(mode=0o700, parents=True)
 
     def put(self, name: str, adapter: Adapter) -> Path:
-        """Write an adapter under a name that was never used; the directory appears whole. Raises StorageError."""
+        """Write an adapter under a name that was never used; the directory appears whole.
+
+        Raises StorageError.
+        """
         try:
             return self._written(self.root, name, adapter)
         except OSError as error:

@@ -37,7 +37,10 @@ RESERVED = frozenset(f"{_WHO_REACHES_IT} {_ONE_SCHEDULER} {_MODEL_AND_ADAPTERS} 
 
 
 def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
-    flags = {**_common_flags(settings), **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings))}
+    flags = {
+        **_common_flags(settings),
+        **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings)),
+    }
     flags.update({_flag_name(name): value for name, value in settings.engine_args.items()})
     return [python, str(LAUNCHER), "--uds", str(socket), *_words(flags)]
 
@@ -99,8 +102,8 @@ def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
 
 
 def _devices(settings: ServerSettings) -> str:
-    """List the devices for the server: `tp` of them from the settings' device on, counted among those this process
-    sees.
+    """List the devices for the server: `tp` of them from the settings' device on, counted among those this
+    process sees.
     """
     first = int(settings.device.partition(":")[2] or 0)
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

@@ -42,11 +42,17 @@ class SglangDialect(Dialect):
 
     def check(self, sampling: Sampling, settings: ServerSettings) -> str:
         if len(sampling.stop) > MAX_STOP_STRINGS:
-            return f"SGLang takes at most {MAX_STOP_STRINGS} stop strings, not {len(sampling.stop)}: leave some out"
+            return (
+                f"SGLang takes at most {MAX_STOP_STRINGS} stop strings, not {len(sampling.stop)}: leave "
+                "some out"
+            )
         if "" in sampling.stop:
             return "an empty stop string ends every sample of SGLang at once: leave it out"
         if sampling.top_p <= 0:
-            return f"SGLang wants top_p above 0, not {sampling.top_p:g}: use temperature 0 for the most likely token"
+            return (
+                f"SGLang wants top_p above 0, not {sampling.top_p:g}: use temperature 0 for the most "
+                "likely token"
+            )
         return ""
 
     async def is_ready(self, http: Http) -> bool:
@@ -74,7 +80,9 @@ class SglangDialect(Dialect):
 
     async def load(self, http: Http, name: str, directory: Path) -> None:
         with _own_words():
-            await http.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)}, admin=True)
+            await http.post(
+                "/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)}, admin=True
+            )
 
     async def unload(self, http: Http, name: str) -> None:
         with _own_words():
@@ -85,7 +93,13 @@ class SglangDialect(Dialect):
         return {card["id"]: card["root"] for card in models["data"] if card.get("parent")}
 
     async def sample(
-        self, http: Http, request: str, version: str | None, prompt: Sequence[int], seed: int, sampling: Sampling
+        self,
+        http: Http,
+        request: str,
+        version: str | None,
+        prompt: Sequence[int],
+        seed: int,
+        sampling: Sampling,
     ) -> AsyncIterator[Piece]:
         tokens, end = list(prompt), len(prompt) + sampling.max_new_tokens
         finish: Finish | None = None
@@ -142,7 +156,9 @@ class SglangDialect(Dialect):
         found = reply.meta_info.input_token_logprobs[-len(completion) :]
         told = [token for _, token, _ in found]
         # SGLang calls the last token of the vocabulary 0; the value is its own.
-        if len(told) != len(completion) or any(a not in (b, 0) for a, b in zip(told, completion, strict=True)):
+        if len(told) != len(completion) or any(
+            a not in (b, 0) for a, b in zip(told, completion, strict=True)
+        ):
             raise LoradError("the server scored other tokens than it was asked for")
         return np.array([np.nan if value is None else value for value, _, _ in found], np.float32)
 
@@ -180,15 +196,16 @@ class SglangDialect(Dialect):
             cached_tokens=count("cached_tokens_total"),
             cache_used=values.get("sglang:token_usage"),
             slots_used=count("lora_pool_slots_used"),
-            slots=None if (slots := count("lora_pool_slots_total")) is None else slots - 1,  # the base has one
+            # the base has one
+            slots=None if (slots := count("lora_pool_slots_total")) is None else slots - 1,
         )
 
 
 def _rid() -> str:
     """Make an id for one HTTP request; no id is a prefix of another.
 
-    SGLang aborts every request whose id begins with the one to abort; and two seconds after the end of a stream
-    it aborts that id once more, even when another request has it by then.
+    SGLang aborts every request whose id begins with the one to abort; and two seconds after the end of a
+    stream it aborts that id once more, even when another request has it by then.
     """
     return uuid.uuid4().hex
 
@@ -227,8 +244,8 @@ def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str,
 async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> AsyncGenerator[tuple[Piece, bool]]:
     """Yield (piece, is_last) of one request; one that ended at the model's own end token has no finish.
 
-    The caller continues from there with a second request; seeds are hashed with positions, so the sample is the same as
-    without the break.
+    The caller continues from there with a second request; seeds are hashed with positions, so the sample is
+    the same as without the break.
     """
     seen, over = 0, False
     stream = http.events("/generate", body) if body["stream"] else _once(http, body)

@@ -2,16 +2,17 @@
 
     python launch.py --uds SOCKET <flags of sglang.launch_server>
 
-Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes three things in SGLang, each
-in memory only; a release that lacks one of the places is refused by name:
+Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes three things in
+SGLang, each in memory only; a release that lacks one of the places is refused by name:
 
 - uvicorn serves on SOCKET, mode 0600, and on no TCP port. Flags that choose another server are refused.
-- `sampling_seed` of a request counts without --enable-deterministic-inference. SGLang's schedulers are spawned and
+- `sampling_seed` of a request counts without --enable-deterministic-inference. SGLang's schedulers are
+    spawned and
   import this file again as `__mp_main__`: what is at module level holds there too.
 - The call of itself after its start goes to SOCKET, not to a port that a stranger may hold.
 
-Temporary files, among them the sockets between SGLang's processes (which unpickle what they are sent), lie in a
-directory of mode 0700 beside SOCKET.
+Temporary files, among them the sockets between SGLang's processes (which unpickle what they are sent), lie in
+a directory of mode 0700 beside SOCKET.
 """
 
 import contextlib
@@ -54,13 +55,15 @@ def lacking(place: str) -> NoReturn:
 
 
 def seed_of(request: Any) -> int:
-    """Return the request's own seed, else one that differs between requests and is the same on every rank of a
-    tensor-parallel group.
+    """Return the request's own seed, else one that differs between requests and is the same on every rank of
+    a tensor-parallel group.
     """
     seed = request.sampling_params.sampling_seed
     if seed is not None:
         return int(seed)
-    return int.from_bytes(hashlib.blake2b(str(request.rid).encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(str(request.rid).encode(), digest_size=8).digest(), "little", signed=True
+    )
 
 
 def honour_seeds() -> None:
@@ -106,7 +109,10 @@ def check_arguments(server: Any) -> None:
     """Refuse what would listen elsewhere, or sample without seeds. server: SGLang's parsed ServerArgs."""
     for name in OTHER_SERVERS:
         if getattr(server, name, None):
-            refuse(f"--{name.replace('_', '-')} starts a server that does not listen on a Unix socket: leave it out")
+            refuse(
+                f"--{name.replace('_', '-')} starts a server that does not listen on a Unix socket: leave "
+                "it out"
+            )
     for name in OTHER_SERVERS_BY_ENVIRONMENT:
         if os.environ.get(name, "").lower() not in ("", "0", "false"):
             refuse(f"{name} starts a server that does not listen on a Unix socket: unset it")
@@ -120,7 +126,10 @@ def check_arguments(server: Any) -> None:
 
 
 def serve_on(path: Path) -> None:
-    """Make uvicorn listen on `path`. It keeps the mode of a file that is there already, and would else take 0666."""
+    """Make uvicorn listen on `path`.
+
+    It keeps the mode of a file that is there already, and would else take 0666.
+    """
     try:
         from sglang.srt.entrypoints.http_server import uvicorn
     except ImportError:

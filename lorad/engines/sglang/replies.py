@@ -66,7 +66,10 @@ def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
 
 
 def finite(logprobs: list[Logprob], tokens: list[int]) -> list[float]:
-    """Return the log-probabilities' values. Raises NotFinite when one is missing, of another token, or no number."""
+    """Return the log-probabilities' values.
+
+    Raises NotFinite when one is missing, of another token, or no number.
+    """
     values = [value for value, token, _ in logprobs if value is not None and math.isfinite(value)]
     if [token for _, token, _ in logprobs] != tokens or len(values) != len(tokens):
         raise NotFinite("SGLang sampled without a finite log-probability for every token")
@@ -74,11 +77,15 @@ def finite(logprobs: list[Logprob], tokens: list[int]) -> list[float]:
 
 
 def refusal(error: ServerRefused) -> ServerRefused:
-    """Return the same error without what SGLang adds about others: it lists every adapter that it holds or held."""
+    """Return the same error without what SGLang adds about others: it lists every adapter that it holds or
+    held.
+    """
     found = re.search(r'"(?:error_)?message"\s*:\s*"((?:[^"\\]|\\.)*)', error.text)
     text = first_words(found.group(1).replace("\\n", "\n").replace('\\"', '"') if found else error.text)
     route = error.message.partition(" ")[0]
-    return ServerRefused(f"{route} answered {error.code}: {text}", status=error.code, text=text, hint=error.hint)
+    return ServerRefused(
+        f"{route} answered {error.code}: {text}", status=error.code, text=text, hint=error.hint
+    )
 
 
 def first_words(message: str) -> str:

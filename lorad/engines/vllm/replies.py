@@ -88,12 +88,14 @@ def not_finite() -> NotFinite:
 
 
 def refusal(error: ServerRefused, *private: object) -> ServerRefused:
-    """Return the same error in few words, without the other names that vLLM lists. private: what is cut out, as
-    paths.
+    """Return the same error in few words, without the other names that vLLM lists. private: what is cut out,
+    as paths.
     """
     route = error.message.partition(" ")[0]
     found = re.search(r'"(?:message|detail)"\s*:\s*("(?:[^"\\]|\\.)*")', error.text)
-    return refused(route, error.code, str(json.loads(found.group(1), strict=False)) if found else error.text, *private)
+    return refused(
+        route, error.code, str(json.loads(found.group(1), strict=False)) if found else error.text, *private
+    )
 
 
 def refused(route: str, code: int, message: str, *private: object) -> ServerRefused:
@@ -130,7 +132,9 @@ def metrics(text: str) -> Metrics:
 
 
 def _slots(labels: str) -> tuple[int, int | None]:
-    """(adapters in the running batch, slots) from the labels of the newest line: its value is the time it was set."""
+    """(adapters in the running batch, slots) from the labels of the newest line: its value is the time it was
+    set.
+    """
     found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
     running = [name for name in found.get("running_lora_adapters", "").split(",") if name]
     return len(running), int(found["max_lora"]) if found.get("max_lora", "").isdigit() else None

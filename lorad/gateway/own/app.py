@@ -38,7 +38,9 @@ EVENTS = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"}
 
 @dataclass
 class Gateway:
-    """The state that all requests share. has_front: the front has looked the name up and names its version."""
+    """The state that all requests share. has_front: the front has looked the name up and names
+    its version.
+    """
 
     resolver: Resolver
     access: Access
@@ -53,7 +55,10 @@ class Gateway:
         return Generator(self.resolver, self.bases, self.peers)
 
     def counted(self, wish: Wish) -> Counted:
-        """Around a request. A name that is in the table is counted whatever comes of it, others when they are found."""
+        """Around a request.
+
+        A name that is in the table is counted whatever comes of it, others when they are found.
+        """
         counted, names = Counted(self.traffic, streams=wish.stream), self.resolver.names()
         if wish.model in names.aliases or wish.model in names.versions:
             counted.serves(wish.model)
@@ -117,7 +122,9 @@ async def chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     with gateway.counted(wish) as counted:
         asked = Asked(partial(of_chat, wish), wish.logprobs, len(body), meant)
         generation = await gateway.generator.open(wish, asked, counted)
-        return await told(request, wish, generation, ChatShape(wish, generation, logprobs=wish.logprobs), counted)
+        return await told(
+            request, wish, generation, ChatShape(wish, generation, logprobs=wish.logprobs), counted
+        )
 
 
 async def told(
@@ -131,12 +138,15 @@ async def told(
             return answer(body, headers=headers)
         response = web.StreamResponse(headers=EVENTS | headers)
         await response.prepare(request)
-        with contextlib.suppress(ConnectionResetError):  # the client has left; closing `items` ends it in the pool
+        # the client has left; closing `items` ends it in the pool
+        with contextlib.suppress(ConnectionResetError):
             await stream(response, generation, shape, counted)
     return response
 
 
-async def stream(response: web.StreamResponse, generation: Generation, shape: Shape, counted: Counted) -> None:
+async def stream(
+    response: web.StreamResponse, generation: Generation, shape: Shape, counted: Counted
+) -> None:
     """Send server-sent events. An error can now only be sent as one of them; then `[DONE]` is missing."""
     try:
         async with aclosing(generation.pieces()) as all_pieces:

@@ -62,7 +62,9 @@ class Peers:
     async def get(self, socket: str) -> Peer:
         """Raises PoolLost."""
         opening = self._opening.get(socket)
-        if opening is None or (opening.done() and (opening.exception() or opening.result().connection.is_lost)):
+        if opening is None or (
+            opening.done() and (opening.exception() or opening.result().connection.is_lost)
+        ):
             opening = self._opening[socket] = asyncio.create_task(self._open(socket))
         return await asyncio.shield(opening)
 

@@ -1,4 +1,6 @@
-"""Runs one request in the pool: opens it for the version that its name means, then yields pieces of its completions."""
+"""Runs one request in the pool: opens it for the version that its name means, then yields pieces of its
+completions.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class Completion:
         spoken = tokens[:-1] if chunk.finish == "stop" and tokens[-1:] and self._ends(tokens[-1]) else tokens
         text, told = "", []
         for place, token in enumerate(tokens):
-            told.append(Token(self.base.token_text(token), float(chunk.logprobs[place]), self.length + len(text)))
+            told.append(
+                Token(self.base.token_text(token), float(chunk.logprobs[place]), self.length + len(text))
+            )
             if place < len(spoken):
                 text += self.cutter.add(self.detokenizer.add([token]))
         if chunk.finish is not None:
@@ -96,7 +100,10 @@ class Generation:
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """Yield the pieces that the pool sent together. Closing early ends its request. Raises what the pool raises."""
+        """Yield the pieces that the pool sent together.
+
+        Closing early ends its request. Raises what the pool raises.
+        """
         async with aclosing(self.items):
             item = self.first
             while isinstance(item, Chunks):
@@ -135,7 +142,8 @@ class Generator:
     async def open(self, wish: Wish, asked: Asked, counted: Counted) -> Generation:
         """Start a generation and return once the pool has sent its first item.
 
-        If the version is gone, the name is looked up once more, as nothing has been sent. Raises ApiError, LoradError.
+        If the version is gone, the name is looked up once more, as nothing has been sent. Raises ApiError,
+        LoradError.
         """
         served, meant = await self.resolver.find(asked.meant or wish.model), asked.meant
         try:
@@ -169,7 +177,8 @@ async def tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
 
 def completions(base: Base, wish: Wish, count: int) -> list[Completion]:
     return [
-        Completion(index, base, Detokenizer(base.tokenizer), StopCutter(wish.stops)) for index in range(count * wish.n)
+        Completion(index, base, Detokenizer(base.tokenizer), StopCutter(wish.stops))
+        for index in range(count * wish.n)
     ]
 
 

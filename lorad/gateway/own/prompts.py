@@ -28,7 +28,9 @@ def of_completion(wish: CompletionWish, base: Base) -> list[list[int]]:
     if given and all(isinstance(part, str) for part in given):
         return base.tokenizer.encode_batch(given, special=True)
     if not given or not all(isinstance(part, list) and all(map(is_token, part)) for part in given):
-        raise refused("prompt", "give a string, a list of strings, a list of tokens, or a list of lists of tokens.")
+        raise refused(
+            "prompt", "give a string, a list of strings, a list of tokens, or a list of lists of tokens."
+        )
     if any(not 0 <= token < base.vocab for part in given for token in part):
         raise refused("prompt", f"tokens of this model are at least 0 and below {base.vocab}.")
     return given
@@ -75,7 +77,8 @@ def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: i
     if longest + wanted > limit:
         raise ApiError(
             400,
-            f"This model has room for {limit} tokens: {longest} of the prompt and {wanted} of the completion are more.",
+            f"This model has room for {limit} tokens: {longest} of the prompt and {wanted} of the "
+            "completion are more.",
             param="messages" if isinstance(wish, ChatWish) else "prompt",
             code="context_length_exceeded",
         )

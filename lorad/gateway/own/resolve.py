@@ -19,7 +19,9 @@ REMEMBERED = 256  # versions that are in no table
 
 
 class Resolver:
-    """A request asks once and keeps the answer: it is served by one version from its first token to its last."""
+    """A request asks once and keeps the answer: it is served by one version from its first
+    token to its last.
+    """
 
     def __init__(self, home: Home, table: Path) -> None:
         self.table = Table(table)
@@ -38,13 +40,16 @@ class Resolver:
         return served if served and served.socket else await self.renew(model)
 
     async def find_another(self, model: str, served: Served) -> Served:
-        """Find the version again when the one from `find` was gone: what the name means now, or else `renew`."""
+        """Find the version again when the one from `find` was gone: what the name means now,
+        or else `renew`.
+        """
         again = await self.find(model)
         return await self.renew(model) if again == served else again
 
     async def renew(self, model: str) -> Served:
         """Have the daemon start the pool and load the version. Raises as `find`."""
-        meant = self.names().aliases.get(model)  # a request after a swap never waits for an answer from before it
+        # a request after a swap never waits for an answer from before it
+        meant = self.names().aliases.get(model)
         asking = self._asking.get((model, meant))
         if asking is None:
             asking = self._asking[model, meant] = asyncio.create_task(self._ask(model))

@@ -16,13 +16,18 @@ Json = dict[str, Any]
 
 
 class Shape(ABC):
-    """The form of one answer. `model` is the requested name, `system_fingerprint` the version that answers."""
+    """The form of one answer.
+
+    `model` is the requested name, `system_fingerprint` the version that answers.
+    """
 
     prefix: str
     whole_object: str
     chunk_object: str
 
-    def __init__(self, wish: Wish, generation: Generation, *, logprobs: bool, alternatives: bool = False) -> None:
+    def __init__(
+        self, wish: Wish, generation: Generation, *, logprobs: bool, alternatives: bool = False
+    ) -> None:
         self._generation, self._logprobs, self._alternatives = generation, logprobs, alternatives
         self._tells_usage = wish.tells_usage
         self._begun: set[int] = set()
@@ -35,14 +40,23 @@ class Shape(ABC):
 
     def whole(self, pieces: Sequence[Piece]) -> Json:
         choices = [self._choice(piece) for piece in pieces]
-        return {**self._about, "object": self.whole_object, "choices": choices, "usage": self._generation.usage}
+        return {
+            **self._about,
+            "object": self.whole_object,
+            "choices": choices,
+            "usage": self._generation.usage,
+        }
 
     def chunks(self, piece: Piece) -> list[Json]:
-        """Return the chunks of a piece in a stream: two if the end needs its own, none if there is nothing to send."""
+        """Return the chunks of a piece in a stream: two if the end needs its own, none if there is nothing to
+        send.
+        """
         choices = self._choices(piece)
         self._begun.add(piece.index)
         usage = {"usage": None} if self._tells_usage else {}
-        return [{**self._about, "object": self.chunk_object, "choices": [choice], **usage} for choice in choices]
+        return [
+            {**self._about, "object": self.chunk_object, "choices": [choice], **usage} for choice in choices
+        ]
 
     def last(self) -> list[Json]:
         """Return the chunks that follow all pieces."""
@@ -106,11 +120,14 @@ class ChatShape(Shape):
 
     def _told(self, tokens: Sequence[Token]) -> Json:
         content = [
-            {"token": t.text, "logprob": t.logprob, "bytes": bytes_of(t.text), "top_logprobs": []} for t in tokens
+            {"token": t.text, "logprob": t.logprob, "bytes": bytes_of(t.text), "top_logprobs": []}
+            for t in tokens
         ]
         return {"content": content, "refusal": None}
 
 
 def bytes_of(text: str) -> list[int] | None:
-    """Return the bytes of a token, or None if it is only a part of a character, whose text does not show its bytes."""
+    """Return the bytes of a token, or None if it is only a part of a character, whose text does not show its
+    bytes.
+    """
     return None if BROKEN in text else list(text.encode())

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from lorad.rl.tokenizer import Tokenizer
 
 BROKEN = "\ufffd"  # what a decoder makes of a part of a character
-MOST_PENDING = 16  # tokens; no character is made of so many: what they say is not valid and is passed on as it is
+# tokens; no character is made of so many: what they say is not valid and is passed on as it is
+MOST_PENDING = 16
 
 
 class Detokenizer:
     """Decodes one completion piece by piece; the pieces together are the text of its tokens.
 
-    Tokens are decoded together with those before them, as some tokenizers treat the beginning of a text differently.
-    As in text-generation-inference and vLLM, a window slides along the text.
+    Tokens are decoded together with those before them, as some tokenizers treat the beginning of a text
+    differently. As in text-generation-inference and vLLM, a window slides along the text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -72,4 +73,6 @@ class StopCutter:
 
 def beginning(text: str, stop: str) -> int:
     """Return how many of the last characters of `text` are the first of `stop`."""
-    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+    return next(
+        (size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0
+    )

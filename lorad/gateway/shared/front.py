@@ -1,5 +1,6 @@
-"""The front of a home that several users share: who asks, how much, and for whose version. That owner's own gateway,
-which runs as them, does the rest; no file of a user is opened here, and nothing of a model is in this process."""
+"""The front of a home that several users share: who asks, how much, and for whose version. That owner's own
+gateway, which runs as them, does the rest; no file of a user is opened here, and nothing of a model is in
+this process."""
 
 from __future__ import annotations
 
@@ -57,10 +58,14 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[Front
     for_all = os.environ.get(FOR_ALL) == "1"
     routes = Routes(home)
     limits = Limits(min(MOST_REQUESTS, files() // FILES_OF_ONE), MOST_OF_ONE)
-    front = Front(routes, Owners(home, routes), Access(settings.tokens, for_all=for_all, private=not for_all), limits)
+    front = Front(
+        routes, Owners(home, routes), Access(settings.tokens, for_all=for_all, private=not for_all), limits
+    )
     mode = 0o666 if for_all else 0o600
     try:
-        async with listening(make_app(front), home.gateway_socket, CONNECTIONS, mode=mode, port=settings.port):
+        async with listening(
+            make_app(front), home.gateway_socket, CONNECTIONS, mode=mode, port=settings.port
+        ):
             yield front
     finally:
         await front.owners.close()
@@ -104,14 +109,18 @@ def model_in(body: bytes) -> str:
 
 
 async def passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    """Byte for byte, as they come. An answer that breaks off breaks off here as well; a stream says so first."""
+    """Byte for byte, as they come.
+
+    An answer that breaks off breaks off here as well; a stream says so first.
+    """
     is_stream = answer.content_type == EVENT_STREAM
     kind = EVENT_STREAM if is_stream else "application/json"
     headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
     response = web.StreamResponse(status=answer.status, headers={"Content-Type": kind} | headers)
     response.content_length = answer.content_length
     await response.prepare(request)
-    with contextlib.suppress(ConnectionResetError):  # the client has left; the owner's gateway sees its own leave
+    # the client has left; the owner's gateway sees its own leave
+    with contextlib.suppress(ConnectionResetError):
         try:
             async for data in answer.content.iter_any():
                 await send(response, data)

@@ -1,4 +1,5 @@
-"""The gateways of owners, as the front of a shared home asks them: one request each connection, to the user meant.
+"""The gateways of owners, as the front of a shared home asks them: one request each connection, to the user
+meant.
 
 What another user's process answers is passed on, and nothing of it is believed.
 """
@@ -94,10 +95,14 @@ class Owners:
     def _session(self, uid: int) -> aiohttp.ClientSession:
         session = self._sessions.get(uid)
         if session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS
+            )
             connector = OnlyOf(str(self._home.gateway_socket_of(uid)), uid)
             jar = aiohttp.DummyCookieJar()
-            made = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False)
+            made = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
+            )
             session = self._sessions[uid] = made
         return session
 

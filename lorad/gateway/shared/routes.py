@@ -1,5 +1,5 @@
-"""Finds the version that a name in a request means, and its owner, for the front of a shared home: in the table, or
-else by asking the daemon, which starts nothing for that and answers at once.
+"""Finds the version that a name in a request means, and its owner, for the front of a shared home: in the
+table, or else by asking the daemon, which starts nothing for that and answers at once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Routes:
             raise
 
     async def ask(self, model: str) -> Way:
-        """Ask the daemon, which from now on keeps the gateway of the owner up. Raises ApiError and LoradError."""
+        """Ask the daemon, which from now on keeps the gateway of the owner up.
+
+        Raises ApiError and LoradError.
+        """
         try:
             async with self._daemon.post("http://lorad/v1/serving/owner", json={"model": model}) as answer:
                 data = await answer.read()

@@ -1,8 +1,9 @@
-"""The amplified test of attestation: a copy with alpha x K in the engine, against the trainer's prediction of the same.
+"""The amplified test of attestation: a copy with alpha x K in the engine, against the trainer's prediction of
+the same.
 
-K is a power of two, so that it rounds nothing, and so large that the change stands far above the engine's noise. Then
-rel and z (direct.py) show a dropped target, a doubled scale, a stale or garbled tensor, also where a direct comparison
-sees nothing but rounding.
+K is a power of two, so that it rounds nothing, and so large that the change stands far above the engine's
+noise. Then rel and z (direct.py) show a dropped target, a doubled scale, a stale or garbled tensor, also
+where a direct comparison sees nothing but rounding.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ LEAST_SIGMAS, LEAST_NATS, MOST_NATS = 60.0, 2.0, 5.0  # of the amplified change,
 ROOM = 2.2  # the change may be so many times as large as it has to be
 MOST_TRIES, MOST_DOUBLINGS = 6, 24
 NOISE_RATIO, LEAST_LIMIT = 2.75, 0.4
-"""Noise alone makes a rel of 1.4 to 2.2 sigmas over the change. The limit of rel is so many of these, at most the
-`Limits.amplified` of the dtype, and at least such a share of that."""
+"""Noise alone makes a rel of 1.4 to 2.2 sigmas over the change. The limit of rel is so many of these, at most
+the `Limits.amplified` of the dtype, and at least such a share of that."""
 
 GATE_SIGMAS = 50.0  # rms of the amplified change below which it proves nothing
 STEP_SIGMAS = 8.0  # L2 norm of the amplified step below which z proves nothing
@@ -30,8 +31,8 @@ NEARLY = 1.5  # a rel of up to so many limits is looked at again before it is a 
 
 
 class Prediction(Struct, frozen=True):
-    """What the trainer says of a version with alpha x `times`, float64 [T]. before: dt of the previous version with the
-    same alpha x `times`; zero where that is the base.
+    """What the trainer says of a version with alpha x `times`, float64 [T]. before: dt of the previous
+    version with the same alpha x `times`; zero where that is the base.
     """
 
     canaries: Canaries
@@ -50,7 +51,10 @@ class Amplified(Struct, frozen=True):
 async def amplification(
     score: Callable[[float], Awaitable[np.ndarray]], canaries: Canaries, sigma: float, begin: float
 ) -> tuple[float, np.ndarray] | None:
-    """K and what `score(K)` says then. begin: a K to try first. None when the version changes nothing at all."""
+    """K and what `score(K)` says then. begin: a K to try first.
+
+    None when the version changes nothing at all.
+    """
     least = max(LEAST_SIGMAS * sigma, LEAST_NATS)
     found: dict[float, np.ndarray] = {}
     sizes: dict[float, float] = {}
@@ -103,4 +107,7 @@ def _weak(prediction: Prediction, facts: dict[str, float]) -> str:
 
 def _wrong(prediction: Prediction, facts: dict[str, float], key: str, limit: float) -> str:
     name = {"rel": "rel", "z_error": "|z - 1|"}[key]
-    return f"amplified {prediction.times:g} times {resembles(facts)}: {name} {facts[key]:.3g}, at most {limit:.3g}"
+    return (
+        f"amplified {prediction.times:g} times {resembles(facts)}: {name} {facts[key]:.3g}, at most "
+        f"{limit:.3g}"
+    )

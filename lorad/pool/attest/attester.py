@@ -1,14 +1,14 @@
 """Attestation: whether the engine, asked for a version, serves exactly the adapter that the trainer exported.
 
-*Delivery*: the digest of what the engine received. *Direct comparison* (direct.py), which every server of the engine
-has to pass; where trainer and engine share a process and fp32 it suffices. Elsewhere also the *name test*
-(by_name.py), on every version, and the *amplified test* (amplified.py): when a run begins or is resumed, when the
-engine has come back and does not repeat its bits, on every k-th version, and on every version that is loaded from its
-files.
+*Delivery*: the digest of what the engine received. *Direct comparison* (direct.py), which every server of the
+engine has to pass; where trainer and engine share a process and fp32 it suffices. Elsewhere also the *name
+test* (by_name.py), on every version, and the *amplified test* (amplified.py): when a run begins or is
+resumed, when the engine has come back and does not repeat its bits, on every k-th version, and on every
+version that is loaded from its files.
 
-What the first server said is kept: a part of the engine that has lost its memory (restart, wake) is compared with it
-before anybody is served by that part. Bit for bit the same, it is what was attested; else it has to be the same within
-the limits of the direct comparison, and the next version of each run is amplified again.
+What the first server said is kept: a part of the engine that has lost its memory (restart, wake) is compared
+with it before anybody is served by that part. Bit for bit the same, it is what was attested; else it has to
+be the same within the limits of the direct comparison, and the next version of each run is amplified again.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Sets(NamedTuple):
 class Attester:
     """Attests on one engine and trainer; canaries are made once for each (count, tokens).
 
-    What needs the engine awake, or the trainer's base on its devices, takes its turn in `phases` where it says nothing
-    else. is_apart: engine and trainer are not one process with one base. returns: times that the engine came back and
-    did not repeat its bits; returned_the_same: the last time it did.
+    What needs the engine awake, or the trainer's base on its devices, takes its turn in `phases` where it
+    says nothing else. is_apart: engine and trainer are not one process with one base. returns: times that the
+    engine came back and did not repeat its bits; returned_the_same: the last time it did.
     """
 
     def __init__(
@@ -91,7 +91,9 @@ class Attester:
         return await self.canaries(2 * count, tokens, run)
 
     async def _sets(self, count: int, tokens: int, run: str) -> Sets:
-        """The engine says last what it makes of them, so that from then on whatever returns is compared with that."""
+        """The engine says last what it makes of them, so that from then on whatever returns is compared with
+        that.
+        """
         async with self._sampling:
             if (count, tokens) not in self._canaries:
                 async with self._phases.serving(run):
@@ -109,7 +111,10 @@ class Attester:
         return self._canaries[count, tokens]
 
     async def attest(self, name: str, source: AdapterSource, claim: Claim) -> Outcome:
-        """Test whether `name` serves what is claimed. Call it inside the same `Engine.settled` as the load."""
+        """Test whether `name` serves what is claimed.
+
+        Call it inside the same `Engine.settled` as the load.
+        """
         if (missing := await self.delivery(name, source.digest)) is not None:
             return Outcome(missing)
         canaries = claim.canaries
@@ -128,7 +133,10 @@ class Attester:
         return outcome
 
     async def amplified(self, name: str, source: AdapterSource, prediction: Prediction) -> Amplified:
-        """Return the amplified test of the tensors behind `name`, on every server. Inside `Engine.settled`."""
+        """Return the amplified test of the tensors behind `name`, on every server.
+
+        Inside `Engine.settled`.
+        """
         assert source.adapter is not None
         copy = AdapterSource(source.digest, adapter=source.adapter.amplified(prediction.times))
         async with self._temporaries.loaded(name, "amplified", copy) as temporary:
@@ -136,11 +144,16 @@ class Attester:
         found = [judge_amplified(prediction, engine, self.limits) for engine in by_server]
         return max(found, key=lambda one: SEVERITY.index(one.verdict.verdict))
 
-    async def _named(self, name: str, source: AdapterSource, claim: Claim, by_server: list[np.ndarray]) -> Attestation:
+    async def _named(
+        self, name: str, source: AdapterSource, claim: Claim, by_server: list[np.ndarray]
+    ) -> Attestation:
         async with self._temporaries.loaded(name, "copy", source) as temporary:
             copied = await self._scores(temporary, claim.canaries)
             if self._repeats and not same_bits(by_server, copied):
-                again = await self._scores(name, claim.canaries), await self._scores(temporary, claim.canaries)
+                again = (
+                    await self._scores(name, claim.canaries),
+                    await self._scores(temporary, claim.canaries),
+                )
                 self._repeats = same_bits(by_server, again[0]) and same_bits(copied, again[1])
         previous = self._references.get(claim.previous_name)
         is_comparable = previous is not None and previous.canaries is claim.canaries
@@ -163,7 +176,9 @@ class Attester:
         self._references.pop(name, None)
 
     async def check(self, score: Scorer) -> None:
-        """Raise AttestationFailed unless `score` says of the base and of every version what the engine said before."""
+        """Raise AttestationFailed unless `score` says of the base and of every version what the engine said
+        before.
+        """
         is_same = True
         for canaries in [sets.few for sets in self._canaries.values()]:
             base = (await score(BASE, canaries.batch)).astype(np.float64)
@@ -204,6 +219,8 @@ def _must_pass(name: str, verdict: Attestation) -> None:
     log.info("after a return of the engine, %s: %s: %s", name, verdict.verdict, verdict.detail)
     if verdict.verdict == "failed":
         raise AttestationFailed(
-            f"after its return the engine does not serve {name} as it did when that was attested: {verdict.detail}",
-            hint="Nothing was sampled from it since; the log of the engine shows what it did. Then resume the run.",
+            f"after its return the engine does not serve {name} as it did when that was attested: "
+            f"{verdict.detail}",
+            hint="Nothing was sampled from it since; the log of the engine shows what it did. Then resume "
+            "the run.",
         )

@@ -1,8 +1,9 @@
-"""The name test of attestation: the published name gives what a copy of the same tensors under a fresh name gives.
+"""The name test of attestation: the published name gives what a copy of the same tensors under a fresh name
+gives.
 
-Bit for bit on an engine that repeats its bits, within the noise otherwise. It says what the published name resolves to,
-and nothing about the loader, which both have gone through. A name and a copy that are the base's or the previous
-version's log-probabilities too prove nothing.
+Bit for bit on an engine that repeats its bits, within the noise otherwise. It says what the published name
+resolves to, and nothing about the loader, which both have gone through. A name and a copy that are the base's
+or the previous version's log-probabilities too prove nothing.
 """
 
 from __future__ import annotations
@@ -53,8 +54,12 @@ def judge_within(name: Scores, copy: Scores, others: Others, noise: float) -> At
         return _failed(name, copy)
     alike = _alike(others, lambda other: rms_between(name[0], other) <= limit)
     if alike:
-        return Attestation("inconclusive", f"its name and a copy of it both answer like {alike}, within the noise")
-    return Attestation("passed", f"its name answers like a fresh copy: rms {apart:.2g} nats, noise {noise:.2g}")
+        return Attestation(
+            "inconclusive", f"its name and a copy of it both answer like {alike}, within the noise"
+        )
+    return Attestation(
+        "passed", f"its name answers like a fresh copy: rms {apart:.2g} nats, noise {noise:.2g}"
+    )
 
 
 def rms_between(left: np.ndarray, right: np.ndarray) -> float:

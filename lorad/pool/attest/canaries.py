@@ -1,6 +1,8 @@
-"""Canaries: short texts of the base itself, on which engine and trainer are compared whenever a version is loaded.
+"""Canaries: short texts of the base itself, on which engine and trainer are compared whenever a version is
+loaded.
 
-Near-certain tokens carry neither noise nor signal, so more are sampled than needed and the least certain ones stay.
+Near-certain tokens carry neither noise nor signal, so more are sampled than needed and the least certain ones
+stay.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ async def measure_canaries(engine: Engine, trainer: np.ndarray, batch: Batch) ->
     limit = MOST_NOISE[engine.capabilities().dtype]
     if not sigma <= limit:
         raise AttestationFailed(
-            f"engine and trainer disagree about the base itself: rms {sigma:.2g} nats, at most {limit:g} is rounding",
+            f"engine and trainer disagree about the base itself: rms {sigma:.2g} nats, at most {limit:g} is "
+            "rounding",
             hint="Do both use the same checkpoint? Restart the pool; `lorad doctor` checks the backends.",
         )
     return Canaries(batch, by_server[0], trainer_base, sigma)

@@ -1,13 +1,16 @@
 """The direct comparison of attestation.
 
-On canaries, the change that the version makes to the engine's log-probabilities, de, against the change that the
-trainer's slot makes to its own, dt (each side against its own base, so that most of their rounding drops out):
+On canaries, the change that the version makes to the engine's log-probabilities, de, against the change that
+the trainer's slot makes to its own, dt (each side against its own base, so that most of their rounding drops
+out):
 
-    rel = |de - dt| / |dt|      slope = <de, dt> / |dt|^2      z = <de - dt(v-1), u> / |u|^2,  u = dt(v) - dt(v-1)
+    rel = |de - dt| / |dt|      slope = <de, dt> / |dt|^2      z = <de - dt(v-1), u> / |u|^2,  u = dt(v) -
+    dt(v-1)
 
-rel sees wrong tensors; z, 1 for this version and 0 for the previous one, sees staleness, which rel misses late in a
-run. Both are as noisy as sigma (canaries.py) over the size of the change; their limits grow with it, so that noise
-alone fails nothing, and where they have grown too large to prove anything the verdict is inconclusive.
+rel sees wrong tensors; z, 1 for this version and 0 for the previous one, sees staleness, which rel misses
+late in a run. Both are as noisy as sigma (canaries.py) over the size of the change; their limits grow with
+it, so that noise alone fails nothing, and where they have grown too large to prove anything the verdict is
+inconclusive.
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|)
 
 
 class Limits(Struct, frozen=True):
-    """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise; rel_blind: the
-    limit beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats; more where sigma or the change
-    is large: rounding is the mean difference as a share of the change's rms. amplified: the limit of rel in that test.
+    """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise;
+    rel_blind: the limit beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats; more
+    where sigma or the change is large: rounding is the mean difference as a share of the change's rms.
+    amplified: the limit of rel in that test.
     """
 
     least_sigma: float
@@ -41,14 +45,20 @@ class Limits(Struct, frozen=True):
     z: float = 0.5
 
 
-FLOAT32 = Limits(least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5, rounding=1e-6, amplified=1e-4)
-BFLOAT16 = Limits(least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2, amplified=4e-2)
+FLOAT32 = Limits(
+    least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5, rounding=1e-6, amplified=1e-4
+)
+BFLOAT16 = Limits(
+    least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2, amplified=4e-2
+)
 LARGEST_SIGMAS, MEAN_SIGMAS, LARGEST_TO_MEAN = 15.0, 2.0, 8.0
 SEVERITY = ("passed", "inconclusive", "failed")
 
 
 class Reference(Struct, frozen=True):
-    """What the engine said of a version when that was attested, float64 [T]. previous: dt of the version before it."""
+    """What the engine said of a version when that was attested, float64 [T]. previous: dt of the version
+    before it.
+    """
 
     canaries: Canaries
     engine: np.ndarray
@@ -58,8 +68,8 @@ class Reference(Struct, frozen=True):
 def judge(
     canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
 ) -> Attestation:
-    """Return the verdict of the direct comparison. engine, trainer: log-probabilities of the version; previous:
-    dt(v-1).
+    """Return the verdict of the direct comparison. engine, trainer: log-probabilities of the version;
+    previous: dt(v-1).
     """
     if not np.isfinite(engine).all():
         return Attestation("failed", "the engine's log-probabilities are not finite")
@@ -133,7 +143,9 @@ def measure(
 def _passed_or_inconclusive(facts: dict[str, float], limits: Limits) -> Attestation:
     numbers = f"signal {facts['signal']:.2g} nats rms, noise {facts['sigma']:.2g}"
     if "rel" not in facts:
-        return Attestation("passed", f"it changes nothing yet; largest difference {facts['largest']:.2g} nats", facts)
+        return Attestation(
+            "passed", f"it changes nothing yet; largest difference {facts['largest']:.2g} nats", facts
+        )
     if facts["rel_limit"] > limits.rel_blind:
         return Attestation("inconclusive", f"delivered, but too little signal to tell more: {numbers}", facts)
     if "z" in facts and facts["z_limit"] > limits.z:

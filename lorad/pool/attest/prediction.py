@@ -41,7 +41,9 @@ class Predictor:
     async def amplified(
         self, slot: str, canaries: Canaries, previous: Files | None, begin: float = 1.0
     ) -> Prediction | None:
-        """None when the slot changes nothing. previous: the version before; None: the base. begin: an earlier K."""
+        """None when the slot changes nothing. previous: the version before; None: the base. begin: an earlier
+        K.
+        """
 
         async def score(times: float) -> np.ndarray:
             return await self.plain(slot, canaries, times)
@@ -58,7 +60,10 @@ class Predictor:
 
     @asynccontextmanager
     async def opened(self, files: Files) -> AsyncIterator[str]:
-        """A slot with these tensors for a moment. Raises AdapterRefused when the trainer does not take them."""
+        """A slot with these tensors for a moment.
+
+        Raises AdapterRefused when the trainer does not take them.
+        """
         slot = f"attest:{files.directory.name}:{next(self._numbers)}"
         spec = SlotSpec(files.adapter, lora_type=files.lora_type, source=files.directory, frozen=True)
         await self._trainer.open(slot, spec)

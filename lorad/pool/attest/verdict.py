@@ -14,9 +14,9 @@ from lorad.protocol.calls import Attestation
 class Claim(Struct, frozen=True):
     """What the trainer says of a version that the engine is to serve.
 
-    trainer: its log-probabilities, float64 [T]. previous: dt(v-1); None: that is the base. previous_name: what the
-    engine calls it. prediction: for the amplified test; None: it is not made now. proven: `Attester.returns` when that
-    test passed last, with an earlier version of the run; None: it never has.
+    trainer: its log-probabilities, float64 [T]. previous: dt(v-1); None: that is the base. previous_name:
+    what the engine calls it. prediction: for the amplified test; None: it is not made now. proven:
+    `Attester.returns` when that test passed last, with an earlier version of the run; None: it never has.
     """
 
     canaries: Canaries
@@ -46,17 +46,23 @@ class Outcome(Struct, frozen=True):
         return self.direct.verdict == "passed" and "rel" not in self.direct.facts
 
     def wants_more(self, *, is_proven: bool) -> bool:
-        """Return whether an amplified test, or a test on more canaries, could decide what these left open; see
-        `verdict`.
+        """Return whether an amplified test, or a test on more canaries, could decide what these left open;
+        see `verdict`.
         """
-        if self.named is None or "failed" in (self.direct.verdict, self.named.verdict) or self.changes_nothing:
+        if (
+            self.named is None
+            or "failed" in (self.direct.verdict, self.named.verdict)
+            or self.changes_nothing
+        ):
             return False
         if self.amplified is not None:
             return self.amplified.again
         return self.named.verdict == "inconclusive" or not is_proven
 
     def verdict(self, *, is_proven: bool) -> Attestation:
-        """is_proven: the amplified test passed with an earlier version, and the engine has been the same since."""
+        """is_proven: the amplified test passed with an earlier version, and the engine has been the same
+        since.
+        """
         parts = [self.direct, *([self.named] if self.named else [])]
         parts += [self.amplified.verdict] if self.amplified else []
         facts = {key: number for part in parts for key, number in part.facts.items()}

@@ -1,4 +1,6 @@
-"""One call: its arguments checked, fenced, done by its verb, answered by items and a result, or by an error."""
+"""One call: its arguments checked, fenced, done by its verb, answered by items and a result,
+or by an error.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ ABOUT = frozenset({"hello", "status", "shutdown"})  # calls that do not count as
 
 
 async def answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
-    """Yield everything that goes back to the caller, from a task of its own. Raises nothing but cancellation."""
+    """Yield everything that goes back to the caller, from a task of its own.
+
+    Raises nothing but cancellation.
+    """
     WORK.set(pool.parties.caller(call))
     try:
         kind, args = _checked(pool, call)
@@ -56,12 +61,18 @@ async def _plain(pool: Pool, call: Call, kind: Verb, args: Any) -> Any:
 def _checked(pool: Pool, call: Call) -> tuple[Verb, Any]:
     kind = VERBS.get(call.verb)
     if kind is None:
-        raise Conflict(f"a pool has no verb {call.verb!r}", hint="Both sides must be of the same version of lorad.")
+        raise Conflict(
+            f"a pool has no verb {call.verb!r}", hint="Both sides must be of the same version of lorad."
+        )
     if pool.stopping.is_set() and call.verb not in ABOUT:
         raise PoolLost("the pool is shutting down", hint="Resume the run; the daemon starts another pool.")
     if kind.of_run and (not call.run or call.attempt < 1 or (kind.mutates and call.seq < 1)):
-        raise Conflict(f"{call.verb} needs a run, an attempt and a sequence number", hint="See lorad.protocol.calls.")
+        raise Conflict(
+            f"{call.verb} needs a run, an attempt and a sequence number", hint="See lorad.protocol.calls."
+        )
     try:
         return kind, frames.converted(call.args, kind.args)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{call.verb}: {error}", hint="Both sides must be of the same version of lorad.") from None
+        raise SpecError(
+            f"{call.verb}: {error}", hint="Both sides must be of the same version of lorad."
+        ) from None

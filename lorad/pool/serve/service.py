@@ -30,7 +30,9 @@ class Service:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Returns when the pool stops: what changes a slot has ended, its callers were answered, streams are cut."""
+        """Returns when the pool stops: what changes a slot has ended, its callers were answered, streams are
+        cut.
+        """
         accepting = asyncio.create_task(self._accept())
         try:
             await self._pool.stopping.wait()

@@ -1,4 +1,7 @@
-"""The frames protocol on a non-blocking socket. A slow reader slows down the one who sends to it, nobody else."""
+"""The frames protocol on a non-blocking socket.
+
+A slow reader slows down the one who sends to it, nobody else.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,19 @@ class Wire:
         self._frames: set[asyncio.Task[None]] = set()
 
     async def receive(self) -> Call:
-        """Return the next call. Raises ConnectionError at the end of the stream, BadFrame when it is no call."""
+        """Return the next call.
+
+        Raises ConnectionError at the end of the stream, BadFrame when it is no call.
+        """
         prefix = frames.parse_prefix(await self._exactly(frames.PREFIX.size))
         return frames.decode(prefix, await self._exactly(prefix.body), Call)
 
     async def send(self, answer: Answer) -> None:
-        """Send one answer; returns when the peer's buffer has taken all of it. Frames of several answers never mix.
+        """Send one answer; returns when the peer's buffer has taken all of it. Frames of several answers
+        never mix.
 
-        A frame is sent whole even if its sender is cancelled meanwhile: the other calls of this connection continue.
+        A frame is sent whole even if its sender is cancelled meanwhile: the other calls of this connection
+        continue.
         """
         frame = asyncio.create_task(self._send(frames.encode(answer)))
         self._frames.add(frame)

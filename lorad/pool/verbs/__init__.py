@@ -1,6 +1,7 @@
 """What a pool does for each verb of `lorad/protocol/calls.py`.
 
-A plain verb is `(pool, call, args) -> result`. A stream is an async generator of its items with the result as the last.
+A plain verb is `(pool, call, args) -> result`. A stream is an async generator of its items with the result as
+the last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Bring a version into the engine: load it, attest it, and attest it again where one look was inconclusive."""
+"""Bring a version into the engine: load it, attest it,
+and attest it again where one look was inconclusive.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from lorad.protocol.calls import Attestation
 TRIES = 3  # of an engine that dies and comes back
 
 Predict = Callable[[bool], Awaitable[Prediction | None]]
-"""What the trainer says of the version, amplified: on the canaries, or (True) on twice as many. Takes its own turn."""
+"""What the trainer says of the version, amplified: on the canaries, or (True) on twice as many.
+
+Takes its own turn.
+"""
 
 T = TypeVar("T")
 
@@ -35,7 +40,8 @@ class Live(NamedTuple):
 async def bring(
     pool: Pool, version: str, source: AdapterSource, claim: Claim, predict: Predict, *, run: str = ""
 ) -> Live:
-    """Load and attest a version; the verdict is in its entry. Nobody finds it before it is put into `pool.loaded`.
+    """Load and attest a version; the verdict is in its entry. Nobody finds it before it is put into
+    `pool.loaded`.
 
     Raises AttestationFailed; then, and whatever else is raised, nothing of it is left.
     """
@@ -44,14 +50,18 @@ async def bring(
     try:
         live = await _judged(pool, live, source, claim, predict, run)
         if live.entry.verdict.verdict == "failed":
-            raise AttestationFailed(f"{version} failed its attestation: {live.entry.verdict.detail}", hint=UNLOADED)
+            raise AttestationFailed(
+                f"{version} failed its attestation: {live.entry.verdict.detail}", hint=UNLOADED
+            )
     except BaseException:
         await pool.loaded.refuse(live.entry)
         raise
     return live._replace(attest_seconds=live.attest_seconds + time.perf_counter() - begun)
 
 
-async def again(pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, predict: Predict) -> Attestation:
+async def again(
+    pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, predict: Predict
+) -> Attestation:
     """Return the verdict, now, on a version that is loaded, and that nobody unloads meanwhile."""
 
     async def looked_at() -> Live:
@@ -62,7 +72,9 @@ async def again(pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, p
     return (await _judged(pool, await _patiently(looked_at), source, claim, predict, "")).entry.verdict
 
 
-async def _judged(pool: Pool, live: Live, source: AdapterSource, claim: Claim, predict: Predict, run: str) -> Live:
+async def _judged(
+    pool: Pool, live: Live, source: AdapterSource, claim: Claim, predict: Predict, run: str
+) -> Live:
     """Store the verdict in the version's entry, after a second look where the first one was not enough."""
     if live.outcome.wants_more(is_proven=claim.proven == pool.attester.returns):
         live = live._replace(outcome=await _looked_again(pool, live, source, predict, run))

@@ -1,4 +1,5 @@
-"""`generate` for a run, `serve` for everybody else: streams of chunks, each of the version that was asked for.
+"""`generate` for a run, `serve` for everybody else: streams of chunks, each of the version that was asked
+for.
 
 Each chunk goes out as it comes, unless nobody reads the stream as it comes: then all of them together.
 """
@@ -21,7 +22,9 @@ Items = AsyncGenerator[Chunks | Generated, None]
 
 
 async def generate(pool: Pool, call: Call, args: Generate) -> Items:
-    """Raises Conflict for a version that is not one of the run's attested ones or `base`; Fenced when superseded."""
+    """Raises Conflict for a version that is not one of the run's attested ones or `base`; Fenced when
+    superseded.
+    """
     request = pool.request(call)
     with pool.fence(call.run).stream(call, request) as check:
         tenant = pool.tenant(call)
@@ -42,11 +45,15 @@ async def serve(pool: Pool, call: Call, args: Generate) -> Items:
             yield item
 
 
-async def _stream(pool: Pool, run: str, request: str, name: str, args: Generate, check: Callable[[], None]) -> Items:
+async def _stream(
+    pool: Pool, run: str, request: str, name: str, args: Generate, check: Callable[[], None]
+) -> Items:
     started, samples, tokens = time.perf_counter(), 0, 0
     kept: list[Chunk] = []
     positions = {prompt.id: position for position, prompt in enumerate(args.prompts)}
-    made = cast("AsyncGenerator[Chunk, None]", pool.engine.generate(request, name, args.prompts, args.sampling))
+    made = cast(
+        "AsyncGenerator[Chunk, None]", pool.engine.generate(request, name, args.prompts, args.sampling)
+    )
     async with aclosing(pool.phases.stream(run, made)) as chunks:
         async for chunk in chunks:
             check()

@@ -69,8 +69,8 @@ async def _clear(pool: Pool, call: Call) -> None:
 
 
 async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
-    """Attest a reference in the engine too, if the engine was started for adapters like it; it never has to serve
-    one.
+    """Attest a reference in the engine too, if the engine was started for adapters like it; it never has to
+    serve one.
     """
     config = (await asyncio.to_thread(outline, Path(wanted.directory))).config
     if config.rank > args.rank or not set(config.modules) <= set(args.modules):
@@ -81,22 +81,25 @@ async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
 
 
 async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVersion) -> SlotInfo:
-    """Return the run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After this
-    both are open,
+    """Return the run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After
+    this both are open,
     or none. Raises AdapterRefused, AttestationFailed.
     """
     name, directory = reference_slot(slot.slot), Path(wanted.directory)
     opened = [slot.slot]
     try:
         config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
-        spec = SlotSpec(config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True)
+        spec = SlotSpec(
+            config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True
+        )
         held = await pool.trainer.open(name, spec)
         opened.append(name)
         digest = await asyncio.to_thread((await pool.trainer.export(name)).digest)
         if digest != wanted.sha256:
             raise AttestationFailed(
                 f"the trainer holds sha256 {digest} as the reference of {slot.slot}, not {wanted.sha256}",
-                hint=f"{directory} was changed, or the trainer does not keep what it reads. Restore it, then resume.",
+                hint=f"{directory} was changed, or the trainer does not keep what it reads. Restore it, "
+                "then resume.",
             )
     except BaseException:
         for each in opened:
@@ -110,7 +113,9 @@ async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:
     info = await pool.trainer.open(
         run,
         SlotSpec(
-            adapter=AdapterConfig(args.rank, args.alpha, tuple(sorted(args.modules)), args.rslora, args.dropout),
+            adapter=AdapterConfig(
+                args.rank, args.alpha, tuple(sorted(args.modules)), args.rslora, args.dropout
+            ),
             optimizer=Optimizer(args.betas, args.eps, args.weight_decay),
             lora_type=args.lora_type,
             init=args.init,

@@ -21,7 +21,9 @@ from lorad.protocol.calls import Call, Publish, Published
 
 
 async def publish(pool: Pool, call: Call, args: Publish) -> Published:
-    """Raises AdapterRefused, AttestationFailed, StorageError (of an earlier version); the old version serves then."""
+    """Raises AdapterRefused, AttestationFailed, StorageError (of an earlier version); the old version serves
+    then.
+    """
     tenant = pool.tenant(call)
     _check_number(tenant, args)
     await pool.files.room(tenant.run)
@@ -35,7 +37,9 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
         claim = await _claim(pool, tenant, is_amplified=is_amplified)
     scored = time.perf_counter()
     source = AdapterSource(digest, adapter=adapter)
-    live = await bring(pool, version, source, claim, lambda more: _predict(pool, tenant, more=more), run=tenant.run)
+    live = await bring(
+        pool, version, source, claim, lambda more: _predict(pool, tenant, more=more), run=tenant.run
+    )
     _go_live(pool, tenant, args, live, claim, adapter)
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest, live))
     seconds = exported - started + live.load_seconds
@@ -46,7 +50,8 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
 def _check_number(tenant: Tenant, args: Publish) -> None:
     if args.number <= tenant.number:
         raise Conflict(
-            f"{tenant.run}@{args.number} cannot follow {tenant.run}@{tenant.number}", hint="Version numbers only grow."
+            f"{tenant.run}@{args.number} cannot follow {tenant.run}@{tenant.number}",
+            hint="Version numbers only grow.",
         )
 
 

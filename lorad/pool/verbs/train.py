@@ -46,7 +46,9 @@ async def logprobs(pool: Pool, call: Call, args: Logprobs) -> LogprobsResult:
 
 
 def check(batch: Batch, vocab_size: int) -> None:
-    """Raise ValueError for what would end the pool on a GPU, where an index out of range kills the process."""
+    """Raise ValueError for what would end the pool on a GPU,
+    where an index out of range kills the process.
+    """
     batch.check()
     for name, tokens in (("prompts", batch.prompts), ("completions", batch.completions)):
         if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:

@@ -1,4 +1,6 @@
-"""`load_version`, `let_go` and `unload`: versions for others than their run, and those that their run is done with."""
+"""`load_version`, `let_go` and `unload`: versions for others than their run, and those that their run is done
+with.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ CHANGED = "Its files were changed, and nothing was loaded; use another version."
 
 
 async def load_version(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
-    """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed, Conflict (no room)."""
+    """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed, Conflict (no
+    room).
+    """
     entry = await pool.loaded.serve(args.version, args.sha256, lambda: _bring(pool, args), keep=args.keep)
     return Loaded(entry.verdict)
 
 
 async def attest_reference(pool: Pool, wanted: LoadVersion) -> Attestation:
-    """Return the verdict on an adapter that nobody samples from: as of a version that is loaded, which then goes again.
+    """Return the verdict on an adapter that nobody samples from: as of a version that is loaded, which then
+    goes again.
 
     Raises what `load_version` raises.
     """
@@ -55,7 +60,9 @@ async def attest_again(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
     """Raises NotFound (not loaded), IntegrityError (loaded, or on disk, are other bytes)."""
     with pool.loaded.use(args.version) as entry:
         if entry.digest != args.sha256:
-            raise IntegrityError(f"{args.version} is loaded as sha256 {entry.digest}, not {args.sha256}", hint=CHANGED)
+            raise IntegrityError(
+                f"{args.version} is loaded as sha256 {entry.digest}, not {args.sha256}", hint=CHANGED
+            )
         adapter = await _read(pool, args)
         claim, predict = await _claim(pool, args, adapter)
         return Loaded(await again(pool, entry, AdapterSource(args.sha256, adapter=adapter), claim, predict))
@@ -64,7 +71,9 @@ async def attest_again(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
 async def _bring(pool: Pool, args: LoadVersion) -> Entry:
     adapter = await _read(pool, args)
     claim, predict = await _claim(pool, args, adapter)
-    return (await bring(pool, args.version, AdapterSource(args.sha256, adapter=adapter), claim, predict)).entry
+    return (
+        await bring(pool, args.version, AdapterSource(args.sha256, adapter=adapter), claim, predict)
+    ).entry
 
 
 async def _claim(pool: Pool, args: LoadVersion, adapter: Adapter) -> tuple[Claim, Predict]:

@@ -1,7 +1,7 @@
 """Attention over packed rows, in the blocks of a `Layout`, its backward written by hand.
 
-Both gather; what several sequences add to one prompt is added in their order, so bits repeat as those of the products
-do. No sequence's numbers reach another's, not even as 0 x NaN.
+Both gather; what several sequences add to one prompt is added in their order, so bits repeat as those of the
+products do. No sequence's numbers reach another's, not even as 0 x NaN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class PackedAttention:
 
 
 class _Products(NamedTuple):
-    """What the backward of two batched products needs: q [S * kv, heads / kv * Q, dim], k, v [S * kv, K, dim]."""
+    """What the backward of two batched products needs: q [S * kv, heads / kv * Q, dim], k, v [S * kv, K,
+    dim].
+    """
 
     q: Tensor
     k: Tensor
@@ -71,7 +73,9 @@ class _Fused(NamedTuple):
             out = masked(heads, keys, values, block.bias, scale)
         else:
             gqa = q.shape[1] != queries
-            out = F.scaled_dot_product_attention(heads, keys, values, is_causal=True, scale=scale, enable_gqa=gqa)
+            out = F.scaled_dot_product_attention(
+                heads, keys, values, is_causal=True, scale=scale, enable_gqa=gqa
+            )
         out = out.reshape(q.shape)
         return out.detach(), cls(q, k, v, out)
 
@@ -100,7 +104,9 @@ class _Attend(Function):
         grad = grad.reshape(-1, layout.dim)
         found = []
         for block, kept in zip(layout.blocks, ctx.blocks, strict=True):
-            to_out = grad.index_select(0, block.queries).view(block.shape[0], layout.kv, -1, block.shape[2], layout.dim)
+            to_out = grad.index_select(0, block.queries).view(
+                block.shape[0], layout.kv, -1, block.shape[2], layout.dim
+            )
             if block.live is not None:
                 to_out.mul_(block.live)
             found.append(kept.backward(layout.dim**-0.5, to_out.view(kept.q.shape)))

@@ -1,7 +1,8 @@
 """Packed sequences laid side by side: which rows stand in which cell of which block, and back.
 
-Sequences lie in rows one after another without padding; some share a prompt, which is a sequence too. Attention wants
-rectangles, so sequences of similar lengths make up a block: only the attention of a few rows is padded, nothing else.
+Sequences lie in rows one after another without padding; some share a prompt, which is a sequence too.
+Attention wants rectangles, so sequences of similar lengths make up a block: only the attention of a few rows
+is padded, nothing else.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ LONG = 256
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Runs of rows that attend causally to themselves and before that to a prompt, which is another of the runs.
+    """Runs of rows that attend causally to themselves and before that to a prompt, which is another of the
+    runs.
 
-    starts, lengths, owner: int64 [S]; owner is the index of the prompt among the runs, -1 for the prompts themselves.
+    starts, lengths, owner: int64 [S]; owner is the index of the prompt among the runs, -1 for the prompts
+        themselves.
     """
 
     starts: Ints
@@ -42,13 +45,15 @@ class Sequences:
 class Block:
     """S sequences with Q queries and K = P + Q keys, the first P of them those of a shared prompt.
 
-    queries: int64 [S * heads * Q], kv head by kv head: rows of q seen as [rows * heads, head_dim]. keys: int64
-    [S * kv * K], likewise of k and v. live: [S, 1, 1, Q, 1], zero where a query is padding; None when none is. sharers:
-    int64 [S], the prompt of each sequence, counted in the order of the blocks; None of prompts.
+    queries: int64 [S * heads * Q], kv head by kv head: rows of q seen as [rows * heads, head_dim]. keys:
+    int64 [S * kv * K], likewise of k and v. live: [S, 1, 1, Q, 1], zero where a query is padding; None when
+    none is. sharers: int64 [S], the prompt of each sequence, counted in the order of the blocks; None of
+    prompts.
     """
 
     shape: tuple[int, int, int, int]  # S, P, Q, K
-    fused: bool  # which kernel, and so which bias: boolean [1, 1, Q, K], else [S * kv or 1, heads / kv * Q, K]
+    # which kernel, and so which bias: boolean [1, 1, Q, K], else [S * kv or 1, heads / kv * Q, K]
+    fused: bool
     queries: Tensor
     keys: Tensor
     bias: Tensor | None  # None of fused prompts: the kernel knows what is causal
@@ -57,13 +62,18 @@ class Block:
 
 
 class Layout:
-    """The blocks of one micro-batch, prompts first. out: int64 [rows * heads], where the output of each query head is
-    among the outputs of all blocks; home: int64 [rows * kv], where each key head is among the keys of all blocks.
+    """The blocks of one micro-batch, prompts first. out: int64 [rows * heads], where the output of each query
+    head is among the outputs of all blocks; home: int64 [rows * kv], where each key head is among the keys of
+    all blocks.
     """
 
     def __init__(self, base: Base, rows: int, sequences: Sequences) -> None:
         config = base.config
-        self.heads, self.kv, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.heads, self.kv, self.dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
         self._base, self._sequences = base, sequences
         groups = list(similar(sequences))
         prompts = np.concatenate([g for g in groups if sequences.owner[g[0]] < 0])
@@ -103,7 +113,9 @@ class Layout:
         )
 
     def _bias(self, prefixes: Ints, wide: int, long: int, fused: bool) -> Tensor | None:
-        """Make the attention mask: zero where visible, else minus infinity; for the fused kernel true and false."""
+        """Make the attention mask: zero where visible, else minus infinity; for the fused kernel true and
+        false.
+        """
         if fused and not wide:
             return None
         visible = self._visible(prefixes, wide, long)
@@ -128,10 +140,11 @@ class Layout:
 
 
 def similar(sequences: Sequences) -> Iterator[Ints]:
-    """Indices of the sequences of each block, prompts first, no empty ones; longest first, ties in the given order.
+    """Indices of the sequences of each block, prompts first, no empty ones; longest first, ties in the given
+    order.
 
-    In a block the longest is at most a quarter and 8 tokens longer than the shortest; where the fused kernel works,
-    all have prompts of one length, so that one mask does for all.
+    In a block the longest is at most a quarter and 8 tokens longer than the shortest; where the fused kernel
+    works, all have prompts of one length, so that one mask does for all.
     """
     lengths, prefixes = sequences.lengths, sequences.prefixes
     for chosen in (sequences.owner < 0, (sequences.owner >= 0) & (lengths > 0)):

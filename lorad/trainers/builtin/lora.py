@@ -1,7 +1,7 @@
 """Adapters inside the forward: y + scale * B(A(dropout(x))), with gradients straight into the slots.
 
-Arithmetic is in the base's dtype, as in `FrozenLora`, so that trainer and engine agree; weights, gradients and Adam
-stay fp32. Rows of several slots may share one forward: each slot has a range of them.
+Arithmetic is in the base's dtype, as in `FrozenLora`, so that trainer and engine agree; weights, gradients
+and Adam stay fp32. Rows of several slots may share one forward: each slot has a range of them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ class SlotLora:
     train: dropout acts, each module of a fused linear with a mask of its own. amplify: see `Policy`.
     """
 
-    def __init__(self, slots: Sequence[Slot], ranges: Sequence[slice], train: bool, amplify: float = 1.0) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], ranges: Sequence[slice], train: bool, amplify: float = 1.0
+    ) -> None:
         self.slots, self.ranges, self.train, self.amplify = slots, ranges, train, amplify
         self.anchor = slots[0].anchor
         self.generators = [slot.dropout for slot in slots if train and slot.spec.adapter.dropout]
 
     @property
     def first_layer(self) -> int:
-        """Return the first layer at which any of the slots has something; what is before it needs no backward."""
+        """Return the first layer at which any of the slots has something; what is before it needs no
+        backward.
+        """
         return min(layer for slot in self.slots for layer, _ in slot.sites)
 
     def at(self, ranges: Sequence[slice]) -> SlotLora:
@@ -76,7 +80,9 @@ class _Part:
             y[:, half.rows].addmm_(low[:, half.ranks], b.t(), alpha=scale)
         return low, masks
 
-    def backward(self, x: Tensor, low: Tensor, masks: list[Tensor], y_grad: Tensor, x_grad: Tensor | None) -> None:
+    def backward(
+        self, x: Tensor, low: Tensor, masks: list[Tensor], y_grad: Tensor, x_grad: Tensor | None
+    ) -> None:
         """Adds to the slot's gradients and writes this part's rows of x_grad, if there is one."""
         x, y_grad = x[self.rows], y_grad[self.rows]
         low_grad = torch.empty_like(low)
@@ -93,7 +99,9 @@ class _Part:
         if into is not None:
             torch.mm(low_grad, self.site.a.to(x.dtype), out=into)
 
-    def _dropped_backward(self, x: Tensor, low_grad: Tensor, masks: list[Tensor], into: Tensor | None) -> None:
+    def _dropped_backward(
+        self, x: Tensor, low_grad: Tensor, masks: list[Tensor], into: Tensor | None
+    ) -> None:
         a = self.site.a.to(x.dtype)
         if into is not None:
             into.zero_()
@@ -113,7 +121,9 @@ class _Part:
         return (x * mask).mul_(1 / (1 - self.dropout))
 
     def _scaled(self, half: Half, dtype: torch.dtype) -> tuple[Tensor, float]:
-        """B, and what its product is still to be multiplied by; in a narrow dtype B has the scale, as in the engine."""
+        """B, and what its product is still to be multiplied by; in a narrow dtype B has the scale, as in the
+        engine.
+        """
         if half.b.dtype == dtype:
             return half.b, self.scale
         return (half.b * self.scale).to(dtype), 1.0

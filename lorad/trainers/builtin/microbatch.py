@@ -1,7 +1,7 @@
 """A batch cut into micro-batches whose prompts are computed once for all their samples.
 
-Tokens lie flat in one row and without padding, slot by slot: the prompts of its groups, then the inputs of its
-completions (all but the last token of each). Linears see one long row; only attention knows of sequences.
+Tokens lie flat in one row and without padding, slot by slot: the prompts of its groups, then the inputs of
+its completions (all but the last token of each). Linears see one long row; only attention knows of sequences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from lorad.trainers.builtin.blocks import Ints, Layout, Sequences
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some samples of a batch that follow one another, of one slot. same: int64 [S of the batch], see `twins`."""
+    """Some samples of a batch that follow one another, of one slot. same: int64 [S of the batch], see
+    `twins`.
+    """
 
     batch: Batch
     samples: slice
@@ -30,8 +32,8 @@ class Piece:
 
     @property
     def groups(self) -> slice:
-        """Return the slice of the groups that these samples belong to; the first and the last may be covered in
-        part.
+        """Return the slice of the groups that these samples belong to; the first and the last may be covered
+        in part.
         """
         ends = np.cumsum(self.batch.group_sizes)
         first, last = np.searchsorted(ends, [self.samples.start, self.samples.stop - 1], "right").tolist()
@@ -48,7 +50,9 @@ class Piece:
     def rows(self) -> int:
         """Count the tokens that the forward computes for this piece."""
         computed = np.unique(self.same[self.samples])
-        return int(self.batch.prompt_lengths[self.groups].sum() + (self.batch.completion_lengths[computed] - 1).sum())
+        return int(
+            self.batch.prompt_lengths[self.groups].sum() + (self.batch.completion_lengths[computed] - 1).sum()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,9 @@ class Microbatch:
 
 
 def twins(batch: Batch) -> Ints:
-    """int64 [S]: for each sample the first one of its group with the same tokens, itself if there is none before it."""
+    """int64 [S]: for each sample the first one of its group with the same tokens, itself if there is none
+    before it.
+    """
     first: dict[tuple[int, bytes], int] = {}
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
     ends = np.cumsum(batch.completion_lengths)
@@ -76,9 +82,11 @@ def twins(batch: Batch) -> Ints:
 
 
 def plan(batch: Batch, budget: int, share: bool) -> Iterator[Piece]:
-    """Yield the batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by itself.
+    """Yield the batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by
+    itself.
 
-    Groups without samples are left out. share: samples of a group with the same tokens are computed once (which dropout
+    Groups without samples are left out. share: samples of a group with the same tokens are computed once
+    (which dropout
     forbids: each has its own masks).
     """
     batch = _without_empty_groups(batch)
@@ -111,7 +119,8 @@ def _without_empty_groups(batch: Batch) -> Batch:
 
 
 def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, Piece]]:
-    """Micro-batches of the next piece of several plans: index of the plan -> its piece, at most `budget` rows together.
+    """Micro-batches of the next piece of several plans: index of the plan -> its piece, at most `budget` rows
+    together.
 
     Pieces are never cut again and those of one plan stay in order, so that each plan fares as it would alone.
     """
@@ -185,7 +194,8 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     runs = np.concatenate([widths, lengths[computed] - 1])
     starts = row + np.cumsum(runs) - runs
     step, last = _steps(lengths), np.cumsum(lengths) - 1
-    # The last prompt token predicts the first token of each of its samples; token j of a completion predicts j + 1.
+    # The last prompt token predicts the first token of each of its samples; token j of a completion predicts
+    # j + 1.
     predictors = np.repeat(starts[len(widths) :][twin], lengths) + step - 1
     predictors[last + 1 - lengths] = (starts[: len(widths)] + widths - 1)[owner]
     inputs = np.isin(np.arange(len(lengths)), computed).repeat(lengths)

@@ -1,8 +1,8 @@
 """The two passes over a micro-batch: forward for log-probabilities, forward and backward for gradients.
 
-Logits exist for completion tokens only, and for a chunk of them at a time: the backward of one chunk ends before the
-next chunk's logits are made, and the body of the model is walked back once, at the end. Statistics are read when all of
-that has been asked for, so that a GPU is not waited for between chunks.
+Logits exist for completion tokens only, and for a chunk of them at a time: the backward of one chunk ends
+before the next chunk's logits are made, and the body of the model is walked back once, at the end. Statistics
+are read when all of that has been asked for, so that a GPU is not waited for between chunks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Microbatch, Piece
 
 LOGITS, ROWS = 2**22, 128
-"""A chunk of logits on a CPU: so many numbers (16 MiB in fp32, of which two live at a time), but at least so many rows.
-Fewer read the whole head too often: with 152 k words 27 rows cost 1.5 times the time of 128, which are 74 MiB."""
+"""A chunk of logits on a CPU: so many numbers (16 MiB in fp32, of which two live at a time), but at least so
+many rows. Fewer read the whole head too often: with 152 k words 27 rows cost 1.5 times the time of 128, which
+are 74 MiB."""
 
 GPU_LOGITS = 2**27
 """A chunk of logits on a GPU: 512 MiB in fp32."""
@@ -49,7 +50,9 @@ def score(base: Base, rows: Microbatch, lora: SlotLora | None, temperature: floa
 def forward_backward(
     base: Base, rows: Microbatch, lora: SlotLora, work: Sequence[GradientWork], checkpointing: bool
 ) -> list[LossStats]:
-    """Adds to the slots, piece by piece, the gradient of sum(token losses) / normaliser; the statistics of each."""
+    """Adds to the slots, piece by piece, the gradient of sum(token losses) / normaliser; the statistics of
+    each.
+    """
     states = _predicting_states(base, rows, lora, _recomputing(lora) if checkpointing else at_once)
     wanted = [_token_targets(piece, w, base.device) for piece, w in zip(rows.pieces, work, strict=True)]
     temperature = _temperatures(rows, [w.loss for w in work])
@@ -86,12 +89,16 @@ class _Found(NamedTuple):
 
 
 def _stats(parts: Sequence[_Found], normaliser: float) -> LossStats:
-    losses = TokenLosses(*(torch.cat(columns) for columns in zip(*(part.losses for part in parts), strict=True)))
+    losses = TokenLosses(
+        *(torch.cat(columns) for columns in zip(*(part.losses for part in parts), strict=True))
+    )
     return loss_stats(losses, torch.cat([part.entropy for part in parts]), normaliser)
 
 
 def _recomputing(lora: SlotLora) -> Run:
-    """Run the layers of one forward so that those from the first trained one on are recomputed in the backward pass."""
+    """Run the layers of one forward so that those from the first trained one on are recomputed in the
+    backward pass.
+    """
     layers, first = itertools.count(), lora.first_layer
 
     def run(layer: LayerForward, x: Tensor) -> Tensor:
@@ -109,8 +116,8 @@ def _predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run:
 
 
 def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:
-    """Each piece is cut where it would be alone, so that dropout on the head draws the same; then cuts that fit are
-    joined.
+    """Each piece is cut where it would be alone, so that dropout on the head draws the same; then cuts that
+    fit are joined.
     """
     size = _most_rows(base)
     start = end = 0
@@ -132,7 +139,9 @@ def _most_rows(base: Base) -> int:
 def _within(ranges: Sequence[slice], chunk: slice) -> list[slice]:
     """Cut each range to the chunk, counted from the chunk's start; may be empty."""
     size = chunk.stop - chunk.start
-    ends = [(min(max(r.start - chunk.start, 0), size), min(max(r.stop - chunk.start, 0), size)) for r in ranges]
+    ends = [
+        (min(max(r.start - chunk.start, 0), size), min(max(r.stop - chunk.start, 0), size)) for r in ranges
+    ]
     return [slice(start, stop) for start, stop in ends]
 
 

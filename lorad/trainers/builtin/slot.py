@@ -1,7 +1,7 @@
 """One adapter being trained: its weights, gradients, Adam state and dropout generator.
 
-Each of the four kinds of numbers is one flat fp32 vector with the same layout, so that a step is a handful of calls;
-logical names are views into them.
+Each of the four kinds of numbers is one flat fp32 vector with the same layout, so that a step is a handful of
+calls; logical names are views into them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from lorad.trainers.init import initial_a
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """The B of one trained module of a fused linear, [out, rank], and where it works: output rows, columns of A x."""
+    """The B of one trained module of a fused linear, [out, rank], and where it works: output rows, columns of
+    A x.
+    """
 
     rows: slice
     ranks: slice
@@ -69,7 +71,9 @@ class Slot:
         """One of the slot's vectors by logical name, in layout order, sharing its memory."""
         sizes = [rows * columns for rows, columns in self.shapes.values()]
         parts = flat.split(sizes)
-        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return {
+            name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def info(self, name: str) -> SlotInfo:
         size = self.weights.numel()
@@ -128,7 +132,9 @@ class Slot:
 
 
 def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, int]]:
-    """Shapes in layout order: group by group the A of all its modules, then their B; a group's A is one block."""
+    """Shapes in layout order: group by group the A of all its modules, then their B; a group's A is one
+    block.
+    """
     shapes = expected_shapes(config, linear_shapes(base.config))
     if not shapes:
         raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")

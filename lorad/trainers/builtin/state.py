@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def new_slot(base: Base, spec: SlotSpec) -> Slot:
-    """A fresh slot, its weights from `spec.source` when there is one. Raises AdapterRefused when that does not fit."""
+    """A fresh slot, its weights from `spec.source` when there is one.
+
+    Raises AdapterRefused when that does not fit.
+    """
     slot = Slot(base, spec)
     if spec.source is not None:
         source = checkpoint.read_source(spec.source, spec.adapter, linear_shapes(base.config))
@@ -39,7 +42,10 @@ def save(slot: Slot, directory: Path, base_model: str) -> list[str]:
 
 
 def load(slot: Slot, directory: Path) -> None:
-    """Load a checkpoint. Raises IntegrityError, and changes nothing, when it is damaged or of an unlike adapter."""
+    """Load a checkpoint.
+
+    Raises IntegrityError, and changes nothing, when it is damaged or of an unlike adapter.
+    """
     saved = checkpoint.read(directory, slot.spec.adapter, slot.shapes)
     dropout = _dropout_state(slot, saved, directory)
 
@@ -53,10 +59,11 @@ def load(slot: Slot, directory: Path) -> None:
 
 
 def _dropout_state(slot: Slot, saved: Saved, directory: Path) -> Tensor:
-    """Return the generator's state from the file; after another kind of trainer, one derived from the seed and the
-    step.
+    """Return the generator's state from the file; after another kind of trainer, one derived from the seed
+    and the step.
 
-    A device takes only states of its own kind. Without dropout nothing is ever drawn, so that a new slot's state does.
+    A device takes only states of its own kind. Without dropout nothing is ever drawn, so that a new slot's
+    state does.
     """
     device, seed = slot.dropout.device, slot.spec.seed
     if "dropout" not in saved.rng:
@@ -69,7 +76,8 @@ def _dropout_state(slot: Slot, saved: Saved, directory: Path) -> Tensor:
         if not slot.spec.adapter.dropout:
             return dropout_generator(device, seed).get_state()
         raise IntegrityError(
-            f"{directory / RNG}: dropout cannot continue with it: no state of a generator on {device.type} ({error})",
+            f"{directory / RNG}: dropout cannot continue with it: no state of a generator on {device.type} "
+            f"({error})",
             hint="resume on the kind of device that the checkpoint was made on, or from another checkpoint",
         ) from error
     return generator.get_state()

@@ -1,4 +1,7 @@
-"""`BuiltinTrainer`: the trainer protocol on one process and one device. Contracts are stated in `trainers/base.py`."""
+"""`BuiltinTrainer`: the trainer protocol on one process and one device.
+
+Contracts are stated in `trainers/base.py`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ TOKENS_PER_MICROBATCH = 16384
 
 
 class BuiltinTrainer(Trainer):
-    """Every torch call runs on `compute`, one micro-batch at a time, so that slots and the engine share it fairly.
+    """Every torch call runs on `compute`, one micro-batch at a time, so that slots and the engine share it
+    fairly.
 
     model: what a PEFT directory names as its base model.
     """
@@ -47,11 +51,12 @@ class BuiltinTrainer(Trainer):
         self._slots: dict[str, Slot] = {}
 
     def capabilities(self) -> TrainerCapabilities:
-        """Return what this trainer can do; on a GPU it is deterministic only where torch refuses nondeterministic
-        kernels.
+        """Return what this trainer can do; on a GPU it is deterministic only where torch refuses
+        nondeterministic kernels.
         """
         refuses = (
-            torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+            torch.are_deterministic_algorithms_enabled()
+            and not torch.is_deterministic_algorithms_warn_only_enabled()
         )
         return TrainerCapabilities(
             dtype=str(self._base.dtype).removeprefix("torch."),
@@ -95,7 +100,9 @@ class BuiltinTrainer(Trainer):
             plan(item.batch, budget, share=not slot.spec.adapter.dropout)
             for item, budget, slot in zip(work, budgets, slots, strict=True)
         ]
-        quanta = (partial(self._gradients, slots, work, joined) for joined in mixed(plans, max(budgets, default=0)))
+        quanta = (
+            partial(self._gradients, slots, work, joined) for joined in mixed(plans, max(budgets, default=0))
+        )
         stats = [LossStats() for _ in work]
         for found in await self._compute.each(quanta):
             for index, more in found.items():
@@ -113,7 +120,9 @@ class BuiltinTrainer(Trainer):
         held = None if policy.slot is None else self._slot(policy.slot)
         check_batch(batch, self.capabilities(), temperature)
         result = np.empty(batch.completions.size, np.float32)
-        pieces = list(plan(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH, share=True))
+        pieces = list(
+            plan(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH, share=True)
+        )
         quanta = (partial(self._score, held, piece, temperature, policy.amplify) for piece in pieces)
         for piece, scores in zip(pieces, await self._compute.each(quanta), strict=True):
             result[piece.tokens] = scores
@@ -140,7 +149,9 @@ class BuiltinTrainer(Trainer):
 
     def _slot(self, name: str) -> Slot:
         if name not in self._slots:
-            raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}")
+            raise NotFound(
+                f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}"
+            )
         return self._slots[name]
 
     def _trained(self, name: str) -> Slot:
@@ -156,7 +167,9 @@ class BuiltinTrainer(Trainer):
         rows = pack(self._base, list(joined.values()))
         lora = SlotLora(mine, rows.rows, train=True)
         checkpointing = any(slot.spec.activation_checkpointing for slot in mine)
-        stats = passes.forward_backward(self._base, rows, lora, [work[index] for index in joined], checkpointing)
+        stats = passes.forward_backward(
+            self._base, rows, lora, [work[index] for index in joined], checkpointing
+        )
         return dict(zip(joined, stats, strict=True))
 
     def _score(self, slot: Slot | None, piece: Piece, temperature: float, amplify: float) -> np.ndarray:

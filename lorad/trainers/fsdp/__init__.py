@@ -1,1 +1,3 @@
-"""The trainer that shards any Hugging Face causal LM over data-parallel ranks: transformers, PEFT and FSDP2."""
+"""The trainer that shards any Hugging Face causal LM over data-parallel ranks: transformers,
+PEFT and FSDP2.
+"""

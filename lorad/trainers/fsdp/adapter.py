@@ -1,7 +1,8 @@
 """Room for one adapter in a model that is about to be sharded, by PEFT.
 
-PEFT reads the sizes of a linear off its weight, of which a rank holds only some rows after sharding. So all linears are
-wrapped before, with an adapter that is thrown away after; PEFT's wrappers stay and remember their sizes.
+PEFT reads the sizes of a linear off its weight, of which a rank holds only some rows after sharding. So all
+linears are wrapped before, with an adapter that is thrown away after; PEFT's wrappers stay and remember their
+sizes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class AdapterRoom:
 
     @contextlib.contextmanager
     def reached(self) -> Iterator[None]:
-        """Leaves in `shapes` the linears that are called meanwhile: others give their weights away past any adapter."""
+        """Leaves in `shapes` the linears that are called meanwhile: others give their weights away past any
+        adapter.
+        """
         called: set[str] = set()
         hooks = [
             linear.register_forward_hook(lambda *_, name=name: called.add(name))
@@ -79,7 +82,8 @@ class AdapterRoom:
         unknown = sorted(set(config.modules) - set(self.shapes))
         if unknown or not config.modules or config.rank < 1:
             raise AdapterRefused(
-                f"no adapter of rank {config.rank} fits {', '.join(unknown[:3]) or f'{len(config.modules)} modules'}",
+                f"no adapter of rank {config.rank} fits "
+                f"{', '.join(unknown[:3]) or f'{len(config.modules)} modules'}",
                 hint=f"the {len(self.shapes)} linears of the base have names like {next(iter(self.shapes))}",
             )
         self._peft.add_adapter(NAME, _lora(config), low_cpu_mem_usage=True)
@@ -158,7 +162,9 @@ class ReplicatedAdapter(Mounted):
 
 
 class _Nameless(nn.Module):
-    """PEFT translates targets for the mixtures of experts that it recognises by a config: here it finds none."""
+    """PEFT translates targets for the mixtures of experts that it recognises by a config:
+    here it finds none.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

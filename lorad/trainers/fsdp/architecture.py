@@ -32,7 +32,8 @@ def read_config(directory: Path) -> Any:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError) as error:
         hint = (
-            "give the directory of a model that transformers supports without custom code; code of models is never run"
+            "give the directory of a model that transformers supports without custom code; code of "
+            "models is never run"
         )
         raise SpecError(f"{directory}: {_line(error)}", key="model.path", hint=hint) from error
     if getattr(config, "quantization_config", None):
@@ -42,7 +43,8 @@ def read_config(directory: Path) -> Any:
 
 
 def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
-    """Parameters on the meta device, tied as in the end, frozen; buffers are real, since no file holds all of them.
+    """Parameters on the meta device, tied as in the end, frozen; buffers are real, since no file holds all of
+    them.
 
     attention: a name that transformers knows; None is sdpa, or eager where the architecture lacks it.
     """
@@ -56,7 +58,10 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
             break
         except (ValueError, ImportError) as error:
             if kind == wanted[-1]:
-                hint = f"it must be a causal language model; backend_args: {{{ATTENTION}: …}} chooses another attention"
+                hint = (
+                    f"it must be a causal language model; backend_args: {{{ATTENTION}: …}} chooses "
+                    "another attention"
+                )
                 raise SpecError(f"{_line(error)}", key="model.path", hint=hint) from error
             log.warning("%s is without %s attention", config.model_type, kind)
     model.tie_weights()
@@ -66,15 +71,17 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """Return the decoder layers in order. Raises SpecError when no list has the length that the model's config
-    states.
+    """Return the decoder layers in order. Raises SpecError when no list has the length that the model's
+    config states.
     """
     count = model.config.get_text_config().num_hidden_layers
     for module in model.get_decoder().modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     hint = "use trainer.backend=builtin or another model"
-    raise SpecError(f"no list of {count} decoder layers in {type(model).__name__}", key="model.path", hint=hint)
+    raise SpecError(
+        f"no list of {count} decoder layers in {type(model).__name__}", key="model.path", hint=hint
+    )
 
 
 def linear_shapes(model: Any, layers: Sequence[nn.Module]) -> dict[str, tuple[int, int]]:
@@ -94,7 +101,9 @@ def linear_shapes(model: Any, layers: Sequence[nn.Module]) -> dict[str, tuple[in
     if not found:
         hint = "use a model whose layers are made of linears (transformers' Conv1D is none)"
         raise SpecError(
-            f"{type(model).__name__} has no linear that an adapter could be put on", key="model.path", hint=hint
+            f"{type(model).__name__} has no linear that an adapter could be put on",
+            key="model.path",
+            hint=hint,
         )
     return found
 
@@ -112,7 +121,9 @@ def may_pack(model: Any) -> bool:
 
 
 def _keep_in_fp32(model: Any) -> None:
-    """Convert what the architecture computes in fp32 whatever the dtype of the rest, as `from_pretrained` does."""
+    """Convert what the architecture computes in fp32 whatever the dtype of the rest, as `from_pretrained`
+    does.
+    """
     kept = "|".join(re.escape(name) for name in model._keep_in_fp32_modules_strict or ())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if kept and re.search(rf"(?:^|\.)(?:{kept})(?:\.|$)", name):

@@ -1,4 +1,6 @@
-"""A Hugging Face causal LM sharded over data-parallel ranks by FSDP2, with adapters by PEFT that FSDP does not know."""
+"""A Hugging Face causal LM sharded over data-parallel ranks by FSDP2, with adapters by PEFT that FSDP does
+not know.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,15 @@ def open_body(settings: BodySettings) -> Body:
     settings.args: `attn_implementation`, by transformers' names; sdpa unless given.
     Raises SpecError for other arguments, other kinds of parallelism, and a model that cannot be loaded.
     """
-    split = {kind: getattr(settings, kind) for kind in ("tp", "pp", "cp", "ep") if getattr(settings, kind) != 1}
+    split = {
+        kind: getattr(settings, kind) for kind in ("tp", "pp", "cp", "ep") if getattr(settings, kind) != 1
+    }
     if split:
         told = ", ".join(f"{kind}={size}" for kind, size in split.items())
         raise SpecError(
-            f"fsdp has data-parallel ranks alone, not {told}", key="trainer", hint="use dp, or backend=megatron"
+            f"fsdp has data-parallel ranks alone, not {told}",
+            key="trainer",
+            hint="use dp, or backend=megatron",
         )
     unknown = sorted(set(settings.args) - {ATTENTION})
     attention = settings.args.get(ATTENTION)
@@ -49,7 +55,8 @@ def open_body(settings: BodySettings) -> Body:
 
 
 class FsdpBody(Body):
-    """Each decoder layer's weights, and the rest, are gathered when needed and let go; adapters are whole everywhere.
+    """Each decoder layer's weights, and the rest, are gathered when needed and let go; adapters are whole
+    everywhere.
 
     The base is always in evaluation mode: of dropout there is the adapter's alone.
     """
@@ -73,7 +80,11 @@ class FsdpBody(Body):
         self._keeps_logits = architecture.takes(self._model, "logits_to_keep")
         with self._room.reached():
             self.packs = self._keeps_apart() and architecture.may_pack(self._model)
-        log.info("%d linears; sequences %s", len(self.shapes), "share rows" if self.packs else "have rows of their own")
+        log.info(
+            "%d linears; sequences %s",
+            len(self.shapes),
+            "share rows" if self.packs else "have rows of their own",
+        )
 
     def _shard(self, layers: list[Any]) -> None:
         self._recompute = Recompute()
@@ -120,7 +131,9 @@ class FsdpBody(Body):
             return self._logits(rows.ids, rows.positions, rows.predictors)
 
     def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
-        """Run forward and backward, also for no tokens: other ranks' backward needs this rank's part of the graph."""
+        """Run forward and backward, also for no tokens: other ranks' backward needs this rank's part of the
+        graph.
+        """
         logits = self.logits(rows, adapter=True, train=True, recompute=recompute)
         (loss_of(logits) + 0 * logits.sum() if not len(logits) else loss_of(logits)).backward()
 

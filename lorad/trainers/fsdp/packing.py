@@ -18,10 +18,12 @@ Scores = Callable[[Tensor, Tensor], Tensor]
 def keeps_apart(scores: Scores, vocab: int, device: torch.device) -> bool:
     """Compares a sequence behind another with the same alone. Collective where `scores` is.
 
-    What rounding does at any token is measured against what seeing the other sequence does where it does most: a
-    quarter of that is far above the one and far below the other.
+    What rounding does at any token is measured against what seeing the other sequence does where it does
+    most: a quarter of that is far above the one and far below the other.
     """
-    ids = torch.randint(vocab, (1, _FIRST + _SECOND), generator=torch.Generator().manual_seed(_SEED)).to(device)
+    ids = torch.randint(vocab, (1, _FIRST + _SECOND), generator=torch.Generator().manual_seed(_SEED)).to(
+        device
+    )
     through = torch.arange(_FIRST + _SECOND, device=device)[None]
     restarted = torch.cat([through[:, :_FIRST], through[:, :_SECOND]], dim=1)
     alone = scores(ids[:, _FIRST:], through[:, :_SECOND]).float()

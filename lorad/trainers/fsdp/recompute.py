@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Recompute:
-    """A switch for a model's layers. transformers' own acts in training mode alone, where a base's dropout acts too."""
+    """A switch for a model's layers. transformers' own acts in training mode alone, where a base's dropout
+    acts too.
+    """
 
     on: bool = False
 

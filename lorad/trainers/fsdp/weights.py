@@ -37,13 +37,16 @@ def fill(model: nn.Module, directory: Path, device: torch.device) -> None:
         _read_rows(model, files)
     else:
         log.info(
-            "names in %s are not those of the modules: rank 0 reads all of it, the others get their rows", directory
+            "names in %s are not those of the modules: rank 0 reads all of it, the others get their rows",
+            directory,
         )
         _receive_rows(model, directory, device)
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the base's tensors that a checkpoint holds, once each and by the names there; adapters are left out."""
+    """Yield the base's tensors that a checkpoint holds, once each and by the names there; adapters are left
+    out.
+    """
     transient = {
         f"{prefix}.{name}".lstrip(".")
         for prefix, module in model.named_modules()
@@ -76,7 +79,9 @@ def _where(directory: Path) -> dict[str, Path]:
 
 
 def _is_stored_as_named(model: nn.Module, files: dict[str, Path]) -> bool:
-    """Return whether tensors can be copied as they are: transformers fuses or renames those of some architectures."""
+    """Return whether tensors can be copied as they are: transformers fuses or renames those of some
+    architectures.
+    """
     return not _converts(model) and all(name in files for name, _ in weights(model))
 
 
@@ -99,7 +104,9 @@ def _read_rows(model: nn.Module, files: dict[str, Path]) -> None:
                     _read(file, path, name, wanted[name])
     unread = sorted(set(files) - set(wanted))
     if unread:
-        log.info("%d tensors have no place in the model and were not read: %s", len(unread), ", ".join(unread[:3]))
+        log.info(
+            "%d tensors have no place in the model and were not read: %s", len(unread), ", ".join(unread[:3])
+        )
 
 
 def _read(file: Any, path: Path, name: str, into: Tensor) -> None:
@@ -127,7 +134,9 @@ def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> No
     is_fine = torch.tensor([int(not failure)], device=device)
     dist.broadcast(is_fine, 0)
     if not is_fine.item():
-        raise SpecError(f"{directory}: {failure or 'rank 0 could not load it'}", hint="check that the model is whole")
+        raise SpecError(
+            f"{directory}: {failure or 'rank 0 could not load it'}", hint="check that the model is whole"
+        )
     for name, tensor in weights(model):
         shown = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         if whole:

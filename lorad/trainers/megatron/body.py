@@ -24,7 +24,10 @@ LAYOUTS = 16
 
 
 def open_body(settings: BodySettings) -> Body:
-    """Build the model; call it after `workers.join`. Raises SpecError for what lorad or Megatron does not take."""
+    """Build the model; call it after `workers.join`.
+
+    Raises SpecError for what lorad or Megatron does not take.
+    """
     return MegatronBody(build(settings), settings)
 
 
@@ -140,7 +143,8 @@ class MegatronBody(Body):
         for one in self._wrapped:
             one.enable(adapter)
         self._model.train(train)
-        for layer in self._experts:  # frozen: in training they balance their load, and refuse tensor parallelism
+        # frozen: in training they balance their load, and refuse tensor parallelism
+        for layer in self._experts:
             layer.eval()
 
     def _layers(self, rows: Rows, recompute: bool) -> Run:

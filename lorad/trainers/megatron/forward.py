@@ -1,4 +1,6 @@
-"""A micro-batch through the layers of a rank: sequences packed in one row, only what predicts something scored."""
+"""A micro-batch through the layers of a rank: sequences packed in one row, only what predicts something
+scored.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,38 @@ from lorad.trainers.sharded.rows import Rows
 
 
 def predict(
-    model: nn.Module, rows: Rows, vocab: int, *, packed: bool, recompute: bool, tp: int, below: Tensor | None = None
+    model: nn.Module,
+    rows: Rows,
+    vocab: int,
+    *,
+    packed: bool,
+    recompute: bool,
+    tp: int,
+    below: Tensor | None = None,
 ) -> Tensor:
-    """[T, vocab] on every tensor-parallel rank, of a loss computed by each of them alike; where the model has a stage
-    above, the hidden states for that one. below: those of the stage below, shaped as `hidden_shape` says.
+    """[T, vocab] on every tensor-parallel rank, of a loss computed by each of them alike; where the model has
+    a stage above, the hidden states for that one. below: those of the stage below, shaped as `hidden_shape`
+    says.
 
-    packed: attention takes sequences as they are; else it gets a mask, of N * N booleans (and makes scores of N * N
-    numbers per head), which is for small N. Positions count from the row's beginning then: rotary embeddings only see
-    differences. recompute: Megatron's full recomputation, one layer at a time.
+    packed: attention takes sequences as they are; else it gets a mask, of N * N booleans (and makes scores of
+    N * N numbers per head), which is for small N. Positions count from the row's beginning then: rotary
+    embeddings only see differences. recompute: Megatron's full recomputation, one layer at a time.
     """
     config: Any = model.config
     decoder: Any = model.get_submodule("decoder")
     ids, positions, starts = _padded(rows, tp)
     config.recompute_granularity = "full" if recompute else None
     config.recompute_method, config.recompute_num_layers = ("uniform", 1) if recompute else (None, None)
-    entering = model.get_submodule("embedding")(input_ids=ids, position_ids=positions) if below is None else below
+    entering = (
+        model.get_submodule("embedding")(input_ids=ids, position_ids=positions) if below is None else below
+    )
     if recompute and torch.is_grad_enabled():
         entering.requires_grad_()  # Megatron's checkpoint has no backward unless its input has one
     decoder.set_input_tensor(below)
 
-    def score(*, hidden_states: Tensor, output_layer: nn.Module, output_weight: Tensor | None, **_: object) -> Tensor:
+    def score(
+        *, hidden_states: Tensor, output_layer: nn.Module, output_weight: Tensor | None, **_: object
+    ) -> Tensor:
         from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region as whole
 
         at = hidden_states[:, 0].index_select(0, rows.predictors)[:, None]
@@ -59,7 +73,8 @@ def hidden_shape(model: nn.Module, rows: Rows, tp: int) -> tuple[int, int, int]:
 def _padded(rows: Rows, tp: int) -> tuple[Tensor, Tensor, Tensor]:
     """A number of tokens that `tp` divides, by a sequence that nothing looks at.
 
-    Bridge's `CanonicalLoRA` reshapes this rank's queries with the head count of all ranks: `tp` tokens become one.
+    Bridge's `CanonicalLoRA` reshapes this rank's queries with the head count of all ranks: `tp` tokens become
+    one.
     """
     missing = -rows.ids.shape[1] % tp
     if not missing:

@@ -1,7 +1,7 @@
 """Where the numbers of a logical tensor lie in this rank's parameters, read off Bridge's own export.
 
-Bridge knows how heads are interleaved and cut; nothing here repeats that. Exporting, in place of the weights, the
-number of each row and then of each column says it all, once per kind of adapter.
+Bridge knows how heads are interleaved and cut; nothing here repeats that. Exporting, in place of the weights,
+the number of each row and then of each column says it all, once per kind of adapter.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class Piece:
 def discover(
     gather: Gather, shapes: Sequence[tuple[int, int]], holder: Mapping[str, int], rank: int
 ) -> dict[str, Piece]:
-    """Logical name -> its piece here. shapes: of this rank's parameters, the same on all that cut them. holder: which
-    of the parameters holds each logical tensor. rank: of this one among those. Collective.
+    """Logical name -> its piece here. shapes: of this rank's parameters, the same on all that cut them.
+    holder: which of the parameters holds each logical tensor. rank: of this one among those. Collective.
     """
     rows = gather([_numbered(shape, rank, 0) for shape in shapes])
     columns = gather([_numbered(shape, rank, 1) for shape in shapes])
     return {
-        name: _piece(rows[name].numpy(), columns[name].numpy(), shapes[number], rank) for name, number in holder.items()
+        name: _piece(rows[name].numpy(), columns[name].numpy(), shapes[number], rank)
+        for name, number in holder.items()
     }
 
 

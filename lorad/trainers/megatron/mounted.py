@@ -23,7 +23,9 @@ SIDES = {"lora_A": "linear_in", "lora_B": "linear_out"}
 
 @dataclass(frozen=True)
 class Wrapped:
-    """One module, before and after. flags: what Bridge sets on the module itself (Transformer Engine's only)."""
+    """One module, before and after. flags: what Bridge sets on the module itself (Transformer
+    Engine's only).
+    """
 
     target: Target
     original: nn.Module
@@ -55,10 +57,13 @@ def wrap(model: nn.Module, targets: Sequence[Target], key: MountKey) -> list[Wra
 def _wrap(model: nn.Module, target: Target, peft: Any) -> Wrapped:
     """Wrap one target in its adapter.
 
-    Members of a fused module that were not asked for get zeros, which stay: Bridge's forward needs every member.
+    Members of a fused module that were not asked for get zeros, which stay: Bridge's forward needs every
+    member.
     """
     original = model.get_submodule(target.path)
-    flags = {name: value for name, value in vars(original).items() if name.startswith("return_layernorm_output")}
+    flags = {
+        name: value for name, value in vars(original).items() if name.startswith("return_layernorm_output")
+    }
     parent, _, name = target.path.rpartition(".")
     wrapper = peft.transform(original, name=name, prefix=parent)
     if wrapper is original or not hasattr(wrapper, "to_wrap"):
@@ -79,14 +84,20 @@ def unwrap(model: nn.Module, wrapped: Sequence[Wrapped]) -> None:
 
 
 def _peft(key: MountKey) -> Any:
-    """Bridge scales by alpha / dim. Its own draw of A is left out: it would move the generators, and means nothing."""
+    """Bridge scales by alpha / dim.
+
+    Its own draw of A is left out: it would move the generators, and means nothing.
+    """
     from megatron.bridge.peft.canonical_lora import CanonicalLoRA
     from megatron.bridge.peft.lora import LoRA
 
     adapter = key.adapter
     kind = CanonicalLoRA if key.lora_type == "canonical_lora" else LoRA
     peft = kind(
-        dim=adapter.rank, alpha=adapter.scale * adapter.rank, dropout=adapter.dropout, lora_A_init_method="zero"
+        dim=adapter.rank,
+        alpha=adapter.scale * adapter.rank,
+        dropout=adapter.dropout,
+        lora_A_init_method="zero",
     )
     peft.target_modules = [*peft.target_modules, "output_layer"]
     peft._init_target_match_state()
@@ -94,7 +105,9 @@ def _peft(key: MountKey) -> Any:
 
 
 class MegatronMounted(Mounted):
-    """targets: of the whole model. wrapped: those on this stage, to which `_holders` and the layout are confined."""
+    """targets: of the whole model. wrapped: those on this stage, to which `_holders` and the layout are
+    confined.
+    """
 
     def __init__(
         self,
@@ -128,7 +141,10 @@ class MegatronMounted(Mounted):
                 self._holder[f"{name}.{side}.weight"] = self._holders.index(module)
 
     def learn_layout(self, rank: int) -> None:
-        """Before `scatter`. Collective. Raises AdapterRefused where Bridge exports less than was asked for."""
+        """Before `scatter`.
+
+        Collective. Raises AdapterRefused where Bridge exports less than was asked for.
+        """
         shapes = [(p.shape[0], p.shape[1]) for p in self.parameters]
         self.layout = discover(self.gather, shapes, self._holder, rank)
 

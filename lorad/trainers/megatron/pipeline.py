@@ -14,7 +14,9 @@ from torch import Tensor
 from lorad.trainers.sharded.body import LossOf
 
 Run = Callable[[Tensor | None], Tensor]
-"""This stage's layers, from the hidden states of the stage below, None on the first; scores come out of the last."""
+"""This stage's layers, from the hidden states of the stage below, None on the first; scores come out of the
+last.
+"""
 
 
 class Pipeline:
@@ -47,16 +49,16 @@ class Pipeline:
         return int(found.item())
 
     def scores(self, run: Run, hidden: Sequence[int], scores: Sequence[int]) -> Tensor:
-        """Return the scores on every stage, without a graph. hidden, scores: shapes of what goes up, and of what
-        the top returns.
+        """Return the scores on every stage, without a graph. hidden, scores: shapes of what goes up, and of
+        what the top returns.
         """
         with torch.no_grad():
             found = run(self._from_below(hidden))
         return self._passed_on(found, scores)
 
     def backward(self, run: Run, hidden: Sequence[int], scores: Sequence[int], loss_of: LossOf) -> None:
-        """Run forward and backward; every stage receives the scores, so that `loss_of` notes the same on all of
-        them.
+        """Run forward and backward; every stage receives the scores, so that `loss_of` notes the same on all
+        of them.
         """
         below = self._from_below(hidden)
         trains, asks = self.rank >= self.first_trained, self.rank > self.first_trained

@@ -37,8 +37,10 @@ NO_FUSION = {
 
 @dataclass(frozen=True)
 class Base:
-    """bridge: Bridge's `AutoBridge`, which knows the names. model: the bare `GPTModel` of this rank, one stage of it.
-    config: as the directory's `config.json` has it. packed: whether attention takes packed sequences, or needs a mask.
+    """bridge: Bridge's `AutoBridge`, which knows the names. model: the bare `GPTModel` of this rank, one
+    stage of it.
+    config: as the directory's `config.json` has it. packed: whether attention takes packed sequences, or
+        needs a mask.
     """
 
     bridge: Any
@@ -50,15 +52,16 @@ class Base:
 def build(settings: BodySettings) -> Base:
     """Raises: SpecError for what lorad or Megatron does not take."""
     _check(settings)
-    logging.getLogger("megatron").setLevel(logging.WARNING)  # it logs what it lacks, and every module of every mount
+    # it logs what it lacks, and every module of every mount
+    logging.getLogger("megatron").setLevel(logging.WARNING)
     try:
         from megatron.bridge import AutoBridge
     except ImportError as error:
         raise SpecError(
             f"Megatron-Bridge cannot be imported: {error}",
             key="trainer.backend",
-            hint="config.yaml: backends: {megatron: {python: …}} must name an interpreter that has megatron-bridge, "
-            "megatron-core and transformer-engine",
+            hint="config.yaml: backends: {megatron: {python: …}} must name an interpreter that has "
+            "megatron-bridge, megatron-core and transformer-engine",
         ) from error
     dtype = DTYPES[settings.dtype]
     with _taken(settings.model):
@@ -106,11 +109,18 @@ def _check(settings: BodySettings) -> None:
     world, size = dist.get_world_size(), settings.tp * settings.pp
     if world % size:
         raise SpecError(
-            f"tp x pp is {size}, not a part of the {world} ranks", key="trainer", hint="ranks are tp x pp x dp"
+            f"tp x pp is {size}, not a part of the {world} ranks",
+            key="trainer",
+            hint="ranks are tp x pp x dp",
         )
-    for name, number, kind in (("ep", settings.ep, "expert-parallel rank"), ("pp", settings.pp, "pipeline stage")):
+    for name, number, kind in (
+        ("ep", settings.ep, "expert-parallel rank"),
+        ("pp", settings.pp, "pipeline stage"),
+    ):
         if number > 1:
-            log.warning("trainer.%s: more than one %s was only ever run on tiny models, without a GPU", name, kind)
+            log.warning(
+                "trainer.%s: more than one %s was only ever run on tiny models, without a GPU", name, kind
+            )
 
 
 def _check_layers(config: Any, settings: BodySettings) -> None:
@@ -120,7 +130,8 @@ def _check_layers(config: Any, settings: BodySettings) -> None:
         raise SpecError(
             f"{stages} stages cannot share {layers} layers evenly",
             key="trainer.pp",
-            hint="pp must divide num_hidden_layers, or trainer.backend_args say num_layers_in_first_pipeline_stage",
+            hint="pp must divide num_hidden_layers, or trainer.backend_args say "
+            "num_layers_in_first_pipeline_stage",
         )
 
 
@@ -166,7 +177,8 @@ def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None
             raise SpecError(
                 f"{type(provider).__name__} has no field {name}",
                 key="trainer.backend_args",
-                hint="fields are those of Megatron's TransformerConfig and of Bridge's provider for this model",
+                hint="fields are those of Megatron's TransformerConfig and of Bridge's provider for this "
+                "model",
             )
         if name in own and name not in NO_FUSION:
             raise SpecError(f"{name} is for lorad to set", key="trainer.backend_args", hint="leave it out")
@@ -180,7 +192,8 @@ def _model(provider: Any, settings: BodySettings) -> nn.Module:
     from megatron.core.utils import unwrap_model
 
     if not parallel_state.model_parallel_is_initialized():
-        # this tracker forks no generator: nothing but the adapter's dropout is random, and that is for lorad to seed
+        # this tracker forks no generator: nothing but the adapter's dropout is random, and that is for lorad
+        # to seed
         provider.initialize_model_parallel(seed=1, seed_kwargs={"inference_rng_tracker": True})
     on_cpu = settings.device == "cpu"
     chunks = provider.provide_distributed_model(

@@ -1,4 +1,6 @@
-"""Whether Megatron turns positions into angles as the model was trained with: Bridge passes on only some parameters."""
+"""Whether Megatron turns positions into angles as the model was trained with: Bridge passes on only some
+parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which of Megatron's modules a logical name is in, and what can be asked for: Megatron fuses q, k, v, and gate, up."""
+"""Which of Megatron's modules a logical name is in, and what can be asked for: Megatron fuses q, k, v, and
+gate, up.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,17 @@ _IN_LAYER = {
     "mlp.up_proj": ("mlp.linear_fc1", "adapter_up"),
     "mlp.down_proj": ("mlp.linear_fc2", ""),
 }
-"""Module of a Hugging Face layer -> module of a Megatron layer, and the member's name in Bridge's `CanonicalLoRA`."""
+"""Module of a Hugging Face layer -> module of a Megatron layer, and the member's name in Bridge's
+`CanonicalLoRA`.
+"""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _MEGATRON_LAYER = re.compile(r"decoder\.layers\.\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
 class Target:
-    """One module of Megatron's that gets an adapter. members: Bridge's name of each member (empty for a module that is
-    not fused) -> logical name; those that nobody asked for are left out.
+    """One module of Megatron's that gets an adapter. members: Bridge's name of each member (empty for a
+    module that is not fused) -> logical name; those that nobody asked for are left out.
     """
 
     path: str
@@ -70,9 +74,9 @@ def those_here(targets: Iterable[Target], paths: Mapping[str, str]) -> list[Targ
 def trainable_shapes(
     reference: nn.Module, exist: Callable[[Sequence[str]], Sequence[bool]], *, tied: bool
 ) -> dict[str, tuple[int, int]]:
-    """(out, in) of the linears of `reference` (transformers' model, of which only the shapes count) that can be
-    trained, layer by layer. A head that is also the embedding is not one of them. exist: which of these paths any stage
-    has.
+    """(out, in) of the linears of `reference` (transformers' model, of which only the shapes count) that can
+    be trained, layer by layer. A head that is also the embedding is not one of them. exist: which of these
+    paths any stage has.
     """
     found: dict[str, tuple[int, int]] = {}
     paths: list[str] = []
@@ -81,7 +85,9 @@ def trainable_shapes(
         if isinstance(module, nn.Linear) and where and not (name == HEAD and tied):
             found[name] = (module.out_features, module.in_features)
             paths.append(where[0])
-    return {name: shape for (name, shape), is_there in zip(found.items(), exist(paths), strict=True) if is_there}
+    return {
+        name: shape for (name, shape), is_there in zip(found.items(), exist(paths), strict=True) if is_there
+    }
 
 
 def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]], tp: int) -> list[Target]:

@@ -16,9 +16,9 @@ DUMP = signal.SIGUSR1
 
 
 class RanksConfig(Struct, frozen=True, kw_only=True):
-    """body: `module:function` that makes a `Body` of its settings, whose device each rank takes from `devices`. name:
-    of the base, in the configurations of adapters. socket: rank 0 connects to it when all ranks are ready. meeting: a
-    file that is not there yet. threads: of each rank.
+    """body: `module:function` that makes a `Body` of its settings, whose device each rank takes from
+    `devices`. name: of the base, in the configurations of adapters. socket: rank 0 connects to it when all
+    ranks are ready. meeting: a file that is not there yet. threads: of each rank.
     """
 
     python: str

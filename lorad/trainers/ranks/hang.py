@@ -1,4 +1,5 @@
-"""Detects ranks that hang, when one has no heartbeat for too long; their stacks go to the log before they end.
+"""Detects ranks that hang, when one has no heartbeat for too long; their stacks go to the log before they
+end.
 
 A rank that waits for another in vain has a heartbeat: what it waits for has time-outs of torch's own, and the
 heartbeat of the pool shows that there is no progress.
@@ -29,7 +30,9 @@ MOST_SECONDS = 5.0  # between two looks
 
 
 class Beats:
-    """The heartbeats of all ranks, seen when their files' times change; a rank is watched from its first beat on."""
+    """The heartbeats of all ranks, seen when their files' times change; a rank is watched from its first beat
+    on.
+    """
 
     def __init__(self, config: Path, ranks: int) -> None:
         self._files = {rank: beat_file(config, rank) for rank in range(ranks)}
@@ -61,8 +64,8 @@ class Beats:
 
 
 async def hung(config: Path, ranks: int, limit: float) -> str:
-    """Wait until the ranks hang; returns a description. limit: seconds. Progress of any rank is progress of the
-    pool.
+    """Wait until the ranks hang; returns a description. limit: seconds. Progress of any rank is progress of
+    the pool.
     """
     beats, pause = Beats(config, ranks), min(limit / LOOKS, MOST_SECONDS)
     looked = time.monotonic()
@@ -73,7 +76,9 @@ async def hung(config: Path, ranks: int, limit: float) -> str:
         if now - looked > limit / 2:
             beats.forgive(now)
         elif late := {rank: seconds for rank, seconds in silent.items() if seconds > limit}:
-            return ", ".join(f"rank {rank} was hung: no heartbeat for {late[rank]:.0f} s" for rank in sorted(late))
+            return ", ".join(
+                f"rank {rank} was hung: no heartbeat for {late[rank]:.0f} s" for rank in sorted(late)
+            )
         looked = now
         if beats.got_on():
             HEART.progress()
@@ -120,8 +125,8 @@ def state(pid: int) -> str:
 
 
 def _spied(program: str, pid: int, file: IO[bytes]) -> bool:
-    """Dump a process's stacks by py-spy, without stopping it, since it might never resume; returns whether that
-    worked.
+    """Dump a process's stacks by py-spy, without stopping it, since it might never resume; returns whether
+    that worked.
     """
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:

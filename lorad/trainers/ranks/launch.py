@@ -1,8 +1,8 @@
 """Runs the ranks of one trainer: `python -I -S launch.py CONFIG.json`. Standard library only.
 
-Of CONFIG it reads `python` and `ranks`. One ends, all end: each by SIGTERM, and what is left after GRACE_SECONDS is
-killed. They also end with this process, whatever ends it (PR_SET_PDEATHSIG). Exits with 0 after SIGTERM and when the
-first rank that ended said 0.
+Of CONFIG it reads `python` and `ranks`. One ends, all end: each by SIGTERM, and what is left after
+GRACE_SECONDS is killed. They also end with this process, whatever ends it (PR_SET_PDEATHSIG). Exits with 0
+after SIGTERM and when the first rank that ended said 0.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ from lorad.trainers.ranks import launch
 
 @dataclass(frozen=True)
 class Places:
-    """work, logs: see `RemoteTrainer.start`. private: 0700, of a short name, for what belongs to the present life."""
+    """work, logs: see `RemoteTrainer.start`. private: 0700, of a short name, for what belongs to the present
+    life.
+    """
 
     work: Path
     logs: Path
@@ -86,7 +88,9 @@ class Places:
 
 
 def visible(devices: Sequence[str]) -> list[str]:
-    """Return the driver's names of `cuda:0`, …, which are counted among the devices that this process sees."""
+    """Return the driver's names of `cuda:0`, …, which are counted among the devices that this
+    process sees.
+    """
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     wanted = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
     return [seen[index] if index < len(seen) else str(index) for index in wanted]

@@ -1,5 +1,5 @@
-"""The processes of one trainer, seen from the pool, which starts them, sends one call at a time and notices their
-end.
+"""The processes of one trainer, seen from the pool, which starts them, sends one call at a time and notices
+their end.
 """
 
 from __future__ import annotations
@@ -40,9 +40,14 @@ T = TypeVar("T")
 
 
 class Processes:
-    """Made once for one life. `memory`: bytes on all devices after the last answer, `peak`: the most of all answers."""
+    """Made once for one life.
 
-    def __init__(self, config: RanksConfig, places: Places, environment: dict[str, str], hang_seconds: float) -> None:
+    `memory`: bytes on all devices after the last answer, `peak`: the most of all answers.
+    """
+
+    def __init__(
+        self, config: RanksConfig, places: Places, environment: dict[str, str], hang_seconds: float
+    ) -> None:
         self.config, self.places, self._hang_seconds = config, places, hang_seconds
         self.memory: int | None = None
         self.peak: int | None = None
@@ -82,8 +87,9 @@ class Processes:
     async def ask(self, call: Call, done: Callable[[], object] = lambda: None) -> Any:
         """Return the result of a call. Calls are made one at a time, in turns of those whose they are.
 
-        A caller that is cancelled while its call waits takes it back; one that is under way runs to its end, and `done`
-        is called when it succeeded all the same. Raises what the trainer refused it with, or PoolLost.
+        A caller that is cancelled while its call waits takes it back; one that is under way runs to its end,
+        and `done` is called when it succeeded all the same. Raises what the trainer refused it with, or
+        PoolLost.
         """
         parts = frames.encode(Request(call))  # type: ignore[arg-type]
         await self._turn.acquire()
@@ -200,9 +206,13 @@ class Processes:
         return self._lost(self._how or await self._child.ended())
 
     def _lost(self, how: str) -> PoolLost:
-        """how: of the launcher; the log may know which rank it was, and why: since the last answer, as all was well."""
+        """how: of the launcher; the log may know which rank it was, and why: since the last answer, as all
+        was well.
+        """
         if self._hung:
-            return PoolLost(f"the trainer is gone: {self._hung}", hint=f"Its log has the stacks of all ranks. {HINT}")
+            return PoolLost(
+                f"the trainer is gone: {self._hung}", hint=f"Its log has the stacks of all ranks. {HINT}"
+            )
         lines = self._child.tail(LOG_LINES, since=self._fine).splitlines()
         ranks = [line.removeprefix("lorad: ") for line in lines if line.startswith("lorad: rank ")]
         rest = "\n".join(line for line in lines if not line.startswith("lorad: rank "))

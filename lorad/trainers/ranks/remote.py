@@ -38,10 +38,10 @@ BODIES = {
 
 
 class RanksSettings(Struct, frozen=True, kw_only=True):
-    """What the pool decides. model: a directory; name: what adapters' configurations call it. devices: `cpu`, or one
-    `cuda:<n>` for each rank, counted among those that the pool sees. threads: of each rank. body: replaces what the
-    backend means, as `module:function`; `RanksSetup.env` may name its place in PYTHONPATH. hang: seconds without a
-    heartbeat after which a rank is hung.
+    """What the pool decides. model: a directory; name: what adapters' configurations call it. devices: `cpu`,
+    or one `cuda:<n>` for each rank, counted among those that the pool sees. threads: of each rank. body:
+    replaces what the backend means, as `module:function`; `RanksSetup.env` may name its place in PYTHONPATH.
+    hang: seconds without a heartbeat after which a rank is hung.
     """
 
     backend: str
@@ -61,9 +61,9 @@ class RemoteTrainer(Trainer):
     async def start(cls, setup: RanksSetup, settings: RanksSettings, *, work: Path, logs: Path) -> Self:
         """Start every rank and wait until all are ready.
 
-        work: an existing directory, the same in each life of the pool, for what the next life has to clear away. logs:
-        where `trainer.log` goes. Raises what a rank says of settings that it does not take (SpecError, …), and PoolLost
-        with the log's word for what ended it.
+        work: an existing directory, the same in each life of the pool, for what the next life has to clear
+        away. logs: where `trainer.log` goes. Raises what a rank says of settings that it does not take
+        (SpecError, …), and PoolLost with the log's word for what ended it.
         """
         places = Places(work, logs)
         config = _config(setup, settings, places)
@@ -98,7 +98,9 @@ class RemoteTrainer(Trainer):
         return found
 
     async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
-        info: SlotInfo = await self._processes.ask(calls.Open.of(slot, spec), lambda: self._slots.setdefault(slot))
+        info: SlotInfo = await self._processes.ask(
+            calls.Open.of(slot, spec), lambda: self._slots.setdefault(slot)
+        )
         return info
 
     async def forward_backward(
@@ -165,7 +167,9 @@ def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> Ranks
             hint="Each rank needs a device of its own: change resources.devices, or trainer.dp.",
         )
     if (body := settings.body or BODIES.get(settings.backend)) is None:
-        raise SpecError(f"no trainer {settings.backend!r}", key="trainer.backend", hint=f"there is {', '.join(BODIES)}")
+        raise SpecError(
+            f"no trainer {settings.backend!r}", key="trainer.backend", hint=f"there is {', '.join(BODIES)}"
+        )
     topology = {name: getattr(setup, name) for name in ("tp", "pp", "cp", "ep")}
     return RanksConfig(
         python=setup.python or sys.executable,

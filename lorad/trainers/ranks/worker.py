@@ -1,7 +1,8 @@
-"""One rank of a trainer: `python -P -m lorad.trainers.ranks.worker CONFIG.json`, in the backend's own environment.
+"""One rank of a trainer: `python -P -m lorad.trainers.ranks.worker CONFIG.json`, in the backend's own
+environment.
 
-Rank 0 talks to the pool and passes on what it hears; all ranks do each call; rank 0 answers. A call that is refused
-changes nothing. Any other failure ends the rank, and with it the trainer.
+Rank 0 talks to the pool and passes on what it hears; all ranks do each call; rank 0 answers. A call that is
+refused changes nothing. Any other failure ends the rank, and with it the trainer.
 """
 
 from __future__ import annotations
@@ -98,14 +99,19 @@ def serve(trainer: RankTrainer, calls: Calls, pool: Pool, rank: int) -> None:
         if answer.refusal is None and not all_alike:
             raise RuntimeError(f"another rank refused {type(call).__name__}")
         if answer.refusal and rank:
-            print(f"rank {rank} refused {type(call).__name__}: {answer.refusal.message}", file=sys.stderr, flush=True)
+            print(
+                f"rank {rank} refused {type(call).__name__}: {answer.refusal.message}",
+                file=sys.stderr,
+                flush=True,
+            )
         pool.tell(msgspec.structs.replace(answer, memory=trainer.memory()))
         HEART.work("")
 
 
 def request(payload: bytes) -> Request:
     prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
-    return frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)  # torch wants writable arrays
+    # torch wants writable arrays
+    return frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)
 
 
 class Pool:
@@ -163,7 +169,9 @@ def software() -> dict[str, str]:
 
 
 def run() -> int:
-    """An exit code. Nothing is cleaned up: other ranks may not answer any more, and process groups wait for them."""
+    """An exit code. Nothing is cleaned up: other ranks may not answer any more, and process groups wait for
+    them.
+    """
     try:
         main(Path(sys.argv[1]), int(os.environ["RANK"]))
         return 0

@@ -1,1 +1,3 @@
-"""What trainers of several ranks share, in each of their ranks: slots, batches, optimizer steps, checkpoints."""
+"""What trainers of several ranks share, in each of their ranks: slots, batches, optimizer steps,
+checkpoints.
+"""

@@ -1,7 +1,7 @@
 """A base model spread over the ranks of one trainer, with room for one adapter: what a backend brings.
 
-Everything else (slots, micro-batches, losses, AdamW, files) is the same for all of them and stands in this package.
-Every rank makes the same calls in the same order: most of them talk to the other ranks.
+Everything else (slots, micro-batches, losses, AdamW, files) is the same for all of them and stands in this
+package. Every rank makes the same calls in the same order: most of them talk to the other ranks.
 """
 
 from __future__ import annotations
@@ -48,21 +48,26 @@ class MountKey(Struct, frozen=True):
 
 
 class Mounted(ABC):
-    """The modules of one adapter inside the model. Its parameters are plain tensors on every rank (no DTensor)."""
+    """The modules of one adapter inside the model.
+
+    Its parameters are plain tensors on every rank (no DTensor).
+    """
 
     @property
     @abstractmethod
     def parameters(self) -> Sequence[nn.Parameter]:
-        """This rank's trainable parameters, in an order that is always the same. Ranks of one data-parallel group hold
-        the same numbers, other ranks parts of their own; nobody but lorad synchronises them or their gradients.
+        """This rank's trainable parameters, in an order that is always the same. Ranks of one data-parallel
+        group hold the same numbers, other ranks parts of their own; nobody but lorad synchronises them or
+        their gradients.
         """
 
     @abstractmethod
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Logical name -> whole fp32 tensor on the CPU, from this rank's parts; `local` is shaped as the parameters.
+        """Logical name -> whole fp32 tensor on the CPU, from this rank's parts; `local` is shaped as the
+        parameters.
 
-        Names are those of `Adapter`, of exactly the modules of the configuration. Works for anything that is laid out
-        like the weights: moments too. Collective; the same result on every rank.
+        Names are those of `Adapter`, of exactly the modules of the configuration. Works for anything that is
+        laid out like the weights: moments too. Collective; the same result on every rank.
         """
 
     @abstractmethod
@@ -84,7 +89,9 @@ class Body(ABC):
     fuses: bool = False
     """Whether linears share an A with `lora_type: lora`, as Megatron's do."""
     packs: bool = True
-    """Whether several sequences may share a row (`Rows` with more than one); without, each has a row of its own."""
+    """Whether several sequences may share a row (`Rows` with more than one); without, each has a row of its
+    own.
+    """
 
     @property
     @abstractmethod
@@ -107,7 +114,9 @@ class Body(ABC):
 
     @abstractmethod
     def checksum(self) -> str:
-        """sha256 (hex) over the weights that this rank holds of the base, as they are now; adapters left out."""
+        """sha256 (hex) over the weights that this rank holds of the base, as they are now;
+        adapters left out.
+        """
 
     @abstractmethod
     def mount(self, key: MountKey) -> Mounted:
@@ -122,8 +131,9 @@ class Body(ABC):
 
     @abstractmethod
     def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
-        """[T, vocab]: the scores that predict each completion token of the micro-batch, the same on every rank that
-        works on these rows. adapter: off is the base alone. train: dropout acts. recompute: see `SlotSpec`.
+        """[T, vocab]: the scores that predict each completion token of the micro-batch, the same on every
+        rank that works on these rows. adapter: off is the base alone. train: dropout acts. recompute: see
+        `SlotSpec`.
         """
 
     def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:

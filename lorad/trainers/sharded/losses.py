@@ -36,7 +36,10 @@ class Losses:
         return loss_of
 
     def _targets(self, rows: Rows) -> TokenTargets:
-        targets, lengths = self._work.targets, self._work.batch.completion_lengths[rows.samples].astype(np.int64)
+        targets, lengths = (
+            self._work.targets,
+            self._work.batch.completion_lengths[rows.samples].astype(np.int64),
+        )
 
         def moved(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.array(array, np.float32)).to(self._device)

@@ -12,12 +12,15 @@ from torch import Tensor
 from lorad.protocol.batch import Batch
 
 LOGITS = {"cpu": 1 << 25, "cuda": 1 << 29}
-"""The most numbers in the logits of a micro-batch: two or three arrays of that size live at a time in fp32."""
+"""The most numbers in the logits of a micro-batch: two or three arrays of that size live at a time in fp32.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample of a batch. tokens: int32, prompt and completion. place: of its first completion token in it."""
+    """One sample of a batch. tokens: int32, prompt and completion. place: of its first completion token in
+    it.
+    """
 
     sample: int
     tokens: np.ndarray
@@ -68,8 +71,8 @@ def sequences(batch: Batch) -> list[Sample]:
 
 
 def share(everything: Sequence[Sample], rank: int, size: int) -> list[Sample]:
-    """Select the samples of one of `size` data-parallel ranks: about equally many tokens each, decided by the batch
-    alone.
+    """Select the samples of one of `size` data-parallel ranks: about equally many tokens each, decided by the
+    batch alone.
     """
     loads = [0] * size
     mine: list[Sample] = []
@@ -81,7 +84,9 @@ def share(everything: Sequence[Sample], rank: int, size: int) -> list[Sample]:
     return sorted(mine, key=lambda s: s.sample)
 
 
-def plan(mine: Sequence[Sample], budget: int, vocab: int, device: str, *, packs: bool) -> Iterator[list[Sample]]:
+def plan(
+    mine: Sequence[Sample], budget: int, vocab: int, device: str, *, packs: bool
+) -> Iterator[list[Sample]]:
     """Micro-batches of at most `budget` tokens and not too many logits; a sequence is never cut."""
     most = max(1, LOGITS[device] // vocab)
     row: list[Sample] = []

@@ -1,7 +1,8 @@
 """One adapter on one rank: flat fp32 vectors of this rank's part, and the optimizer over them.
 
-Weights and gradients are on every data-parallel rank; Adam's moments are cut over these, each rank steps its share and
-the shares are joined: ZeRO stage 1 (Rajbhandari et al., 2020, arXiv 1910.02054), Megatron's distributed optimizer.
+Weights and gradients are on every data-parallel rank; Adam's moments are cut over these, each rank steps its
+share and the shares are joined: ZeRO stage 1 (Rajbhandari et al., 2020, arXiv 1910.02054), Megatron's
+distributed optimizer.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ HOST = torch.device("cpu")
 
 
 class Slot:
-    """shapes: of this rank's parameters, see `Mounted`. Its vectors are where `device` says; all but the weights of a
-    frozen one are on the meta device, where they take no memory.
+    """shapes: of this rank's parameters, see `Mounted`. Its vectors are where `device` says; all but the
+    weights of a frozen one are on the meta device, where they take no memory.
     """
 
     def __init__(self, spec: SlotSpec, shapes: Sequence[torch.Size], dp: DataParallel) -> None:
@@ -61,7 +62,9 @@ class Slot:
 
     def bind(self, parameters: Sequence[nn.Parameter]) -> None:
         """Parameters of fp32 share memory with the slot, others are filled from it."""
-        for parameter, weight, grad in zip(parameters, self.views(self.weights), self.views(self.grads), strict=True):
+        for parameter, weight, grad in zip(
+            parameters, self.views(self.weights), self.views(self.grads), strict=True
+        ):
             if parameter.dtype == torch.float32:
                 parameter.data, parameter.grad = weight, None if grad.is_meta else grad
             else:
@@ -97,8 +100,8 @@ class Slot:
         return self.views(flat)
 
     def set_rng(self, saved: Saved) -> None:
-        """Restore the dropout state of a checkpoint; after another kind of trainer, derive it from the seed and the
-        step.
+        """Restore the dropout state of a checkpoint; after another kind of trainer, derive it from the seed
+        and the step.
         """
         if "draws" in saved.rng:
             self.seed, self.draws = (int(number) for number in saved.rng["draws"])
@@ -109,7 +112,10 @@ class Slot:
         return {"draws": np.array([self.seed, self.draws], np.int64)}
 
     def optim_step(self, lr: float, max_grad_norm: float) -> tuple[float, bool]:
-        """(norm before clipping, applied). Gradients are zero afterwards either way. Collective over all ranks."""
+        """(norm before clipping, applied).
+
+        Gradients are zero afterwards either way. Collective over all ranks.
+        """
         grads = self.dp.reduced_part(self.grads)
         norm = self._norm(grads)
         applied = bool(np.isfinite(norm))

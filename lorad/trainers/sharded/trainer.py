@@ -1,7 +1,8 @@
-"""`RankTrainer`: the verbs of the trainer protocol as one rank does them; all ranks do the same, in the same order.
+"""`RankTrainer`: the verbs of the trainer protocol as one rank does them; all ranks do the same, in the same
+order.
 
-Contracts are stated in `trainers/base.py`. What can be refused is refused before anything collective, on the same
-grounds everywhere; where ranks may disagree (files), they ask each other first.
+Contracts are stated in `trainers/base.py`. What can be refused is refused before anything collective, on the
+same grounds everywhere; where ranks may disagree (files), they ask each other first.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ TOKENS_PER_MICROBATCH = 16384
 
 
 class RankTrainer:
-    """model: what an adapter's configuration names as its base. One slot at a time is in the model; the others lie in
-    host memory, gradients and moments with them.
+    """model: what an adapter's configuration names as its base. One slot at a time is in the model; the
+    others lie in host memory, gradients and moments with them.
     """
 
     def __init__(self, body: Body, calls: Calls, model: str) -> None:
@@ -79,8 +80,8 @@ class RankTrainer:
         return hashlib.sha256(" ".join(self._calls.texts(self._body.checksum())).encode()).hexdigest()
 
     def memory(self) -> tuple[int, int] | None:
-        """Return the bytes on the devices of all ranks: now, and the most since it was asked last. None on a CPU.
-        Collective.
+        """Return the bytes on the devices of all ranks: now, and the most since it was asked last. None on a
+        CPU. Collective.
         """
         if self._body.device.type != "cuda":
             return None
@@ -220,7 +221,9 @@ class RankTrainer:
 
     def _slot(self, name: str) -> Slot:
         if name not in self._slots:
-            raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}")
+            raise NotFound(
+                f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}"
+            )
         return self._slots[name]
 
     def _trained(self, name: str) -> Slot:
@@ -251,7 +254,8 @@ class RankTrainer:
         if self._present is not None and self._mounted is not None and self._present.device != HOST:
             for parameter in self._mounted.parameters:
                 parameter.grad = None
-                if parameter.dtype == torch.float32:  # the slot's own memory, which is to be free; the shape stays
+                # the slot's own memory, which is to be free; the shape stays
+                if parameter.dtype == torch.float32:
                     parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
             self._present.move(HOST)
         self._present = None
@@ -272,7 +276,10 @@ class RankTrainer:
         return Adapter(slot.spec.adapter, tensors)
 
     def _together(self, read: Callable[[], T]) -> T:
-        """Return what `read` gives, or raise its refusal; a refusal on one rank is raised on all. Collective."""
+        """Return what `read` gives, or raise its refusal; a refusal on one rank is raised on all.
+
+        Collective.
+        """
         failure: LoradError | OSError | None = None
         try:
             found = read()
@@ -284,8 +291,8 @@ class RankTrainer:
 
 
 def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, int]], *, fuses: bool) -> dict[str, np.ndarray]:
-    """Make the weights that the builtin trainer begins with for this seed; linears that share an A take the first
-    one's.
+    """Make the weights that the builtin trainer begins with for this seed; linears that share an A take the
+    first one's.
     """
     generator = torch.Generator().manual_seed(spec.seed)
     found = {name: np.zeros(shape, np.float32) for name, shape in wanted.items()}
@@ -303,7 +310,10 @@ def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, int]], *, fuses: bool)
 
 def _arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """Frozen copies, in the order of their names."""
-    found = {name: np.array(tensors[name].detach().cpu().numpy(), np.float32, order="C") for name in sorted(tensors)}
+    found = {
+        name: np.array(tensors[name].detach().cpu().numpy(), np.float32, order="C")
+        for name in sorted(tensors)
+    }
     for array in found.values():
         array.flags.writeable = False
     return found

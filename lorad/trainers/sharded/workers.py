@@ -1,4 +1,6 @@
-"""The ranks of one trainer: how they meet, how a call reaches all of them, and how data-parallel ones add up."""
+"""The ranks of one trainer: how they meet, how a call reaches all of them,
+and how data-parallel ones add up.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class Calls:
 
 @dataclass(frozen=True)
 class DataParallel:
-    """The ranks that hold the same part of the base and see different samples. group: None when there is one."""
+    """The ranks that hold the same part of the base and see different samples. group:
+    None when there is one.
+    """
 
     rank: int = 0
     size: int = 1
@@ -102,4 +106,8 @@ class DataParallel:
     def join_parts(self, part: Tensor, flat: Tensor) -> None:
         """Fill `flat` with the shares of all ranks. With one rank `part` is `flat` itself already."""
         if self.size > 1:
-            _all_gather(flat, part.clone() if part.data_ptr() == self.part(flat).data_ptr() else part, group=self.group)
+            _all_gather(
+                flat,
+                part.clone() if part.data_ptr() == self.part(flat).data_ptr() else part,
+                group=self.group,
+            )

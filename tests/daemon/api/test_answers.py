@@ -18,12 +18,21 @@ __all__ = ["frozen"]
 KEPT = Path(__file__).parents[2] / "data/answers"
 MOST = 4  # items of a list that are kept
 PATHS = {
-    "status": "/v1/status", "pools": "/v1/pools", "devices": "/v1/devices", "runs": "/v1/runs?all=1",
-    "show": "/v1/runs/gsm8k-32k", "steps": "/v1/runs/sorter/steps", "evals": "/v1/runs/sorter/evals",
-    "samples": "/v1/runs/essays/samples", "checkpoints": "/v1/runs/bold-lr/checkpoints", "logs": "/v1/runs/sorter/logs",
-    "versions": "/v1/versions", "aliases": "/v1/aliases", "moves": "/v1/aliases/canary/moves",
+    "status": "/v1/status",
+    "pools": "/v1/pools",
+    "devices": "/v1/devices",
+    "runs": "/v1/runs?all=1",
+    "show": "/v1/runs/gsm8k-32k",
+    "steps": "/v1/runs/sorter/steps",
+    "evals": "/v1/runs/sorter/evals",
+    "samples": "/v1/runs/essays/samples",
+    "checkpoints": "/v1/runs/bold-lr/checkpoints",
+    "logs": "/v1/runs/sorter/logs",
+    "versions": "/v1/versions",
+    "aliases": "/v1/aliases",
+    "moves": "/v1/aliases/canary/moves",
     "events": "/v1/events?last=20",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PATHS)

@@ -46,7 +46,9 @@ async def test_a_spec_that_the_preflight_refuses_leaves_nothing(home: Path) -> N
         assert (await api("list"), list((home / "runs").iterdir())) == ([], [])
 
 
-@pytest.mark.parametrize(("model", "hint"), [("some/model@main", "hf download some/model"), ("builtin:tiny", "reward")])
+@pytest.mark.parametrize(
+    ("model", "hint"), [("some/model@main", "hf download some/model"), ("builtin:tiny", "reward")]
+)
 async def test_a_preflight_that_takes_too_long_says_what_it_may_be(home: Path, model: str, hint: str) -> None:
     async with serving(home) as api:
         api.ctx.patience = replace(api.ctx.patience, preflight=0.001)
@@ -184,7 +186,8 @@ async def test_export_copies_a_whole_version_into_an_empty_directory_only(home: 
         done = await api("export", "a@1006", str(home / "out"))
         named = json.loads((home / "out" / "adapter_config.json").read_text())
         assert done.version == "a@1006"
-        assert named == {"base_model_name_or_path": "org/base", "revision": "main"}  # as transformers wants it
+        # as transformers wants it
+        assert named == {"base_model_name_or_path": "org/base", "revision": "main"}
         with pytest.raises(Conflict, match="not empty"):
             await api("export", "a@1006", str(home / "out"))
         changed = (source / "adapter_config.json").read_text().replace("main", "evil")

@@ -38,7 +38,9 @@ def parsed(text: str) -> tuple[Samples, dict[str, str]]:
             continue
         found = LINE.fullmatch(line)
         assert found, line
-        assert found[1] in {now + suffix for suffix in SUFFIXES.get(kinds[now], ("",))}, f"{line}: after {now}"
+        assert found[1] in {now + suffix for suffix in SUFFIXES.get(kinds[now], ("",))}, (
+            f"{line}: after {now}"
+        )
         labels = tuple(sorted(re.findall(LABEL, found[2] or "")))
         assert (found[1], labels) not in samples, line
         samples[found[1], labels] = float(found[7])
@@ -63,15 +65,24 @@ async def test_the_figures_are_true_and_well_formed(home: Path) -> None:
         await api.run("b")
         await api.until("b", "ended")
         samples, kinds = parsed(await ask(api))
-        assert samples["lorad_runs", (("state", "ended"),)] == 2 and samples["lorad_runs", (("state", "queued"),)] == 0
+        assert (
+            samples["lorad_runs", (("state", "ended"),)] == 2
+            and samples["lorad_runs", (("state", "queued"),)] == 0
+        )
         assert (samples["lorad_steps_total", ()], samples["lorad_step_seconds_count", ()]) == (12, 12)
         assert samples["lorad_step_seconds_sum", ()] == pytest.approx(12 * 0.02)
         assert samples["lorad_swap_seconds_count", ()] == 1
         assert samples["lorad_swap_seconds_bucket", (("le", "+Inf"),)] == 1
         assert samples["lorad_requests_total", (("method", "GET"), ("status", "404"))] == 1
-        assert samples["lorad_leases", (("device", "cpu"), ("pool", "tiny-1"))] == samples["lorad_devices", ()] == 1
+        assert (
+            samples["lorad_leases", (("device", "cpu"), ("pool", "tiny-1"))]
+            == samples["lorad_devices", ()]
+            == 1
+        )
         assert samples["lorad_pool_memory_bytes", (("pool", "tiny-1"),)] > 0
-        assert samples["process_resident_memory_bytes", ()] > 1 << 20 and samples["lorad_queue_length", ()] == 0
+        assert (
+            samples["process_resident_memory_bytes", ()] > 1 << 20 and samples["lorad_queue_length", ()] == 0
+        )
         assert kinds["lorad_swap_seconds"] == "histogram"
         again, _ = parsed(await ask(api))
         assert again["lorad_steps_total", ()] == 12
@@ -113,7 +124,9 @@ async def test_the_port_answers_to_its_own_names_alone(home: Path) -> None:
             assert answer.startswith("HTTP/1.1 200") and parsed(answer.partition("\r\n\r\n")[2])
         for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1:{port + 1}", ""):
             assert (await get(host)).startswith("HTTP/1.1 4"), host
-        assert (await get(f"localhost:{port}", more="Origin: http://evil.example\r\n")).startswith("HTTP/1.1 403")
+        assert (await get(f"localhost:{port}", more="Origin: http://evil.example\r\n")).startswith(
+            "HTTP/1.1 403"
+        )
         assert (await get(f"localhost:{port}", "/v1/runs")).startswith("HTTP/1.1 404")
 
 

@@ -1,4 +1,6 @@
-"""What a dashboard sees of every run at once: signals of the last step and recent rewards, wherever they come from."""
+"""What a dashboard sees of every run at once: signals of the last step and recent rewards, wherever they come
+from.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_a_metric_that_is_no_number_is_told_by_name(store: Store, path: Path) ->
     assert told(store, "recent") == [None]
 
 
-def test_what_no_driver_writes_is_no_signal_and_takes_nothing_else_in_with_it(store: Store, path: Path) -> None:
+def test_what_no_driver_writes_is_no_signal_and_takes_nothing_else_in_with_it(
+    store: Store, path: Path
+) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
         stepped(writer, 1, kl="x", zero_variance_groups=[1], entropy=10**400, truncated=0.5)  # type: ignore[arg-type]
@@ -112,7 +116,9 @@ def test_an_attempt_that_begins_is_told_before_its_first_step(store: Store, path
 
 
 @pytest.mark.parametrize("schema", ["m0001_first_schema", "m0003_shared_box"])
-def test_runs_of_an_older_database_have_the_signals_that_a_new_one_would_have(tmp_path: Path, schema: str) -> None:
+def test_runs_of_an_older_database_have_the_signals_that_a_new_one_would_have(
+    tmp_path: Path, schema: str
+) -> None:
     shutil.copy(DATA / f"{schema}.db", tmp_path / "old.db")
     store = Store(tmp_path / "old.db")
     upgraded = {key: told(store, key) for key in ("signals", "recent")}

@@ -1,4 +1,6 @@
-"""Devices: slots of a CPU, who else computes on a GPU, and the notes by which daemons announce their leases."""
+"""Devices: slots of a CPU, who else computes on a GPU,
+and the notes by which daemons announce their leases.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "locks"
 
 
-# -- slots ---------------------------------------------------------------------------------------------------------
+# -- slots ---------------------------------------------------------------------------------------------------
 def test_a_cpu_has_as_many_slots_as_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_gpus", list)
     assert [device.name for device in find_devices()] == ["cpu"]
@@ -78,7 +80,9 @@ async def test_two_bases_work_side_by_side_on_two_slots(home: Path) -> None:
         assert told["cpu:1"].pool == "two-1" and 0 <= (told["cpu:1"].utilization or 0.0) <= 1
         submit(ctx, "three", model="/models/three")
         waiting = await until(lambda: runs.get(ctx.store, "three").waiting)
-        assert waiting.startswith("0 of 2 devices free; pool one-1 is busy with run one; starts when it ends; pool two")
+        assert waiting.startswith(
+            "0 of 2 devices free; pool one-1 is busy with run one; starts when it ends; pool two"
+        )
         assert (await until_state(ctx, "three", "ended")).reason == "completed"
 
 
@@ -92,7 +96,7 @@ def test_a_pool_from_before_the_cpu_had_slots_is_in_the_way_of_all(home: Path) -
     assert "pool tiny-1 is busy with run old" in runs.get(ctx.store, "new").waiting
 
 
-# -- other people --------------------------------------------------------------------------------------------------
+# -- other people --------------------------------------------------------------------------------------------
 def test_the_stand_in_for_nvml_has_what_nvidia_ml_py_has() -> None:
     for name, mine in vars(Nvml).items():
         if name.startswith(("nvml", "NVML")):
@@ -114,7 +118,11 @@ LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningPr
 
 def test_a_process_of_somebody_else_is_told_with_its_user_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Gpu(computing=me()))
-    assert found.startswith("cuda:0 is in use by py") and f"(pid {os.getpid()}, " in found and "12.0 GiB" in found
+    assert (
+        found.startswith("cuda:0 is in use by py")
+        and f"(pid {os.getpid()}, " in found
+        and "12.0 GiB" in found
+    )
     assert seen(monkeypatch, Gpu(computing=me() | {1: None})).endswith(" and 1 more")
     assert seen(monkeypatch, Gpu()) == "" == seen(monkeypatch, Gpu(drawing=me(400 << 20)))
     assert "in use" in seen(monkeypatch, Gpu(drawing=me(2 << 30)))
@@ -130,7 +138,10 @@ def test_what_belongs_to_a_pool_of_ours_is_no_stranger(monkeypatch: pytest.Monke
 
 def test_memory_of_nobody_who_can_be_seen_is_somebody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = replace(NOBODY, devices=frozenset({"cuda:0"}))
-    assert seen(monkeypatch, Gpu(used=3 << 30)) == "cuda:0 is in use by somebody who cannot be seen from here (3.0 GiB)"
+    assert (
+        seen(monkeypatch, Gpu(used=3 << 30))
+        == "cuda:0 is in use by somebody who cannot be seen from here (3.0 GiB)"
+    )
     assert seen(monkeypatch, Gpu(used=3 << 30), *LISTS).endswith("(3.0 GiB)")
     assert seen(monkeypatch, Gpu(used=600 << 20)) == "" == seen(monkeypatch, Gpu(used=3 << 30), mine=ours)
 
@@ -190,7 +201,7 @@ async def test_bindings_that_fail_are_told_and_asked_again_in_peace(
         assert len(calls) <= 2
 
 
-# -- notes ---------------------------------------------------------------------------------------------------------
+# -- notes ---------------------------------------------------------------------------------------------------
 def test_a_note_is_believed_while_the_lock_is_held(locks: Path, home: Path) -> None:
     ctx = open_context(home)
     leave(note_path(home, "GPU-0", "holder"), note())
@@ -254,13 +265,17 @@ def test_who_waits_is_known_as_long_as_the_note_is_fresh_and_another_daemons(loc
     path = note_path(Path("/another"), "GPU-0", "wanted")
     lock_file(GPU)
     path.write_text(json.dumps({"uid": os.getuid(), "why": "run b", "since": 0.0}))
-    assert wanted_by_others(home, {"GPU-0", "GPU-1"}) == {"GPU-0"} and not wanted_by_others(Path("/another"), {"GPU-0"})
+    assert wanted_by_others(home, {"GPU-0", "GPU-1"}) == {"GPU-0"} and not wanted_by_others(
+        Path("/another"), {"GPU-0"}
+    )
     for age in (lock_notes.FRESH_SECONDS + 5, -3600):
         os.utime(path, (time.time() - age,) * 2)
         assert not wanted_by_others(home, {"GPU-0"})
 
 
-def test_the_directory_and_its_files_are_usable_by_everybody_whatever_the_umask(locks: Path, home: Path) -> None:
+def test_the_directory_and_its_files_are_usable_by_everybody_whatever_the_umask(
+    locks: Path, home: Path
+) -> None:
     before = os.umask(0o077)
     try:
         path = lock_file(GPU)
@@ -273,7 +288,9 @@ def test_the_directory_and_its_files_are_usable_by_everybody_whatever_the_umask(
 
 
 def test_a_process_says_who_it_is() -> None:
-    assert Process(7, "alice", "python", 12 << 30, True, False).in_words() == "python (pid 7, alice, 12.0 GiB)"
+    assert (
+        Process(7, "alice", "python", 12 << 30, True, False).in_words() == "python (pid 7, alice, 12.0 GiB)"
+    )
     assert Sight(0.0).strangers(GPU) == ""
 
 
@@ -281,7 +298,9 @@ def test_the_table_tells_who_holds_a_device_and_who_else_is_there() -> None:
     lease = Lease("p-1", 7, "alice", "run a", time.time() - 65, 600.0)
     process = DeviceProcess(9, "bob", "python", 1 << 30)
     row = shapes.Device("cuda:0", "a GPU", memory_total=1, utilization=0.4)
-    shown = device_row(structs.replace(row, lease=lease, processes=[process, structs.replace(process, ours=True)]))
+    shown = device_row(
+        structs.replace(row, lease=lease, processes=[process, structs.replace(process, ours=True)])
+    )
     assert shown[4:8] == ("40%", "p-1", "alice", "1m05s")
     assert shown[8] == "run a, free after 10m00s idle; python (pid 9, bob, 1.0 GiB)"
     assert device_row(row)[5:] == ("", "", "", "")

@@ -1,5 +1,5 @@
-"""A run keeps its threads for life, and takes a warm pool's where only the load would decide; doctor and pools say
-so.
+"""A run keeps its threads for life, and takes a warm pool's where only the load would decide; doctor and
+pools say so.
 """
 
 from __future__ import annotations
@@ -222,5 +222,7 @@ def test_a_run_is_deterministic_when_asked_to_and_by_itself_on_a_cpu(
     device: str, asked: bool | None, given: bool
 ) -> None:
     spec = convert({} if asked is None else {"deterministic": asked})
-    setup = setup_for(spec, Config(), Device(device, "", 1 << 30), model_path="/m", dtype="float32", threads=1)
+    setup = setup_for(
+        spec, Config(), Device(device, "", 1 << 30), model_path="/m", dtype="float32", threads=1
+    )
     assert setup.deterministic is given

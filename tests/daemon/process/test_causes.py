@@ -28,16 +28,18 @@ from lorad.daemon.process.causes import (
 SAID = {  # as the programs print it
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total": CUDA_MEMORY,
     "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": CUDA_MEMORY,
-    "[rank1]:[E1] [PG 0 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7": NCCL_TIME_OUT,
-    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited": NCCL_ERROR,
+    "[rank1]: [PG 0 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7": NCCL_TIME_OUT,
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process "
+    "exited": NCCL_ERROR,
     "RuntimeError: CUDA error: uncorrectable ECC error encountered": ECC,
-    "Unable to determine the device handle for GPU0: 0000:3B:00.0: GPU is lost. Reboot the system": OFF_THE_BUS,
+    "Unable to determine the device handle for GPU0: 0000:3B:00.0: GPU is lost. Reboot": OFF_THE_BUS,
     "OSError: [Errno 28] No space left on device: 'versions/000002'": DISK_FULL,
     "RuntimeError: unable to write to file </torch_4711_1>: No space left on device (28)": SHARED_MEMORY,
     "OSError: [Errno 122] Disk quota exceeded": QUOTA,
     "OSError: [Errno 12] Cannot allocate memory": MEMORY,
     "Traceback (most recent call last):\nMemoryError": MEMORY,
-    "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried": MEMORY,
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you "
+    "tried": MEMORY,
     "RuntimeError: CUDA error: an illegal memory access was encountered": CUDA_FAULT,
 }
 OOM = "Memory cgroup out of memory: Killed process 4711 (python) total-vm:1kB"

@@ -124,7 +124,9 @@ async def test_the_next_look_waits_for_the_one_before(home: Path, monkeypatch: p
     await asyncio.gather(*ctx.loop.tasks)
 
 
-async def test_the_daemon_cuts_the_log_of_a_run_that_works(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_daemon_cuts_the_log_of_a_run_that_works(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trim_logs, "LOOK_SECONDS", 0.1)
     behave(home, driver={"seconds": 0.1, "prints": 10_000})
     async with reconciling(home, supervision=Supervision(log_bytes=LIMIT)) as ctx:

@@ -20,8 +20,8 @@ from tests.daemon.process.test_processes import alive, started, wait_for
 from tests.kit.world import world
 
 AWAY = "import os, subprocess, sys, time; " + (
-    "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True, {}); "
-    "print(p.pid, flush=True); time.sleep({})"
+    "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True, "
+    "{}); print(p.pid, flush=True); time.sleep({})"
 )
 
 
@@ -70,7 +70,9 @@ def test_a_process_whose_directory_is_gone_is_an_orphan(home: Path, attempt: Att
     wait_for(lambda: pids(home, settled=60.0) == [pid])  # the shim needs a moment to go
 
 
-def test_a_process_of_an_attempt_that_was_followed_by_another_is_an_orphan(home: Path, attempt: AttemptDir) -> None:
+def test_a_process_of_an_attempt_that_was_followed_by_another_is_an_orphan(
+    home: Path, attempt: AttemptDir
+) -> None:
     pid = leaver(attempt, seconds=600)
     (attempt.root.parent / "0002").mkdir()
     assert set(pids(home)) == {pid, (read_status(attempt) or {})["pid"]}

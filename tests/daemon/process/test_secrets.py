@@ -31,7 +31,12 @@ async def test_a_secret_is_in_the_environment_of_a_run_and_nowhere_else(home: Pa
         for process in (process for process in shown.processes if process.role in ("driver", "pool")):
             assert f"MY_TOKEN={VALUE}" in environment(process.pid)
         assert not any(VALUE in line for line in command_lines())
-        told = [await api("show", "a"), await api("list", all=True), await api("logs", "a"), await api("pools")]
+        told = [
+            await api("show", "a"),
+            await api("list", all=True),
+            await api("logs", "a"),
+            await api("pools"),
+        ]
         assert VALUE not in repr(told)
         await api.until("a", "ended")
     assert [str(path) for path in files_below(home) if VALUE.encode() in path.read_bytes()] == []

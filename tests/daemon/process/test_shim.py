@@ -45,7 +45,9 @@ def status(root: Path) -> dict[str, Any]:
 
 
 def test_exit_code_and_output_are_kept(tmp_path: Path) -> None:
-    root = prepare(tmp_path, "import os; print(os.environ['A'], os.getcwd()); raise SystemExit(37)", env={"A": "b"})
+    root = prepare(
+        tmp_path, "import os; print(os.environ['A'], os.getcwd()); raise SystemExit(37)", env={"A": "b"}
+    )
     assert launch(root).wait() == 0
     assert (status(root)["exit_code"], status(root)["signal"]) == (37, None)
     assert (root / "log").read_text() == f"b {tmp_path}\n"
@@ -69,7 +71,10 @@ def test_the_child_is_known_by_pid_start_time_and_boot(tmp_path: Path) -> None:
 
 
 def test_sigterm_is_forwarded_and_the_child_ends_as_it_likes(tmp_path: Path) -> None:
-    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('on', flush=True); signal.pause()"
+    code = (
+        "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('on', flush=True); "
+        "signal.pause()"
+    )
     process = launch(prepare(tmp_path, code))
     wait_for(lambda: (tmp_path / "log").exists() and "on" in (tmp_path / "log").read_text())
     process.terminate()
@@ -175,7 +180,9 @@ def test_the_largest_status_fits_into_its_bytes() -> None:
 
 
 def test_starting_the_shim_loads_few_modules() -> None:
-    code = f"import sys; before = set(sys.modules); exec(open({shim.__file__!r}).read(), {{'__name__': 'shim'}})"
+    code = (
+        f"import sys; before = set(sys.modules); exec(open({shim.__file__!r}).read(), {{'__name__': 'shim'}})"
+    )
     report = "; print(*{'typing', 'subprocess', 'asyncio', 'tempfile'} & (set(sys.modules) - before))"
     command = [sys.executable, "-I", "-S", "-c", code + report]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == ""

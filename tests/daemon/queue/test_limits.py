@@ -46,7 +46,8 @@ def test_a_user_with_as_many_runs_as_they_may_have_waits_and_blocks_nobody(home:
     owned(ctx, "root", 0, "r1", "r2", "r3", model="/models/more")
     place_runs(ctx)
     assert working(ctx) == ["a1", "a2"] and told(ctx, "a3") == "alice has 2 of 2 runs working"
-    assert told(ctx, "b1") == "pool tiny-1 is busy with runs a1 and a2; starts when they end"  # not a3 is next
+    # not a3 is next
+    assert told(ctx, "b1") == "pool tiny-1 is busy with runs a1 and a2; starts when they end"
     for name in ("a1", "a2"):
         ctx.move(name, Move.END, reason=EndReason.STOPPED)
     place_runs(ctx)
@@ -85,7 +86,8 @@ async def test_idle_pools_of_a_user_make_room_for_their_next_one_wherever_they_a
         for name, uid in (("a", os.getuid()), ("b", 4321), ("c", os.getuid())):
             owned(ctx, name, uid, name, model=f"/models/{name}")
             await until_state(ctx, name, "ended")
-        submit(ctx, "wide", trainer={"backend": "fsdp", "steps": 6, "dp": 2})  # beside its user's two there are no two
+        # beside its user's two there are no two
+        submit(ctx, "wide", trainer={"backend": "fsdp", "steps": 6, "dp": 2})
         assert (await until_state(ctx, "wide", "ended")).reason == "completed"
         assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == ["b-1", "tiny-1"]
 

@@ -1,4 +1,6 @@
-"""Many runs in one pool: who joins, who waits and why, what a lost pool means for all of them; the audit of a run."""
+"""Many runs in one pool: who joins, who waits and why, what a lost pool means for all of them; the audit of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ async def test_runs_that_differ_in_rank_algorithm_and_batches_are_in_one_pool_at
     behave(home, driver=SLOW)
     async with reconciling(home) as ctx:
         submit(ctx, "a")
-        submit(ctx, "b", lora={"rank": 4, "alpha": 1, "target_modules": "q_proj"}, data={"prompts_per_step": 2})
+        submit(
+            ctx, "b", lora={"rank": 4, "alpha": 1, "target_modules": "q_proj"}, data={"prompts_per_step": 2}
+        )
         submit(ctx, "c", algorithm={"group_size": 2}, rollout={"temperature": 0.5}, resources={"priority": 3})
         await until(lambda: all(runs.get(ctx.store, name).state == "running" for name in "abc"))
         assert len(ctx.pools) == 1 and ctx.pools["tiny-1"].number == 1
@@ -92,7 +96,9 @@ async def test_a_lost_pool_is_lost_by_all_its_runs_and_begins_anew_once(home: Pa
         assert ctx.pools["tiny-1"].number == 2
 
 
-async def test_a_driver_that_tells_late_of_its_lost_pool_does_not_stop_the_one_that_began_anew(home: Path) -> None:
+async def test_a_driver_that_tells_late_of_its_lost_pool_does_not_stop_the_one_that_began_anew(
+    home: Path,
+) -> None:
     behave(home, driver={"seconds": 0.5, "deaf": True})
     async with reconciling(home) as ctx:
         ctx.patience = replace(ctx.patience, pool_gone=60.0)
@@ -116,7 +122,10 @@ def test_runs_of_different_users_never_share_a_pool(home: Path) -> None:
     with ctx.store.write() as connection:
         connection.execute("UPDATE runs SET owner_uid = owner_uid + 1 WHERE name = 'theirs'")
     place_runs(ctx)
-    assert placed(ctx) == ["mine"] and told(ctx, "theirs") == "pool tiny-1 is busy with run mine; starts when it ends"
+    assert (
+        placed(ctx) == ["mine"]
+        and told(ctx, "theirs") == "pool tiny-1 is busy with run mine; starts when it ends"
+    )
     leave(ctx, "mine")
     place_runs(ctx)
     assert [ctx.pools[name].setup.owner - os.getuid() for name in ("tiny-1", "tiny-2")] == [0, 1]
@@ -158,7 +167,8 @@ def test_a_run_that_never_fits_ends_with_the_reason(home: Path) -> None:
     row = runs.get(ctx.store, "vast")
     assert (row.state, row.reason) == ("ended", "failed")
     assert row.detail == (
-        "it can never run: an empty pool of its kind takes adapters up to rank 512, this one has 1000; lower lora.rank"
+        "it can never run: an empty pool of its kind takes adapters up to rank 512, this one has 1000; "
+        "lower lora.rank"
     )
 
 
@@ -187,12 +197,18 @@ def test_an_exclusive_run_waits_for_an_empty_pool_and_nobody_passes_or_joins_it(
         submit(ctx, name, resources={"exclusive": alone})
     place_runs(ctx)
     assert placed(ctx) == ["a", "b"]
-    assert told(ctx, "alone") == "it is to have pool tiny-1 for itself (resources.exclusive); runs a and b are in it"
+    assert (
+        told(ctx, "alone")
+        == "it is to have pool tiny-1 for itself (resources.exclusive); runs a and b are in it"
+    )
     assert told(ctx, "c") == "run alone is next on cpu, when the others end"
     leave(ctx, "a")
     leave(ctx, "b")
     place_runs(ctx)
-    assert placed(ctx) == ["alone"] and told(ctx, "c") == "run alone has pool tiny-1 for itself; starts when it ends"
+    assert (
+        placed(ctx) == ["alone"]
+        and told(ctx, "c") == "run alone has pool tiny-1 for itself; starts when it ends"
+    )
 
 
 def test_an_urgent_run_passes_an_exclusive_one_and_another_base_is_not_passed_for_ever(home: Path) -> None:
@@ -243,7 +259,9 @@ def test_a_long_queue_for_servers_is_looked_through_once(home: Path, monkeypatch
     assert len(asked) == 10 and set(asked.values()) == {1}  # for itself, and for all of them
 
 
-def test_a_server_that_starts_takes_the_ranks_of_the_queue_and_a_warm_one_takes_smaller_ones(home: Path) -> None:
+def test_a_server_that_starts_takes_the_ranks_of_the_queue_and_a_warm_one_takes_smaller_ones(
+    home: Path,
+) -> None:
     ctx = open_context(home)
     assert setups(ctx, a=8, b=40, c=16) == [("tiny-1", 64)] and placed(ctx) == ["a", "b", "c"]
     assert SERVER.max_rank == 16 and wide(64).takes(wide(16)) and not wide(16).takes(wide(64))
@@ -254,7 +272,9 @@ def test_a_server_that_starts_takes_the_ranks_of_the_queue_and_a_warm_one_takes_
 
 def wide(rank: int) -> PoolSetup:
     server = msgspec.structs.replace(SERVER, max_rank=rank)
-    return PoolSetup(pool="p", model="tiny", model_path="/m", engine="sglang", mode="resident", server=server, owner=0)
+    return PoolSetup(
+        pool="p", model="tiny", model_path="/m", engine="sglang", mode="resident", server=server, owner=0
+    )
 
 
 def test_a_run_needs_its_versions_one_more_that_is_loaded_and_a_slot() -> None:
@@ -266,10 +286,13 @@ def test_a_run_needs_its_versions_one_more_that_is_loaded_and_a_slot() -> None:
 def test_limits_are_those_that_engines_have() -> None:
     assert MAX_RANK == engine.MAX_RANK and SERVERS_VERSIONS == MAX_VERSIONS
     assert inspect.signature(engine.BuiltinEngine).parameters["max_versions"].default == MAX_VERSIONS
-    assert capacity_of(None, None) == Capacity(64, 0, 512) and capacity_of(SERVER, None) == Capacity(62, 0, 16)
+    assert capacity_of(None, None) == Capacity(64, 0, 512) and capacity_of(SERVER, None) == Capacity(
+        62, 0, 16
+    )
 
 
-LOADED = ["a@1", "a@2", "served@1", "x@1"]  # by a run in the pool, by somebody who made a request, and for good
+# by a run in the pool, by somebody who made a request, and for good
+LOADED = ["a@1", "a@2", "served@1", "x@1"]
 
 
 def test_what_a_pool_counts_already_is_not_counted_twice() -> None:

@@ -59,10 +59,14 @@ async def test_idle_pools_make_room_on_all_gpus_that_are_needed(
             await until_state(ctx, name, "ended")
         submit(ctx, "wide", trainer=FSDP | {"dp": 2})
         assert (await until_state(ctx, "wide", "ended")).reason == "completed"
-        assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == [runs.get(ctx.store, "wide").pool]
+        assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == [
+            runs.get(ctx.store, "wide").pool
+        ]
 
 
-async def test_more_gpus_than_there_are_is_told(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_gpus_than_there_are_is_told(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with reconciling(home) as ctx:
         gpus(ctx, 2, monkeypatch, tmp_path)
         submit(ctx, "a", trainer=FSDP | {"dp": 4})
@@ -92,7 +96,9 @@ def test_what_a_run_waits_for_follows_what_it_is_made_of(home: Path) -> None:
     path = ctx.home.run("a").root / "request.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_path": "/models/other"}))
     assert asked().model_path == "/models/other"
-    ctx.config = Config(backends={"builtin": Backend(trainer="mine:Trainer")}, runtime=RuntimeSettings(threads=3))
+    ctx.config = Config(
+        backends={"builtin": Backend(trainer="mine:Trainer")}, runtime=RuntimeSettings(threads=3)
+    )
     assert (asked().trainer_class, asked().threads) == ("mine:Trainer", 3)
     with ctx.store.write() as connection:
         connection.execute("UPDATE runs SET owner_uid = 7, spec = json_set(spec, '$.pool.threads', 2)")

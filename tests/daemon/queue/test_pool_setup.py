@@ -54,7 +54,12 @@ def test_a_server_is_made_from_the_spec_the_config_and_the_base() -> None:
     made = setup({"servers": 2, "temperature": 0.7, "engine_args": {"a": 1}}, lora={"rank": 17})
     server = made.server
     assert server is not None and (made.engine, made.mode) == ("sglang", "resident")
-    assert (server.python, server.env, server.servers, server.tp) == ("/venv/bin/python", {"TOKEN": SECRET}, 2, 1)
+    assert (server.python, server.env, server.servers, server.tp) == (
+        "/venv/bin/python",
+        {"TOKEN": SECRET},
+        2,
+        1,
+    )
     assert (server.max_rank, server.targets, server.context_length) == (32, tuple(LINEARS), 1024)
     assert (server.scaled_logprobs, server.urls, server.engine_args) == (True, (), {"a": 1})
 
@@ -71,13 +76,16 @@ def test_a_run_whose_ranks_are_being_started_says_where_to_look(tmp_path: Path) 
     fsdp = {"backend": "fsdp"}
     both, alone = setup(trainer=fsdp), setup({"backend": "builtin"}, trainer=fsdp)
     assert starting(Pool(both, tmp_path), "a").endswith(
-        "starts fsdp and sglang: `lorad logs a --of trainer -f` and `lorad logs a --of engine -f` show how far it is"
+        "starts fsdp and sglang: `lorad logs a --of trainer -f` and `lorad logs a --of engine -f` show how "
+        "far it is"
     )
     assert "starts fsdp: `lorad logs a --of trainer -f` shows" in starting(Pool(alone, tmp_path), "a")
 
 
 def test_a_server_of_the_users_is_only_spoken_to() -> None:
-    made = setup({"url": ["http://h:1", "unix:/s"], "key_file": "k", "admin_key_file": "~/a"}, device="cuda:0")
+    made = setup(
+        {"url": ["http://h:1", "unix:/s"], "key_file": "k", "admin_key_file": "~/a"}, device="cuda:0"
+    )
     assert made.server is not None and made.mode == "resident"
     assert (made.server.python, made.server.env, made.server.servers) == ("", {}, 2)
     assert made.server.urls == ("http://h:1", "unix:/s")
@@ -110,7 +118,11 @@ def test_no_context_is_longer_than_the_base() -> None:
 def test_modes_follow_from_backend_and_device() -> None:
     assert setup({"backend": "builtin"}, device="cuda:0").mode == "fused"
     assert setup({"backend": "builtin"}, device="cuda:0", trainer={"backend": "fsdp"}).mode == "resident"
-    assert setup(device="cuda:0").mode == setup(device="cuda:0", trainer={"backend": "fsdp"}).mode == "timesliced"
+    assert (
+        setup(device="cuda:0").mode
+        == setup(device="cuda:0", trainer={"backend": "fsdp"}).mode
+        == "timesliced"
+    )
     assert setup(trainer={"backend": "fsdp"}).mode == "resident"
     assert setup(device="cuda:0", pool={"mode": "resident"}).mode == "resident"
 
@@ -141,7 +153,9 @@ def test_a_pool_has_all_of_its_devices() -> None:
 
 def test_runs_that_one_server_can_serve_share_a_pool() -> None:
     first = setup(lora={"rank": 4}, modules=["model.layers.0.self_attn.q_proj"])
-    other = setup(lora={"rank": 16, "dropout": 0.1}, modules=["model.layers.1.mlp.up_proj"], trainer={"lr": 1.0})
+    other = setup(
+        lora={"rank": 16, "dropout": 0.1}, modules=["model.layers.1.mlp.up_proj"], trainer={"lr": 1.0}
+    )
     assert first.key == other.key
     assert setup(modules=["a.embed_tokens", "a.q_proj"]).server.targets == ("embed_tokens", "q_proj")  # type: ignore[union-attr]
 
@@ -155,15 +169,23 @@ def test_runs_that_one_server_can_serve_share_a_pool() -> None:
         setup({"url": "http://h:1"}),
         setup(lora={"rank": 17}),
         setup(data={"max_prompt_tokens": 1024}),
-        setup(config=Config(backends={"sglang": Backend(python=Path("/venv/bin/python"), env={"TOKEN": "x"})})),
-        setup(config=Config(backends={"sglang": Backend(python=Path("/venv2/bin/python"), env={"TOKEN": SECRET})})),
+        setup(
+            config=Config(backends={"sglang": Backend(python=Path("/venv/bin/python"), env={"TOKEN": "x"})})
+        ),
+        setup(
+            config=Config(
+                backends={"sglang": Backend(python=Path("/venv2/bin/python"), env={"TOKEN": SECRET})}
+            )
+        ),
     ],
 )
 def test_runs_that_need_other_servers_have_other_pools(changed: PoolSetup) -> None:
     assert changed.key != setup().key
 
 
-def test_secrets_of_the_environment_are_in_pool_json_for_the_owner_alone_and_not_in_the_key(home: Path) -> None:
+def test_secrets_of_the_environment_are_in_pool_json_for_the_owner_alone_and_not_in_the_key(
+    home: Path,
+) -> None:
     pool = find_or_make(open_context(home), setup())
     path = pool.root / "pool.json"
     assert SECRET in path.read_text() and stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -174,7 +196,9 @@ def test_secrets_of_the_environment_are_in_pool_json_for_the_owner_alone_and_not
 def test_a_pool_from_before_servers_still_loads(home: Path) -> None:
     pool = find_or_make(open_context(home), setup({"backend": "builtin"}))
     path = pool.root / "pool.json"
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "server"}))
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "server"})
+    )
     assert (loaded := load_pool(pool.root)) is not None and loaded.setup.key == pool.setup.key
 
 
@@ -253,7 +277,10 @@ def test_the_log_of_a_trainer_is_its_ranks(home: Path) -> None:
 
 def test_a_config_that_can_not_be_read_is_not_repeated(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    for text in (f"backends: {{sglang: {{env: {{A: '{SECRET}", f"backends: {{sglang: {{env: {{A: [{SECRET}]}}}}}}"):
+    for text in (
+        f"backends: {{sglang: {{env: {{A: '{SECRET}",
+        f"backends: {{sglang: {{env: {{A: [{SECRET}]}}}}}}",
+    ):
         path.write_text(text)
         with pytest.raises(SpecError) as refused:
             load_config(path)
@@ -267,4 +294,6 @@ def test_the_python_of_a_backend_is_an_absolute_path(python: str, tmp_path: Path
     with pytest.raises(SpecError, match="python"):
         load_config(path)
     path.write_text("backends: {sglang: {python: ~/venv/bin/python, env: {A: b}}}")
-    assert load_config(path).backends["sglang"] == Backend(python=Path.home() / "venv/bin/python", env={"A": "b"})
+    assert load_config(path).backends["sglang"] == Backend(
+        python=Path.home() / "venv/bin/python", env={"A": "b"}
+    )

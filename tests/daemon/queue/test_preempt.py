@@ -1,4 +1,6 @@
-"""Runs of lower priority make room at a step, with a checkpoint, only where it helps, and continue afterwards."""
+"""Runs of lower priority make room at a step, with a checkpoint, only where it helps, and continue
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,18 @@ def paused(ctx: Context, name: str) -> None:
         queue_again(ctx, run)
 
 
-async def test_a_run_of_another_base_with_more_priority_goes_first_and_the_other_goes_on_by_itself(home: Path) -> None:
+async def test_a_run_of_another_base_with_more_priority_goes_first_and_the_other_goes_on_by_itself(
+    home: Path,
+) -> None:
     behave(home, driver=SLOW)
     async with reconciling(home) as ctx:
         submit(ctx, "low")
         await until(lambda: runs.get(ctx.store, "low").step >= 1)
         submit(ctx, "high", model="/models/other", **HIGH)
         await until(lambda: told(ctx, "low") == "being preempted by high")
-        await until(lambda: told(ctx, "low").startswith("preempted by high; pool other-1 is busy with run high"))
+        await until(
+            lambda: told(ctx, "low").startswith("preempted by high; pool other-1 is busy with run high")
+        )
         high, low = await until_state(ctx, "high", "ended"), await until_state(ctx, "low", "ended")
         assert (high.reason, low.reason, low.preempted) == ("completed", "completed", None)
         assert (high.ended_at or 0.0) < (low.ended_at or 0.0) and low.attempt == 2
@@ -118,7 +124,9 @@ def test_a_small_one_stays_where_only_a_large_one_makes_room(home: Path) -> None
         ({}, {"model": "builtin:tiny", "lora": {"rank": 1000}}),
     ],
 )
-def test_nobody_is_stopped_who_need_not_or_must_not_be(home: Path, low: dict[str, Any], high: dict[str, Any]) -> None:
+def test_nobody_is_stopped_who_need_not_or_must_not_be(
+    home: Path, low: dict[str, Any], high: dict[str, Any]
+) -> None:
     ctx = open_context(home)
     submit(ctx, "low", **low)
     place_runs(ctx)
@@ -173,7 +181,9 @@ def test_of_several_devices_the_one_is_cleared_that_costs_least(
 
 
 @pytest.mark.parametrize(("handler", "wanted"), [(pause, "pause"), (stop, "stop"), (kill, "kill")])
-async def test_what_its_user_wants_of_a_run_that_makes_room_comes_first(home: Path, handler: Any, wanted: str) -> None:
+async def test_what_its_user_wants_of_a_run_that_makes_room_comes_first(
+    home: Path, handler: Any, wanted: str
+) -> None:
     class Asked(Call):
         run = "low"
 

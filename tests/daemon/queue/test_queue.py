@@ -51,7 +51,11 @@ async def test_a_gpu_of_another_daemon_is_left_alone_and_told_and_given_back_whe
         await until_state(first, "arith", "running")
         await until(lambda: note_path(home, "GPU-0", "holder").exists())
         submit(second, "b")
-        whose = f"cuda:0 held by pool tiny-1 (root, uid {os.getuid()}, run arith)" if os.getuid() == 0 else "run arith)"
+        whose = (
+            f"cuda:0 held by pool tiny-1 (root, uid {os.getuid()}, run arith)"
+            if os.getuid() == 0
+            else "run arith)"
+        )
         await until(lambda: whose in told(second, "b"))
         assert told(second, "b").endswith(", free after 10m idle")
         (found,) = await list_devices(second, None)  # type: ignore[arg-type]
@@ -71,7 +75,9 @@ async def test_an_idle_pool_stays_warm_while_nobody_else_waits_and_says_that_it_
         submit(ctx, "a")
         await until_state(ctx, "a", "ended")
         path = note_path(home, "GPU-0", "holder")
-        note = await until(lambda: path.exists() and (n := json.loads(path.read_bytes()))["why"] == "idle" and n)
+        note = await until(
+            lambda: path.exists() and (n := json.loads(path.read_bytes()))["why"] == "idle" and n
+        )
         assert note["idle_since"] >= note["since"] and note["pid"] == ctx.pools["tiny-1"].process.pid
         ctx.loop.poke()
         await until(lambda: ctx.pools["tiny-1"].idle_seconds > 0.5)
@@ -106,7 +112,9 @@ def test_of_several_gpus_those_are_wanted_whose_holders_are_idle(
     for ctx in (first, second):
         gpus(ctx, 3, monkeypatch, tmp_path)
     for number, idle in enumerate((None, 5.0, None)):
-        leave(note_path(home, f"GPU-{number}", "holder"), note(why="idle" if idle else "run x", idle_since=idle))
+        leave(
+            note_path(home, f"GPU-{number}", "holder"), note(why="idle" if idle else "run x", idle_since=idle)
+        )
     submit(second, "b")
     with taken(second.gpus.devices[0]), taken(second.gpus.devices[1]), taken(second.gpus.devices[2]):
         place_runs(second)

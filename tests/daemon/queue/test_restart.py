@@ -45,7 +45,9 @@ def power_cut(attempt: AttemptDir) -> None:
 async def cut_at_step(home: Path, step: int, **sections: Any) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a", **sections)
-        await until(lambda: runs.get(ctx.store, "a").state == "running" and runs.get(ctx.store, "a").step >= step)
+        await until(
+            lambda: runs.get(ctx.store, "a").state == "running" and runs.get(ctx.store, "a").step >= step
+        )
         there = attempt_dir(runs.get(ctx.store, "a")), ctx.pools["tiny-1"].attempt()
     for attempt in there:
         power_cut(attempt)
@@ -60,7 +62,10 @@ async def test_a_run_that_the_machine_went_down_under_says_so_and_can_be_resumed
         ctx.move("a", Move.RESUME)
         ctx.loop.poke()
         row = await until_state(ctx, "a", "ended")
-        assert (row.reason, [step.step for step in steps(ctx.store, "a")]) == ("completed", [1, 2, 3, 4, 5, 6])
+        assert (row.reason, [step.step for step in steps(ctx.store, "a")]) == (
+            "completed",
+            [1, 2, 3, 4, 5, 6],
+        )
 
 
 async def test_a_run_that_wants_it_goes_on_by_itself_after_the_machine_was_restarted(home: Path) -> None:
@@ -97,7 +102,9 @@ def test_each_attempt_that_got_no_further_doubles_the_pause_up_to_a_limit(home: 
     closed(ctx)
 
 
-async def test_a_restart_is_waited_for_by_the_next_daemon_as_well(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_restart_is_waited_for_by_the_next_daemon_as_well(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(daemon_world, "QUICK", dataclasses.replace(daemon_world.QUICK, restart=60.0))
     behave(home, driver={"crash_at": 3})
     async with reconciling(home) as ctx:
@@ -134,7 +141,9 @@ async def test_restarts_are_counted_until_somebody_resumes(home: Path) -> None:
         submit(ctx, "a", resources=AGAIN | {"max_restarts": 1})
         row = await settled(ctx)
         assert (row.reason, row.attempt) == ("lost", 2)
-        assert row.detail.endswith("no more restarts after 1 (resources.max_restarts); `lorad resume a` continues")
+        assert row.detail.endswith(
+            "no more restarts after 1 (resources.max_restarts); `lorad resume a` continues"
+        )
         ctx.move("a", Move.RESUME, by="me")
         assert runs.restarts(ctx.store, "a") == 0
         ctx.loop.poke()
@@ -155,7 +164,10 @@ async def test_each_attempt_keeps_why_it_ended(home: Path) -> None:
         behave(home)
         await until_state(ctx, "a", "ended")
         details = [attempt.detail for attempt in runs.attempts(ctx.store, "a")]
-        assert details == ["the driver exited with code 3; its log ends: the driver is out of luck", "6 steps"]
+        assert details == [
+            "the driver exited with code 3; its log ends: the driver is out of luck",
+            "6 steps",
+        ]
 
 
 async def test_what_a_log_says_of_the_end_is_told_with_advice(home: Path) -> None:
@@ -163,7 +175,9 @@ async def test_what_a_log_says_of_the_end_is_told_with_advice(home: Path) -> Non
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         row = await until_state(ctx, "a", "ended")
-        assert row.detail.startswith("the driver exited with code 3: no space is left on a disk. `lorad gc` deletes")
+        assert row.detail.startswith(
+            "the driver exited with code 3: no space is left on a disk. `lorad gc` deletes"
+        )
 
 
 async def test_what_a_driver_says_of_its_end_comes_with_advice(home: Path) -> None:

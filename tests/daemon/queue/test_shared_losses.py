@@ -68,7 +68,9 @@ async def test_a_run_whose_backend_is_gone_does_not_keep_others_from_being_held(
         request = home / "runs/a/request.json"
         request.write_text(json.dumps(json.loads(request.read_text()) | {"facts": FACTS}))
         with ctx.store.write() as connection:
-            connection.execute("UPDATE runs SET spec = json_set(spec, '$.rollout.backend', 'vllm') WHERE name = 'a'")
+            connection.execute(
+                "UPDATE runs SET spec = json_set(spec, '$.rollout.backend', 'vllm') WHERE name = 'a'"
+            )
             connection.execute("UPDATE versions SET pinned = 1 WHERE version = 1006")
         submit(ctx, "c", FACTS["model_path"])
         await until_state(ctx, "c", "ended")

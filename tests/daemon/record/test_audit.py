@@ -36,14 +36,22 @@ def change(directory: Path, kind: str, **changes: Any) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "step 2: samples/000002-a1.jsonl has sha256": lambda at: samples(at).write_text(samples(at).read_text() + "{}"),
+    "step 2: samples/000002-a1.jsonl has sha256": lambda at: samples(at).write_text(
+        samples(at).read_text() + "{}"
+    ),
     "step 2: samples/000002-a1.jsonl is missing": lambda at: samples(at).unlink(),
     "its batch begins at prompt 5, the one before ended at 4": lambda at: change(at, "step", position=5),
-    "its samples are of a@1, whose attestation is 'failed'": lambda at: change(at, "version", attested="failed"),
+    "its samples are of a@1, whose attestation is 'failed'": lambda at: change(
+        at, "version", attested="failed"
+    ),
     "step 2: its samples are of a@0, 1 steps old; 0 are allowed": lambda at: change(at, "step", version=0),
-    "step 2: its samples are of a@7, which no record before it knows": lambda at: change(at, "step", version=7),
+    "step 2: its samples are of a@7, which no record before it knows": lambda at: change(
+        at, "step", version=7
+    ),
     "samples are not 4 of each of its 4 prompts": lambda at: change(at, "step", prompts=["x", "y", "z", "w"]),
-    "lines from line": lambda at: (at / "journal.jsonl").write_text((at / "journal.jsonl").read_text() + "{}\n"),
+    "lines from line": lambda at: (at / "journal.jsonl").write_text(
+        (at / "journal.jsonl").read_text() + "{}\n"
+    ),
 }
 
 

@@ -69,7 +69,9 @@ async def test_a_home_moved_between_two_daemons_works_on(home: Path) -> None:
         await with_a_fork(api)
     new = moved(home)
     (found,) = of_home(Home(new), new / "runs").missing
-    assert found.what == f"the files of 2 runs were moved to {new}/runs" and "lorad daemon start" in found.advice
+    assert (
+        found.what == f"the files of 2 runs were moved to {new}/runs" and "lorad daemon start" in found.advice
+    )
     async with serving(new) as api:
         (event,) = api.ctx.store.rows("SELECT data FROM events WHERE kind = 'moved'")
         told = {"runs": 2, "from": f"{home}/runs", "to": f"{new}/runs", "by": "daemon"}
@@ -101,7 +103,10 @@ def test_a_home_moved_under_a_run_ends_it_and_it_resumes_where_the_home_is_now()
         old, pids = made.home.root, (made.pid("a", "driver"), made.client.status().pid)
         made.home = Home(old.rename(old.with_name("new")))
         made.client = Client(made.home)
-        made.until(lambda: not any(map(psutil.pid_exists, pids)), "nothing that driver and daemon write would be kept")
+        made.until(
+            lambda: not any(map(psutil.pid_exists, pids)),
+            "nothing that driver and daemon write would be kept",
+        )
         made.lorad("daemon", "start")
         ended = made.over("a")
         assert ended.reason == "failed" and f"{old}/runs/a was moved or removed" in ended.detail

@@ -26,13 +26,26 @@ from tests.daemon.serving.test_serve import adapter_in, serve
 from tests.kit.daemon_world import Api, behave, finished, open_context, serving
 from tests.kit.world import world
 
-TABLES = ("runs", "attempts", "steps", "evals", "versions", "checkpoints", "aliases", "alias_moves", "sweeps", "events")
+TABLES = (
+    "runs",
+    "attempts",
+    "steps",
+    "evals",
+    "versions",
+    "checkpoints",
+    "aliases",
+    "alias_moves",
+    "sweeps",
+    "events",
+)
 FOUND_AGAIN = ("waiting",)  # of runs: by the next look at the queue
 GRID = ["trainer.lr=1e-4,3e-4"]
 
 
 async def lively(api: Api, tmp_path: Path) -> None:
-    """Runs that completed, were paused, killed, resumed, forked, swept, imported, aliased, pinned and removed."""
+    """Runs that completed, were paused, killed, resumed, forked, swept, imported, aliased, pinned and
+    removed.
+    """
     await api.run("done")
     await api.until("done", "ended")
     await api("pin", "done@1002")
@@ -49,7 +62,11 @@ async def lively(api: Api, tmp_path: Path) -> None:
     await api.until("away", "ended")
     await api("remove", "away")
     behave(api.ctx.home.root, driver={"seconds": 0.5})
-    for name, verb, state in (("rests", "pause", "paused"), ("dead", "kill", "ended"), ("on", "pause", "paused")):
+    for name, verb, state in (
+        ("rests", "pause", "paused"),
+        ("dead", "kill", "ended"),
+        ("on", "pause", "paused"),
+    ):
         await api.run(name)
         await api.until(name, "running")
         await api(verb, name)
@@ -142,10 +159,23 @@ async def test_a_journal_of_an_earlier_version_tells_as_much_as_it_knows(home: P
     assert [without([c], "deleted_at") for c in after["checkpoints"]] == [
         without([c], "deleted_at") for c in before["checkpoints"]
     ]
-    about = ("name", "owner_uid", "state", "reason", "detail", "spec", "step", "steps", "version", "attempt", "pool")
+    about = (
+        "name",
+        "owner_uid",
+        "state",
+        "reason",
+        "detail",
+        "spec",
+        "step",
+        "steps",
+        "version",
+        "attempt",
+        "pool",
+    )
     assert [[r[k] for k in about] for r in after["runs"]] == [[r[k] for k in about] for r in before["runs"]]
     exits = [
-        (r["run"], r["attempt"], r["resumed_from"], r["exit_code"], r["signal"], r["reason"]) for r in after["attempts"]
+        (r["run"], r["attempt"], r["resumed_from"], r["exit_code"], r["signal"], r["reason"])
+        for r in after["attempts"]
     ]
     assert exits == [("a", 1, None, 0, None, "completed"), ("b", 1, None, 0, None, "completed")]
     assert [(a["alias"], a["run"], a["version"]) for a in after["aliases"]] == [("bot", "a", 1003)]
@@ -253,7 +283,8 @@ def test_doctor_repairs_a_damaged_database_under_a_run_that_works(home: Path) ->
         assert damaged(made.home.root)
         made.lorad("daemon", "start")
         assert made.over("r").reason == "completed"
-        assert [attempt["exit_code"] for attempt in made.json("show", "r")["attempts"]] == [0]  # nothing began again
+        # nothing began again
+        assert [attempt["exit_code"] for attempt in made.json("show", "r")["attempts"]] == [0]
 
 
 def test_what_is_missing_and_what_nobody_knows_is_told(home: Path) -> None:
@@ -289,11 +320,14 @@ def test_a_transaction_that_fails_takes_nothing_out_of_the_journal(home: Path) -
         raise RuntimeError
     assert (home / "journal.jsonl").read_bytes() == before
     with ctx.store.write() as connection:
-        connection.execute("UPDATE runs SET step = 1, waiting = 'for nothing'")  # told by its journal, and in passing
+        # told by its journal, and in passing
+        connection.execute("UPDATE runs SET step = 1, waiting = 'for nothing'")
     assert (home / "journal.jsonl").read_bytes() == before
     with pytest.raises(sqlite3.IntegrityError), ctx.store.write() as connection:
         connection.execute("PRAGMA defer_foreign_keys = ON")
-        connection.execute("INSERT INTO aliases (alias, run, version, updated_at) VALUES ('x', 'nobody', 1, 0)")
+        connection.execute(
+            "INSERT INTO aliases (alias, run, version, updated_at) VALUES ('x', 'nobody', 1, 0)"
+        )
     assert (home / "journal.jsonl").read_bytes() == before  # the commit itself was refused
     ctx.readers.close()
     ctx.store.close()
@@ -310,7 +344,11 @@ def test_a_newer_schema_is_refused_with_the_command_to_run(home: Path) -> None:
     ctx.readers.close()
     ctx.store.close()
     ctx.journal.close()
-    line = (home / "journal.jsonl").read_text().replace(f'"version": "{lorad.__version__}"', '"version": "9.1.0"')
+    line = (
+        (home / "journal.jsonl")
+        .read_text()
+        .replace(f'"version": "{lorad.__version__}"', '"version": "9.1.0"')
+    )
     (home / "journal.jsonl").write_text(line)
     with pytest.raises(Conflict, match=r"it was lorad 9\.1\.0") as refused:
         open_store(Home(home))

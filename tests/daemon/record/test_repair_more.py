@@ -85,12 +85,16 @@ def strange(journal: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [directory, pipe, endless, strange])
-def test_a_journal_that_cannot_be_read_costs_its_own_run_alone(home: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_journal_that_cannot_be_read_costs_its_own_run_alone(
+    home: Path, spoil: Callable[[Path], None]
+) -> None:
     with_runs(home, "a", "b")
     cut_off(home)
     spoil(home / "runs/a/journal.jsonl")
     done = repair(Home(home))
-    assert len(done.told) == 1 and "runs/a/journal.jsonl" in done.told[0] and "Programming" not in done.told[0]
+    assert (
+        len(done.told) == 1 and "runs/a/journal.jsonl" in done.told[0] and "Programming" not in done.told[0]
+    )
     assert [row[:2] for row in told_of(home)] == [("a", "ended"), ("b", "ended")] and told_of(home)[1][2] == 6
 
 
@@ -100,7 +104,9 @@ def test_what_only_a_newer_lorad_knows_is_left_out_in_words(home: Path) -> None:
     rewritten(home, b'"gone":{}', b'"gone":{"plans":[["x"]]}')
     rewritten(home, b'"state":"ended"', b'"state":"dreaming"', of=b'"name":"a"')
     done = repair(Home(home))
-    assert done.told[0].startswith("a of runs: CHECK constraint failed") and told_of(home) == [("b", "ended", 6)]
+    assert done.told[0].startswith("a of runs: CHECK constraint failed") and told_of(home) == [
+        ("b", "ended", 6)
+    ]
 
 
 def test_without_its_first_line_the_journal_tells_every_event_once(home: Path) -> None:
@@ -195,7 +201,9 @@ def test_what_follows_a_torn_line_is_told(home: Path, monkeypatch: pytest.Monkey
     assert [row["version"] for row in tables(home)["versions"] if row["pinned"]] == [1003]
 
 
-def test_a_clock_that_was_set_back_hides_no_event_of_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_was_set_back_hides_no_event_of_a_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ctx, now = open_context(home), time.time
     finished(ctx, "a")
     monkeypatch.setattr(time, "time", lambda: now() - 5000)

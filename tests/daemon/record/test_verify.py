@@ -124,7 +124,10 @@ async def checks(api: Api) -> dict[str, Check]:
 async def test_what_was_pruned_is_told_and_what_is_needed_and_gone_is_a_problem(home: Path) -> None:
     behave(home, pool={"refuses": ["a@1005"]})
     async with serving(home) as api:
-        prune(api.ctx, finished(api.ctx, checkpoint={"every": 2, "keep": 1, "keep_versions": 2, "keep_samples": 2}))
+        prune(
+            api.ctx,
+            finished(api.ctx, checkpoint={"every": 2, "keep": 1, "keep_versions": 2, "keep_samples": 2}),
+        )
         found = await checks(api)
         assert found["versions"].looked_at == "6 versions, 4 of them pruned"
         assert found["checkpoints"].looked_at == "3 checkpoints, 2 of them pruned"

@@ -49,7 +49,11 @@ async def test_a_fork_is_a_run_of_its_own_that_begins_with_a_checkpoint(home: Pa
         params = params_of(api, "a-fork")
         assert (params["start_from"], params["origin"]) == (str(home / "runs/a-fork/origin"), "a@1004")
         told = [event for event in runs_events(api, "a-fork") if event["kind"] == "forked"]
-        assert (told[0]["data"]["from"], told[0]["data"]["step"], told[0]["data"]["fresh"]) == ("a@1004", 4, False)
+        assert (told[0]["data"]["from"], told[0]["data"]["step"], told[0]["data"]["fresh"]) == (
+            "a@1004",
+            4,
+            False,
+        )
 
 
 def runs_events(api: Api, run: str) -> list[Any]:
@@ -108,7 +112,9 @@ async def test_a_fork_outlives_its_parent_and_begins_again_from_its_origin(home:
         assert params_of(api, "b")["start_from"] == str(home / "runs/b/origin")
 
 
-async def test_a_run_does_not_begin_with_what_a_fork_of_its_name_left_that_never_came_to_be(home: Path) -> None:
+async def test_a_run_does_not_begin_with_what_a_fork_of_its_name_left_that_never_came_to_be(
+    home: Path,
+) -> None:
     async with serving(home) as api:
         (home / "runs/b/origin").mkdir(parents=True)
         await api.run("b")
@@ -116,7 +122,9 @@ async def test_a_run_does_not_begin_with_what_a_fork_of_its_name_left_that_never
         assert params_of(api, "b")["start_from"] is None
 
 
-async def test_a_parent_that_is_removed_meanwhile_is_not_missed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_parent_that_is_removed_meanwhile_is_not_missed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(home) as api:
         await parent(api)
 
@@ -145,12 +153,16 @@ def test_weights_and_moments_are_carried_over_and_fresh_ones_are_not() -> None:
         made.run("a", "trainer.steps=2")
         made.json("fork", "a@2", "--name", "on", "--steps", "1", "--wait")
         made.json("fork", "a@2", "trainer.lr=1e-4", "--name", "anew", "--steps", "1", "--fresh", "--wait")
-        before, after, anew = (optimizer(made.client.checkpoints(run)[-1].path) for run in ("a", "on", "anew"))
+        before, after, anew = (
+            optimizer(made.client.checkpoints(run)[-1].path) for run in ("a", "on", "anew")
+        )
         assert [int(state["step"][0]) for state in (before, after, anew)] == [2, 3, 1]
         seconds = [name for name in before if name.startswith("exp_avg_sq.")]
         assert all(np.all(after[name] >= 0.998 * before[name]) for name in seconds)
         assert not all(np.all(anew[name] >= 0.998 * before[name]) for name in seconds)
-        assert {made.client.adapters(run)[0].sha256 for run in ("on", "anew")} == {made.client.adapters("a")[-1].sha256}
+        assert {made.client.adapters(run)[0].sha256 for run in ("on", "anew")} == {
+            made.client.adapters("a")[-1].sha256
+        }
         manifest = json.loads((Path(made.client.adapters("on")[0].path or "") / "manifest.json").read_text())
         assert manifest["facts"]["parent"] == "a@2"
         assert "a@2" in made.lorad("show", "on").stdout

@@ -30,7 +30,8 @@ from tests.kit.world import world
 
 LIMITS = Supervision(hang=10.0, stall=60.0)
 QUICK: dict[str, Any] = {"supervision": Supervision(hang=2.0, stall=600.0)}
-SOON: dict[str, Any] = {"supervision": Supervision(hang=1.0, stall=600.0)}  # where whoever is alone is to be accused
+# where whoever is alone is to be accused
+SOON: dict[str, Any] = {"supervision": Supervision(hang=1.0, stall=600.0)}
 LONG = {"steps": 1000}
 
 
@@ -113,7 +114,9 @@ async def test_a_log_that_takes_no_stacks_saves_nobody(home: Path, monkeypatch: 
     await test_a_stopped_driver_is_killed_as_hung_and_the_run_says_so(home)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"at": 1}', b'{"at": 1, "progress": Infinity, "doing": ""}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"at": 1}', b'{"at": 1, "progress": Infinity, "doing": ""}']
+)
 def test_a_heartbeat_that_is_none_is_not_believed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "heartbeat").write_bytes(content)
     assert read_beat(tmp_path / "heartbeat") is None
@@ -219,7 +222,9 @@ async def test_why_it_was_killed_is_known_to_the_next_daemon(home: Path) -> None
     ctx.store.close()
     ctx.journal.close()
     async with reconciling(home) as ctx:
-        assert (await until_state(ctx, "a", "ended")).detail == "the driver was hung: no heartbeat for 500 s; killed"
+        assert (
+            await until_state(ctx, "a", "ended")
+        ).detail == "the driver was hung: no heartbeat for 500 s; killed"
 
 
 async def test_who_comes_back_before_the_kill_is_spared(home: Path) -> None:
@@ -264,7 +269,9 @@ async def test_a_stopped_shim_tells_the_end_of_a_driver_that_nobody_accuses(home
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
-        os.kill(json.loads(attempt_dir(runs.get(ctx.store, "a")).status.read_bytes())["shim_pid"], signal.SIGSTOP)
+        os.kill(
+            json.loads(attempt_dir(runs.get(ctx.store, "a")).status.read_bytes())["shim_pid"], signal.SIGSTOP
+        )
         os.kill(pid_of(ctx, "a"), signal.SIGKILL)
         row = await until_state(ctx, "a", "ended")
         assert "SIGKILL" in row.detail and "hung" not in row.detail
@@ -306,6 +313,7 @@ def test_a_real_run_goes_through_a_hung_driver_and_a_hung_pool() -> None:
         assert [step.step for step in made.client.steps("shaken")] == list(range(1, run.step + 1))
         lost = [attempt.detail for attempt in run.attempts[:-1]]
         who = [why.partition(" was hung: no heartbeat")[0] for why in lost]
-        assert who in (["the driver"], [f"pool {pool}"], ["the driver", f"pool {pool}"])  # by who is found first
+        # by who is found first
+        assert who in (["the driver"], [f"pool {pool}"], ["the driver", f"pool {pool}"])
         assert f"attempt    1: fresh, lost: {lost[0]}" in made.lorad("show", "shaken").stdout
         assert f"pool {pool} was hung: no heartbeat" in made.home.daemon_log.read_text()

@@ -35,12 +35,25 @@ def test_a_run_from_an_adapter_stays_with_it_where_nothing_is_rewarded() -> None
         made.run("a", "trainer.steps=2")
         made.lorad("export", "a@2", made.root / "adapter")
         started = made.lorad(
-            "run", made.root / "a.yaml", "lora.adapter_path=adapter", *PULLED, "rollout.top_k=40", "--name", "b"
+            "run",
+            made.root / "a.yaml",
+            "lora.adapter_path=adapter",
+            *PULLED,
+            "rollout.top_k=40",
+            "--name",
+            "b",
         )
         assert "warning: rollout.top_k: samples come from a truncated distribution" in started.stderr
         made.lorad("fork", "a@2", *PULLED, "--name", "c", "--fresh", "--steps", "2", "--wait")
-        made.lorad("run", made.root / "a.yaml", *PULLED, "algorithm.kl.reference=base", "lora.adapter_path=adapter",
-                   "--name", "d")  # fmt: skip
+        made.lorad(
+            "run",
+            made.root / "a.yaml",
+            *PULLED,
+            "algorithm.kl.reference=base",
+            "lora.adapter_path=adapter",
+            "--name",
+            "d",
+        )
         assert [[step.metrics["kl"] for step in made.client.steps(run)] for run in "bc"] == [[0, 0], [0, 0]]
         assert (made.client.steps("d")[0].metrics["kl"] or 0.0) > 1e-4
         digest = made.client.adapters("a")[-1].sha256
@@ -60,8 +73,13 @@ def test_a_reference_outlives_its_run_and_a_kill() -> None:
         made.run("a", "trainer.steps=2", "lora.rank=8")
         pulled = ("algorithm.kl={coef: 0.3, reference: a@2}", "trainer.steps=16", "trainer.schedule=cosine")
         made.run("calm", *pulled)
-        made.client.run((made.root / "a.yaml").read_text(), source="a", cwd=str(made.root), overrides=[*pulled],
-                        name="killed")  # fmt: skip
+        made.client.run(
+            (made.root / "a.yaml").read_text(),
+            source="a",
+            cwd=str(made.root),
+            overrides=[*pulled],
+            name="killed",
+        )
         made.client.remove("a")
         pids = [made.pid("killed", role) for role in ("driver", "pool")]
         made.reached("killed", 3)
@@ -82,7 +100,10 @@ def test_a_reference_outlives_its_run_and_a_kill() -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["algorithm.kl.reference=start"], "algorithm.kl.reference: start, but this run starts from no adapter"),
+        (
+            ["algorithm.kl.reference=start"],
+            "algorithm.kl.reference: start, but this run starts from no adapter",
+        ),
         (["algorithm.kl.reference=a@77"], "algorithm.kl.reference: there is no a@77"),
         (["algorithm.kl.reference=nobody@1"], "algorithm.kl.reference: there is no nobody@1"),
         (["algorithm.kl.reference=nowhere"], "algorithm.kl.reference: /nowhere/adapter_config.json"),
@@ -90,7 +111,9 @@ def test_a_reference_outlives_its_run_and_a_kill() -> None:
         (["algorithm.kl.reference=a@1006"], "a@1006 is an adapter of /models/other, not of "),
     ],
 )
-async def test_what_is_no_reference_is_refused_and_nothing_is_made(home: Path, overrides: list[str], says: str) -> None:
+async def test_what_is_no_reference_is_refused_and_nothing_is_made(
+    home: Path, overrides: list[str], says: str
+) -> None:
     async with serving(home) as api:
         row = finished(api.ctx, "a")
         other = msgspec.structs.replace(request_of(row), model_path="/models/other")

@@ -1,4 +1,6 @@
-"""An adapter belongs to the weights that it was made on: others with the same shapes are refused wherever it goes."""
+"""An adapter belongs to the weights that it was made on: others with the same shapes are refused wherever it
+goes.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,9 @@ async def test_the_next_attempt_goes_by_the_changed_spec_and_shows_what_changed(
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")
-        await api("resume", "a", steps=8, overrides=["trainer.backend=fsdp", "trainer.dp=2", "resources.priority=3"])
+        await api(
+            "resume", "a", steps=8, overrides=["trainer.backend=fsdp", "trainer.dp=2", "resources.priority=3"]
+        )
         shown = await api.until("a", "ended")
         assert (shown.reason, shown.step, shown.spec["trainer"]["backend"]) == ("completed", 8, "fsdp")
         first, second = shown.attempts
@@ -237,7 +239,9 @@ def compared(attempts: list[dict[str, Any]], now: PoolInfo, **trainer: Any) -> l
     plain = [{"data_sha256": "d"} | attempt for attempt in attempts]
     records = [Record(1, 1, "a", 1, 0, "attempt", 0.0, data) for data in plain]
     data, spec = SimpleNamespace(digest="d"), convert({"trainer": trainer})
-    compare_with_before(cast("Any", SimpleNamespace(train_data=data, spec=spec, warn=told.append)), now, records)
+    compare_with_before(
+        cast("Any", SimpleNamespace(train_data=data, spec=spec, warn=told.append)), now, records
+    )
     return told
 
 
@@ -249,13 +253,21 @@ FSDP = {"base_checksum": "f", "trainer": "fsdp", "sizes": {"dp": 2}}
     ("attempts", "now", "warnings"),
     [
         ([FIRST], info(base_checksum="c", trainer="builtin", model_sha256="m"), 0),
-        ([FIRST | {"model_sha256": "m"}], info(base_checksum="other", trainer="builtin", model_sha256="m"), 0),
+        (
+            [FIRST | {"model_sha256": "m"}],
+            info(base_checksum="other", trainer="builtin", model_sha256="m"),
+            0,
+        ),
         ([FIRST], info(base_checksum="f", trainer="fsdp", model_sha256="m"), 1),
         ([FIRST], info(base_checksum="f", trainer="fsdp"), 1),
         ([FSDP], info(base_checksum="f", trainer="fsdp"), 0),
         ([FSDP | {"sizes": {}}], info(base_checksum="other", trainer="fsdp"), 1),
         ([FIRST, FSDP], info(base_checksum="c", trainer="builtin"), 0),
-        ([FSDP | {"model_sha256": "m"}, FIRST], info(base_checksum="x", trainer="megatron", model_sha256="m"), 0),
+        (
+            [FSDP | {"model_sha256": "m"}, FIRST],
+            info(base_checksum="x", trainer="megatron", model_sha256="m"),
+            0,
+        ),
     ],
 )
 def test_a_base_is_compared_by_what_both_attempts_tell(
@@ -270,7 +282,10 @@ def test_a_base_is_compared_by_what_both_attempts_tell(
     [
         ([FIRST], info(base_checksum="other", trainer="builtin", model_sha256="m")),
         ([FIRST | {"model_sha256": "m"}], info(base_checksum="c", trainer="builtin", model_sha256="other")),
-        ([FIRST | {"model_sha256": "m"}, FSDP], info(base_checksum="f", trainer="fsdp", model_sha256="other")),
+        (
+            [FIRST | {"model_sha256": "m"}, FSDP],
+            info(base_checksum="f", trainer="fsdp", model_sha256="other"),
+        ),
         ([FIRST, FSDP], info(base_checksum="other", trainer="builtin")),
         ([FSDP], info(base_checksum="other", trainer="fsdp")),
     ],

@@ -1,4 +1,6 @@
-"""A sweep starts a run for each point of a grid, or none; halving stops the worse ones at each rung, exactly once."""
+"""A sweep starts a run for each point of a grid, or none; halving stops the worse ones at each rung, exactly
+once.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,11 @@ async def test_a_bad_point_starts_nothing(home: Path, overrides: tuple[str, ...]
     async with serving(home) as api:
         with pytest.raises(SpecError, match=says):
             await sweep(api, *overrides)
-        assert (await api("list", all=True), await api("sweeps"), list((home / "runs").iterdir())) == ([], [], [])
+        assert (await api("list", all=True), await api("sweeps"), list((home / "runs").iterdir())) == (
+            [],
+            [],
+            [],
+        )
 
 
 async def test_each_point_is_looked_at_for_what_contradicts_itself(home: Path) -> None:
@@ -155,7 +161,10 @@ def test_rungs_are_powers_of_eta_down_to_one_run() -> None:
         (Wish(rungs=[40]), "rungs 40"),
         (Wish(metric="loss"), "--metric loss"),
         (Wish(rungs=[5], metric="eval"), "eval.every: 10"),
-        (Wish(rungs=[1, 20], metric="reward"), "rung 1: rewards up to step 1 are from before the first update"),
+        (
+            Wish(rungs=[1, 20], metric="reward"),
+            "rung 1: rewards up to step 1 are from before the first update",
+        ),
     ],
 )
 def test_a_halving_that_cannot_be_is_refused(wish: Wish, says: str) -> None:
@@ -228,7 +237,12 @@ def test_a_rung_waits_for_the_last_run_and_keeps_the_better_half(ctx: Context) -
 
 @pytest.mark.parametrize(
     ("evals", "kept"),
-    [((0.9, 0.5, 0.5, 0.1), 3), ((0.9, 0.8, 0.5, 0.5), 2), ((0.0, 0.0, 0.0, 0.0), 4), ((0.9, 0.9, 0.9, 0.1), 3)],
+    [
+        ((0.9, 0.5, 0.5, 0.1), 3),
+        ((0.9, 0.8, 0.5, 0.5), 2),
+        ((0.0, 0.0, 0.0, 0.0), 4),
+        ((0.9, 0.9, 0.9, 0.1), 3),
+    ],
 )
 def test_equals_at_the_cut_all_go_on(ctx: Context, evals: tuple[float, ...], kept: int) -> None:
     names = racing(ctx, "eval", [2])

@@ -1,4 +1,6 @@
-"""Whatever a run writes into its journal, however much, holds up nobody, and is believed while it makes sense."""
+"""Whatever a run writes into its journal, however much, holds up nobody, and is believed while it makes
+sense.
+"""
 
 from __future__ import annotations
 

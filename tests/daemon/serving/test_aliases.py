@@ -1,4 +1,6 @@
-"""Pins, aliases and their swaps: what they keep loaded, who is notified, and that a failure changes nothing."""
+"""Pins, aliases and their swaps: what they keep loaded, who is notified,
+and that a failure changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -134,11 +136,14 @@ async def test_swaps_of_one_alias_go_one_after_another(home: Path) -> None:
         await until(lambda: kept(api) == chain[-1:])
 
 
-async def test_the_gateways_table_is_right_when_a_swap_returns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_gateways_table_is_right_when_a_swap_returns(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         with monkeypatch.context() as patch:
-            verbs = tuple(verb for verb in reconcile.PASS if verb is not keep_table)  # it would write it a moment later
+            # it would write it a moment later
+            verbs = tuple(verb for verb in reconcile.PASS if verb is not keep_table)
             patch.setattr(reconcile, "PASS", verbs)
             await api("pin", "a@1001")
             await api("swap", "bot", "a@1002")

@@ -48,7 +48,9 @@ async def test_a_served_base_wants_a_gateway(home: Path) -> None:
     assert gateways.is_wanted(ctx)
 
 
-async def test_the_gateway_outlives_the_daemon_and_ends_with_it_when_asked_to(home: Path, wanted: None) -> None:
+async def test_the_gateway_outlives_the_daemon_and_ends_with_it_when_asked_to(
+    home: Path, wanted: None
+) -> None:
     async with serving(home) as api:
         await until(lambda: gateway_socket(api.ctx))
         assert (await api("status")).gateway == str(Home(home).gateway_socket)
@@ -67,13 +69,17 @@ async def test_a_gateway_that_dies_is_started_again(home: Path, wanted: None) ->
         await until(lambda: pid_of_gateway(home) not in (None, pid) and gateway_socket(ctx))
 
 
-async def test_a_gateway_that_is_stopped_is_replaced(home: Path, wanted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gateway_that_is_stopped_is_replaced(
+    home: Path, wanted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(health, "LOOK_SECONDS", 0.1)
     async with serving(home, supervision=Supervision(hang=2.0)) as api:
         await until(lambda: gateway_socket(api.ctx) and api.ctx.processes.pulses)
         pid = pid_of_gateway(home) or 0
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: not is_alive(pid) and pid_of_gateway(home) not in (None, pid) and gateway_socket(api.ctx))
+        await until(
+            lambda: not is_alive(pid) and pid_of_gateway(home) not in (None, pid) and gateway_socket(api.ctx)
+        )
 
 
 async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: None) -> None:
@@ -84,7 +90,9 @@ async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: Non
         await until(lambda: not is_alive(pid))
 
 
-async def test_an_owner_has_a_gateway_while_it_is_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_owner_has_a_gateway_while_it_is_asked_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ctx = open_context(home)
     submit(ctx, "a")
     assert gateways.owners_wanted(ctx) == set()
@@ -113,7 +121,10 @@ def life(root: Path, number: int, began: float, seconds: float) -> AttemptDir:
 
 def test_short_lives_in_a_row_pause_longer_and_longer(tmp_path: Path) -> None:
     lives = [life(tmp_path, 1, 0.0, 500.0), *(life(tmp_path, n, 600.0 + n, 0.5) for n in range(2, KEPT))]
-    pauses = [not_before(lives[:n]) - (read_status(lives[n - 1]) or {})["ended_at"] for n in range(1, len(lives) + 1)]
+    pauses = [
+        not_before(lives[:n]) - (read_status(lives[n - 1]) or {})["ended_at"]
+        for n in range(1, len(lives) + 1)
+    ]
     assert pauses == [0.0, 0.5, 1.0, 2.0]
 
 
@@ -142,7 +153,8 @@ def test_a_real_home_serves_on_while_its_daemon_and_pool_die() -> None:
             assert before.system_fingerprint == f"lorad-{versions[-1]}"
             kill(made.client.pools()[0].pid or 0)
             assert (
-                client.with_options(max_retries=5).completions.create(**asked).choices[0].text == before.choices[0].text
+                client.with_options(max_retries=5).completions.create(**asked).choices[0].text
+                == before.choices[0].text
             )
             made.lorad("swap", "bot", versions[0])
             assert client.completions.create(**asked).system_fingerprint == f"lorad-{versions[0]}"

@@ -1,4 +1,6 @@
-"""`lorad serve`: adapters from elsewhere are checked, attested and served under a name, on a base that stays warm."""
+"""`lorad serve`: adapters from elsewhere are checked, attested and served under a name, on a base that stays
+warm.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def adapter_in(directory: Path, seed: int = 0, modules: tuple[str, ...] = MODULE
     config = AdapterConfig(rank, 4.0, modules)
     shapes = expected_shapes(config, read_facts(resolve("builtin:tiny")).linears)
     numbers = np.random.default_rng(seed)
-    tensors = {name: numbers.normal(size=shape, scale=0.1).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {
+        name: numbers.normal(size=shape, scale=0.1).astype(np.float32) for name, shape in shapes.items()
+    }
     directory.mkdir()
     write_peft(Adapter(config, tensors), directory, "builtin:tiny")
     return directory
@@ -90,7 +94,9 @@ async def test_the_same_numbers_with_another_alpha_are_another_version(home: Pat
         assert [version.alpha for version in await api("adapters", "bot")] == [4.0, 32.0]
 
 
-async def test_an_adapter_that_fails_its_attestation_leaves_nothing_of_all(home: Path, tmp_path: Path) -> None:
+async def test_an_adapter_that_fails_its_attestation_leaves_nothing_of_all(
+    home: Path, tmp_path: Path
+) -> None:
     behave(home, pool={"refuses": ["b@0"]})
     async with serving(home) as api:
         with pytest.raises(AttestationFailed, match=f"adapter b of {tmp_path}"):
@@ -137,9 +143,15 @@ def other_base(directory: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("make", "says"),
-    [(pickled, "pickled weights are never read"), (not_finite, "NaN"), (other_base, "the base has no linear")],
+    [
+        (pickled, "pickled weights are never read"),
+        (not_finite, "NaN"),
+        (other_base, "the base has no linear"),
+    ],
 )
-async def test_an_adapter_that_does_not_fit_is_refused(home: Path, tmp_path: Path, make: Any, says: str) -> None:
+async def test_an_adapter_that_does_not_fit_is_refused(
+    home: Path, tmp_path: Path, make: Any, says: str
+) -> None:
     async with serving(home) as api:
         with pytest.raises(AdapterRefused, match=says) as refused:
             await serve(api, good=adapter_in(tmp_path / "good"), bad=make(tmp_path / "bad"))
@@ -309,7 +321,9 @@ def test_an_adapter_is_served_by_a_real_pool_from_the_command_line() -> None:
 def answer_of(said: str) -> Any:
     """Run the line that a command says to try; returns its JSON."""
     (line,) = [line for line in said.splitlines() if line.startswith("Try it: ")]
-    done = subprocess.run(line.removeprefix("Try it: "), shell=True, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        line.removeprefix("Try it: "), shell=True, capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 

@@ -42,7 +42,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def ask(counted: Counted, *names: str, tokens: int = 8, clock: Clock | None = None, seconds: float = 0.0) -> None:
+def ask(
+    counted: Counted, *names: str, tokens: int = 8, clock: Clock | None = None, seconds: float = 0.0
+) -> None:
     """One request that is answered whole."""
     with counted:
         counted.serves(*names)
@@ -61,7 +63,7 @@ def told(world: World, name: str) -> Figures:
     return (found(world.home.gateway / FILE) or {}).get(name, Figures())
 
 
-# -- counting ----------------------------------------------------------------------------------------------------------
+# -- counting ------------------------------------------------------------------------------------------------
 def test_a_request_counts_for_its_name_and_its_version(clock: Clock) -> None:
     traffic = Traffic(clock)
     for version, seconds in (("a@1", 1.0), ("a@2", 3.0), ("a@2", 2.0)):
@@ -108,7 +110,9 @@ def test_the_first_token_is_timed_of_streams_only(clock: Clock) -> None:
         (ConnectionResetError("the client left"), 1, 0),
     ],
 )
-def test_what_the_serving_side_broke_has_failed(clock: Clock, error: Exception, requests: int, failed: int) -> None:
+def test_what_the_serving_side_broke_has_failed(
+    clock: Clock, error: Exception, requests: int, failed: int
+) -> None:
     traffic = Traffic(clock)
     with pytest.raises(type(error)), Counted(traffic) as counted:
         counted.serves("bot")
@@ -127,11 +131,13 @@ def test_however_many_ask_for_however_much_memory_stays_bounded(clock: Clock) ->
             ask(Counted(traffic), "a@0", tokens=1 << 40)
         assert len(traffic.told().names) == NAMES and of(traffic).in_flight == 1
         assert len(traffic.of("a@0").recent) == RECENT
-    data = msgspec.json.encode(Told(0.0, {"x" * 140 + name: figure for name, figure in traffic.told().names.items()}))
+    data = msgspec.json.encode(
+        Told(0.0, {"x" * 140 + name: figure for name, figure in traffic.told().names.items()})
+    )
     assert len(data) < FILE_BYTES
 
 
-# -- the gateway -------------------------------------------------------------------------------------------------------
+# -- the gateway ---------------------------------------------------------------------------------------------
 def test_the_gateway_tells_what_it_served(world: World, client: OpenAI) -> None:
     before = told(world, "bot")
     answer = client.completions.create(model="bot", prompt="1 2", max_tokens=8, n=2)
@@ -145,9 +151,13 @@ def test_the_gateway_tells_what_it_served(world: World, client: OpenAI) -> None:
     assert told(world, "sorter@0").requests >= 2
 
 
-def test_a_request_under_way_is_in_flight_and_one_that_left_has_not_failed(world: World, client: OpenAI) -> None:
+def test_a_request_under_way_is_in_flight_and_one_that_left_has_not_failed(
+    world: World, client: OpenAI
+) -> None:
     before = told(world, "bot")
-    stream = client.completions.create(model="bot", prompt="1", max_tokens=1900, n=64, temperature=2, stream=True)
+    stream = client.completions.create(
+        model="bot", prompt="1", max_tokens=1900, n=64, temperature=2, stream=True
+    )
     assert next(iter(stream)).choices
     wait_until(lambda: told(world, "bot").in_flight == 1)
     stream.close()
@@ -198,7 +208,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(world: World, client: Ope
     wait_until(lambda: told(world, "bot").requests > before)
 
 
-# -- the daemon --------------------------------------------------------------------------------------------------------
+# -- the daemon ----------------------------------------------------------------------------------------------
 async def test_aliases_have_the_traffic_of_a_gateway_that_is_up(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
@@ -232,7 +242,9 @@ def test_the_file_is_there_as_long_as_the_gateway(tmp_path: Path) -> None:
 FIGURES = b'{"since": 1, "names": {"bot": {"requests": 7}}}'
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[" * 99999, b" " * (FILE_BYTES + 1), FIGURES.replace(b"7", b"-7")])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[" * 99999, b" " * (FILE_BYTES + 1), FIGURES.replace(b"7", b"-7")]
+)
 def test_what_is_no_traffic_is_none(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / FILE
     path.write_bytes(FIGURES)
@@ -280,7 +292,9 @@ async def test_of_a_shared_daemon_only_the_owner_of_a_version_tells_of_it(
         monkeypatch.setattr(api.ctx.users, "shared", True)
         monkeypatch.setattr(runs, "owners_of_aliased", lambda store: {"a": 4001, "b": 4002})
         rows = [
-            AliasRow(alias=alias, run=run, version=1, updated_at=0.0, owner_uid=0, sha256="", attested="", by=None)
+            AliasRow(
+                alias=alias, run=run, version=1, updated_at=0.0, owner_uid=0, sha256="", attested="", by=None
+            )
             for alias, run in (("bot", "a"), ("other", "b"))
         ]
         told = await traffic.traffic_of(api.ctx, rows)

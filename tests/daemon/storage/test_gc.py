@@ -38,7 +38,10 @@ def versions(home: Path) -> list[str]:
 
 def keep_one(api: Api) -> None:
     """Make run a keep as little as it can."""
-    keep = "json_set(spec, '$.checkpoint.keep', 1, '$.checkpoint.keep_versions', 1, '$.checkpoint.keep_samples', 2)"
+    keep = (
+        "json_set(spec, '$.checkpoint.keep', 1, '$.checkpoint.keep_versions', 1, "
+        "'$.checkpoint.keep_samples', 2)"
+    )
     with api.ctx.store.write() as connection:
         connection.execute(f"UPDATE runs SET spec = {keep} WHERE name = 'a'")
 
@@ -119,7 +122,9 @@ async def test_nothing_that_a_pool_may_have_loaded_goes_before_it_has_said_so(ho
         await api("serving", "a@1001")
     ctx = open_context(home)
     adopt(ctx)
-    numbers = {int(item.path.name) for item in doomed(ctx, runs.get(ctx.store, "a")) if item.kind == "version"}
+    numbers = {
+        int(item.path.name) for item in doomed(ctx, runs.get(ctx.store, "a")) if item.kind == "version"
+    }
     ctx.store.close()
     ctx.journal.close()
     assert 1001 not in numbers
@@ -151,14 +156,22 @@ async def test_logs_of_old_attempts_and_lives_of_pools_go_and_the_newest_stay(ho
             life = home / "pools" / "tiny-1" / "attempts" / f"{number - 1:04d}"
             life.rename(life.with_name(f"{number:04d}"))
             aged(life, 0)
-        told = {Path(item.path).relative_to(home): item.why for item in (await api("gc", dry_run=True)).deleted}
+        told = {
+            Path(item.path).relative_to(home): item.why for item in (await api("gc", dry_run=True)).deleted
+        }
         assert {str(path): why for path, why in told.items()} == {
             **{f"runs/a/attempts/000{n}/log": "logs of the newest 3 attempts stay" for n in (1, 2)},
             **{f"pools/tiny-1/attempts/000{n}": "the newest 3 lives of pool tiny-1 stay" for n in (1, 2)},
         }
         await api("gc")
-        assert (home / "runs/a/attempts/0001/status.json").exists() and not (home / "runs/a/attempts/0001/log").exists()
-        assert sorted(path.name for path in (home / "pools/tiny-1/attempts").iterdir()) == ["0003", "0004", "0005"]
+        assert (home / "runs/a/attempts/0001/status.json").exists() and not (
+            home / "runs/a/attempts/0001/log"
+        ).exists()
+        assert sorted(path.name for path in (home / "pools/tiny-1/attempts").iterdir()) == [
+            "0003",
+            "0004",
+            "0005",
+        ]
 
 
 async def test_a_pool_that_ended_long_ago_goes_with_its_directory(home: Path) -> None:
@@ -223,7 +236,9 @@ async def test_a_budget_of_one_byte_takes_nothing_that_a_user_named(home: Path) 
         await api("export", "a@1005", str(home / "exported"))
         await api("fork", "a@1004", overrides=["name=b"], name=None, steps=None, fresh=False)
         await api.until("b", "ended")
-        await until(lambda: not (status := api.ctx.pools["tiny-1"].status) or status.loaded == ["a@1001", "a@1003"])
+        await until(
+            lambda: not (status := api.ctx.pools["tiny-1"].status) or status.loaded == ["a@1001", "a@1003"]
+        )
         await budget.look(api.ctx, 1)
         assert {"001001", "001003", "001004", "001006"} <= set(versions(home))  # 4 and 6 are of checkpoints
         assert sorted(path.name for path in (home / "exported").iterdir())
@@ -286,4 +301,8 @@ async def test_what_a_file_server_with_another_clock_stamps_is_no_leftover(
 
 
 def test_the_clock_of_a_directory_is_measured(tmp_path: Path) -> None:
-    assert abs(lag_of(tmp_path)) < 60.0 and lag_of(tmp_path / "none") == math.inf and not list(tmp_path.iterdir())
+    assert (
+        abs(lag_of(tmp_path)) < 60.0
+        and lag_of(tmp_path / "none") == math.inf
+        and not list(tmp_path.iterdir())
+    )

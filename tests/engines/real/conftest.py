@@ -1,4 +1,7 @@
-"""One real server of each kind for all tests here; `make test-engines` installs them. Without one its tests skip."""
+"""One real server of each kind for all tests here; `make test-engines` installs them.
+
+Without one its tests skip.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ TAIL = 40  # lines of a server's log under a test that failed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An engine belongs to one event loop: its tests share the session's. Of several workers, each has one server."""
+    """An engine belongs to one event loop: its tests share the session's.
+
+    Of several workers, each has one server.
+    """
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
@@ -36,7 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kind(request: pytest.FixtureRequest) -> str:
     """`@pytest.mark.parametrize("kind", ["vllm"], indirect=True)` is for a test of one kind only."""
     if not python_of(request.param):
-        pytest.skip(f"{variable(request.param)} names no interpreter: `make test-engines` installs the real server")
+        pytest.skip(
+            f"{variable(request.param)} names no interpreter: `make test-engines` installs the real server"
+        )
     return str(request.param)
 
 

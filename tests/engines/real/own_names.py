@@ -10,14 +10,24 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from lorad.engines.base import BASE, AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion, Scorer
+from lorad.engines.base import (
+    BASE,
+    AdapterSource,
+    Engine,
+    EngineCapabilities,
+    EngineHealth,
+    LoadedVersion,
+    Scorer,
+)
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 _numbers = itertools.count()
 
 
 class OwnNames(Engine):
-    """`engine` with names that are this object's own: names are never used twice, and every test says `run@1`."""
+    """`engine` with names that are this object's own: names are never used twice, and every test says
+    `run@1`.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -63,7 +63,9 @@ async def opened(kind: str, work: Path, model: Path = TINY, **changes: Any) -> A
 
 
 async def busy(server: RemoteEngine, call: asyncio.Task[Any]) -> None:
-    """Wait until a server works on `call`; `health` would ask the server, which may answer after the call has ended."""
+    """Wait until a server works on `call`; `health` would ask the server, which may answer after the call has
+    ended.
+    """
     while not any(under_way.running for under_way in server._calls.values()):
         assert not call.done(), call.exception()
         await asyncio.sleep(0.001)

@@ -1,10 +1,11 @@
 """python stranger.py UID: what can that user do? Standard library only.
 
 stdin: {"sockets": [path], "ports": [[host, port]], "paths": [path], "routes": [[method, route]]}.
-stdout: {"sockets": {path: outcome}, "ports": {"host:port method route": outcome}, "paths": {path: outcome}}; an outcome
-is "HTTP 200", "EACCES", "reset": what a request or a look got.
+stdout: {"sockets": {path: outcome}, "ports": {"host:port method route": outcome}, "paths": {path: outcome}};
+an outcome is "HTTP 200", "EACCES", "reset": what a request or a look got.
 
-It is started as root and takes the user's identity itself: the user need not be able to read this file or Python.
+It is started as root and takes the user's identity itself: the user need not be able to read this file or
+Python.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 PATIENCE = 3.0  # seconds: a port that takes a request and says nothing is none that serves it
 AT_ONCE = 64
-BODY = json.dumps({"lora_name": "theirs", "lora_path": "/nowhere", "name": "theirs", "src": "/nowhere", "text": "x"})
+BODY = json.dumps(
+    {"lora_name": "theirs", "lora_path": "/nowhere", "name": "theirs", "src": "/nowhere", "text": "x"}
+)
 
 
 def become(user: int) -> None:

@@ -6,4 +6,6 @@ from tests.conformance.engine_suite import EngineSuite
 
 
 class TestServers(EngineSuite):
-    """The engine suite with the `engine` and `shapes` of this folder: each test once for each kind of server."""
+    """The engine suite with the `engine` and `shapes` of this folder:
+    each test once for each kind of server.
+    """

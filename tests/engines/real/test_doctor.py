@@ -23,7 +23,9 @@ def checks(made: World, kind: str, *options: str) -> dict[str, bool]:
 def test_a_sound_installation_serves_an_adapter_as_lorad_computes_it(kind: str) -> None:
     with world() as made:
         found = checks(made, kind)
-    assert {"interpreter", "torch", "command", "start", "load", "sample", "score", "stop", "logprobs"} <= set(found)
+    assert {"interpreter", "torch", "command", "start", "load", "sample", "score", "stop", "logprobs"} <= set(
+        found
+    )
     assert all(found.values())
 
 

@@ -64,7 +64,9 @@ async def test_a_rank_that_the_server_was_not_started_for_is_refused(engine: Eng
 
 
 @pytest.mark.parametrize("fault", ["truncated", "missing", "garbled"])
-async def test_files_that_are_not_whole_are_refused(engine: Engine, shapes: Shapes, tmp_path: Path, fault: str) -> None:
+async def test_files_that_are_not_whole_are_refused(
+    engine: Engine, shapes: Shapes, tmp_path: Path, fault: str
+) -> None:
     adapter = random_adapter(shapes, 1)
     write_peft(adapter, tmp_path, str(TINY))
     path = tmp_path / WEIGHTS
@@ -161,7 +163,9 @@ async def test_an_unload_while_the_server_is_paused_blocks_no_load(
     engine: Engine, server: RemoteEngine, shapes: Shapes, paused: asyncio.Event
 ) -> None:
     await load(engine, "run@1", shapes, 1)
-    call = asyncio.create_task(complete(engine, "run@1", [prompt(seeds=range(2))], Sampling(20, stream=False)))
+    call = asyncio.create_task(
+        complete(engine, "run@1", [prompt(seeds=range(2))], Sampling(20, stream=False))
+    )
     await busy(server, call)
     unload = asyncio.create_task(engine.unload("run@1"))
     async with asyncio.timeout(30):
@@ -211,7 +215,9 @@ async def test_a_load_that_comes_too_late_is_undone(
     await load(engine, "run@1", shapes, 1)
 
 
-async def test_sleep_waits_for_what_is_in_flight_and_the_server_lives(engine: Engine, server: RemoteEngine) -> None:
+async def test_sleep_waits_for_what_is_in_flight_and_the_server_lives(
+    engine: Engine, server: RemoteEngine
+) -> None:
     call = asyncio.create_task(complete(engine, BASE, [prompt(seeds=range(4))], LONG))
     await busy(server, call)
     await engine.sleep()

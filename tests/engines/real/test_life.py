@@ -78,13 +78,17 @@ async def pair(tmp_path: Path) -> AsyncIterator[RemoteEngine]:
 
 
 @pytest.mark.long
-async def test_two_servers_are_one_engine(pair: RemoteEngine, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_servers_are_one_engine(
+    pair: RemoteEngine, shapes: Shapes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = pair._fleet.servers
     await load(pair, "run@1", shapes, 1)
     alone = await pair.scores("run@1", CANARY)
     assert len(alone) == 2 and np.abs(alone[0] - alone[1]).max() < 1e-4
     await publish_reaches_all_or_none(pair, shapes)
-    expected = await complete(pair, "run@1", [prompt(f"p{i}", [5, 9, i + 3], range(4)) for i in range(8)], WHOLE)
+    expected = await complete(
+        pair, "run@1", [prompt(f"p{i}", [5, 9, i + 3], range(4)) for i in range(8)], WHOLE
+    )
     await prompts_keep_to_a_server(pair)
     await one_dies_and_the_other_goes_on(pair, expected)
     async with asyncio.timeout(RESTART_SECONDS):

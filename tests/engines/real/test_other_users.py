@@ -1,4 +1,6 @@
-"""No other user of the box reaches a server of lorad's, its adapters, or what its processes say to each other."""
+"""No other user of the box reaches a server of lorad's, its adapters, or what its processes say to each
+other.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,18 @@ ROUTES = {
     "sglang": [
         HARMLESS,
         *(("GET", route) for route in ("/health", "/server_info", "/metrics", "/flush_cache")),
-        *(("POST", route) for route in ("/generate", "/load_lora_adapter", "/unload_lora_adapter", "/flush_cache")),
+        *(
+            ("POST", route)
+            for route in ("/generate", "/load_lora_adapter", "/unload_lora_adapter", "/flush_cache")
+        ),
     ],
     "vllm": [
         HARMLESS,
         *(("GET", route) for route in ("/health", "/server_info", "/metrics")),
-        *(("POST", route) for route in ("/adapters", "/collective_rpc", "/invocations", "/v1/load_lora_adapter")),
+        *(
+            ("POST", route)
+            for route in ("/adapters", "/collective_rpc", "/invocations", "/v1/load_lora_adapter")
+        ),
     ],
 }
 
@@ -70,17 +78,23 @@ def look(server: RemoteEngine, work: Path) -> Found:
     listening = {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
     unix = {str(c.laddr) for c in connections if c.family == socket.AF_UNIX and c.laddr}
     transport = server._holdings._transport.root
-    mapped = {m.path for process in processes for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
+    mapped = {
+        m.path for process in processes for m in process.memory_maps() if m.path.startswith("/dev/shm/")
+    }
     directories = {front.parent, work, transport}
     paths = directories | {path for directory in directories for path in directory.rglob("*")}
-    files = {str(path) for path in paths if not path.is_socket()} | {path for path in mapped if Path(path).exists()}
+    files = {str(path) for path in paths if not path.is_socket()} | {
+        path for path in mapped if Path(path).exists()
+    }
     return Found(front, processes, sorted(unix), sorted(listening), sorted(files))
 
 
 def attack(kind: str, found: Found, user: int = NOBODY) -> dict[str, dict[str, str]]:
     plan = {"sockets": found.sockets, "ports": found.ports, "paths": found.paths, "routes": ROUTES[kind]}
     command = [sys.executable, "-I", str(STRANGER), str(user)]
-    done = subprocess.run(command, input=json.dumps(plan), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, input=json.dumps(plan), capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 

@@ -58,7 +58,9 @@ async def test_adapters_of_any_targets_are_served_as_peft_has_them(
 ) -> None:
     batch = random_batch(1)
     for seed, targets in enumerate(PARTIAL):
-        adapter = partial(random_adapter(shapes, seed, 8, std=0.3), match_modules(shapes, targets), rslora=rslora)
+        adapter = partial(
+            random_adapter(shapes, seed, 8, std=0.3), match_modules(shapes, targets), rslora=rslora
+        )
         directory = tmp_path / f"{seed}"
         directory.mkdir()
         write_peft(adapter, directory, str(TINY))
@@ -72,7 +74,9 @@ async def test_adapters_of_any_targets_are_served_as_peft_has_them(
 async def test_samples_mixed_in_one_batch_have_the_logprobs_of_their_own_version(
     engine: Engine, references: dict[str, torch.nn.Module], temperature: float
 ) -> None:
-    prompts = [Prompt(f"p{i}", np.array([5, 9, 7 + i], np.int32), np.arange(4, dtype=np.uint64)) for i in range(3)]
+    prompts = [
+        Prompt(f"p{i}", np.array([5, 9, 7 + i], np.int32), np.arange(4, dtype=np.uint64)) for i in range(3)
+    ]
     how = Sampling(max_new_tokens=12, temperature=temperature, stream=False)
     made = await asyncio.gather(*(complete(engine, name, prompts, how, name) for name in references))
     for (name, model), samples in zip(references.items(), made, strict=True):
@@ -102,6 +106,8 @@ async def test_a_stop_string_ends_a_sample_at_the_token_that_completes_it(engine
     prompts = [Prompt("p", np.array([5, 9, 7, 11], np.int32), np.array([1], np.uint64))]
     free, _, _ = (await complete(engine, BASE, prompts, Sampling(max_new_tokens=24)))["p", 0]
     stop = next(text([token]) for token in free[3:] if text([token]).isalnum())
-    tokens, _, finish = (await complete(engine, BASE, prompts, Sampling(max_new_tokens=24, stop=(stop,))))["p", 0]
+    tokens, _, finish = (await complete(engine, BASE, prompts, Sampling(max_new_tokens=24, stop=(stop,))))[
+        "p", 0
+    ]
     assert finish == "stop" and tokens == free[: len(tokens)]
     assert stop in text(tokens) and stop not in text(tokens[:-1])

@@ -1,4 +1,6 @@
-"""A whole run with a real engine: it learns, each version is attested, and `kill -9` of anything costs time only."""
+"""A whole run with a real engine: it learns, each version is attested, and `kill -9` of anything costs time
+only.
+"""
 
 from __future__ import annotations
 

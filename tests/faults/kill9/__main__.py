@@ -2,19 +2,21 @@
 
     python -m tests.faults.kill9 --kills 200 [--seed 0] [--each 25] [--steps 14]
 
-Rounds of so many kills: in one home runs of different kinds work side by side, some in one pool. Victims are the
-daemon, drivers, pools, their shims, several of them, or everything; instants are random within a phase (starting,
-resume, sampling, training, publish, recording, checkpoint, evaluating, stopping, idle, the daemon's start), or exact:
-before and after each rename, fsync, commit and journal record, between a shim's fork and its status, amid a migration.
-Meanwhile clients ask, follow and command. It must hold, all through and at the end:
+Rounds of so many kills: in one home runs of different kinds work side by side, some in one pool. Victims are
+the daemon, drivers, pools, their shims, several of them, or everything; instants are random within a phase
+(starting, resume, sampling, training, publish, recording, checkpoint, evaluating, stopping, idle, the
+daemon's start), or exact: before and after each rename, fsync, commit and journal record, between a shim's
+fork and its status, amid a migration. Meanwhile clients ask, follow and command. It must hold, all through
+and at the end:
 
 - every fact that a client saw, and every command that was accepted, is there: 0 acknowledged facts lost;
 - no attempt and no run has two processes, none begins twice, none outlives what it was for;
-- integrity and foreign keys of the database, `lorad doctor`, the audit and `lorad verify` of each run find nothing;
+- integrity and foreign keys of the database, `lorad doctor`, the audit and `lorad verify` of each run find
+    nothing;
 - every run is complete, with the losses, batches, samples and the final sha256 of one that nobody disturbed.
 
-Exits 1 after the first round in which one of these does not. The seed decides on victims, phases and points; the rest
-is timing.
+Exits 1 after the first round in which one of these does not. The seed decides on victims, phases and points;
+the rest is timing.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Tally:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--each", type=int, default=25, help="kills in one home")
     parser.add_argument("--steps", type=int, default=14)
@@ -105,7 +109,9 @@ def play(
 ) -> list[str]:
     """Play one round and print a line about it; returns what was wrong."""
     begun, before = time.monotonic(), tally.kills.total()
-    chances = (random.Random(f"{options.seed}/{number}/{part}") for part in ("box", "crew", "striker", "witness"))
+    chances = (
+        random.Random(f"{options.seed}/{number}/{part}") for part in ("box", "crew", "striker", "witness")
+    )
     box = Box(next(chances), tell=options.tell)
     crew = Crew(box, list(KINDS), options.steps, next(chances))
     striker, witness = Striker(box, crew, chance := next(chances)), Witness(box, crew, next(chances))
@@ -174,11 +180,12 @@ def report(tally: Tally, rounds: int, seconds: float) -> None:
         for name, count in counted.most_common():
             print(f"{name:<30} {count:>5}")
     print(
-        f"\n{tally.kills.total()} kills of {tally.processes} processes in {rounds} homes; {tally.runs} runs complete "
-        f"in {tally.attempts} attempts ({tally.resumed} resumed by hand, {tally.gave_up} after giving up), "
-        f"{tally.daemons} daemons\n"
+        f"\n{tally.kills.total()} kills of {tally.processes} processes in {rounds} homes; {tally.runs} runs "
+        f"complete in {tally.attempts} attempts ({tally.resumed} resumed by hand, {tally.gave_up} after "
+        f"giving up), {tally.daemons} daemons\n"
         f"{tally.facts} facts told in {tally.answers} answers: 0 lost; 0 orphans; 0 doubled starts; "
-        f"0 damaged databases; {tally.runs} of {tally.runs} runs with the sha256 of undisturbed ones ({seconds:.0f} s)"
+        f"0 damaged databases; {tally.runs} of {tally.runs} runs with the sha256 of undisturbed ones "
+        f"({seconds:.0f} s)"
     )
 
 

@@ -19,7 +19,12 @@ from lorad.client.shapes import RunDetails
 from tests.kit.world import REPOSITORY, World
 
 PROBE = Path(__file__).with_name("probe")
-MODULES = {"lorad.daemon": "daemon", "lorad.driver": "driver", "lorad.pool": "pool", "lorad.gateway": "gateway"}
+MODULES = {
+    "lorad.daemon": "daemon",
+    "lorad.driver": "driver",
+    "lorad.pool": "pool",
+    "lorad.gateway": "gateway",
+}
 LOOK_SECONDS = 0.1
 ORPHAN_SECONDS = 15.0  # a process may outlive that of its attempt for so long
 
@@ -42,7 +47,10 @@ class Process(NamedTuple):
 
 
 class Box(World):
-    """violations: what must never be seen. The daemon is started again whenever it is gone, unless `resting`."""
+    """violations: what must never be seen.
+
+    The daemon is started again whenever it is gone, unless `resting`.
+    """
 
     def __init__(self, chance: random.Random, *, tell: bool = False) -> None:
         super().__init__()
@@ -59,7 +67,9 @@ class Box(World):
         self.last: dict[str, RunDetails] = {}  # the last answer about each run
         self.resting = self.closed = False
         self._late: dict[tuple[int, str], float] = {}
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._keep_daemon, self._look)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._keep_daemon, self._look)
+        ]
 
     def open(self) -> None:
         for thread in self._threads:
@@ -80,11 +90,13 @@ class Box(World):
         if self.tell:
             print(f"  {what}", flush=True)
 
-    # -- the daemon ------------------------------------------------------------------------------------------------
+    # -- the daemon ------------------------------------------------------------------------------------------
     def start_daemon(self) -> None:
         with open(self.root / "daemon.out", "ab") as out:
             command = [sys.executable, "-m", "lorad.daemon"]
-            started = subprocess.Popen(command, env=self.env, cwd="/", stdout=out, stderr=out, start_new_session=True)
+            started = subprocess.Popen(
+                command, env=self.env, cwd="/", stdout=out, stderr=out, start_new_session=True
+            )
         self.daemons.append(started)
         self.started += 1
 
@@ -110,10 +122,12 @@ class Box(World):
                 said = (self.root / "daemon.out").read_text(errors="replace")[-1500:]
                 self.wrong(f"the daemon ended by itself with {code}: {said}")
 
-    # -- processes -------------------------------------------------------------------------------------------------
+    # -- processes -------------------------------------------------------------------------------------------
     def processes(self) -> list[Process]:
         """List the processes of this home that have not ended."""
-        found = [process for pid in os.listdir("/proc") if pid.isdigit() and (process := self._read(int(pid)))]
+        found = [
+            process for pid in os.listdir("/proc") if pid.isdigit() and (process := self._read(int(pid)))
+        ]
         return [process for process in found if not process.zombie]
 
     def _read(self, pid: int) -> Process | None:
@@ -128,7 +142,9 @@ class Box(World):
         if f"LORAD_HOME={here}\0".encode() not in environment and not any(here in text for text in argv):
             return None
         marks = [
-            text[14:] for text in environment.decode(errors="replace").split("\0") if text[:14] == "LORAD_ATTEMPT="
+            text[14:]
+            for text in environment.decode(errors="replace").split("\0")
+            if text[:14] == "LORAD_ATTEMPT="
         ]
         role, what = role_of(argv)
         return Process(pid, int(fields[1]), role, what, "".join(marks[:1]), fields[0] in (b"Z", b"X"))
@@ -190,7 +206,9 @@ def role_of(argv: list[str]) -> tuple[str, str]:
         return MODULES.get(argv[argv.index("-m") + 1], ""), argv[-1]
     shims = [argv[n + 1] for n, text in enumerate(argv[:-1]) if text.endswith("/shim.py")]
     if shims:
-        return ("driver-shim" if "/runs/" in shims[0] else "pool-shim" if "/pools/" in shims[0] else "shim"), shims[0]
+        return (
+            "driver-shim" if "/runs/" in shims[0] else "pool-shim" if "/pools/" in shims[0] else "shim"
+        ), shims[0]
     return "", ""
 
 

@@ -31,7 +31,9 @@ def exceptions(box: Box, crew: Crew, witness: Witness, expected: dict[str, dict[
         if run.reason != "completed":
             yield f"{name} is {run.state}: {run.reason}: {run.detail}"
         got = box.facts(name)
-        yield from (f"{name}: {key} differ from undisturbed" for key in got if got[key] != expected[kind][key])
+        yield from (
+            f"{name}: {key} differ from undisturbed" for key in got if got[key] != expected[kind][key]
+        )
         yield from (f"{name}: audit: {wrong}" for wrong in audit(Path(run.directory)))
         checks = box.client.verify(name).checks
         yield from (f"{name}: verify: {wrong}" for check in checks for wrong in check.problems)

@@ -32,15 +32,27 @@ def share(completion, answer):
 """  # of a user: it runs in a process of its own
 # two of a kind share a pool; "ahead" samples ahead of its training; "by-hand" is resumed by its user alone
 KINDS: dict[str, dict[str, Any]] = {
-    "calm": {"seed": 1, "dropout": 0.1, "minibatches": 2, "restart": "on-failure", "reward": "reward.py:share"},
+    "calm": {
+        "seed": 1,
+        "dropout": 0.1,
+        "minibatches": 2,
+        "restart": "on-failure",
+        "reward": "reward.py:share",
+    },
     "ahead": {"seed": 2, "rank": 4, "staleness": 1, "task": "reverse", "restart": "on-failure"},
     "by-hand": {"seed": 3, "dropout": 0.1, "reward": "reward.py:share"},
     "apart": {"seed": 4, "threads": 2, "restart": "on-failure", "reward": "reward.py:share"},
 }
 DEFAULTS: dict[str, Any] = {
-    "rank": 8, "dropout": 0.0, "minibatches": 1, "task": "sort", "staleness": 0, "threads": 1, "restart": "never",
+    "rank": 8,
+    "dropout": 0.0,
+    "minibatches": 1,
+    "task": "sort",
+    "staleness": 0,
+    "threads": 1,
+    "restart": "never",
     "reward": "exact_match",
-}  # fmt: skip
+}
 CONFIG = "devices: {cpu_slots: 2}\n"
 GAVE_UP = ("got no further", "restarts")  # in the words of an end after which only its user resumes a run
 
@@ -71,7 +83,9 @@ def undisturbed(kinds: list[str], steps: int) -> dict[str, dict[str, Any]]:
 
 
 class Crew:
-    """Keeps runs of all kinds at work: resumes what waits for its user, replaces what is complete while `busy`."""
+    """Keeps runs of all kinds at work: resumes what waits for its user, replaces what is complete while
+    `busy`.
+    """
 
     def __init__(self, box: Box, kinds: list[str], steps: int, chance: random.Random) -> None:
         self.box, self.kinds, self.steps, self.chance = box, kinds, steps, chance
@@ -79,8 +93,10 @@ class Crew:
         self.present: dict[str, RunDetails] = {}  # the newest answer about each that is to work
         self.busy, self.closed = True, False
         self.resumed = self.gave_up = 0
-        self.stopped: set[str] = set()  # runs that somebody asked to stop: they do not come back by themselves
-        self.accepted: list[tuple[str, str, int]] = []  # (run, command, attempt) of commands that were answered
+        # runs that somebody asked to stop: they do not come back by themselves
+        self.stopped: set[str] = set()
+        # (run, command, attempt) of commands that were answered
+        self.accepted: list[tuple[str, str, int]] = []
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def open(self) -> None:

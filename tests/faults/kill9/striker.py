@@ -14,31 +14,73 @@ from lorad.errors import LoradError
 from tests.faults.kill9.box import Box, Process
 from tests.faults.kill9.runs import Crew
 
-PHASES = ("starting", "resume", "sampling", "training", "publish", "recording", "checkpoint", "evaluating", "stopping")
+PHASES = (
+    "starting",
+    "resume",
+    "sampling",
+    "training",
+    "publish",
+    "recording",
+    "checkpoint",
+    "evaluating",
+    "stopping",
+)
 ALONE = ("driver", "daemon", "pool", "driver-shim", "pool-shim")
 TOGETHER = (
-    ("driver", "driver-shim"), ("driver", "daemon"), ("pool", "pool-shim"), ("pool", "daemon"),
-    ("driver", "pool", "daemon"), ("driver-shim", "daemon"),
-)  # fmt: skip
+    ("driver", "driver-shim"),
+    ("driver", "daemon"),
+    ("pool", "pool-shim"),
+    ("pool", "daemon"),
+    ("driver", "pool", "daemon"),
+    ("driver-shim", "daemon"),
+)
 EVERYTHING = ("everything",)
 POINTS = {
     "daemon": (
-        ("commit", 12), ("statement", 60), ("journal", 3), ("journaled", 3), ("fsync", 12), ("fsynced", 12),
-        ("rename", 4), ("renamed", 4), ("spawn", 1), ("spawned", 0), ("spawned", 0),
-        ("migration", 4), ("migration", 4),
+        ("commit", 12),
+        ("statement", 60),
+        ("journal", 3),
+        ("journaled", 3),
+        ("fsync", 12),
+        ("fsynced", 12),
+        ("rename", 4),
+        ("renamed", 4),
+        ("spawn", 1),
+        ("spawned", 0),
+        ("spawned", 0),
+        ("migration", 4),
+        ("migration", 4),
     ),
     "driver": (
-        ("journal step", 2), ("journaled step", 2), ("journal version", 2), ("journaled version", 2), ("renamed", 1),
-        ("journal checkpoint", 1), ("journaled checkpoint", 1), ("journal attempt", 0), ("journal rewind", 0),
-        ("journaled rewind", 0), ("rename", 1), ("fsync", 8), ("journal end", 0), ("journaled end", 0),
+        ("journal step", 2),
+        ("journaled step", 2),
+        ("journal version", 2),
+        ("journaled version", 2),
+        ("renamed", 1),
+        ("journal checkpoint", 1),
+        ("journaled checkpoint", 1),
+        ("journal attempt", 0),
+        ("journal rewind", 0),
+        ("journaled rewind", 0),
+        ("rename", 1),
+        ("fsync", 8),
+        ("journal end", 0),
+        ("journaled end", 0),
     ),
     "pool": (("rename", 4), ("renamed", 4), ("fsync", 20), ("fsynced", 20)),
     "driver-shim": (
-        ("before the fork", 0), ("between fork and status", 0), ("before the status", 0),
-        ("between status and program", 0), ("between end and status", 0),
+        ("before the fork", 0),
+        ("between fork and status", 0),
+        ("before the status", 0),
+        ("between status and program", 0),
+        ("between end and status", 0),
     ),
-    "pool-shim": (("between fork and status", 0), ("between status and program", 0), ("between end and status", 0)),
-}  # fmt: skip
+    "pool-shim": (
+        ("between fork and status", 0),
+        ("between status and program", 0),
+        ("between end and status", 0),
+    ),
+}
 WAIT_SECONDS = 5.0  # until a trap springs
 POOL_SECONDS = 8.0  # until drivers have a pool
 PHASE_SECONDS = 2.0  # for a phase, while drivers work
@@ -64,7 +106,9 @@ def deck(chance: random.Random) -> list[Strike]:
     ones += [Strike((victim,), "daemon starting") for victim in ALONE for _ in range(2)]
     many = [Strike(victims, chance.choice(PHASES)) for victims in TOGETHER * 3]
     many += [Strike(EVERYTHING, phase) for phase in (*PHASES, "any", "daemon starting")]
-    points = [Strike((role,), point=point, most=most) for role, several in POINTS.items() for point, most in several]
+    points = [
+        Strike((role,), point=point, most=most) for role, several in POINTS.items() for point, most in several
+    ]
     for part in (ones, many, points):
         chance.shuffle(part)
     cards: list[Strike] = []
@@ -85,7 +129,9 @@ class Striker:
         if strike.point:
             return strike.point, [strike.victim] if self._trap(strike) else []
         run, phase = self._await(strike.phase)
-        time.sleep(self.chance.choice((0.0, 0.0, self.chance.uniform(0.0, 0.03), self.chance.uniform(0.0, 0.2))))
+        time.sleep(
+            self.chance.choice((0.0, 0.0, self.chance.uniform(0.0, 0.03), self.chance.uniform(0.0, 0.2)))
+        )
         found = self._victims(strike.victims, run)
         for process in found:
             with contextlib.suppress(ProcessLookupError):
@@ -93,7 +139,9 @@ class Striker:
         return phase, [process.role for process in found]
 
     def _await(self, phase: str) -> tuple[str, str]:
-        """A run whose driver is in `phase`, or whatever there is when none comes to be in it: run and phase."""
+        """A run whose driver is in `phase`, or whatever there is when none comes to be in it:
+        run and phase.
+        """
         if phase == "daemon starting":
             return self._restarted(), phase
         if phase == "stopping":

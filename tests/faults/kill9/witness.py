@@ -22,7 +22,8 @@ from tests.faults.kill9.box import Box
 from tests.faults.kill9.runs import Crew
 
 Key = tuple[Any, ...]
-COMMANDS = {"resume": "resume", "stop": "stop", "pause": "stop", "end": "stop"}  # what a move by a user says was asked
+# what a move by a user says was asked
+COMMANDS = {"resume": "resume", "stop": "stop", "pause": "stop", "end": "stop"}
 EVENTS = "SELECT id, at, run, kind, data FROM events"
 
 
@@ -61,7 +62,7 @@ class Witness:
                 self.box.wrong(f"the daemon answered {type(error).__name__}: {error}")
             time.sleep(0.1)
 
-    # -- questions -------------------------------------------------------------------------------------------------
+    # -- questions -------------------------------------------------------------------------------------------
     def _ask(self) -> None:
         for name in [*self.crew.names][-2 * len(self.crew.kinds) :]:
             self.hear(name)
@@ -105,7 +106,7 @@ class Witness:
             if self.closed:
                 return
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
     def _command(self) -> None:
         """Pins and aliases, one at a time: a command that was not answered may or may not have happened."""
         self._compare()
@@ -121,7 +122,9 @@ class Witness:
         else:
             alias = self.chance.choice(["bot", "judge"])
             self._do(
-                lambda: self.box.client.patient(10.0).swap(alias, name), self.aliases.setdefault(alias, {""}), name
+                lambda: self.box.client.patient(10.0).swap(alias, name),
+                self.aliases.setdefault(alias, {""}),
+                name,
             )
         time.sleep(self.chance.uniform(0.0, 0.5))
 
@@ -153,11 +156,13 @@ class Witness:
             possible.add(wanted)
             self.answers += 1
 
-    # -- at the end ------------------------------------------------------------------------------------------------
+    # -- at the end ------------------------------------------------------------------------------------------
     def lost(self) -> Iterator[str]:
         """Yield every fact that clients saw and that journals, rows or answers no longer have."""
         yield from self._lost_facts()
-        with contextlib.closing(sqlite3.connect(f"file:{self.box.home.database}?mode=ro", uri=True)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{self.box.home.database}?mode=ro", uri=True)
+        ) as connection:
             yield from self._lost_events(connection)
             yield from self._lost_commands(connection)
 
@@ -182,13 +187,20 @@ class Witness:
             if row is None or (row[2], row[3], json.loads(row[4])) != (told.run, told.kind, told.data):
                 yield f"lost event: {told}, there is {row}"
         state = [json.loads(row[4]) | {"run": row[2]} for row in rows.values() if row[3] == "state"]
-        happened = Counter((told["run"], COMMANDS.get(told.get("move"))) for told in state if told["by"] != "daemon")
+        happened = Counter(
+            (told["run"], COMMANDS.get(told.get("move"))) for told in state if told["by"] != "daemon"
+        )
         for (name, command), count in Counter(key[:2] for key in set(self.crew.accepted)).items():
             if (there := happened[name, command]) < count:
-                yield f"lost command: {command} of {name} was accepted {count} times and happened {there} times"
+                yield (
+                    f"lost command: {command} of {name} was accepted {count} times and happened {there} times"
+                )
 
     def _lost_commands(self, connection: sqlite3.Connection) -> Iterator[str]:
-        pinned = {f"{run}@{n}" for run, n in connection.execute("SELECT run, version FROM versions WHERE pinned = 1")}
+        pinned = {
+            f"{run}@{n}"
+            for run, n in connection.execute("SELECT run, version FROM versions WHERE pinned = 1")
+        }
         aliases = connection.execute("SELECT alias, run, version FROM aliases")
         yield from self._unlike(pinned, {alias: f"{run}@{n}" for alias, run, n in aliases})
 

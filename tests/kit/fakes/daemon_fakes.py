@@ -1,4 +1,5 @@
-"""Small stand-ins for a run's driver, the preflight and the gateway, run as processes by the tests of the daemon.
+"""Small stand-ins for a run's driver, the preflight and the gateway, run as processes by the tests of the
+daemon.
 
 They do what `LORAD_HOME/behaviour.json` says: {"driver": {...}, "pool": {...}}; see `drive`, `check` and
 `tests.kit.fakes.fake_pool`.
@@ -94,7 +95,9 @@ class Driver:
         found = [f for f in facts if f.kind == "checkpoint" and (self.run_dir.root / f.data["path"]).exists()]
         found = [f for f in found if wanted is None or f.step == wanted]
         self.step = found[-1].step if found else 0
-        attempt = Attempt(os.getpid(), self.params["steps"], self.params["pool"], "", self.step if found else None, 1)
+        attempt = Attempt(
+            os.getpid(), self.params["steps"], self.params["pool"], "", self.step if found else None, 1
+        )
         self.journal.append("attempt", self.step, attempt)
         if facts:
             self.journal.append("rewind", self.step, {"to": self.step if found else -1})
@@ -126,7 +129,9 @@ class Driver:
         samples.parent.mkdir(exist_ok=True)
         samples.write_text("")
         relative, empty = str(samples.relative_to(self.run_dir.root)), hashlib.sha256().hexdigest()
-        self.journal.append("step", self.step, StepFact(self.step, ["p"], self.step, relative, empty, self.metrics))
+        self.journal.append(
+            "step", self.step, StepFact(self.step, ["p"], self.step, relative, empty, self.metrics)
+        )
         if self.number not in self.how.get("without_files", ()):
             write_directory(self.run_dir.version(self.number), lambda path: write_adapter(path, self.number))
         path = f"versions/{self.number:06d}"

@@ -33,7 +33,8 @@ def serve(pool_dir: Path) -> None:
     """Answers what the daemon asks, a process for each connection; `crash`: exits with 1 instead.
 
     `capacity`: what it says of it; it has no tenants, so that runs count as placed and not yet there.
-    `deaf`: to `shutdown`; `refuses`: versions that fail their attestation; `load_seconds`: what each load takes.
+    `deaf`: to `shutdown`; `refuses`: versions that fail their attestation; `load_seconds`: what each load
+        takes.
     """
     setup = json.loads((pool_dir / "pool.json").read_text())
     if behaviour("pool").get("crash"):

@@ -1,7 +1,8 @@
 """Engines with one fault each: `engine_class: tests.kit.fakes.faulty_engines:ServesBase`.
 
-Faults are in the bytes that the engine serves, or in what a name means, from its third version on; what it says of its
-versions and every comparison are left as they are. (`SaysWhatItGot` is honest: it got other bytes.)
+Faults are in the bytes that the engine serves, or in what a name means, from its third version on; what it
+says of its versions and every comparison are left as they are. (`SaysWhatItGot` is honest: it got other
+bytes.)
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 
 class Faulty(BuiltinEngine):
-    """Serves what `served` makes of an adapter instead of the adapter. faulty_from: the first such version, from 1.
+    """Serves what `served` makes of an adapter instead of the adapter. faulty_from: the first such version,
+    from 1.
 
-    in_copies: copies that the pool makes for attestation have the fault as well; it is the loader's, not a name's.
+    in_copies: copies that the pool makes for attestation have the fault as well; it is the loader's, not a
+        name's.
     """
 
     faulty_from = 3
@@ -56,12 +59,16 @@ class Faulty(BuiltinEngine):
     def served(self, adapter: Adapter) -> FrozenLora | None:
         raise NotImplementedError
 
-    def frozen(self, adapter: Adapter, tensors: dict[str, np.ndarray] | None = None, times: float = 1.0) -> FrozenLora:
+    def frozen(
+        self, adapter: Adapter, tensors: dict[str, np.ndarray] | None = None, times: float = 1.0
+    ) -> FrozenLora:
         return FrozenLora(self._base, tensors or adapter.tensors, times * adapter.config.scale)
 
     def with_a(self, adapter: Adapter, change: Any) -> FrozenLora:
         """Every A changed, every B as it is."""
-        return self.frozen(adapter, {n: change(t) if ".lora_A." in n else t for n, t in adapter.tensors.items()})
+        return self.frozen(
+            adapter, {n: change(t) if ".lora_A." in n else t for n, t in adapter.tensors.items()}
+        )
 
 
 class ServesBase(Faulty):
@@ -169,7 +176,10 @@ class SecondServerDropsTarget(Clean):
     async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
         loaded = await super().load(name, source)
         assert source.adapter is not None
-        self.second = {**getattr(self, "second", {}), name: DropsTarget.served(cast("Any", self), source.adapter)}
+        self.second = {
+            **getattr(self, "second", {}),
+            name: DropsTarget.served(cast("Any", self), source.adapter),
+        }
         return loaded
 
     async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
@@ -225,7 +235,9 @@ class Misnames(BuiltinEngine):
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
     ) -> AsyncIterator[Chunk]:
         async for chunk in super().generate(request, version, prompts, sampling):
-            yield chunk if request.startswith("canaries") else msgspec.structs.replace(chunk, version="other@7")
+            yield (
+                chunk if request.startswith("canaries") else msgspec.structs.replace(chunk, version="other@7")
+            )
 
 
 class AnotherBase(BuiltinEngine):

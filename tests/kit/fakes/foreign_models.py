@@ -1,4 +1,6 @@
-"""Checkpoints of architectures that the builtin backend does not know: configuration and weights, no tokenizer's."""
+"""Checkpoints of architectures that the builtin backend does not know: configuration and weights, no
+tokenizer's.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json
 
 
 def make_moe(
-    directory: Path, *, nested: bool = False, more: Mapping[str, tuple[int, ...]] | None = None, **changes: Any
+    directory: Path,
+    *,
+    nested: bool = False,
+    more: Mapping[str, tuple[int, ...]] | None = None,
+    **changes: Any,
 ) -> None:
     """A mixture of experts with shared ones, fused in one layer and apart in the other; its head is untied.
 

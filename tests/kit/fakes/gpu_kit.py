@@ -38,7 +38,9 @@ class Gpu:
 
 
 class Nvml:
-    """A stand-in for the module `pynvml`, with exactly what lorad uses of it. refuses: calls that are not permitted."""
+    """A stand-in for the module `pynvml`, with exactly what lorad uses of it. refuses: calls that are not
+    permitted.
+    """
 
     nvmlMemory_v2 = 0x02000028
 
@@ -93,9 +95,13 @@ class Nvml:
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
         return self._listed("nvmlDeviceGetGraphicsRunningProcesses", lambda gpu: gpu.drawing, handle)
 
-    def _listed(self, call: str, of: Callable[[Gpu], dict[int, int | None]], handle: str) -> list[SimpleNamespace]:
+    def _listed(
+        self, call: str, of: Callable[[Gpu], dict[int, int | None]], handle: str
+    ) -> list[SimpleNamespace]:
         self._check(call)
-        return [SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in of(self.gpus[handle]).items()]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in of(self.gpus[handle]).items()
+        ]
 
     def _check(self, call: str) -> None:
         if call in self.refuses:
@@ -117,7 +123,9 @@ def taken(device: Device) -> Iterator[None]:
 
 
 def note(**changed: Any) -> Holder:
-    return replace(Holder("qwen-1", os.getuid(), "me", "run arith", time.time(), idle_timeout=600.0), **changed)
+    return replace(
+        Holder("qwen-1", os.getuid(), "me", "run arith", time.time(), idle_timeout=600.0), **changed
+    )
 
 
 def leave(path: Path, holder: Holder) -> Path:

@@ -1,6 +1,8 @@
-"""Trainers apart from the pool's process, and their faults: `trainer_class: tests.kit.fakes.lodging_trainers:Lodges`.
+"""Trainers apart from the pool's process, and their faults:
+`trainer_class: tests.kit.fakes.lodging_trainers:Lodges`.
 
-They are the builtin trainer with a base and a thread of its own; what needs the base while that is away is an error.
+They are the builtin trainer with a base and a thread of its own; what needs the base while that is away is an
+error.
 """
 
 from __future__ import annotations

@@ -26,5 +26,7 @@ def random_adapter(shapes: Shapes, seed: int, rank: int = 4, std: float = 0.1) -
 def partial(adapter: Adapter, modules: Iterable[str], *, rslora: bool = False) -> Adapter:
     """Return the part of `adapter` that is on `modules`."""
     kept = tuple(sorted(modules))
-    tensors = {name: tensor for name, tensor in adapter.tensors.items() if name.rsplit(".lora_", 1)[0] in kept}
+    tensors = {
+        name: tensor for name, tensor in adapter.tensors.items() if name.rsplit(".lora_", 1)[0] in kept
+    }
     return Adapter(AdapterConfig(adapter.config.rank, adapter.config.alpha, kept, rslora), tensors)

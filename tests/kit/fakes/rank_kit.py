@@ -1,4 +1,7 @@
-"""A base of two linears for trainers of several ranks, and what a test asks of it. It fails and waits on demand."""
+"""A base of two linears for trainers of several ranks, and what a test asks of it.
+
+It fails and waits on demand.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,9 @@ SPEC = SlotSpec(AdapterConfig(rank=2, alpha=4.0, modules=(MODULE,)))
 def batch(*extra: int) -> Batch:
     """Four samples of one prompt, each ending with `extra`."""
     tail = np.array(extra, np.int32)
-    completions = [np.concatenate([np.array([k, k + 1, 5], np.int32), tail, np.array([2], np.int32)]) for k in range(4)]
+    completions = [
+        np.concatenate([np.array([k, k + 1, 5], np.int32), tail, np.array([2], np.int32)]) for k in range(4)
+    ]
     return Batch.of([(np.array([1, 2, 3], np.int32), completions)])
 
 

@@ -1,4 +1,5 @@
-"""Engines that can sleep, and what goes wrong with them: `engine_class: tests.kit.fakes.sleeping_engines:Sleeps`.
+"""Engines that can sleep, and what goes wrong with them:
+`engine_class: tests.kit.fakes.sleeping_engines:Sleeps`.
 
 They are the builtin engine, which gives nothing back; what is asked of them in their sleep is an error.
 """
@@ -37,7 +38,9 @@ TINY = resolve("builtin:tiny")
 
 
 class Sleeps(BuiltinEngine):
-    """changes: its sleeps and wakes so far. fails: what the next sleep or wake raises instead of coming to be."""
+    """changes: its sleeps and wakes so far. fails: what the next sleep or wake raises instead of coming to
+    be.
+    """
 
     newest: Sleeps
 

@@ -1,4 +1,6 @@
-"""`python -m tests.kit.frozen.pictures [NAME …]`: pictures of README and docs, by the TUI on the frozen world."""
+"""`python -m tests.kit.frozen.pictures [NAME …]`: pictures of README and docs, by the TUI on the frozen
+world.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +48,25 @@ def moving(frames: Sequence[str]) -> str:
     head = re.search(r'viewBox="([^"]*)"', frames[0])
     assert head
     style = [
-        f"@keyframes {name} {{ 0% {{ opacity: 1 }} {100 * stays * SECONDS / seconds:.3f}%, to {{ opacity: 0 }} }}"
+        f"@keyframes {name} "
+        f"{{ 0% {{ opacity: 1 }} {100 * stays * SECONDS / seconds:.3f}%, to {{ opacity: 0 }} }}"
         for name, stays in (("show", 1), ("stay", 3))
     ]
     for at in range(number):
         name, begins = ("show" if at < number - 1 else "stay"), at * SECONDS - seconds
-        shown = f"opacity: {int(at == number - 1)}; animation: {name} {seconds:.2f}s step-end {begins:.2f}s infinite"
+        shown = (
+            f"opacity: {int(at == number - 1)}; animation: {name} {seconds:.2f}s step-end {begins:.2f}s "
+            "infinite"
+        )
         style.append(f".frame-{at} {{ {shown} }}")
     parts = [f'<g class="frame-{at}">{own(frame, at)}</g>' for at, frame in enumerate(frames)]
-    lines = [f'<svg viewBox="{head[1]}" xmlns="http://www.w3.org/2000/svg">', "<style>", *style, "</style>", *parts]
+    lines = [
+        f'<svg viewBox="{head[1]}" xmlns="http://www.w3.org/2000/svg">',
+        "<style>",
+        *style,
+        "</style>",
+        *parts,
+    ]
     return "\n".join([*lines, "</svg>", ""])
 
 

@@ -29,15 +29,27 @@ DEVICES = (
 )
 ALWAYS = math.inf  # monotonic: never looked at again
 SIGHTS = {
-    DEVICES[0].uuid: Sight(ALWAYS, int(71.4 * GIB), 0.93, (
-        Process(4711, "ann", "python", int(38.2 * GIB), True, True),
-        Process(4712, "ann", "sglang::scheduler", int(33.2 * GIB), True, True),
-    ), held=True),
-    DEVICES[1].uuid: Sight(ALWAYS, int(41.1 * GIB), 0.38, (
-        Process(4720, "ann", "python", int(2.9 * GIB), True, True),
-        Process(40122, "carol", "python", int(38.2 * GIB), True, False),
-    ), held=True),
-}  # fmt: skip
+    DEVICES[0].uuid: Sight(
+        ALWAYS,
+        int(71.4 * GIB),
+        0.93,
+        (
+            Process(4711, "ann", "python", int(38.2 * GIB), True, True),
+            Process(4712, "ann", "sglang::scheduler", int(33.2 * GIB), True, True),
+        ),
+        held=True,
+    ),
+    DEVICES[1].uuid: Sight(
+        ALWAYS,
+        int(41.1 * GIB),
+        0.38,
+        (
+            Process(4720, "ann", "python", int(2.9 * GIB), True, True),
+            Process(40122, "carol", "python", int(38.2 * GIB), True, False),
+        ),
+        held=True,
+    ),
+}
 
 
 class Asleep(Processes):
@@ -90,8 +102,23 @@ def made(home: Home, setup: PoolSetup, status: PoolStatus, ago: float) -> Pool:
 
 def info(setup: PoolSetup, pid: int, **versions: str) -> PoolInfo:
     model = hashlib.sha256(setup.model.encode()).hexdigest()
-    return PoolInfo(setup.pool, pid, setup.model, setup.model_path, model, setup.trainer, setup.engine, setup.mode,
-                    setup.device, setup.dtype, setup.threads, 32768, versions, model, 8_190_735_360)  # fmt: skip
+    return PoolInfo(
+        setup.pool,
+        pid,
+        setup.model,
+        setup.model_path,
+        model,
+        setup.trainer,
+        setup.engine,
+        setup.mode,
+        setup.device,
+        setup.dtype,
+        setup.threads,
+        32768,
+        versions,
+        model,
+        8_190_735_360,
+    )
 
 
 def qwen() -> tuple[PoolSetup, PoolStatus, float]:
@@ -99,32 +126,71 @@ def qwen() -> tuple[PoolSetup, PoolStatus, float]:
         python="/opt/sglang/bin/python", max_rank=32, targets=("q_proj", "o_proj"), context_length=8192
     )
     setup = PoolSetup(
-        pool="qwen3-8b-1", model=QWEN, model_path="/srv/models/Qwen3-8B", dtype="bfloat16", trainer="fsdp",
-        engine="sglang", mode="timesliced", threads=8, device="cuda:0", deterministic=False, server=servers, owner=ANN,
-    )  # fmt: skip
+        pool="qwen3-8b-1",
+        model=QWEN,
+        model_path="/srv/models/Qwen3-8B",
+        dtype="bfloat16",
+        trainer="fsdp",
+        engine="sglang",
+        mode="timesliced",
+        threads=8,
+        device="cuda:0",
+        deterministic=False,
+        server=servers,
+        owner=ANN,
+    )
     runs = ("support-bot", "sample"), ("bold-lr", "train"), ("one-answer", "idle"), ("judge-fails", "sample")
     tenants = [Tenant(run, 1, phase, 43_646_976, 698_351_616, 3.5 * n) for n, (run, phase) in enumerate(runs)]
-    engine = EngineStatus(True, False, 96, 12, slots_used=6, slots=8, prefix_hits=0.71, cache_used=0.64,
-                          adapters_per_step=3.0)  # fmt: skip
+    engine = EngineStatus(
+        True, False, 96, 12, slots_used=6, slots=8, prefix_hits=0.71, cache_used=0.64, adapters_per_step=3.0
+    )
     trainer = TrainerStatus(True, memory=38 * GIB, memory_peak=44 * GIB)
-    loaded = ["support-bot@312", "support-bot@200", "support-v3@100", "bold-lr@118", "one-answer@88", "judge-fails@31"]
+    loaded = [
+        "support-bot@312",
+        "support-bot@200",
+        "support-v3@100",
+        "bold-lr@118",
+        "one-answer@88",
+        "judge-fails@31",
+    ]
     status = PoolStatus(
         info(setup, 4711, sglang="0.5.23", torch="2.13.0", **{"trainer.torch": "2.13.0"}),
-        tenants, loaded, 4211.0, 9050.0, 21 * GIB, 0.0, engine, trainer, loaded[1:3],
+        tenants,
+        loaded,
+        4211.0,
+        9050.0,
+        21 * GIB,
+        0.0,
+        engine,
+        trainer,
+        loaded[1:3],
         Capacity(8, 6, 32, 24 * GIB, 11 * GIB),
-    )  # fmt: skip
+    )
     return setup, status, 26 * 3600.0
 
 
 def tiny() -> tuple[PoolSetup, PoolStatus, float]:
     setup = PoolSetup(
-        pool="tiny-1", model=TINY, model_path="/opt/lorad/models/tiny", dtype="float32", device="cuda:1", owner=ANN
+        pool="tiny-1",
+        model=TINY,
+        model_path="/opt/lorad/models/tiny",
+        dtype="float32",
+        device="cuda:1",
+        owner=ANN,
     )
     runs = ("sorter", "train", 2), ("million", "sample", 1), ("hanging", "sample", 1)
     tenants = [Tenant(run, attempt, phase, 92_160, 1_474_560, 0.4) for run, phase, attempt in runs]
     status = PoolStatus(
-        info(setup, 4720, lorad="0.1.0", torch="2.13.0"), tenants, ["sorter@47", "million@245"], 5180.0, 11020.0,
-        int(1.1 * GIB), 0.0, EngineStatus(True, False, 64, 0, 2, 64, 0.92, 0.18), TrainerStatus(True, memory=3 * GIB),
-        ["sorter@47"], Capacity(64, 2, 64, 6 * GIB, GIB // 8),
-    )  # fmt: skip
+        info(setup, 4720, lorad="0.1.0", torch="2.13.0"),
+        tenants,
+        ["sorter@47", "million@245"],
+        5180.0,
+        11020.0,
+        int(1.1 * GIB),
+        0.0,
+        EngineStatus(True, False, 64, 0, 2, 64, 0.92, 0.18),
+        TrainerStatus(True, memory=3 * GIB),
+        ["sorter@47"],
+        Capacity(64, 2, 64, 6 * GIB, GIB // 8),
+    )
     return setup, status, 5 * 3600.0

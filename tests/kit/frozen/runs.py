@@ -1,4 +1,6 @@
-"""The runs of the frozen world: who they are, and the journals, samples and logs that their drivers would have left."""
+"""The runs of the frozen world: who they are, and the journals, samples and logs that their drivers would
+have left.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from typing import Any
 import msgspec
 
 from lorad.box.paths import RunDir
-from lorad.protocol.journal import Attempt, CheckpointFact, EndFact, EvalFact, Record, StepFact, VersionFact, encode
+from lorad.protocol.journal import (
+    Attempt,
+    CheckpointFact,
+    EndFact,
+    EvalFact,
+    Record,
+    StepFact,
+    VersionFact,
+    encode,
+)
 from tests.kit.frozen.texts import hostile_log, samples_of
 
 NOW = float(os.environ.get("FROZEN_AT", 1_767_261_600))  # when the world stands still: 2026-01-01 10:00 UTC
@@ -72,41 +83,140 @@ def runaway(step: int) -> Metrics:
 
 
 def not_finite(step: int) -> Metrics:
-    return {"reward": math.nan, "loss": math.nan, "reward_std": math.nan, "failed_rewards": 5.0} if step > 26 else {}
+    return (
+        {"reward": math.nan, "loss": math.nan, "reward_std": math.nan, "failed_rewards": 5.0}
+        if step > 26
+        else {}
+    )
 
 
 LONG = ("long-user-name-" * 4)[:59] + "z"  # 60 characters
 STORIES = (
     Story("support-bot", step=312, steps=500, rewards=(0.21, 0.86), spec={"trainer": {"lr": 2e-5}}),
-    Story("sorter", base=TINY, pool="tiny-1", step=42, steps=60, pace=1.2, ago=1, rewards=(0.05, 0.93), resumed=20,
-          tokens_per_second=5200),
+    Story(
+        "sorter",
+        base=TINY,
+        pool="tiny-1",
+        step=42,
+        steps=60,
+        pace=1.2,
+        ago=1,
+        rewards=(0.05, 0.93),
+        resumed=20,
+        tokens_per_second=5200,
+    ),
     Story("bold-lr", step=118, steps=400, rewards=(0.3, 0.1), odd=runaway, ago=9),
     Story("one-answer", step=88, ago=11, rewards=(0.7, 1.0), odd=lambda step: {"zero_variance_groups": 15.0}),
-    Story("essays", owner="bob", step=64, ago=14, odd=lambda step: {"truncated": 0.72, "response_length": 1911.0}),
+    Story(
+        "essays",
+        owner="bob",
+        step=64,
+        ago=14,
+        odd=lambda step: {"truncated": 0.72, "response_length": 1911.0},
+    ),
     Story("judge-fails", step=31, ago=17, odd=not_finite),
     Story("hanging", base=TINY, pool="tiny-1", step=9, steps=60, pace=1.1, ago=1260, tokens_per_second=4700),
     Story("support-bot-fork", state="starting", step=0, origin="support-bot@200", ago=35),
-    Story("waits", state="queued", pool=None, step=0, ago=540,
-          waiting="no device: cuda:0 held by pool qwen3-8b-1 (ann, uid 1001, runs support-bot, bold-lr and 4 others); "
-          "cuda:1 is in use by python (pid 40122, carol, 38.2 GiB)"),
-    Story("waits-too", state="queued", owner=LONG, pool=None, step=0, ago=600, waiting="2 runs are before it"),
-    Story("summaries", state="paused", owner="bob", pool=None, step=120, steps=400, ago=5400, rewards=(0.4, 0.61)),
-    Story("übersetzer-翻訳者-🦉🦉", state="ended", reason="completed", base=TINY, pool=None, step=30, steps=30,
-          ago=7300, pace=1.0),
-    Story("gsm8k-32k", state="ended", reason="failed", pool=None, step=3, steps=100, ago=9100,
-          detail="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB; "
-          "trainer.tokens_per_microbatch 8192 would fit"),
-    Story("night-shift", state="ended", reason="lost", owner="bob", pool=None, step=77, ago=36000,
-          detail="its pool qwen3-8b-2 was killed by SIGKILL (out of memory: 251 GiB of 256 GiB in use)"),
-    Story("tampered", state="ended", reason="attestation_failed", pool=None, step=12, steps=100, ago=41000,
-          detail="tampered@13: the engine serves other weights: log-probabilities differ by 0.31 nats, noise is 0.004"),
-    Story("sorter-hot", state="ended", reason="stopped", base=TINY, pool=None, step=12, steps=40, ago=3, pace=0.9,
-          origin="sorter@20", spec={"rollout": {"temperature": 1.3}}),
-    Story("million", base=TINY, pool="tiny-1", step=1_003_520, steps=2_000_000, stride=4096, pace=0.8, ago=2,
-          rewards=(0.5, 0.97)),
-    Story("support-v3", state="ended", reason="completed", pool=None, step=100, steps=100, ago=78000,
-          rewards=(0.3, 0.78)),
-)  # fmt: skip
+    Story(
+        "waits",
+        state="queued",
+        pool=None,
+        step=0,
+        ago=540,
+        waiting="no device: cuda:0 held by pool qwen3-8b-1 (ann, uid 1001, runs support-bot, bold-lr and "
+        "4 others); cuda:1 is in use by python (pid 40122, carol, 38.2 GiB)",
+    ),
+    Story(
+        "waits-too", state="queued", owner=LONG, pool=None, step=0, ago=600, waiting="2 runs are before it"
+    ),
+    Story(
+        "summaries",
+        state="paused",
+        owner="bob",
+        pool=None,
+        step=120,
+        steps=400,
+        ago=5400,
+        rewards=(0.4, 0.61),
+    ),
+    Story(
+        "übersetzer-翻訳者-🦉🦉",
+        state="ended",
+        reason="completed",
+        base=TINY,
+        pool=None,
+        step=30,
+        steps=30,
+        ago=7300,
+        pace=1.0,
+    ),
+    Story(
+        "gsm8k-32k",
+        state="ended",
+        reason="failed",
+        pool=None,
+        step=3,
+        steps=100,
+        ago=9100,
+        detail="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB; "
+        "trainer.tokens_per_microbatch 8192 would fit",
+    ),
+    Story(
+        "night-shift",
+        state="ended",
+        reason="lost",
+        owner="bob",
+        pool=None,
+        step=77,
+        ago=36000,
+        detail="its pool qwen3-8b-2 was killed by SIGKILL (out of memory: 251 GiB of 256 GiB in use)",
+    ),
+    Story(
+        "tampered",
+        state="ended",
+        reason="attestation_failed",
+        pool=None,
+        step=12,
+        steps=100,
+        ago=41000,
+        detail="tampered@13: the engine serves other weights: log-probabilities differ by 0.31 nats, "
+        "noise is 0.004",
+    ),
+    Story(
+        "sorter-hot",
+        state="ended",
+        reason="stopped",
+        base=TINY,
+        pool=None,
+        step=12,
+        steps=40,
+        ago=3,
+        pace=0.9,
+        origin="sorter@20",
+        spec={"rollout": {"temperature": 1.3}},
+    ),
+    Story(
+        "million",
+        base=TINY,
+        pool="tiny-1",
+        step=1_003_520,
+        steps=2_000_000,
+        stride=4096,
+        pace=0.8,
+        ago=2,
+        rewards=(0.5, 0.97),
+    ),
+    Story(
+        "support-v3",
+        state="ended",
+        reason="completed",
+        pool=None,
+        step=100,
+        steps=100,
+        ago=78000,
+        rewards=(0.3, 0.78),
+    ),
+)
 
 
 def digest(*parts: object) -> str:
@@ -115,7 +225,10 @@ def digest(*parts: object) -> str:
 
 def spec_of(story: Story) -> dict[str, Any]:
     """What its owner would have written."""
-    rollout = {"backend": "builtin" if story.is_tiny else "sglang", "max_new_tokens": 12 if story.is_tiny else 2048}
+    rollout = {
+        "backend": "builtin" if story.is_tiny else "sglang",
+        "max_new_tokens": 12 if story.is_tiny else 2048,
+    }
     data = {"train": "sort" if story.is_tiny else "/srv/data/gsm8k.jsonl", "prompts_per_step": 16}
     rollout |= story.spec.get("rollout", {})
     own = {"model": {"path": story.base}, "data": data, "rollout": rollout, "seed": 7}
@@ -167,9 +280,16 @@ class Writer:
     def begin(self, at: float, resumed_from: int | None) -> None:
         self.attempt += 1
         tiny = self.story.is_tiny
-        about = Attempt(4000 + self.attempt, self.story.steps, self.story.pool or "qwen3-8b-2", digest(self.story.base),
-                        resumed_from, 43_646_976 if not tiny else 92_160, model_sha256=digest("model"),
-                        base_parameters=8_190_735_360 if not tiny else 1_321_984)  # fmt: skip
+        about = Attempt(
+            4000 + self.attempt,
+            self.story.steps,
+            self.story.pool or "qwen3-8b-2",
+            digest(self.story.base),
+            resumed_from,
+            43_646_976 if not tiny else 92_160,
+            model_sha256=digest("model"),
+            base_parameters=8_190_735_360 if not tiny else 1_321_984,
+        )
         self.put("attempt", resumed_from or 0, at, about)
         if resumed_from is not None:
             self.put("rewind", resumed_from, at, {"to": resumed_from})
@@ -180,8 +300,15 @@ class Writer:
         self.version += 1
         path, before = f"versions/{self.version:06d}", self.parent
         self.parent = self.version
-        name, attested = f"{self.story.name}@{self.version}", "inconclusive" if self.version % 97 == 5 else "passed"
-        words = "delivery passed, name passed, amplified passed" if attested == "passed" else "amplified: too noisy"
+        name, attested = (
+            f"{self.story.name}@{self.version}",
+            "inconclusive" if self.version % 97 == 5 else "passed",
+        )
+        words = (
+            "delivery passed, name passed, amplified passed"
+            if attested == "passed"
+            else "amplified: too noisy"
+        )
         fact = VersionFact(self.version, digest(name), before, path, 16, 32.0, 87_293_952, attested, words)
         self.put("version", step, at, fact)
 
@@ -246,5 +373,6 @@ def said(story: Story, step: int, metrics: Metrics) -> str:
     """What a driver prints of a step."""
     return (
         f"step {step}/{story.steps}  reward {metrics['reward']:.3f}  loss {metrics['loss']:.4f}  "
-        f"kl {metrics['kl']:.4f}  version {step}  {metrics['tokens_per_second']:.0f} tok/s  {metrics['seconds']:.2f} s"
+        f"kl {metrics['kl']:.4f}  version {step}  {metrics['tokens_per_second']:.0f} tok/s  "
+        f"{metrics['seconds']:.2f} s"
     )

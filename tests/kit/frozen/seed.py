@@ -1,4 +1,6 @@
-"""Fills the database of the frozen world: from journals by the real ingest, by the real moves of runs and aliases."""
+"""Fills the database of the frozen world: from journals by the real ingest, by the real moves of runs and
+aliases.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,13 @@ from tests.kit.frozen.runs import NOW, STORIES, Story, measured, spec_of, write_
 PEOPLE = {1001: "ann", 1002: "bob"}
 UIDS = {name: uid for uid, name in PEOPLE.items()}
 MOVES = (  # alias, run, version, who, how long ago
-    ("support", "support-v3", 60, "ann", 77000), ("support", "support-v3", 100, "ann", 70000),
-    ("support", "support-bot", 200, "ann", 2400), ("canary", "support-bot", 310, "ann", 90),
-    ("sorting", "sorter", 20, "ann", 300), ("summary-日本語", "summaries", 120, "bob", 5000),
-)  # fmt: skip
+    ("support", "support-v3", 60, "ann", 77000),
+    ("support", "support-v3", 100, "ann", 70000),
+    ("support", "support-bot", 200, "ann", 2400),
+    ("canary", "support-bot", 310, "ann", 90),
+    ("sorting", "sorter", 20, "ann", 300),
+    ("summary-日本語", "summaries", 120, "bob", 5000),
+)
 PINNED = (("support-bot", 312), ("support-bot", 200), ("sorter", 20))
 FINE = 128  # steps, see `fill`
 GONE = ("DROP TRIGGER events_never_change", "DROP TRIGGER events_never_go")
@@ -47,7 +52,9 @@ class Clock:
 
 
 def seed(home: Home, share: float = 1.0) -> None:
-    """The same bytes wherever the home is, but for its path. share: of their steps that those have made that run."""
+    """The same bytes wherever the home is, but for its path. share: of their steps that those have made that
+    run.
+    """
     store, clock = Store(home.database), Clock()
     store._connection.execute("PRAGMA synchronous = OFF")
     with clock.used(), store.write():
@@ -71,8 +78,16 @@ def live(store: Store, home: Home, clock: Clock, story: Story) -> None:
     write_directory(directory, story)
     clock.at = story.at(0) - 40
     spec = (directory.root / "spec.json").read_text()
-    runs.create(store, name=story.name, owner=story.owner, owner_uid=UIDS.get(story.owner, 1003), spec_json=spec,
-                directory=str(directory.root), steps=story.steps, priority=0)  # fmt: skip
+    runs.create(
+        store,
+        name=story.name,
+        owner=story.owner,
+        owner_uid=UIDS.get(story.owner, 1003),
+        spec_json=spec,
+        directory=str(directory.root),
+        steps=story.steps,
+        priority=0,
+    )
     runs.set_fields(store, story.name, pool=story.pool, waiting=story.waiting, origin=story.origin)
     if story.state == "queued":
         return
@@ -93,7 +108,9 @@ def write_directory(directory: RunDir, story: Story) -> None:
     directory.root.mkdir(parents=True)
     spec = convert(spec_of(story))
     directory.spec.write_bytes(to_json(spec))
-    asked = Request("/home/ann/experiments", f"{story.name}.yaml", [], "/srv/models", "bfloat16", 8_190_735_360)
+    asked = Request(
+        "/home/ann/experiments", f"{story.name}.yaml", [], "/srv/models", "bfloat16", 8_190_735_360
+    )
     write_json(directory.root / "request.json", msgspec.to_builtins(asked))
     directory.spec_text.write_text(json.dumps(spec_of(story), indent=1))
     for attempt in (1, 2) if story.resumed else (1,):
@@ -106,27 +123,45 @@ def write_directory(directory: RunDir, story: Story) -> None:
 
 def fill(store: Store, story: Story) -> None:
     """Add as many of a long run's steps as a chart of all of them reads."""
-    chance, columns = random.Random(0), "run, attempt, step, seq, at, version, samples, samples_sha256, metrics"
+    chance, columns = (
+        random.Random(0),
+        "run, attempt, step, seq, at, version, samples, samples_sha256, metrics",
+    )
     steps = range(FINE, story.step, FINE) if story.stride > 1 else ()
     rows = (
-        (story.name, 1, step, 0, story.at(step), step // story.stride, "samples/none", "",
-         msgspec.json.encode(measured(story, step, chance)).decode())
+        (
+            story.name,
+            1,
+            step,
+            0,
+            story.at(step),
+            step // story.stride,
+            "samples/none",
+            "",
+            msgspec.json.encode(measured(story, step, chance)).decode(),
+        )
         for step in steps
-    )  # fmt: skip
+    )
     with store.write() as connection:
-        connection.executemany(f"INSERT OR IGNORE INTO steps ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        connection.executemany(
+            f"INSERT OR IGNORE INTO steps ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+        )
 
 
 def over(store: Store, story: Story) -> None:
     if story.resumed:
-        runs.end_attempt(store, story.name, 1, exit_code=None, signal=9, reason="lost", detail="was killed by SIGKILL")
+        runs.end_attempt(
+            store, story.name, 1, exit_code=None, signal=9, reason="lost", detail="was killed by SIGKILL"
+        )
     if story.state == "paused":
         runs.move(store, story.name, Move.STOP, by=story.owner)
         runs.move(store, story.name, Move.PAUSE)
     elif story.reason:
         reason = EndReason(story.reason)
         code = 0 if reason is EndReason.COMPLETED else 1
-        runs.end_attempt(store, story.name, 1, exit_code=code, signal=None, reason=reason, detail=story.detail)
+        runs.end_attempt(
+            store, story.name, 1, exit_code=code, signal=None, reason=reason, detail=story.detail
+        )
         runs.move(store, story.name, Move.END, reason=reason, detail=story.detail)
 
 

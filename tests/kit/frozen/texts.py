@@ -12,14 +12,16 @@ HOSTILE = (
 )
 MIXED = "答えは\N{ZERO WIDTH SPACE}４２です 🦉👩‍👩‍👧 \u202eright to left\u202c שלום, e\u0301\u0302\u0303 done"
 QUESTIONS = (
-    ("A shop sells 14 pencils a day and 3 times as many on Saturday. How many does it sell from Monday to Saturday?",
+    ("A shop sells 14 pencils a day and 3 times as many on Saturday. How many does it sell from Monday to "
+        "Saturday?",
      "112"),
     ("Tom reads 12 pages an hour. How long does he need for 90 pages?", "7.5"),
     ("A tank of 240 litres leaks 3 litres an hour. What is left after a day?", "168"),
     ("Ann has 5 boxes of 24 apples and gives away a third. How many are left?", "80"),
 )  # fmt: skip
 RIGHT = (
-    "Let me work through it step by step.\n\nFirst what is given, then the sum. So the answer is\n\n#### {answer}",
+    "Let me work through it step by step.\n\nFirst what is given, then the sum. So the answer is\n\n#### "
+    "{answer}",
     "We write the numbers down, one after the other, and see that only the last line matters.\n#### {answer}",
     "#### {answer}",
 )

@@ -22,7 +22,8 @@ Walk = Callable[[User], Awaitable[None]]
 Step = str | tuple[str, ...]
 SECONDS = 40.0
 QUIET = 8  # looks, so often in a row nothing may have changed
-SHORTER = (  # in a picture: what is somebody else's or another one each time goes, and what only makes it larger
+# in a picture: what is somebody else's or another one each time goes, and what only makes it larger
+SHORTER = (
     (re.compile(r"@font-face \{.*?\}\n\s*", re.DOTALL), ""),
     (re.compile(r"\s*<!-- .*? -->"), ""),
     (re.compile(r"\bterminal-\d+-"), "t-"),
@@ -86,7 +87,9 @@ async def go(user: User, way: tuple[Step, ...], last: tuple[str, ...]) -> None:
 
 
 def walk(*way: Step, last: tuple[str, ...] = ()) -> Walk:
-    """Walk from the dashboard: wait for a string, press the keys of a tuple. last: what is shown at the end."""
+    """Walk from the dashboard: wait for a string, press the keys of a tuple. last:
+    what is shown at the end.
+    """
 
     async def walk(user: User) -> None:
         await has(user, "judge-fails")

@@ -1,8 +1,10 @@
-"""A home in which nothing moves: runs, pools and devices as code wrote them, at one moment, behind the real API.
+"""A home in which nothing moves: runs, pools and devices as code wrote them, at one moment, behind the real
+API.
 
-The database is filled from journals by the real ingest, the answers come from the real handlers over a real socket.
-Nothing reconciles, so nothing of it is started, adopted or declared lost; what pools and NVML would say is prepared.
-`python -m tests.kit.frozen.world DIR` serves it from a directory until Ctrl-C: `LORAD_HOME=DIR lorad tui` shows it.
+The database is filled from journals by the real ingest, the answers come from the real handlers over a real
+socket. Nothing reconciles, so nothing of it is started, adopted or declared lost; what pools and NVML would
+say is prepared. `python -m tests.kit.frozen.world DIR` serves it from a directory until Ctrl-C:
+`LORAD_HOME=DIR lorad tui` shows it.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ from tests.kit.frozen.seed import PEOPLE, seed
 
 SHOWN = "/srv/lorad"  # instead of the directory where the world really is
 ANSWERS = (  # of an alias, of a version
-    "She sells 14 pencils on each of five days, which is 70, and 42 on Saturday.\n\n70 + 42 = 112\n\n#### 112",
+    "She sells 14 pencils on each of five days, which is 70, and 42 on Saturday.\n\n70 + 42 = 112\n\n#### "
+    "112",
     "14 a day and three times as many on Saturday makes 14 + 3 x 14.\n\n#### 56",
 )
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,7 +68,9 @@ def standing_still() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         strftime = time.strftime
         patch.setattr(time, "time", lambda: NOW)
-        patch.setattr(time, "localtime", lambda seconds=None: time.gmtime(NOW if seconds is None else seconds))
+        patch.setattr(
+            time, "localtime", lambda seconds=None: time.gmtime(NOW if seconds is None else seconds)
+        )
         patch.setattr(time, "strftime", lambda format, at=None: strftime(format, at or time.gmtime(NOW)))
         patch.setattr("lorad.tui.serving.questions.time", Steady())
         yield
@@ -76,7 +81,12 @@ def open_context(home: Home, share: float) -> Context:
     daemon.prepare(home)
     seed(home, share)
     ctx = Context(
-        home, Config(), Store(home.database), DaemonJournal(home.journal), GpuState(list(DEVICES)), processes=Asleep()
+        home,
+        Config(),
+        Store(home.database),
+        DaemonJournal(home.journal),
+        GpuState(list(DEVICES)),
+        processes=Asleep(),
     )
     ctx.pools.update({pool.id: pool for pool in pools(home)})
     gateway(home)
@@ -106,15 +116,20 @@ def prepared(home: Home) -> Any:
 
 def status() -> dict[str, Any]:
     disk = {"free": 3 * GIB, "total": 1800 * GIB}
-    return {"pid": 4242, "caller": {"user": "ann", "admin": False}, "gateway": f"{SHOWN}/gateway.sock", "disk": disk}
+    return {
+        "pid": 4242,
+        "caller": {"user": "ann", "admin": False},
+        "gateway": f"{SHOWN}/gateway.sock",
+        "disk": disk,
+    }
 
 
 def generated(body: dict[str, Any]) -> dict[str, Any]:
     name = body["version"]
     text = ANSWERS["@" in name]
-    completions = [{"text": text, "tokens": list(range(len(text) // 3)), "finish": "stop"}] * body["sampling"].get(
-        "n", 1
-    )
+    completions = [{"text": text, "tokens": list(range(len(text) // 3)), "finish": "stop"}] * body[
+        "sampling"
+    ].get("n", 1)
     return {"version": name if "@" in name else "support-bot@200", "completions": completions}
 
 
@@ -168,7 +183,10 @@ class Daemon(threading.Thread):
 
 
 class Watched(Transport):
-    """Knows how many requests are under way; after `cut` nobody answers any more. Both hold for all copies."""
+    """Knows how many requests are under way; after `cut` nobody answers any more.
+
+    Both hold for all copies.
+    """
 
     def __init__(self, home: Home) -> None:
         super().__init__(home.socket, 60.0)

@@ -18,7 +18,9 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each worker the ranks of one class or file at a time, and begin with whole runs, which are long."""
+    """Give each worker the ranks of one class or file at a time, and begin with whole runs,
+    which are long.
+    """
     for item in items:
         if item.path.is_relative_to(HERE) and item.path.stem != "test_matrix":
             item.add_marker(pytest.mark.xdist_group(item.nodeid.rpartition("::")[0]))

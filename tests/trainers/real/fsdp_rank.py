@@ -45,12 +45,16 @@ class Rank:
     def logits(self, samples: Sequence[Sample], *, adapter: bool = True, train: bool = False) -> Tensor:
         rows = [samples] if self.body.packs else [[sample] for sample in samples]
         with torch.no_grad():
-            found = [self.body.logits(pack(r, CPU), adapter=adapter, train=train, recompute=False) for r in rows]
+            found = [
+                self.body.logits(pack(r, CPU), adapter=adapter, train=train, recompute=False) for r in rows
+            ]
         return torch.cat(found)
 
     def alone(self, model: Any) -> Tensor:
         """Score all samples one by one, with a gradient."""
-        inputs = [(torch.from_numpy(s.tokens[None, :-1].astype(np.int64)), s.prompt - 1) for s in self.samples]
+        inputs = [
+            (torch.from_numpy(s.tokens[None, :-1].astype(np.int64)), s.prompt - 1) for s in self.samples
+        ]
         return torch.cat([model(input_ids=ids).logits[0, start:] for ids, start in inputs])
 
     def put(self, config: AdapterConfig, *, zero_b: bool = False) -> dict[str, np.ndarray]:
@@ -83,7 +87,10 @@ class Rank:
 
     def peft(self, config: AdapterConfig, tensors: Mapping[str, np.ndarray]) -> Any:
         settings = LoraConfig(
-            r=config.rank, lora_alpha=config.alpha, use_rslora=config.rslora, target_modules=list(config.modules)
+            r=config.rank,
+            lora_alpha=config.alpha,
+            use_rslora=config.rslora,
+            target_modules=list(config.modules),
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -118,7 +125,11 @@ def about_the_base(rank: Rank) -> dict[str, Any]:
     return {
         "shapes": body.shapes,
         "packs": body.packs,
-        "parameters": [body.parameter_count, sum(p.numel() for p in rank.reference.parameters()), sum(shards)],
+        "parameters": [
+            body.parameter_count,
+            sum(p.numel() for p in rank.reference.parameters()),
+            sum(shards),
+        ],
         "base": far(base, rank.alone(rank.reference)),
         "packed": far(base, torch.cat([rank.logits([s], adapter=False) for s in rank.samples])),
         "moved": far(base, rank.logits(rank.samples, adapter=False)),
@@ -132,7 +143,9 @@ def about_gradients(rank: Rank) -> dict[str, Any]:
     found: dict[str, Any] = {"zero_b": far(base, rank.logits(rank.samples, train=True))}
     numbers = rank.put(rank.config)
     whole = rank.peft(rank.config, numbers)
-    loss(rank.alone(whole), torch.from_numpy(np.concatenate([s.tokens[s.prompt :] for s in rank.samples]))).backward()
+    loss(
+        rank.alone(whole), torch.from_numpy(np.concatenate([s.tokens[s.prompt :] for s in rank.samples]))
+    ).backward()
     expected = rank.mounted.gather([whole.get_parameter(_name(n)).grad for n in numbers])  # type: ignore[union-attr]
     found |= {
         "logits": far(rank.logits(rank.samples), rank.alone(whole)),
@@ -155,7 +168,10 @@ def about_other_adapters(rank: Rank) -> dict[str, Any]:
     assert rank.mounted is not None
     found: dict[str, Any] = {
         "round_trip": far(rank.mounted.gather(rank.mounted.parameters), numbers),
-        "names": [sorted(numbers) == sorted(f"{m}.lora_{half}.weight" for m in one for half in "AB"), len(one)],
+        "names": [
+            sorted(numbers) == sorted(f"{m}.lora_{half}.weight" for m in one for half in "AB"),
+            len(one),
+        ],
         "remounted": far(rank.logits(rank.samples), rank.alone(rank.peft(config, numbers))),
     }
     rank.put(AdapterConfig(4, 6.0, rank.config.modules, dropout=0.5))
@@ -164,7 +180,9 @@ def about_other_adapters(rank: Rank) -> dict[str, Any]:
     found["dropped"] = far(rank.logits(rank.samples), rank.logits(rank.samples, train=True))
     rank.put(AdapterConfig(4, 6.0, rank.config.modules))
     found["dropped_differs"] = far(plain, rank.gradient(rank.mine()))
-    found["unknown"] = refusal(lambda: rank.body.mount(MountKey(AdapterConfig(1, 1, ("model.layers.99.q_proj",)))))
+    found["unknown"] = refusal(
+        lambda: rank.body.mount(MountKey(AdapterConfig(1, 1, ("model.layers.99.q_proj",))))
+    )
     found["after_refusal"] = far(base, rank.logits(rank.samples))
     return found
 

@@ -1,4 +1,6 @@
-"""Real trainers of several ranks, started once for many tests: each test finds one as if nobody had used it."""
+"""Real trainers of several ranks, started once for many tests:
+each test finds one as if nobody had used it.
+"""
 
 from __future__ import annotations
 

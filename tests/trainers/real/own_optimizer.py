@@ -1,8 +1,9 @@
-"""python own_optimizer.py RANK WORLD DIRECTORY: lorad's steps beside those of Megatron's DDP and distributed optimizer.
+"""python own_optimizer.py RANK WORLD DIRECTORY: lorad's steps beside those of Megatron's DDP and distributed
+optimizer.
 
-One data-parallel rank of Megatron. DIRECTORY has `model`, a base, and `start`, a PEFT directory; rank 0 leaves
-`lorad.safetensors` and `megatron.safetensors` there: the adapter after the same three steps. What Megatron's optimizer
-wants of a GPU is put in its way here, since nothing of lorad's needs it.
+One data-parallel rank of Megatron. DIRECTORY has `model`, a base, and `start`, a PEFT directory; rank 0
+leaves `lorad.safetensors` and `megatron.safetensors` there: the adapter after the same three steps. What
+Megatron's optimizer wants of a GPU is put in its way here, since nothing of lorad's needs it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,11 @@ def times(factor: int, loss_of: LossOf) -> LossOf:
 
 
 def megatron_steps(body: MegatronBody, start: Path) -> dict[str, np.ndarray]:
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     source = read_peft(start)
@@ -87,7 +92,9 @@ def megatron_steps(body: MegatronBody, start: Path) -> dict[str, np.ndarray]:
         model = DistributedDataParallel(body._model.config, sharded, body._model)
         settings: dict[str, Any] = {"lr": LR, "weight_decay": DECAY, "clip_grad": CLIP, "adam_beta2": 0.99}
         optimizer = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", use_distributed_optimizer=True, params_dtype=torch.float32, **settings),
+            OptimizerConfig(
+                optimizer="adam", use_distributed_optimizer=True, params_dtype=torch.float32, **settings
+            ),
             [model],
         )
         for number in range(STEPS):

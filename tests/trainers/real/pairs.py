@@ -9,7 +9,8 @@ from tests.engines.real import places as engines
 
 TRAINERS = ("builtin", "fsdp", "megatron")
 ENGINES = ("builtin", *engines.KINDS)
-MEGATRON_CPU = Path(__file__).parent / "megatron_cpu"  # what Megatron lacks on a machine without an accelerator
+# what Megatron lacks on a machine without an accelerator
+MEGATRON_CPU = Path(__file__).parent / "megatron_cpu"
 INSTALLED = ("megatron", *engines.KINDS)  # in environments of their own; the others are in lorad's
 
 
@@ -20,7 +21,9 @@ def python_of(backend: str) -> str:
 
 def missing(*backends: str) -> list[str]:
     """The variables that would have to name an interpreter."""
-    return [engines.variable(backend) for backend in backends if backend in INSTALLED and not python_of(backend)]
+    return [
+        engines.variable(backend) for backend in backends if backend in INSTALLED and not python_of(backend)
+    ]
 
 
 def configured(*backends: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from lorad.protocol.ranks import RanksSetup
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
 
-MEGATRON_CPU = Path(__file__).parent / "megatron_cpu"  # what Megatron lacks on a machine without an accelerator
+# what Megatron lacks on a machine without an accelerator
+MEGATRON_CPU = Path(__file__).parent / "megatron_cpu"
 VARIABLE = "LORAD_MEGATRON_PYTHON"
 
 Dtype = Literal["float32", "bfloat16"]

@@ -22,7 +22,9 @@ from tests.trainers.real.start import VARIABLE, python_of, started
 
 
 class Ranks(TrainerCase):
-    """backend, sizes: what is started; model: of `FAMILIES`, another than the suite's own when it is given."""
+    """backend, sizes: what is started; model: of `FAMILIES`,
+    another than the suite's own when it is given.
+    """
 
     backend: ClassVar[str]
     sizes: ClassVar[dict[str, Any]]
@@ -140,7 +142,12 @@ class MixtureOfExperts(Ranks):
 
     async def test_experts_are_refused_by_name(self, trainer: Trainer) -> None:
         expert = "model.layers.0.mlp.experts.0.up_proj"
-        assert {name.rpartition(".")[2] for name in trainer.modules()} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+        assert {name.rpartition(".")[2] for name in trainer.modules()} == {
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+        }
         with pytest.raises(AdapterRefused, match=expert):
             await trainer.open("a", spec_for(trainer, modules=(expert,)))
 

@@ -47,7 +47,9 @@ def test_an_interpreter_that_is_not_there_is_named(made: World) -> None:
     assert "/nowhere/bin/python" in made.lorad("doctor", "--trainer", "fsdp", expect=1).stdout
 
 
-@pytest.mark.parametrize(("program", "said"), [("/bin/true", "it printed nothing"), ("/bin/echo", "it printed '-I -c")])
+@pytest.mark.parametrize(
+    ("program", "said"), [("/bin/true", "it printed nothing"), ("/bin/echo", "it printed '-I -c")]
+)
 def test_a_program_that_is_no_python_is_told_as_such(program: str, said: str) -> None:
     with pytest.raises(NoInterpreter, match="it is no Python: asked what is installed") as refused:
         installed(Path(program), ["torch"])

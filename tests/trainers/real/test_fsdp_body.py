@@ -18,7 +18,13 @@ from tests.conformance.reference import VOCAB, write_random_model
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[3]
-SMALL = {"hidden_size": 32, "intermediate_size": 47, "num_hidden_layers": 11, "num_attention_heads": 2, "head_dim": 16}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 47,
+    "num_hidden_layers": 11,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+}
 DROPS = {"attention_dropout": 0.5}  # which acts in training mode, where a base never is
 ROUNDING = 5e-5
 Facts = dict[str, Any]
@@ -27,7 +33,13 @@ Facts = dict[str, Any]
 def write_mixture_of_experts(directory: Path) -> None:
     """Its experts are stored one by one, and are one parameter in memory."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+    }
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
     config = MixtralConfig(**sizes, **heads, num_local_experts=4, initializer_range=0.2)
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
@@ -87,7 +99,9 @@ def test_sequences_of_a_row_do_not_see_each_other(facts: list[Facts]) -> None:
 def test_ranks_share_the_base_among_them(facts: list[Facts]) -> None:
     counted, whole, _ = facts[0]["parameters"]
     assert counted == whole == sum(rank["parameters"][2] for rank in facts)
-    assert worst([{"held": rank["parameters"][2]} for rank in facts], "held") < 1.05 * whole / len(facts) + 500
+    assert (
+        worst([{"held": rank["parameters"][2]} for rank in facts], "held") < 1.05 * whole / len(facts) + 500
+    )
 
 
 def test_a_zero_b_changes_nothing(facts: list[Facts]) -> None:
@@ -138,7 +152,10 @@ def test_experts_and_routers_are_no_targets(everyone: list[Facts]) -> None:
 
 
 def test_fused_weights_are_read_by_one_rank_and_said_so(everyone: list[Facts]) -> None:
-    assert "every rank reads its own rows" in everyone[0]["said"] and "rank 0 reads all of it" in everyone[0]["said"]
+    assert (
+        "every rank reads its own rows" in everyone[0]["said"]
+        and "rank 0 reads all of it" in everyone[0]["said"]
+    )
 
 
 def test_other_parallelism_and_unknown_arguments_are_refused(everyone: list[Facts]) -> None:

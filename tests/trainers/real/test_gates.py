@@ -65,7 +65,9 @@ def lend(lenders: dict[str, Lender], base: Path) -> Iterator[Lend]:
     def lend(topology: str, **more: Any) -> Trainer:
         if topology == "builtin":
             computes.append(Compute())
-            return BuiltinTrainer(load_base(base, torch.float32, torch.device("cpu")), computes[-1], str(base))
+            return BuiltinTrainer(
+                load_base(base, torch.float32, torch.device("cpu")), computes[-1], str(base)
+            )
         if python_of(TOPOLOGIES[topology]["backend"]) is None:
             pytest.skip(f"{VARIABLE} names no interpreter: `make test-backends` installs Megatron")
         key = f"{topology} {more}"
@@ -86,14 +88,18 @@ def numbers_of(steps: list[tuple[LossStats, StepResult]]) -> list[tuple[float, f
 
 
 @pytest.mark.parametrize("topology", EACH)
-async def test_entropies_differences_and_norms_are_those_of_the_builtin_trainer(lend: Lend, topology: str) -> None:
+async def test_entropies_differences_and_norms_are_those_of_the_builtin_trainer(
+    lend: Lend, topology: str
+) -> None:
     steps = []
     for name in ("builtin", topology):
         trainer = lend(name)
         await trainer.open("a", spec_for(trainer, seed=3))
         steps.append(await train(trainer, "a", range(6)))
     np.testing.assert_allclose(numbers_of(steps[0]), numbers_of(steps[1]), atol=1e-4)
-    np.testing.assert_allclose([r.grad_norm for _, r in steps[0]], [r.grad_norm for _, r in steps[1]], rtol=1e-3)
+    np.testing.assert_allclose(
+        [r.grad_norm for _, r in steps[0]], [r.grad_norm for _, r in steps[1]], rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("topology", EACH)
@@ -132,7 +138,9 @@ JOURNEYS = [
 
 
 @pytest.mark.parametrize("journey", JOURNEYS)
-async def test_a_checkpoint_moves_between_trainers(lend: Lend, journey: tuple[str, ...], tmp_path: Path) -> None:
+async def test_a_checkpoint_moves_between_trainers(
+    lend: Lend, journey: tuple[str, ...], tmp_path: Path
+) -> None:
     """At each hop the state is the same bit for bit, and the next losses equal those without the hop."""
     here, name = lend(journey[0]), "run"
     await here.open(name, spec_for(here, seed=3))

@@ -1,7 +1,7 @@
 """Every trainer with every engine: a run learns, each version is attested, and the base stays as it was.
 
-`kill -9` of the trainer costs time only, and the checkpoint that is left can be continued by PEFT and any other
-trainer.
+`kill -9` of the trainer costs time only, and the checkpoint that is left can be continued by PEFT and any
+other trainer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from tests.trainers.real.pairs import ENGINES, TRAINERS, configured, missing
 IN_CI = {("megatron", "sglang")}  # runs with FSDP and vLLM: test_moves, tests/engines/real/test_whole_run
 CELLS = [
     pytest.param(
-        trainer, engine, id=f"{trainer}-{engine}", marks=[] if (trainer, engine) in IN_CI else pytest.mark.long
+        trainer,
+        engine,
+        id=f"{trainer}-{engine}",
+        marks=[] if (trainer, engine) in IN_CI else pytest.mark.long,
     )
     for trainer in TRAINERS
     for engine in ENGINES
@@ -108,7 +111,9 @@ def learned(made: World) -> tuple[float, float]:
 
 
 def attested_and_base_untouched(made: World) -> None:
-    """Two attempts saw the same base; a driver whose base has changed when it closes its slot does not complete."""
+    """Two attempts saw the same base; a driver whose base has changed when it closes its slot does not
+    complete.
+    """
     versions = made.client.adapters("cell")
     assert {version.attested for version in versions} == {"passed"}
     assert {version.rank for version in versions} == {8}

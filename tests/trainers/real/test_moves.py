@@ -11,7 +11,9 @@ def test_a_run_moves_between_trainers_and_topologies() -> None:
         made.lorad("resume", "mover", "trainer.backend=fsdp", "trainer.dp=2", "--steps", "4", "--wait")
         shown = made.client.show("mover")
         assert shown.attempts[1].changed == {"trainer.backend": "fsdp", "trainer.dp": 2}
-        assert "from step 2, trainer.backend=fsdp, trainer.dp=2, completed" in made.lorad("show", "mover").stdout
+        assert (
+            "from step 2, trainer.backend=fsdp, trainer.dp=2, completed" in made.lorad("show", "mover").stdout
+        )
         assert [step.step for step in made.client.steps("mover")] == [1, 2, 3, 4]
         assert all(version.attested == "passed" for version in made.client.adapters("mover"))
         assert shown.trainable is not None and 0.05 < (shown.trainable.share or 0) < 0.2

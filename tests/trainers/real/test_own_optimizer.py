@@ -1,4 +1,6 @@
-"""lorad sums gradients over ranks and shards Adam by itself; Megatron's own way to do that gives the same adapter."""
+"""lorad sums gradients over ranks and shards Adam by itself; Megatron's own way to do that gives the same
+adapter.
+"""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ async def test_what_is_asked_is_done_by_all_ranks_together(trainer: RemoteTraine
 
 
 @shared
-async def test_a_refused_call_changes_nothing_and_the_next_one_is_done(trainer: RemoteTrainer, tmp_path: Path) -> None:
+async def test_a_refused_call_changes_nothing_and_the_next_one_is_done(
+    trainer: RemoteTrainer, tmp_path: Path
+) -> None:
     await trainer.open("b", SPEC)
     with pytest.raises(Conflict, match="slot b is open already") as conflict:
         await trainer.open("b", SPEC)
@@ -174,7 +176,9 @@ async def test_a_cancelled_caller_leaves_its_call_to_end_and_takes_back_what_wai
 
 
 @shared
-async def test_a_slot_whose_opener_was_cancelled_is_there_all_the_same(trainer: RemoteTrainer, root: Path) -> None:
+async def test_a_slot_whose_opener_was_cancelled_is_there_all_the_same(
+    trainer: RemoteTrainer, root: Path
+) -> None:
     opening = asyncio.create_task(trainer.open("e", SPEC))
     await asyncio.sleep(0)  # it is sent
     opening.cancel()
@@ -225,7 +229,10 @@ async def test_a_rank_that_hangs_is_named_and_all_end_with_their_stacks_in_the_l
 
 @pytest.mark.skipif(spy() is None, reason="py-spy is not installed")
 def test_py_spy_tells_what_a_stopped_rank_was_at(tmp_path: Path) -> None:
-    code = "import time\ndef waits_for_ever():\n    print('up', flush=True)\n    time.sleep(600)\nwaits_for_ever()"
+    code = (
+        "import time\ndef waits_for_ever():\n    print('up', flush=True)\n    "
+        "time.sleep(600)\nwaits_for_ever()"
+    )
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"RANK": "3"}) as rank:
         assert rank.stdout is not None and rank.stdout.readline() == b"up\n"
@@ -248,7 +255,9 @@ async def test_what_the_ranks_do_and_their_progress_is_the_pools(trainer: Remote
     assert HEART.beat().doing == ""
 
 
-def test_ranks_are_watched_from_their_first_beat_and_nobody_is_accused_by_who_was_away(tmp_path: Path) -> None:
+def test_ranks_are_watched_from_their_first_beat_and_nobody_is_accused_by_who_was_away(
+    tmp_path: Path,
+) -> None:
     beats = Beats(tmp_path / "config.json", 2)
     beat_file(tmp_path / "config.json", 0).touch()  # on a disk that was full
     assert beats.look(0.0) == {}
@@ -299,7 +308,9 @@ class Clock:
 async def test_a_rank_that_fails_amid_a_call_is_told_by_its_own_words(tmp_path: Path) -> None:
     trainer = await started(tmp_path)
     pids = family(tmp_path)
-    with pytest.raises(PoolLost, match="rank 1 exited with code 1; its log: RuntimeError: the middle of a call"):
+    with pytest.raises(
+        PoolLost, match="rank 1 exited with code 1; its log: RuntimeError: the middle of a call"
+    ):
         await trainer.logprobs(Policy(), batch(FAILS))
     assert not any(map(lives, pids.values()))
     await trainer.shut_down()
@@ -333,7 +344,9 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_what_a_killed_pool_left_is_ended_before_the_next_one_starts(tmp_path: Path) -> None:
     pids = await asyncio.to_thread(left_by_a_killed_pool, tmp_path)
-    with pytest.raises(PoolLost, match="it exited with code 127; its log: lorad: cannot start /no/python: No such"):
+    with pytest.raises(
+        PoolLost, match="it exited with code 127; its log: lorad: cannot start /no/python: No such"
+    ):
         await started(tmp_path, python="/no/python")
     assert not any(map(lives, pids.values())) and not (tmp_path / "trainer.json").exists()
 

@@ -21,7 +21,11 @@ NOW = time.time()
 
 
 def a_checkpoint(step: int) -> Json:
-    files = {"path": f"/runs/a/checkpoints/{step:06d}", "bytes": 3 << 20, "created_at": NOW - 60 * (40 - step)}
+    files = {
+        "path": f"/runs/a/checkpoints/{step:06d}",
+        "bytes": 3 << 20,
+        "created_at": NOW - 60 * (40 - step),
+    }
     return {"run": "a", "step": step, "attempt": 1, "version": step + 1, **files}
 
 
@@ -41,7 +45,9 @@ async def test_checkpoints_are_shown_newest_first_with_what_would_be_done_again(
         assert names(user) == ["20.1", "10.1"]
         shown = screen_text(user)
         assert "2 steps" in shown and "12 steps" in shown and "@21" in shown and "3.0 MiB" in shown
-        assert "2 whole checkpoints, 6.0 MiB" in user.app.screen.query_one("#checkpoints-head", Line).said.plain
+        assert (
+            "2 whole checkpoints, 6.0 MiB" in user.app.screen.query_one("#checkpoints-head", Line).said.plain
+        )
 
 
 async def test_a_resume_begins_with_the_step_under_the_cursor() -> None:
@@ -63,7 +69,11 @@ def test_checkpoints_are_asked_for_when_one_was_made_and_not_at_every_step() -> 
     world, asked = a_world(10), list[Json]()
     found = [shaped(Checkpoint, a_checkpoint(10))]
     world.answers["runs/a/checkpoints"] = counted(asked, lambda query: [a_checkpoint(10)])
-    tab, client, run = Checkpoints("a"), Client(transport=Prepared(world)), shaped(RunDetails, a_run("a", step=12))
+    tab, client, run = (
+        Checkpoints("a"),
+        Client(transport=Prepared(world)),
+        shaped(RunDetails, a_run("a", step=12)),
+    )
     later = replace(run, step=13)
     assert tab.read(client, Changes(everything=True), run) == (found, 12)
     assert tab.read(client, Changes(kinds={"a": {"step"}}), later) == (found, 13)

@@ -15,7 +15,18 @@ from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.run.events import Events, News, what
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.widgets.table import Rows
-from tests.kit.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, shaped, until, using
+from tests.kit.tui_world import (
+    HOSTILE,
+    SHOWN,
+    Prepared,
+    User,
+    World,
+    a_run,
+    screen_text,
+    shaped,
+    until,
+    using,
+)
 
 Json = dict[str, Any]
 METRICS = {"reward": 0.53, "loss": 0.0123, "kl": 0.5, "tokens_per_second": 1234.0, "seconds": 1.5}
@@ -42,7 +53,9 @@ class History(World):
     def __init__(self, past: list[Json]) -> None:
         super().__init__(a_run("sorter"), a_run("other"))
         self.told = [dict(event) for event in past]
-        self.answers["events"] = lambda query: [event for event in self.told if event["run"] == query.get("run")]
+        self.answers["events"] = lambda query: [
+            event for event in self.told if event["run"] == query.get("run")
+        ]
 
     def happen(self, kind: str, *, run: str = "sorter", **data: Any) -> None:
         with self.news:
@@ -51,7 +64,9 @@ class History(World):
 
 
 @asynccontextmanager
-async def looking_at(past: list[Json], size: tuple[int, int] = (110, 30)) -> AsyncIterator[tuple[User, History]]:
+async def looking_at(
+    past: list[Json], size: tuple[int, int] = (110, 30)
+) -> AsyncIterator[tuple[User, History]]:
     """The tab of the events of a run, in front."""
     world = History(past)
     async with using(world, size) as user:
@@ -90,7 +105,11 @@ def test_events_that_came_in_are_not_asked_for() -> None:
     client, changes = Client(transport=Prepared(world)), Changes()
     assert tab.read(client, Changes(everything=True), RUN) == News(EVENTS_BEFORE, is_all=True)
     world.answers.clear()
-    for event in (PAST[-1], an_event(10, "eval", score=0.5, version=1), an_event(11, "eval") | {"run": "other"}):
+    for event in (
+        PAST[-1],
+        an_event(10, "eval", score=0.5, version=1),
+        an_event(11, "eval") | {"run": "other"},
+    ):
         changes.take(shaped(Event, event))
     news = tab.read(client, changes, RUN)
     assert news is not None and [event.id for event in news.events] == [10] and not news.is_all
@@ -145,6 +164,8 @@ async def test_any_size_does(size: tuple[int, int]) -> None:
         await until(user, lambda: len(shown(user)) == 9)
 
 
-@pytest.mark.parametrize("data", [{}, {"metrics": None, "step": 3}, {"metrics": {"reward": float("nan")}, "step": 1}])
+@pytest.mark.parametrize(
+    "data", [{}, {"metrics": None, "step": 3}, {"metrics": {"reward": float("nan")}, "step": 1}]
+)
 def test_odd_data_of_a_step_is_told_all_the_same(data: Json) -> None:
     assert what(Event(1, 0.0, "a", "step", data)).startswith("step")

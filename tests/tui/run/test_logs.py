@@ -15,7 +15,18 @@ from lorad.tui.run.log_lines import LogLines, clean, level, wanted, words
 from lorad.tui.run.log_view import LogView
 from lorad.tui.run.logs import BEGIN, Logs, sources
 from lorad.tui.run.screen import RunScreen
-from tests.kit.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, shaped, until, using
+from tests.kit.tui_world import (
+    HOSTILE,
+    SHOWN,
+    Prepared,
+    User,
+    World,
+    a_run,
+    screen_text,
+    shaped,
+    until,
+    using,
+)
 
 Json = dict[str, Any]
 
@@ -33,7 +44,9 @@ class Files(dict[str, str]):
 
 
 @asynccontextmanager
-async def looking_at(files: Files, size: tuple[int, int] = (100, 30), **run: Any) -> AsyncIterator[tuple[User, World]]:
+async def looking_at(
+    files: Files, size: tuple[int, int] = (100, 30), **run: Any
+) -> AsyncIterator[tuple[User, World]]:
     """The tab of the logs of a run, in front."""
     world = World(a_run("sorter", **run))
     world.answers["runs/sorter/logs"] = files.read
@@ -174,7 +187,12 @@ def test_a_log_that_runs_away_is_read_from_its_end() -> None:
     tab.read(client, Changes(everything=True), row)
     files["driver"] += "x" * (6 << 20) + "\nlast\n"
     part = tab.read(client, Changes(tick=True), row)
-    assert part is not None and part.is_new and part.text == "last\n" and part.before == len(files["driver"]) + BEGIN
+    assert (
+        part is not None
+        and part.is_new
+        and part.text == "last\n"
+        and part.before == len(files["driver"]) + BEGIN
+    )
 
 
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])

@@ -19,14 +19,20 @@ from tests.kit.tui_world import User, World, a_run, line, screen_text, until, us
 
 def a_world() -> World:
     world = World(a_run("mine"), a_run("other"))
-    world.answers["runs/mine"] = shown("mine", trainer={"lr": 3e-5, "schedule": "linear"}, data={"train": "[b]x[/b]"})
+    world.answers["runs/mine"] = shown(
+        "mine", trainer={"lr": 3e-5, "schedule": "linear"}, data={"train": "[b]x[/b]"}
+    )
     world.answers["runs/other"] = shown("other", trainer={"lr": 1e-4, "steps": 7})
     return world
 
 
 def shown(name: str, **spec: Any) -> dict[str, Any]:
     attempts = [{"attempt": 1, "changed": {}}, {"attempt": 2, "changed": {"trainer.lr": 3e-5}}]
-    more = {"spec": msgspec.to_builtins(convert({"name": name, **spec})), "attempts": attempts, "cwd": "/there"}
+    more = {
+        "spec": msgspec.to_builtins(convert({"name": name, **spec})),
+        "attempts": attempts,
+        "cwd": "/there",
+    }
     return {**a_run(name), **more, "warnings": [], "origin": None}
 
 
@@ -39,7 +45,10 @@ async def open_tab(user: User) -> None:
 
 
 def test_lines_of_two_specs_bear_signs() -> None:
-    after, before = {"lora.rank": 8, "seed": 1, "trainer.lr": 0.1}, {"lora.rank": 4, "eval.every": 5, "seed": 1}
+    after, before = (
+        {"lora.rank": 8, "seed": 1, "trainer.lr": 0.1},
+        {"lora.rank": 4, "eval.every": 5, "seed": 1},
+    )
     found = {one.key: (one.sign, one.before) for one in lines(after, before)}
     assert found["lora.rank"] == (OTHER, "4") and found["seed"] == (SAME, "")
     assert found["trainer.lr"] == (ADDED, "0.001") and found["eval.every"] == (GONE, "")
@@ -104,7 +113,9 @@ async def test_a_new_run_begins_from_the_spec_that_is_shown() -> None:
     async with using(a_world(), (80, 24)) as user:
         await open_tab(user)
         await user.press("L")
-        await until(user, lambda: isinstance(user.app.screen, NewRun) and "from run mine" in line(user, "#title"))
+        await until(
+            user, lambda: isinstance(user.app.screen, NewRun) and "from run mine" in line(user, "#title")
+        )
 
 
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])

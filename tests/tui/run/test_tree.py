@@ -109,4 +109,6 @@ def test_lines_differ_by_whole_lines() -> None:
 def test_long_texts_with_little_in_common_count_as_replaced(other: str) -> None:
     before, after = "ha " * 50_000, other * 40_000 + "!"
     pieces = text_diff.words(before, after)
-    assert len(pieces) <= 4 and sum(len(piece.text) for piece in pieces if piece.op != text_diff.NEW) == len(before)
+    assert len(pieces) <= 4 and sum(len(piece.text) for piece in pieces if piece.op != text_diff.NEW) == len(
+        before
+    )

@@ -35,7 +35,9 @@ async def test_each_version_is_told_by_signs_and_words() -> None:
     async with using(a_world([a_version(0, path=None), held, a_version(2)]), (160, 40)) as user:
         await opened(user, 3, "◉ @2")
         shown = screen_text(user)
-        assert "● @1" in shown and "⚑ pinned ▲ loaded" in shown and "bot" in shown and "≈ inconclusive" in shown
+        assert (
+            "● @1" in shown and "⚑ pinned ▲ loaded" in shown and "bot" in shown and "≈ inconclusive" in shown
+        )
         assert "◉ current" in shown and "∅ no files" in shown and "16/32" in shown and "64.0 KiB" in shown
         assert "3 versions · ◉ current @2 · 1 pinned · 1 loaded · 128.0 KiB on disk" in head(user)
 
@@ -79,14 +81,19 @@ async def test_marked_versions_are_acted_on_together_and_what_is_no_version_is_l
         await opened(user, 3, "◇ base@9")
         await user.press("g", "space", "space", "space")
         await until(user, lambda: "3 marked" in head(user))
-        assert isinstance(screen := user.app.screen, RunScreen) and screen.targets("version") == ["a@1", "a@0"]
+        assert isinstance(screen := user.app.screen, RunScreen) and screen.targets("version") == [
+            "a@1",
+            "a@0",
+        ]
 
 
 async def test_a_swap_begins_with_the_alias_that_serves_this_run() -> None:
     async with using(a_world([a_version(0, aliases=["bot"]), a_version(1)])) as user:
         await opened(user, 3, "◉ @1")
         await user.press("w")
-        await until(user, lambda: isinstance(user.app.screen, Ask) and "lorad swap bot a@1" in screen_text(user))
+        await until(
+            user, lambda: isinstance(user.app.screen, Ask) and "lorad swap bot a@1" in screen_text(user)
+        )
 
 
 async def test_a_new_version_appears_and_the_cursor_stays() -> None:

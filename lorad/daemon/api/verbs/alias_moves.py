@@ -11,7 +11,10 @@ from lorad.store.aliases import get, moves
 
 
 async def handle(ctx: Context, call: Call) -> list[Move]:
-    """List the moves of an alias, also of a removed one, newest first. Raises NotFound if it never existed."""
+    """List the moves of an alias, also of a removed one, newest first.
+
+    Raises NotFound if it never existed.
+    """
     alias = call.request.match_info["alias"]
     found = await ctx.read(moves, alias)
     if not found:

@@ -21,7 +21,9 @@ CPU_SECONDS = 0.05  # over which the use of the CPU is measured
 async def handle(ctx: Context, call: Call) -> list[Device]:
     await fresh(ctx)
     cpu = await asyncio.to_thread(look_at_cpu) if ctx.gpus.devices[0].is_cpu else None
-    return [device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid)) for device in ctx.gpus.devices]
+    return [
+        device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid)) for device in ctx.gpus.devices
+    ]
 
 
 def look_at_cpu() -> Sight:

@@ -1,4 +1,6 @@
-"""Events as they happen, one JSON object a line, until the reader or the daemon goes; or the last ones, at once."""
+"""Events as they happen, one JSON object a line, until the reader or the daemon goes; or the last ones, at
+once.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,13 @@ async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
     return response
 
 
-async def send(ctx: Context, caller: Caller, response: web.StreamResponse, cursor: int, run: str | None) -> int:
-    """Send some new events, or one `idle` line after a while, and return the new cursor. Waits for a slow reader."""
+async def send(
+    ctx: Context, caller: Caller, response: web.StreamResponse, cursor: int, run: str | None
+) -> int:
+    """Send some new events, or one `idle` line after a while, and return the new cursor.
+
+    Waits for a slow reader.
+    """
     until, rung = time.monotonic() + IDLE_SECONDS, ctx.loop.bell()
     while not (found := ctx.tail.after(cursor, run)):
         cursor = ctx.tail.newest

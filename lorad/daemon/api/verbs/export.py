@@ -58,14 +58,18 @@ def copy(source: Path, target: Path, owner: User | None, caller: User | None) ->
             target.mkdir(parents=True, exist_ok=True)
         files_into(source, target, names, owner, caller)
     except OSError as error:
-        raise StorageError(f"{error.filename or target}: {error.strerror}", hint="Choose another directory.") from error
+        raise StorageError(
+            f"{error.filename or target}: {error.strerror}", hint="Choose another directory."
+        ) from error
     with as_user(caller):
         verify(target)
         name_base(target)
 
 
 def name_base(directory: Path) -> None:
-    """The directory of a base that ships with lorad instead of `builtin:tiny`; a hub id and its revision apart."""
+    """The directory of a base that ships with lorad instead of `builtin:tiny`; a hub id and its revision
+    apart.
+    """
     try:
         settings = json.loads(read_file(directory / CONFIG, JSON_BYTES))
         base = str(settings["base_model_name_or_path"])

@@ -1,4 +1,6 @@
-"""A new run that begins where a version of another one is: with its weights and, from a checkpoint, Adam's moments."""
+"""A new run that begins where a version of another one is: with its weights and, from a checkpoint, Adam's
+moments.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class Start(NamedTuple):
 
 
 async def handle(ctx: Context, call: Call) -> Forked:
-    """Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name), IntegrityError."""
+    """Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name),
+    IntegrityError.
+    """
     body, version = call.json(Body), find_version(ctx, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
     if body.fresh:
@@ -89,7 +93,10 @@ async def handle(ctx: Context, call: Call) -> Forked:
 
 
 def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Start:
-    """Find the newest checkpoint that holds `version`. Raises NotFound, which lists the versions that have one."""
+    """Find the newest checkpoint that holds `version`.
+
+    Raises NotFound, which lists the versions that have one.
+    """
     origin = f"{version.run}@{version.version}"
     if fresh:
         return Start(origin, Path(version.path), version.step)
@@ -125,7 +132,8 @@ def refuse_shape(text: str) -> None:
     section = key.partition(".")[0]
     if (section == "lora" and key not in FREE) or key in ("model", "model.path"):
         raise SpecError(
-            f"override {text}: {key} is part of what the adapter is, and a fork continues with the existing one",
+            f"override {text}: {key} is part of what the adapter is, and a fork continues with the existing "
+            "one",
             hint="Leave it out, or start a new run with it.",
         )
 
@@ -146,8 +154,8 @@ async def taken(ctx: Context, start: Start, spec: Spec, uids: tuple[int, int]) -
 
     uids: the owners of both runs.
 
-    The files of a checkpoint never change: where one user owns both runs, hard links share them. They are made without
-    an await, so that `prune` cannot come between. Raises NotFound, IntegrityError, StorageError.
+    The files of a checkpoint never change: where one user owns both runs, hard links share them. They are
+    made without an await, so that `prune` cannot come between. Raises NotFound, IntegrityError, StorageError.
     """
     staged = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
     owner, caller = map(ctx.user, uids)
@@ -163,7 +171,10 @@ async def taken(ctx: Context, start: Start, spec: Spec, uids: tuple[int, int]) -
     except OSError as error:
         discard(staged)
         where = error.filename or staged
-        hint = "Free some space, or mend the permissions; a checkpoint may have been deleted just now: try again."
+        hint = (
+            "Free some space, or mend the permissions; a checkpoint may have been deleted just now: try "
+            "again."
+        )
         raise StorageError(f"{where}: {error.strerror}", hint=hint) from error
     except LoradError:
         discard(staged)
@@ -195,7 +206,9 @@ def copied(source: Path, target: Path, owner: User | None, reader: User | None) 
 
 def inherits(body: Body, spec: Spec) -> bool:
     """Check whether the parent's spec names what KL is measured against: `start` is each run's own."""
-    said = any(overridden(text) in ("algorithm", "algorithm.kl", "algorithm.kl.reference") for text in body.overrides)
+    said = any(
+        overridden(text) in ("algorithm", "algorithm.kl", "algorithm.kl.reference") for text in body.overrides
+    )
     return spec.algorithm.kl.reference not in (None, "start") and not said
 
 
@@ -207,7 +220,10 @@ def asked_before(ctx: Context, parent: RunRow) -> Request:
 async def looked_at(
     ctx: Context, uid: int, asked: Request, spec: Spec, body: Body, staged: Path, kl: Staged | None
 ) -> tuple[Request, Spec]:
-    """Make the request for the fork, after the preflight of a new run with the same weights. Raises SpecError."""
+    """Make the request for the fork, after the preflight of a new run with the same weights.
+
+    Raises SpecError.
+    """
     weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
     facts = await preflight(ctx, weights, asked.cwd, uid, kl and kl.directory)
     reference.refuse_other_model(kl, facts.model_path)
@@ -228,7 +244,10 @@ def spec_text(run: RunRow) -> str:
 def settled(
     ctx: Context, call: Call, spec: Spec, request: Request, origin: tuple[Start, Path, str], kl: Staged | None
 ) -> RunRow:
-    """Create the run, with its origin in its directory before it exists. Never awaits. Raises StorageError."""
+    """Create the run, with its origin in its directory before it exists.
+
+    Never awaits. Raises StorageError.
+    """
     start, staged, text = origin
     directory = make_directory(ctx, spec, text, request)
     own = RunDir(directory).origin

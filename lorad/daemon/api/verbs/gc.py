@@ -1,4 +1,6 @@
-"""Delete what nothing can ask for: files of runs, logs of ended pools, directories of runs that were removed."""
+"""Delete what nothing can ask for: files of runs, logs of ended pools,
+directories of runs that were removed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> Collected:
-    """Delete what each run's `checkpoint` section allows, except what was pinned, aliased or loaded meanwhile."""
+    """Delete what each run's `checkpoint` section allows, except what was pinned, aliased or loaded
+    meanwhile.
+    """
     body = call.json(Body)
     await refresh(ctx)
     sizes = await in_thread(ctx, call.caller.uid, measure, await found(ctx, call.caller))
@@ -43,7 +47,9 @@ async def handle(ctx: Context, call: Call) -> Collected:
 
 
 def kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
-    """List the versions that stay although nothing serves them: an alias of the caller's would roll back to them."""
+    """List the versions that stay although nothing serves them: an alias of the caller's would roll back to
+    them.
+    """
     before = rollbacks(ctx.store)
     return [
         KeptVersion(row.alias, "{}@{}".format(*before[row.alias]))
@@ -53,7 +59,9 @@ def kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
 
 
 async def found(ctx: Context, caller: Caller) -> list[Doomed]:
-    """List what can be deleted of the caller's runs; an admin gets all runs, pools and what removed runs left."""
+    """List what can be deleted of the caller's runs; an admin gets all runs, pools and what removed runs
+    left.
+    """
 
     def mine(run: RunRow) -> bool:
         return owns(ctx, caller, run.owner_uid)

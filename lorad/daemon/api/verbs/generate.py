@@ -55,7 +55,10 @@ async def handle(ctx: Context, call: Call) -> Generated:
     """Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses."""
     body = call.json(Body)
     if body.sampling.n * body.sampling.max_new_tokens > POOL_TOKENS:
-        told = f"{body.sampling.n} completions of {body.sampling.max_new_tokens} tokens are too many for one request"
+        told = (
+            f"{body.sampling.n} completions of {body.sampling.max_new_tokens} tokens are too many for "
+            "one request"
+        )
         raise SpecError(told, hint="Ask several times, or for shorter ones.")
     version = find_version(ctx, body.version)
     run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
@@ -70,7 +73,9 @@ async def handle(ctx: Context, call: Call) -> Generated:
 
 
 def ask(ctx: Context, pool: Pool, version: VersionRow, body: Body, chat: Data | None) -> list[Completion]:
-    """List the completions, in order of their index; runs in a thread. chat: how the run makes chats of its prompts."""
+    """List the completions, in order of their index; runs in a thread. chat: how the run makes chats of its
+    prompts.
+    """
     wish, user = body.sampling, ctx.user(pool.setup.owner)
     process = None if user is None else (user.command([], Path("/")), user.environment)
     with as_user(user):
@@ -102,8 +107,12 @@ def take(chunk: Chunk, found: dict[int, Completion], most: int) -> None:
     """Raises PoolLost for what no pool answers to the question: it is a process of a user's."""
     one = found.get(chunk.index)
     if one is None or len(one.tokens) + chunk.tokens.size > most:
-        raise PoolLost("the pool answers with more than it was asked for", hint="Is it another version of lorad?")
-    found[chunk.index] = replace(one, tokens=one.tokens + chunk.tokens.tolist(), finish=chunk.finish or one.finish)
+        raise PoolLost(
+            "the pool answers with more than it was asked for", hint="Is it another version of lorad?"
+        )
+    found[chunk.index] = replace(
+        one, tokens=one.tokens + chunk.tokens.tolist(), finish=chunk.finish or one.finish
+    )
 
 
 def check_length(prompt: int, new: int, model: Path) -> None:

@@ -31,8 +31,8 @@ async def handle(ctx: Context, call: Call) -> LogPart:
 def log_of(ctx: Context, run: RunRow, of: str) -> Path:
     """Find a log of the newest attempt, or of the newest life of the run's pool.
 
-    `engine` is the first server, `engine-1` the next; `trainer` holds all ranks. What runs in the pool's own process
-    writes to the pool's log.
+    `engine` is the first server, `engine-1` the next; `trainer` holds all ranks. What runs in the pool's own
+    process writes to the pool's log.
     """
     if of not in PROCESSES and not SERVER.fullmatch(of):
         raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(PROCESSES)}, engine-1.")
@@ -52,7 +52,8 @@ def log_of(ctx: Context, run: RunRow, of: str) -> Path:
 def read(path: Path, offset: int, limit: int) -> LogPart:
     """A negative offset counts from the end. Cuts no character in two.
 
-    Offsets count what was cut from the log as well. One that is past the end is of another log: this one begins.
+    Offsets count what was cut from the log as well. One that is past the end is of another log: this one
+    begins.
     """
     try:
         with open_file(path, links=False) as file:
@@ -71,7 +72,9 @@ def read(path: Path, offset: int, limit: int) -> LogPart:
 def shown(text: str) -> str:
     """Cut long lines: a program may print without ever ending its line."""
     return "\n".join(
-        line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]}… ({len(line) - LINE_CHARACTERS} more)"
+        line
+        if len(line) <= LINE_CHARACTERS
+        else f"{line[:LINE_CHARACTERS]}… ({len(line) - LINE_CHARACTERS} more)"
         for line in text.split("\n")
     )
 

@@ -16,7 +16,10 @@ from lorad.errors import SpecError
 
 
 async def handle(ctx: Context, call: Call) -> LogPart:
-    """Read a part of the log. Raises SpecError; NotAllowed for the daemon's own log, which mentions all users."""
+    """Read a part of the log.
+
+    Raises SpecError; NotAllowed for the daemon's own log, which mentions all users.
+    """
     path = log_of(ctx, call, call.text("of") or "daemon")
     return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
 

@@ -20,7 +20,9 @@ async def handle(ctx: Context, call: Call) -> Run:
         raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` continues.")
     if run.state == RunState.STOPPING:
         if run.wanted != "pause":
-            raise Conflict(f"run {call.run} is being ended ({run.wanted})", hint="Resume it when it has ended.")
+            raise Conflict(
+                f"run {call.run} is being ended ({run.wanted})", hint="Resume it when it has ended."
+            )
         runs.set_fields(ctx.store, call.run, preempted=None)  # the run stays paused
     elif run.state == RunState.QUEUED:
         ctx.move(call.run, Move.PAUSE, by=call.caller.name)

@@ -23,7 +23,9 @@ async def handle(ctx: Context, call: Call) -> Removed:
     """Raises Conflict while it works or is queued, or an alias serves one of its versions."""
     run = runs.get(ctx.store, call.run)
     if not RunState(run.state).is_over:
-        raise Conflict(f"run {call.run} is {run.state}", hint=f"`lorad stop {call.run}` or `lorad kill` first.")
+        raise Conflict(
+            f"run {call.run} is {run.state}", hint=f"`lorad stop {call.run}` or `lorad kill` first."
+        )
     doomed = forget(ctx, call.run, Path(run.directory), call.caller.name)
     ctx.loop.poke()
     await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)

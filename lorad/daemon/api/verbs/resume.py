@@ -29,7 +29,9 @@ from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import CheckpointRow, RunRow
 
-CHANGEABLE = frozenset({"trainer", "rollout", "pool", "resources", "eval", "checkpoint", "attest", "deterministic"})
+CHANGEABLE = frozenset(
+    {"trainer", "rollout", "pool", "resources", "eval", "checkpoint", "attest", "deterministic"}
+)
 ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the adapter is
 
 
@@ -45,8 +47,8 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> Resumed:
-    """Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, nothing to do, or
-    another one came first), SpecError (an override that does not fit).
+    """Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, nothing to
+    do, or another one came first), SpecError (an override that does not fit).
     """
     body, run = call.json(Body), runs.get(ctx.store, call.run)
     refuse_live_or_imported(run)
@@ -60,7 +62,10 @@ async def handle(ctx: Context, call: Call) -> Resumed:
     steps, done = total(body, run, before), chosen.step if chosen else 0
     spec = on_schedule(spec, before, run.steps, steps)
     if steps < done or (steps == done and run.reason == EndReason.COMPLETED):
-        hint = f"Give more, as in `lorad resume {call.run} --steps {done + run.steps}`, or --from an earlier step."
+        hint = (
+            f"Give more, as in `lorad resume {call.run} --steps {done + run.steps}`, or --from an "
+            "earlier step."
+        )
         raise Conflict(f"run {call.run} is to make {steps} steps, and its checkpoint has {done}", hint=hint)
     if chosen:
         await on_behalf(ctx, run.owner_uid, check, call.run, chosen, present)
@@ -73,7 +78,12 @@ async def handle(ctx: Context, call: Call) -> Resumed:
         columns |= {"spec": to_json(spec).decode(), "priority": spec.resources.priority}
     with ctx.store.write():
         refuse_late(ctx, run)
-        ctx.move(call.run, Move.RESUME, detail=" ".join([f"from step {done}", *body.overrides]), by=call.caller.name)
+        ctx.move(
+            call.run,
+            Move.RESUME,
+            detail=" ".join([f"from step {done}", *body.overrides]),
+            by=call.caller.name,
+        )
         runs.set_fields(ctx.store, call.run, **columns)
         if request:
             keep(ctx, run, request)
@@ -89,12 +99,19 @@ def refuse_live_or_imported(run: RunRow) -> None:
     if not RunState(run.state).is_over:
         raise Conflict(f"run {name} is {run.state}", hint="Only a paused or ended run can be resumed.")
     if run.reason == EndReason.IMPORTED:
-        hint = f"Train it on with `lorad fork {name} --fresh data.train=…`, or with lora.adapter_path in a spec."
-        raise Conflict(f"{name} was imported and never trained here, so there is nothing to resume", hint=hint)
+        hint = (
+            f"Train it on with `lorad fork {name} --fresh data.train=…`, or with lora.adapter_path in a spec."
+        )
+        raise Conflict(
+            f"{name} was imported and never trained here, so there is nothing to resume", hint=hint
+        )
 
 
 def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
-    """Make the spec of the next attempt. Raises SpecError for overrides of what defines the adapter or its data."""
+    """Make the spec of the next attempt.
+
+    Raises SpecError for overrides of what defines the adapter or its data.
+    """
     for text in overrides:
         key = overridden(text)
         section = key.partition(".")[0]
@@ -102,13 +119,15 @@ def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
             raise SpecError(
                 f"override {text}: {key} is part of what this run is; a resume may change "
                 f"{', '.join(sorted(CHANGEABLE))}",
-                hint="Start a new run with it; lora.adapter_path set to an exported version continues from that.",
+                hint="Start a new run with it; lora.adapter_path set to an exported version continues from "
+                "that.",
             )
     return override(spec, overrides)
 
 
 def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
-    """Give `spec` the lora.type of a checkpoint of `trained` that was made on Megatron: only there linears share an A.
+    """Give `spec` the lora.type of a checkpoint of `trained` that was made on Megatron: only there linears
+    share an A.
 
     Raises SpecError when an override asks for shared ones, and the checkpoint has none.
     """
@@ -139,19 +158,28 @@ def on_schedule(spec: Spec, before: Spec, horizon: int, steps: int) -> Spec:
 def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
     """Raises SpecError when the rate has come down to 0, so that further steps would change nothing."""
     trainer = spec.trainer
-    if trainer.schedule == "constant" or trainer.min_lr or not trainer.lr or done < (trainer.schedule_steps or steps):
+    if (
+        trainer.schedule == "constant"
+        or trainer.min_lr
+        or not trainer.lr
+        or done < (trainer.schedule_steps or steps)
+    ):
         return
     raise SpecError(
         f"{trainer.schedule} ended at step {trainer.schedule_steps}, and the rate has been 0 since: "
         f"steps {done + 1} to {steps} would change nothing",
         key="trainer.schedule",
-        hint=f"Choose one: trainer.min_lr={trainer.lr / 10:g} stays there; trainer.schedule_steps={steps} stretches "
-        f"{trainer.schedule}, and the rate jumps up; trainer.schedule=constant goes back to trainer.lr.",
+        hint=f"Choose one: trainer.min_lr={trainer.lr / 10:g} stays there; trainer.schedule_steps={steps} "
+        f"stretches {trainer.schedule}, and the rate jumps up; trainer.schedule=constant goes back to "
+        "trainer.lr.",
     )
 
 
 def total(body: Body, run: RunRow, before: Spec) -> int:
-    """Choose how many steps the run makes in all: the number asked for, else as before. Raises SpecError for two."""
+    """Choose how many steps the run makes in all: the number asked for, else as before.
+
+    Raises SpecError for two.
+    """
     asked = asked_steps(before, body.overrides)
     if body.steps and asked and body.steps != asked:
         raise SpecError(f"--steps {body.steps}, but trainer.steps is {asked}", hint="Give one of them.")
@@ -159,7 +187,9 @@ def total(body: Body, run: RunRow, before: Spec) -> int:
 
 
 def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
-    """Find what the overrides set trainer.steps to, even if that is no change; None when they do not set it."""
+    """Find what the overrides set trainer.steps to, even if that is no change;
+    None when they do not set it.
+    """
     other = replace(before, trainer=replace(before.trainer, steps=1 + before.trainer.steps % 2))
     steps = override(before, overrides).trainer.steps
     return steps if override(other, overrides).trainer.steps == steps else None
@@ -177,7 +207,9 @@ async def respecified(ctx: Context, run: RunRow, spec: Spec, overrides: Sequence
 def refuse_late(ctx: Context, run: RunRow) -> None:
     """Raises Conflict when `run` is not as it was when the resume was asked for: checks take their time."""
     now = runs.get(ctx.store, run.name)
-    if any(getattr(now, key) != getattr(run, key) for key in ("state", "attempt", "spec", "steps", "created_at")):
+    if any(
+        getattr(now, key) != getattr(run, key) for key in ("state", "attempt", "spec", "steps", "created_at")
+    ):
         raise Conflict(
             f"run {run.name} changed while this resume was checked: it is {now.state}",
             hint=f"`lorad show {run.name}` shows what it does; it can be resumed when that is over.",
@@ -193,12 +225,16 @@ def keep(ctx: Context, run: RunRow, request: Request) -> None:
 
 
 def choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> CheckpointRow | None:
-    """Choose the newest checkpoint, or the newest at `step`; None when there is none, to begin from the start."""
+    """Choose the newest checkpoint, or the newest at `step`; None when there is none, to begin from the
+    start.
+    """
     at_step = [row for row in present if step is None or row.step == step]
     if at_step or step is None:
         return at_step[-1] if at_step else None
     known = ", ".join(str(row.step) for row in present) or "none"
-    raise NotFound(f"run {run.name} has no checkpoint at step {step}", hint=f"There are checkpoints at: {known}.")
+    raise NotFound(
+        f"run {run.name} has no checkpoint at step {step}", hint=f"There are checkpoints at: {known}."
+    )
 
 
 def check(name: str, chosen: CheckpointRow, present: list[CheckpointRow]) -> None:

@@ -34,12 +34,14 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> Run:
-    """Raises SpecError, Conflict (the name is in use), StorageError, and for a reference what `staged` raises; then
-    nothing was made.
+    """Raises SpecError, Conflict (the name is in use), StorageError, and for a reference what `staged`
+    raises; then nothing was made.
     """
     body = call.json(Body)
     overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
-    spec = await in_thread(ctx, call.caller.uid, load_task, body.spec, source=body.source, overrides=overrides)
+    spec = await in_thread(
+        ctx, call.caller.uid, load_task, body.spec, source=body.source, overrides=overrides
+    )
     spec = await in_thread(ctx, call.caller.uid, anchored, spec, Path(body.cwd), ctx.user(call.caller.uid))
     spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
     refuse_used(ctx, spec)

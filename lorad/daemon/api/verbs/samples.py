@@ -23,7 +23,10 @@ DECODER = msgspec.json.Decoder(Sample)
 
 
 async def handle(ctx: Context, call: Call) -> list[Sample]:
-    """Read the samples of `step`, by default the run's last one, if there is one. Raises NotFound, IntegrityError."""
+    """Read the samples of `step`, by default the run's last one, if there is one.
+
+    Raises NotFound, IntegrityError.
+    """
     run = runs.get(ctx.store, call.run)
     step = call.number("step", run.step)
     if call.text("step") is None and step == 0:
@@ -44,7 +47,9 @@ def read(path: Path, sha256: str, limit: int) -> list[Sample]:
             f"{path}: {error.strerror}", hint="checkpoint.keep_samples says how many steps keep theirs."
         ) from None
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise IntegrityError(f"{path}: changed bytes: its sha256 is not that of the journal", hint="Do not rely on it.")
+        raise IntegrityError(
+            f"{path}: changed bytes: its sha256 is not that of the journal", hint="Do not rely on it."
+        )
     try:
         return list(shown(data.splitlines()[: max(limit, 0)]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,6 @@
-"""Keep a base warm, and serve adapters from PEFT directories under names of their own: all of them, or none."""
+"""Keep a base warm, and serve adapters from PEFT directories under names of their own: all of them,
+or none.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> Served:
-    """Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed, PoolLost."""
+    """Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed,
+    PoolLost.
+    """
     body = call.json(Body)
     spec = await in_thread(ctx, call.caller.uid, base_spec, body, ctx.user(call.caller.uid))
     if not body.adapters:
@@ -90,7 +94,10 @@ def base_spec(body: Body, user: User | None) -> Spec:
     """Make the spec of the pool that serves. Raises SpecError for keys that only training has."""
     for text in body.overrides:
         if (key := overridden(text)).partition(".")[0] in OF_A_RUN:
-            hint = "Serving takes keys of rollout, pool, resources and model, trainer.backend and data.chat_template."
+            hint = (
+                "Serving takes keys of rollout, pool, resources and model, trainer.backend and "
+                "data.chat_template."
+            )
             raise SpecError(f"override {text}: {key} is for runs that train", hint=hint)
     spec = override(Spec(model=Model(path=body.model), eval=Eval(every=0)), body.overrides)
     return anchored(spec, Path(body.cwd), user)
@@ -103,7 +110,9 @@ async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
     of_base = [(row, run) for row, run in found if spec_of(run).model.path == spec.model.path]
     if not of_base:
         hint = "Add --adapter NAME=DIR, or make an alias with `lorad swap NAME RUN@N` first."
-        raise SpecError(f"there is nothing to serve on {spec.model.path}: no alias means a version of it", hint=hint)
+        raise SpecError(
+            f"there is nothing to serve on {spec.model.path}: no alias means a version of it", hint=hint
+        )
     async with guest(ctx, of_base[0][1]) as pool:
         set_serving(ctx, [run.name for _, run in of_base], pool)
     await gateway_up(ctx)
@@ -122,8 +131,12 @@ def refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> No
 
 
 async def prepared(ctx: Context, uid: int, body: Body, spec: Spec) -> list[Import]:
-    """Every adapter, checked against the base and staged: the largest rank first, as servers are started for it."""
-    found = [await read(ctx, uid, adapter.name, source_of(ctx, uid, body, adapter)) for adapter in body.adapters]
+    """Every adapter, checked against the base and staged: the largest rank first, as servers are started for
+    it.
+    """
+    found = [
+        await read(ctx, uid, adapter.name, source_of(ctx, uid, body, adapter)) for adapter in body.adapters
+    ]
     found.sort(key=lambda one: -one.outline.config.rank)
     largest = replace(brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.rank))
     facts = await preflight(ctx, largest, body.cwd, uid)
@@ -169,7 +182,9 @@ async def staged(ctx: Context, uid: int, found: Found, spec: Spec, asked: Reques
             ctx, uid, import_adapter.read, source, told, spec.trainer.backend, Path(asked.model_path)
         )
     own = import_adapter.spec_of_adapter(spec, name, adapter.config, modules)
-    return await import_adapter.stage(ctx, uid, own, import_adapter.request_for(asked, source, adapter), adapter)
+    return await import_adapter.stage(
+        ctx, uid, own, import_adapter.request_for(asked, source, adapter), adapter
+    )
 
 
 async def read(ctx: Context, uid: int, name: str, source: Path) -> Found:
@@ -189,7 +204,9 @@ def blamed(name: str, source: Path) -> Iterator[None]:
         raise SpecError(f"adapter {name} of {source}: {error.strerror or error}", hint=hint) from error
 
 
-async def shown(ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack) -> tuple[Pool, Attestation]:
+async def shown(
+    ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack
+) -> tuple[Pool, Attestation]:
     """The pool that has loaded and attested it, which stays up till the stack is left."""
     pool = await stack.enter_async_context(guest(ctx, one.row()))
     with blamed(one.name, one.source):

@@ -1,4 +1,6 @@
-"""Find the owner of a model that the front of a shared gateway was asked for; the owner's own gateway is started."""
+"""Find the owner of a model that the front of a shared gateway was asked for; the owner's own gateway is
+started.
+"""
 
 from __future__ import annotations
 

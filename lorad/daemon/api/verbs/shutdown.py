@@ -1,4 +1,7 @@
-"""The daemon exits. Runs, gateway and pools continue unless they are to end as well; the next daemon adopts them."""
+"""The daemon exits.
+
+Runs, gateway and pools continue unless they are to end as well; the next daemon adopts them.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from lorad.errors import Conflict, NotFound
 async def handle(ctx: Context, call: Call) -> Pool:
     """Stop a pool. With `force`, the runs in it end with reason `lost` and can be resumed.
 
-    Raises NotFound when it is not up, Conflict while a run or a request uses it or while it is kept up to serve.
+    Raises NotFound when it is not up, Conflict while a run or a request uses it or while it is kept up to
+    serve.
     """
     name, force = call.request.match_info["pool"], bool(call.number("force", 0))
     pool = ctx.pools.get(name)
@@ -24,7 +25,10 @@ async def handle(ctx: Context, call: Call) -> Pool:
         raise NotFound(f"no pool {name} is up", hint="`lorad pools` shows what there is.")
     if (tenants := tenants_of(ctx, pool)) and not force:
         commands = "; ".join(f"lorad pause {run.name}" for run in tenants)
-        hint = f"`{commands}` first. `lorad pools stop {name} --force` ends them at once; `lorad resume` takes them up."
+        hint = (
+            f"`{commands}` first. `lorad pools stop {name} --force` ends them at once; `lorad resume` "
+            "takes them up."
+        )
         raise Conflict(f"pool {name} is busy with {told(tenants)}", hint=hint)
     if pool.serves:
         names = ", ".join(sorted(pool.serves))

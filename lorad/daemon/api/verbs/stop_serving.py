@@ -21,7 +21,10 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> StoppedServing:
-    """Stop serving what `model` names: a run, an alias, or the caller's runs on a base. Raises NotFound, NotAllowed."""
+    """Stop serving what `model` names: a run, an alias, or the caller's runs on a base.
+
+    Raises NotFound, NotAllowed.
+    """
     model, serving = call.json(Body).model, runs.that_serve(ctx.store)
     meant = [run for run in serving if is_meant(ctx, run, model)]
     names = [run.name for run in [run for run in meant if owns(ctx, call.caller, run.owner_uid)] or meant]

@@ -37,8 +37,8 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> Swapped:
-    """Raises NotFound, SpecError, Conflict, IntegrityError, AdapterRefused, AttestationFailed, PoolLost: then the alias
-    serves what it served. Swaps of one alias go one after another.
+    """Raises NotFound, SpecError, Conflict, IntegrityError, AdapterRefused, AttestationFailed, PoolLost: then
+    the alias serves what it served. Swaps of one alias go one after another.
     """
     body, alias, started = call.json(Body), call.request.match_info["alias"], time.monotonic()
     aliases.check_name(alias)
@@ -52,7 +52,11 @@ async def handle(ctx: Context, call: Call) -> Swapped:
                 attestation = await prepare(ctx, version)
                 row = move(ctx, alias, version, by=call.caller)
             except LoradError as error:
-                kept = f"alias {alias} still serves {name_of(before)}" if before else f"alias {alias} was not made"
+                kept = (
+                    f"alias {alias} still serves {name_of(before)}"
+                    if before
+                    else f"alias {alias} was not made"
+                )
                 raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
         tell_gateway(ctx, alias)
     seconds = time.monotonic() - started
@@ -79,8 +83,8 @@ def wanted(ctx: Context, alias: str, body: Body) -> VersionRow:
 
 
 def refuse_many(ctx: Context, caller: Caller, alias: str, run: RunRow) -> None:
-    """Raises Conflict where a user of a shared daemon has as many aliases as one may have, in all or of versions of
-    others."""
+    """Raises Conflict where a user of a shared daemon has as many aliases as one may have, in all or of
+    versions of others."""
     if is_admin(ctx, caller):
         return
     mine = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
@@ -102,7 +106,10 @@ async def prepare(ctx: Context, version: VersionRow) -> Attestation:
 
 
 def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasRow:
-    """Alias, its log, event and the daemon's journal: all or none. Nothing happens where it serves that version."""
+    """Alias, its log, event and the daemon's journal: all or none.
+
+    Nothing happens where it serves that version.
+    """
     run, number = version.run, version.version
     with ctx.store.write():
         get_version(ctx.store, run, number)
@@ -110,12 +117,16 @@ def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasR
         if before and (before.run, before.version) == (run, number):
             return before
         row = aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
-        ctx.journal.append("alias", run, by.name, alias=alias, version=number, previous=before and name_of(before))
+        ctx.journal.append(
+            "alias", run, by.name, alias=alias, version=number, previous=before and name_of(before)
+        )
     return row
 
 
 def tell_gateway(ctx: Context, alias: str) -> None:
-    """Make the gateway serve new requests with the new version; `serving/keep_loaded.py` unloads the one before."""
+    """Make the gateway serve new requests with the new version; `serving/keep_loaded.py` unloads the one
+    before.
+    """
     ctx.serving.served += 1
     ctx.loop.poke()
     try:

@@ -32,7 +32,17 @@ from lorad.spec.model import Algorithm, Attest, Checkpoint, Resources, Spec, Tra
 from lorad.spec.text import load_task
 from lorad.store import runs, sweeps
 
-UNSEEN = ("lr", "schedule", "schedule_steps", "warmup_steps", "min_lr", "steps", "betas", "eps", "weight_decay")
+UNSEEN = (
+    "lr",
+    "schedule",
+    "schedule_steps",
+    "warmup_steps",
+    "min_lr",
+    "steps",
+    "betas",
+    "eps",
+    "weight_decay",
+)
 
 
 class Body(Struct):
@@ -112,7 +122,10 @@ def refuse(ctx: Context, name: str, points: list[Point]) -> None:
 async def looked_at(
     ctx: Context, points: list[Point], references: list[Staged | None], cwd: str, uid: int
 ) -> list[SpecFacts]:
-    """Run the preflight for each point, once for all points that need the same. Raises what the preflight raises."""
+    """Run the preflight for each point, once for all points that need the same.
+
+    Raises what the preflight raises.
+    """
     found: dict[tuple[bytes, ...], SpecFacts] = {}
     facts = []
     for point, reference in zip(points, references, strict=True):
@@ -168,7 +181,10 @@ def split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys:
     kinds = {kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
     if len(kinds) == 1:
         return []
-    return [f"the points need {len(kinds)} kinds of pools, each with a base of its own: {', '.join(keys)} decide that"]
+    return [
+        f"the points need {len(kinds)} kinds of pools, each with a base of its own: {', '.join(keys)} "
+        "decide that"
+    ]
 
 
 def kind(ctx: Context, spec: Spec, facts: SpecFacts) -> str:

@@ -40,7 +40,9 @@ def values(spec: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def value(spec: Any, path: list[str]) -> Any:
-    """Look a dotted key up; None where the path leads nowhere, as from `reward: exact_match` to reward.name."""
+    """Look a dotted key up; None where the path leads nowhere,
+    as from `reward: exact_match` to reward.name.
+    """
     for part in path:
         if not isinstance(spec, dict):
             return spec if part == "name" else None

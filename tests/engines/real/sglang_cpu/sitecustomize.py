@@ -1,7 +1,8 @@
 """Makes SGLang 0.5.23 run on a CPU where it has no kernels: for tests, on PYTHONPATH, never part of lorad.
 
 - torchvision is a CUDA build whose operators do not load: their two schemas are declared, so that it imports.
-- The torch_native LoRA backend asks for pinned memory, which torch has only with an accelerator: it gets plain memory.
+- The torch_native LoRA backend asks for pinned memory, which torch has only with an accelerator: it gets
+    plain memory.
 - `sgl_kernel` beside this file stands in for the kernels.
 """
 
@@ -38,13 +39,15 @@ def drop_pinned_memory() -> None:
     import torch
     from torch.utils._device import _device_constructors
 
-    _device_constructors()  # it caches the factories as they are now: later, `with torch.device(...)` would miss them
+    # it caches the factories as they are now: later, `with torch.device(...)` would miss them
+    _device_constructors()
     for name in FACTORIES:
         setattr(torch, name, without_pinning(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *_args, **_options: self  # type: ignore[method-assign]
 
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # the sampler is compiled else, which takes longer than the tests
+    # the sampler is compiled else, which takes longer than the tests
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     declare_torchvision_operators()
     drop_pinned_memory()

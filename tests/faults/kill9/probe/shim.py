@@ -46,7 +46,9 @@ around("waitid", "waiting", "between end and status")
 
 
 def is_late() -> bool:
-    """The daemon that started it was killed just now: the next one may be there before it, as on a busy machine."""
+    """The daemon that started it was killed just now: the next one may be there before it, as on a busy
+    machine.
+    """
     path = os.path.join(ROOT, "sprung.json")
     try:
         with open(path) as file:

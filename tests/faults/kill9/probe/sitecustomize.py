@@ -1,8 +1,10 @@
-"""Loaded by every Python of a round (it is on their PYTHONPATH): writes phases, and springs the trap that is set.
+"""Loaded by every Python of a round (it is on their PYTHONPATH): writes phases, and springs the trap that is
+set.
 
-All lies in $KILL9_ROOT: `phases/<run>` holds "pid phase" of its driver; `starts` has a line for every driver and pool
-that began; `trap.json` {role, point, after} makes the first process of that role that passes the point for the
-`after`-th time kill itself, having renamed the trap to `sprung.json`; `migrations`: how many there are beyond lorad's.
+All lies in $KILL9_ROOT: `phases/<run>` holds "pid phase" of its driver; `starts` has a line for every driver
+and pool that began; `trap.json` {role, point, after} makes the first process of that role that passes the
+point for the `after`-th time kill itself, having renamed the trap to `sprung.json`; `migrations`: how many
+there are beyond lorad's.
 """
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ def more_migrations() -> None:
 
 def migration(number: int) -> Callable[[Any], None]:
     statements = (
-        f"CREATE TABLE to_come_{number} (run TEXT REFERENCES runs (name) ON DELETE CASCADE, step INTEGER) STRICT",
+        f"CREATE TABLE to_come_{number} (run TEXT REFERENCES runs (name) ON DELETE CASCADE, step INTEGER) "
+        "STRICT",
         f"INSERT INTO to_come_{number} SELECT name, step FROM runs",
         f"ALTER TABLE runs ADD COLUMN to_come_{number} TEXT NOT NULL DEFAULT ''",
         f"UPDATE runs SET to_come_{number} = name",

@@ -1,7 +1,8 @@
-"""Replaces what Megatron expects of a GPU in a rank that has none: only such a rank has this folder on its PYTHONPATH.
+"""Replaces what Megatron expects of a GPU in a rank that has none: only such a rank has this folder on its
+PYTHONPATH.
 
-Nothing is imported before Megatron is, so other interpreters that find this file are left as they are. Written for
-megatron-bridge 0.6.2 and megatron-core 0.19.2 (which say Python 3.12 and run on 3.11).
+Nothing is imported before Megatron is, so other interpreters that find this file are left as they are.
+Written for megatron-bridge 0.6.2 and megatron-core 0.19.2 (which say Python 3.12 and run on 3.11).
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def _all_to_all(output: Any, input: Any, *splits: Any, **more: Any) -> Any:
 
 
 def _stand_in_for_cuda() -> None:
-    """`current_device()` is where tensors are made; the generator's state is kept with each recomputed layer; experts
-    are given their tokens on a stream of their own; the last stage of a pipeline is given the tied embedding.
+    """`current_device()` is where tensors are made; the generator's state is kept with each recomputed layer;
+    experts are given their tokens on a stream of their own; the last stage of a pipeline is given the tied
+    embedding.
     """
     import torch
 
@@ -60,7 +62,10 @@ def _stand_in_for_cuda() -> None:
 
 
 def _transformer_engine() -> Any:
-    """What the module names that needs it only for its classes' signatures. In sys.modules, it would pass for real."""
+    """What the module names that needs it only for its classes' signatures.
+
+    In sys.modules, it would pass for real.
+    """
     import torch
     from megatron.bridge.peft import utils
 

@@ -1,7 +1,7 @@
 """Stands in for SGLang's kernels on a CPU: every name imports, a call of one says which is missing.
 
-On a CPU without AMX, SGLang 0.5.23 takes torch's own kernels everywhere but for the hash behind seeded sampling, which
-is here, after `sglang/kernels/ops/sampling/murmur_hash.py`.
+On a CPU without AMX, SGLang 0.5.23 takes torch's own kernels everywhere but for the hash behind seeded
+sampling, which is here, after `sglang/kernels/ops/sampling/murmur_hash.py`.
 """
 
 from __future__ import annotations
