@@ -191,9 +191,15 @@ class Fleet:
                 raise outcome
 
     async def holds(self) -> list[dict[str, str]]:
-        """name -> path, as each serving server says; a server that has just died is not asked."""
+        """Ask each serving server what it holds: name -> path.
+
+        One that has just died is left out; when this returns, it is known to be gone, so that whoever asks
+        again waits for its return.
+        """
         servers = self.serving
         outcomes = await asyncio.gather(*(server.holds() for server in servers), return_exceptions=True)
+        died = [s for s, said in zip(servers, outcomes, strict=True) if isinstance(said, ServerGone)]
+        await asyncio.gather(*(server.suspected() for server in died))
         failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if wrong := [error for error in failed if not isinstance(error, ServerGone)]:
             raise wrong[0]

@@ -282,7 +282,7 @@ def test_doctor_repairs_a_damaged_database_under_a_run_that_works(home: Path) ->
         assert "is rebuilt: 1 runs" in made.lorad("doctor", "--repair").stdout
         assert damaged(made.home.root)
         made.lorad("daemon", "start")
-        assert made.over("r").reason == "completed"
+        made.completed("r")
         # nothing began again
         assert [attempt["exit_code"] for attempt in made.json("show", "r")["attempts"]] == [0]
 
