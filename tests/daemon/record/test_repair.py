@@ -20,6 +20,7 @@ from lorad.daemon.open_store import open_store, record, tell_start
 from lorad.daemon.record.repair import repair
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.errors import Conflict, IntegrityError
+from lorad.migrations import MIGRATIONS
 from lorad.store.db import Store
 from lorad.store.versions import set_pinned
 from tests.daemon.serving.test_serve import adapter_in, serve
@@ -326,7 +327,7 @@ def test_a_transaction_that_fails_takes_nothing_out_of_the_journal(home: Path) -
     with pytest.raises(sqlite3.IntegrityError), ctx.store.write() as connection:
         connection.execute("PRAGMA defer_foreign_keys = ON")
         connection.execute(
-            "INSERT INTO aliases (alias, run, version, updated_at) VALUES ('x', 'nobody', 1, 0)"
+            "INSERT INTO aliases (alias, run, version, updated_at, owner_uid) VALUES ('x', 'nobody', 1, 0, 7)"
         )
     assert (home / "journal.jsonl").read_bytes() == before  # the commit itself was refused
     ctx.readers.close()
@@ -339,7 +340,8 @@ def test_a_newer_schema_is_refused_with_the_command_to_run(home: Path) -> None:
     tell_start(ctx.store, ctx.journal)
     with ctx.store.write() as connection:
         connection.execute(
-            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('lorad', 'm9', '')"
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES (?, 'm9', '')",
+            (MIGRATIONS.name,),
         )
     ctx.readers.close()
     ctx.store.close()
