@@ -137,14 +137,14 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
             f"the weights of {info.model} are not those that {trained} was trained on",
             hint="Put the model back, or start a new run with lora.adapter_path set to an exported version.",
         )
-    if own and own[0].get("data_sha256", "") != session.train_data.digest:
+    if own and own[0]["data_sha256"] != session.train_data.digest:
         session.warn(
             f"{session.spec.data.train} is not what it was in the attempt before: other batches will come"
         )
 
 
 def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
-    """Return the inputs of the attempt before; empty when an earlier version of lorad wrote it."""
+    """Return the inputs of the attempt before; empty when there was none."""
     told = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
     found: Mapping[str, Any] = told.get("inputs", {})
     return found
@@ -166,8 +166,7 @@ def is_same_base(
     """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that
     cuts it alike.
 
-    attempts: newest first; one that names no trainer had the builtin one. Returns None when nothing can be
-        compared.
+    attempts: newest first. Returns None when nothing can be compared.
     """
     if info.model_sha256:
         for told in (attempt.get("model_sha256") for attempt in attempts):
@@ -175,7 +174,7 @@ def is_same_base(
                 return bool(told == info.model_sha256)
     for attempt in attempts:
         told = attempt.get("base_checksum")
-        if told and (attempt.get("trainer") or "builtin", attempt.get("sizes", {})) == (info.trainer, sizes):
+        if told and (attempt.get("trainer"), attempt.get("sizes")) == (info.trainer, sizes):
             return bool(told == info.base_checksum)
     return None
 

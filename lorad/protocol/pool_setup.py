@@ -40,7 +40,7 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
     devices: every GPU, or the slot of a CPU that has several; empty when `device` is the only one.
     deterministic: samples of one call share a batch with no other call's.
     memory_fraction: share of the device's memory that the pool may take.
-    owner: the user id of its runs; -1 when an earlier version wrote the file.
+    owner: the user id of its runs; -1 until a run asks for the pool.
     hang: seconds without a heartbeat after which a process of the trainer counts as hung.
     idle_timeout: seconds without use after which the pool ends by itself while no daemon lives.
     """

@@ -15,7 +15,7 @@ from lorad.store.versions import held_versions
 
 async def handle(ctx: Context, call: Call) -> list[ServedAlias]:
     rows = seen_aliases(ctx, call.caller)
-    owners = [of_alias(ctx, row).owner_uid for row in rows]
+    owners = [of_alias(row).owner_uid for row in rows]
     names = {uid: name_of(uid) for uid in {*owners}}
     steps = {(version.run, version.version): version.step for version in held_versions(ctx.store)}
     traffic = await traffic_of(ctx, rows)

@@ -19,7 +19,7 @@ async def handle(ctx: Context, call: Call) -> RemovedAlias:
     async with ctx.serving.moving[alias]:
         row = aliases.get(ctx.store, alias)
         if not owns(ctx, call.caller, of_run(runs.get(ctx.store, row.run)).owner_uid):
-            must_own(ctx, call.caller, of_alias(ctx, row))
+            must_own(ctx, call.caller, of_alias(row))
         with ctx.store.write():
             before = aliases.remove(ctx.store, alias, by=call.caller.name)
             ctx.journal.append("alias", before.run, call.caller.name, alias=alias, version=None)

@@ -44,7 +44,7 @@ async def handle(ctx: Context, call: Call) -> Swapped:
     aliases.check_name(alias)
     async with ctx.serving.moving[alias]:
         before, version = aliases.find(ctx.store, alias), wanted(ctx, alias, body)
-        must_own(ctx, call.caller, *([of_alias(ctx, before)] if before else []))  # made while this one waited
+        must_own(ctx, call.caller, *([of_alias(before)] if before else []))  # made while this one waited
         must_see(ctx, call.caller, run := runs.get(ctx.store, version.run))
         refuse_many(ctx, call.caller, alias, run)
         with in_hand(ctx, version):
