@@ -10,6 +10,7 @@ from lorad.cli import candidates
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable
+from lorad.client.requests import Sampling
 
 app = typer.Typer(add_completion=False)
 
@@ -35,14 +36,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Complete a prompt with a version; its pool is started if it is not warm."""
-    sampling = {
-        "n": n,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-    }
+    sampling = Sampling(n, temperature, top_p, top_k, max_new_tokens, seed)
     answer = connected().generate(version, prompt, sampling)
     if as_json:
         print_json(answer)

@@ -13,6 +13,7 @@ from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, print_table, tell_address
 from lorad.client.client import Client
+from lorad.client.requests import AdapterRequest
 from lorad.client.shapes import StoppedServing
 from lorad.errors import NotFound, SpecError
 
@@ -92,11 +93,11 @@ def stopped_serving(client: Client, model: str) -> StoppedServing:
         return client.stop_serving(str(path.resolve()))
 
 
-def split(adapter: str) -> dict[str, str]:
+def split(adapter: str) -> AdapterRequest:
     """Raises SpecError."""
     name, equals, directory = adapter.partition("=")
     if not name or not equals or not directory:
         raise SpecError(
             f"--adapter {adapter}: not of the form NAME=DIR", hint="For example --adapter bot=./bot-lora."
         )
-    return {"name": name, "directory": directory}
+    return AdapterRequest(name, directory)

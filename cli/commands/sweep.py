@@ -4,7 +4,7 @@ early.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from lorad.cli.output import note, print_json
 from lorad.cli.overrides import from_here
 from lorad.cli.sweeps import follow, show, summary
 from lorad.client.client import Client
+from lorad.client.requests import HalvingRequest
 from lorad.client.shapes import Sweep
 from lorad.errors import SpecError
 
@@ -91,7 +92,7 @@ def sweep(
     conclude(follow(client, started.sweep, quiet=as_json), as_json=as_json)
 
 
-def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> dict[str, Any] | None:
+def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> HalvingRequest | None:
     """Read the options of halving. Raises SpecError."""
     if not halving and eta is None and rungs is None and metric is None:
         return None
@@ -99,7 +100,7 @@ def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | No
         steps = None if rungs is None else [int(rung) for rung in rungs.split(",")]
     except ValueError:
         raise SpecError(f"--rungs {rungs}: not numbers of steps", hint="For example --rungs 10,20.") from None
-    return {"eta": eta, "rungs": steps, "metric": metric}
+    return HalvingRequest(eta, steps, metric)
 
 
 def conclude(sweep: Sweep | None, *, as_json: bool) -> None:

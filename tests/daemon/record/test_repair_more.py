@@ -15,7 +15,8 @@ import pytest
 
 from lorad.box.paths import Home
 from lorad.daemon.adopt import adopt
-from lorad.daemon.api.verbs import export, gc, remove
+from lorad.daemon.api.verbs import control, gc
+from lorad.daemon.api.verbs import versions as verbs
 from lorad.daemon.context import Context
 from lorad.daemon.daemon import prepare
 from lorad.daemon.journal import ALL, read
@@ -124,7 +125,7 @@ def test_runs_that_the_database_does_not_know_are_taken_over_from_their_director
     with_runs(home, "a", "gone", "b")
     ctx = open_context(home)
     shutil.copytree(home / "runs/gone", home / "kept")
-    remove.forget(ctx, "gone", home / "runs/gone", "me")
+    control.forget(ctx, "gone", home / "runs/gone", "me")
     (home / "kept").rename(home / "runs/gone")
     close(ctx)
     shutil.copytree(home / "runs/a", home / "runs/c")
@@ -248,7 +249,7 @@ def test_a_run_whose_removal_fails_has_its_files(home: Path, monkeypatch: pytest
     run = finished(ctx)
     monkeypatch.setattr(ctx.journal, "write_ahead", full)
     with pytest.raises(StorageError):
-        remove.forget(ctx, "a", Path(run.directory), "me")
+        control.forget(ctx, "a", Path(run.directory), "me")
     assert runs.exists(ctx.store, "a") and (home / "runs/a/journal.jsonl").exists()
     close(ctx)
 
@@ -286,13 +287,13 @@ async def test_a_version_that_is_exported_is_in_hand(
 ) -> None:
     async with serving(home) as api:
         finished(api.ctx)
-        copy, seen = export.copy, list[int]()
+        copy, seen = verbs.copy, list[int]()
 
         def looked(*arguments: Any) -> None:
             seen.append(api.ctx.serving.in_hand["a@1001"])
             copy(*arguments)
 
-        monkeypatch.setattr(export, "copy", looked)
+        monkeypatch.setattr(verbs, "copy", looked)
         await api("export", "a@1001", str(tmp_path / "out"))
         assert seen == [1] and not api.ctx.serving.in_hand
 

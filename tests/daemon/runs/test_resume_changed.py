@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from lorad.box.config import Backend
+from lorad.client.requests import ResumeRequest
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.verbs.resume import Body, changed, fitted, handle, on_schedule, refuse_standstill, total
+from lorad.daemon.api.verbs.resume import changed, fitted, on_schedule, refuse_standstill, resume, total
 from lorad.daemon.context import request_of, run_dir
 from lorad.daemon.process.users import Caller
 from lorad.driver.begin import compare_with_before, compare_with_reference
@@ -104,10 +105,10 @@ async def test_of_two_resumes_at_once_the_refused_one_leaves_no_trace(home: Path
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")
-        bodies = [Body(steps=8, overrides=[f"resources.priority={n}"]) for n in (1, 2)]
+        bodies = [ResumeRequest(steps=8, overrides=[f"resources.priority={n}"]) for n in (1, 2)]
         request = cast("Any", SimpleNamespace(match_info={"run": "a"}))
         calls = [Call(request, Caller(0, "me"), msgspec.to_builtins(body)) for body in bodies]
-        done = await asyncio.gather(*(handle(api.ctx, call) for call in calls), return_exceptions=True)
+        done = await asyncio.gather(*(resume(api.ctx, call) for call in calls), return_exceptions=True)
         [late] = [result for result in done if isinstance(result, Conflict)]
         assert "changed while" in late.message and "lorad show a" in late.hint
         row = runs.get(api.ctx.store, "a")
@@ -161,7 +162,7 @@ async def test_a_run_goes_on_with_megatron_by_the_type_that_its_checkpoint_has(h
     ],
 )
 def test_steps_are_the_number_asked_for_last(steps: int | None, overrides: list[str], expected: int) -> None:
-    assert total(Body(steps=steps, overrides=overrides), a_run(steps=8), OLD) == expected
+    assert total(ResumeRequest(steps=steps, overrides=overrides), a_run(steps=8), OLD) == expected
 
 
 @pytest.mark.parametrize("more", [{"steps": 120}, {"overrides": ["trainer.steps=120"]}])
@@ -194,7 +195,7 @@ def test_a_rate_that_came_down_to_nothing_is_not_gone_on_with(
 @pytest.mark.parametrize("override", ["trainer.steps=7", "trainer={steps: 7}", "trainer.steps=6"])
 def test_two_numbers_of_steps_are_refused(override: str) -> None:
     with pytest.raises(SpecError, match=r"--steps 9, but trainer.steps is \d") as refused:
-        total(Body(steps=9, overrides=[override]), a_run(steps=8), OLD)
+        total(ResumeRequest(steps=9, overrides=[override]), a_run(steps=8), OLD)
     assert refused.value.hint
 
 
