@@ -19,10 +19,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import Sweep
 from lorad.errors import SpecError
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def sweep(
     spec: Annotated[
         str | None,
