@@ -1,13 +1,33 @@
-"""lorad completion SHELL: a script to source."""
+"""lorad init and completion: a spec to start from, and the script with which a shell completes."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False)
+from lorad.cli.output import note
+from lorad.errors import Conflict, SpecError
+from lorad.spec.templates import SMALL, TEMPLATES
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to.")] = Path("run.yaml"),
+    model: Annotated[str | None, typer.Option(help="The base model.", show_default=SMALL.model)] = None,
+    data: Annotated[str | None, typer.Option(help="The training data.", show_default=SMALL.data)] = None,
+    template: Annotated[str, typer.Option(help=f"One of: {', '.join(TEMPLATES)}.")] = SMALL.name,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a small spec; every key that it leaves out has a default."""
+    if template not in TEMPLATES:
+        known = "; ".join(f"{one.name}: {one.says}" for one in TEMPLATES.values())
+        raise SpecError(f"there is no template {template}", hint=f"There are {known}.")
+    if file.exists() and not force:
+        raise Conflict(f"{file} exists", hint="Choose another name, or --force.")
+    file.write_text(TEMPLATES[template].filled(str(file), model=model, data=data))
+    note(f"Wrote {file}. Start it with `lorad run {file}`.")
 
 
 class Shell(StrEnum):
@@ -77,7 +97,6 @@ complete -c lorad -f -k -a '(__lorad_complete)'
 SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
 
 
-@app.command()
 def completion(shell: Annotated[Shell, typer.Argument(show_default=False)]) -> None:
     """Print it: `source <(lorad completion bash)` in ~/.bashrc, and so for zsh;
     `lorad completion fish | source`.
