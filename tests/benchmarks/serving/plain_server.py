@@ -12,7 +12,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from lorad.backends.engine_registry import engine_class
+from lorad.backends.registry import engine_class
 from lorad.children.process import Child
 from lorad.engines.remote.dialect import Dialect, Piece
 from lorad.engines.remote.engine import RemoteEngine
