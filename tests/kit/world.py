@@ -102,7 +102,7 @@ class World:
         return found
 
     def completed(self, run: str, seconds: float = 90.0) -> RunDetails:
-        """Wait for the run's end; one that did not complete fails with its detail and the ends of its logs."""
+        """Wait for the run's end; one that did not complete fails with its detail and its logs."""
         shown = self.over(run, seconds)
         if shown.reason != "completed":
             logs = [path for path in self.home.root.rglob("*.log") if path.stat().st_size]
