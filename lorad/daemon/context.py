@@ -114,11 +114,8 @@ class Context:
     def move(
         self, name: str, move: Move, *, reason: EndReason | None = None, detail: str = "", by: str = "daemon"
     ) -> RunRow:
-        """One move of a run, in the store and in the daemon's journal: both or neither."""
-        with self.store.write():
-            row = runs.move(self.store, name, move, reason=reason, detail=detail, by=by)
-            self.journal.append("move", name, by, move=move, state=row.state, reason=reason, detail=detail)
-        return row
+        """Make one move of a run in the store, which records it in the daemon's journal: both or neither."""
+        return runs.move(self.store, name, move, reason=reason, detail=detail, by=by)
 
 
 def run_dir(run: RunRow) -> RunDir:

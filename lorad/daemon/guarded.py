@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -46,15 +48,27 @@ def guarded(
 
 
 def each(
-    ctx: Context, verb: Callable[[Context, T], None], items: Iterable[T], item_of: Callable[[T], Item]
+    ctx: Context,
+    verb: Callable[[Context, T], None],
+    items: Iterable[T],
+    item_of: Callable[[T], Item],
+    *,
+    seconds: float = math.inf,
 ) -> None:
-    """Do `verb` to every item, each guarded alone."""
-    there = set()
-    for one in items:
-        item = item_of(one)
-        there.add(item.name)
+    """Do `verb` to every item, each guarded alone.
+
+    seconds: no item is begun after them; the next pass, which comes at once, does the rest. Items that failed
+        before come last then, so that they hold up no other.
+    """
+    until = time.monotonic() + seconds
+    troubles, name = ctx.loop.troubles, verb.__name__
+    named = [(item_of(one), one) for one in items]
+    for item, one in sorted(named, key=lambda found: troubles.has(name, found[0].name)):
+        if time.monotonic() > until:
+            ctx.loop.poke()
+            break
         guarded(ctx, item, verb, one)
-    ctx.loop.troubles.keep_only(verb.__name__, there | {""})
+    troubles.keep_only(name, {item.name for item, _ in named} | {""})
 
 
 def in_words(error: Exception) -> str:

@@ -38,6 +38,8 @@ from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
+LAUNCH_SECONDS = 0.02  # in one pass
+
 
 async def reconcile(ctx: Context) -> None:
     """Make passes until the daemon closes or its home is moved: it would judge runs by files that are
@@ -113,7 +115,8 @@ def reap_run(ctx: Context, run: RunRow) -> None:
 
 
 def start(ctx: Context) -> None:
-    each(ctx, launch, runs.in_states(ctx.store, RunState.STARTING), of_run)
+    """Start the processes of runs that were placed. Each takes the disk a while, and requests wait for it."""
+    each(ctx, launch, runs.in_states(ctx.store, RunState.STARTING), of_run, seconds=LAUNCH_SECONDS)
 
 
 def stop(ctx: Context) -> None:

@@ -28,12 +28,14 @@ LOOK_SECONDS = 60.0
 class QueueState:
     """What `queue/` remembers.
 
+    being_made: names, in lower case, of runs whose files a request is writing.
     not_before: the monotonic time before which a run does not restart.
     active: the runs that work, as of that number of `Store.changes`.
     wishes: the widest server that a queued run asks for, by devices and kind, during one pass.
     asked: what pool each queued run asks for, kept until one of its inputs changes.
     """
 
+    being_made: set[str] = field(default_factory=set)
     not_before: dict[str, float] = field(default_factory=dict)
     active: tuple[int | None, list[RunRow]] = field(default=(None, []))
     wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None

@@ -55,6 +55,9 @@ class Troubles:
         found = [trouble for trouble in self._there.values() if uid is None or trouble.item.owner == uid]
         return list(dict.fromkeys(trouble.line for trouble in found))
 
+    def has(self, verb: str, item: str) -> bool:
+        return (verb, item) in self._there
+
     def add(self, trouble: Trouble) -> bool:
         """Check whether it is new, or another one than before."""
         key = trouble.verb, trouble.item.name

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from lorad.daemon.context import attempt_dir
+from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.guarded import each
+from lorad.daemon.journal import read
 from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.storage import budget
 from lorad.daemon.storage.prune import prune
+from lorad.daemon.troubles import Item
+from lorad.errors import LoradError
 from lorad.states import Move
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
@@ -245,13 +249,30 @@ async def test_an_idle_pool_is_shut_down(home: Path) -> None:
         await until(lambda: ctx.pools["tiny-1"].process.phase == "exited")
 
 
+def test_slow_verb_leaves_items_for_later_passes(home: Path) -> None:
+    ctx, done = open_context(home), list[str]()
+
+    def slow(ctx: Context, item: str) -> None:
+        done.append(item)
+        time.sleep(0.03)
+        if item == "bad":
+            raise LoradError("it fails each time")
+
+    passes = []
+    for _ in range(3):
+        each(ctx, slow, ["bad", "a", "b"], Item, seconds=0.02)
+        passes, done = [*passes, done], []
+    assert passes == [["bad"], ["a"], ["a"]], "an item that fails lets the others go first"
+    assert ctx.loop.troubles.has("slow", "bad")
+
+
 async def test_moves_are_in_the_daemons_journal(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "ended")
-    facts = [json.loads(line) for line in (home / "journal.jsonl").read_bytes().splitlines()]
-    moves = [fact.get("move", fact["kind"]) for fact in facts if fact.get("run") == "a"]
-    assert moves == ["created", "place", "confirm", "end"]
+    changes = [change.rows.get("runs", []) for _, change in read(home / "journal.jsonl").changes]
+    states = [row["state"] for rows in changes for row in rows if "state" in row]
+    assert list(dict.fromkeys(states)) == ["queued", "starting", "running", "ended"]
 
 
 @pytest.mark.parametrize("wanted", ["pause", "stop"])

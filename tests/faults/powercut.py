@@ -102,7 +102,6 @@ class Daemon:
                 steps=9,
                 priority=0,
             )
-            self.journal.append("created", name, "me", directory=str(directory), time=time.time())
             runs.begin_attempt(self.store, name, resumed_from=None)
             runs.move(self.store, name, Move.PLACE)
         with JournalWriter(RunDir(directory).journal, name, 1) as writer:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,8 @@ def refuse_used(ctx: Context, spec: Spec) -> None:
     """Raises Conflict when a run, or the files of one, have the name, in whatever capitals: a disk may ignore
     them.
     """
+    if str(spec.name).lower() in ctx.queue.being_made:
+        raise Conflict(f"a run named {spec.name} is being made", hint="Choose another name.")
     if there := runs.name_in_use(ctx.store, str(spec.name)):
         other = "" if there == spec.name else ", and capitals alone do not tell two runs apart"
         raise Conflict(
@@ -62,6 +65,17 @@ def refuse_used(ctx: Context, spec: Spec) -> None:
             f"{directory} holds the files of a run that the database does not know",
             hint="Choose another name, or move that directory away.",
         )
+
+
+@contextlib.contextmanager
+def being_made(ctx: Context, names: Iterable[str]) -> Iterator[None]:
+    """Keep the names from other requests, while the files of these runs are written inside the block."""
+    taken = {name.lower() for name in names}
+    ctx.queue.being_made |= taken
+    try:
+        yield
+    finally:
+        ctx.queue.being_made -= taken
 
 
 def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Path:
@@ -95,5 +109,4 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: 
         )
         for warning in warnings:
             events.append(ctx.store, row.name, "warning", {"message": warning})
-        ctx.journal.append("created", row.name, caller.name, directory=str(directory), time=time.time())
     return row

@@ -4,7 +4,6 @@ from.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from lorad.store.ingest import ingest
 from tests.kit.daemon_world import finished, serving
 from tests.kit.journals import begin, new_run, version
 
-DATA = Path(__file__).parents[2] / "data"
 MEASURED = {"kl": 0.25, "entropy": 1.5, "truncated": 0.125, "logprob_difference": 0.01, "failed_rewards": 2.0}
 
 
@@ -113,21 +111,6 @@ def test_an_attempt_that_begins_is_told_before_its_first_step(store: Store, path
         begin(writer)
     (record,) = ingest(store, "sorter", path)
     assert told(store, "signals") == {"begun": pytest.approx(record.at)}
-
-
-@pytest.mark.parametrize("schema", ["m0001_first_schema", "m0003_shared_box"])
-def test_runs_of_an_older_database_have_the_signals_that_a_new_one_would_have(
-    tmp_path: Path, schema: str
-) -> None:
-    shutil.copy(DATA / f"{schema}.db", tmp_path / "old.db")
-    store = Store(tmp_path / "old.db")
-    upgraded = {key: told(store, key) for key in ("signals", "recent")}
-    with store.write() as connection:
-        facts.summarize(store, connection, "sorter")
-    assert upgraded["recent"] == [0.5, 0.5] and upgraded["signals"]["attested"] == "passed"
-    assert upgraded["signals"] == {key: pytest.approx(value) for key, value in told(store, "signals").items()}
-    assert upgraded["signals"].keys() == {"at", "begun", "attested"}
-    store.close()
 
 
 def test_a_name_cannot_hold_the_comma_that_parts_names() -> None:

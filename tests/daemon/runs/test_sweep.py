@@ -16,6 +16,7 @@ from lorad.cli.sweeps import stopped
 from lorad.client.requests import HalvingRequest
 from lorad.client.shapes import Rung, StartedSweep, Sweep, SweepRun
 from lorad.daemon.context import Context
+from lorad.daemon.runs.create import being_made
 from lorad.daemon.runs.grid import axes_of, overridden_values, points_of
 from lorad.daemon.runs.sweeps import halve, halving_of
 from lorad.errors import Conflict, NotFound, SpecError
@@ -127,6 +128,8 @@ async def test_a_name_that_is_taken_starts_nothing(home: Path) -> None:
 async def test_a_sweep_goes_with_the_last_of_its_runs(home: Path) -> None:
     async with serving(home) as api:
         await sweep(api, "seed=1,2")
+        with being_made(api.ctx, ["T-1"]), pytest.raises(Conflict, match="t-1 is being made"):
+            await sweep(api, "seed=1,2", name="t")
         with pytest.raises(Conflict, match="a sweep named s"):
             await sweep(api, "seed=3,4")
         for name in ("s-1", "s-2"):

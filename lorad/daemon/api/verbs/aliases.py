@@ -141,21 +141,14 @@ async def prepare(ctx: Context, version: VersionRow) -> Attestation:
 
 
 def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasRow:
-    """Alias, its log, event and the daemon's journal: all or none.
-
-    Nothing happens where it serves that version.
-    """
+    """Move the alias, with its log and event: all or none. Nothing happens where it serves that version."""
     run, number = version.run, version.version
     with ctx.store.write():
         get_version(ctx.store, run, number)
         before = aliases.find(ctx.store, alias)
         if before and (before.run, before.version) == (run, number):
             return before
-        row = aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
-        ctx.journal.append(
-            "alias", run, by.name, alias=alias, version=number, previous=before and name_of(before)
-        )
-    return row
+        return aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
 
 
 def tell_gateway(ctx: Context, alias: str) -> None:
@@ -184,8 +177,7 @@ async def remove_alias(ctx: Context, call: Call) -> RemovedAlias:
         if not owns(ctx, call.caller, of_run(runs.get(ctx.store, row.run)).owner_uid):
             must_own(ctx, call.caller, of_alias(row))
         with ctx.store.write():
-            before = aliases.remove(ctx.store, alias, by=call.caller.name)
-            ctx.journal.append("alias", before.run, call.caller.name, alias=alias, version=None)
+            aliases.remove(ctx.store, alias, by=call.caller.name)
     ctx.serving.served += 1
     ctx.loop.poke()
     write_table(ctx)

@@ -108,7 +108,6 @@ def forget(ctx: Context, name: str, directory: Path, by: str) -> Path:
     try:
         with ctx.store.write():
             runs.remove(ctx.store, name, by=by)
-            ctx.journal.append("removed", name, by)
             if directory.exists():
                 directory.rename(doomed)
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from lorad.daemon.pool import setup_for
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.users import User
 from lorad.daemon.queue.limits import refuse_priority
-from lorad.daemon.runs.create import anchored, create, fresh_name, make_directory, refuse_used
+from lorad.daemon.runs.create import anchored, being_made, create, fresh_name, make_directory, refuse_used
 from lorad.daemon.runs.grid import axes_of, points_of
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.reference import Staged, clear, refuse_other_model, settle, staged
@@ -77,13 +78,14 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
         refuse_names(ctx, name, points)
         told = split_pools(ctx, points, facts, list(axes))
         parts = list(zip(points, facts, references, strict=True))
-        directories = [placed(ctx, body, *part) for part in parts]
-        with ctx.store.write():
-            by = call.caller
-            sweeps.create(ctx.store, name, owner=by.name, owner_uid=by.uid, grid=axes, halving=halving)
-            for (point, fact, _), directory in zip(parts, directories, strict=True):
-                create(ctx, point.spec, directory, call.caller, fact.warnings)
-                runs.set_fields(ctx.store, str(point.spec.name), sweep=name)
+        with being_made(ctx, [str(point.spec.name) for point in points]):
+            directories = await asyncio.to_thread(lambda: [placed(ctx, body, *part) for part in parts])
+            with ctx.store.write():
+                by = call.caller
+                sweeps.create(ctx.store, name, owner=by.name, owner_uid=by.uid, grid=axes, halving=halving)
+                for (point, fact, _), directory in zip(parts, directories, strict=True):
+                    create(ctx, point.spec, directory, call.caller, fact.warnings)
+                    runs.set_fields(ctx.store, str(point.spec.name), sweep=name)
     finally:
         for reference in references:
             clear(reference)

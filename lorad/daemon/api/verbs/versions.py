@@ -64,15 +64,13 @@ async def pin(ctx: Context, call: Call) -> Version:
 
 
 def change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> VersionRow:
-    """Row, event and the daemon's journal, then the gateway's table: the version's row."""
+    """Pin the version or end its pin, with an event, then write the gateways' table. Returns its row."""
     run, number = version.run, version.version
     with ctx.store.write():
         before = get_version(ctx.store, run, number)
         if pinned and not has_files(before.path):
             raise files_gone(before)
         row = set_pinned(ctx.store, run, number, pinned, by=by)
-        if before.pinned != pinned:
-            ctx.journal.append("pin" if pinned else "unpin", run, by, version=number)
     ctx.serving.served += 1
     ctx.loop.poke()
     write_table(ctx)

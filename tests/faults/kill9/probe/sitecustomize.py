@@ -95,7 +95,7 @@ def watch_daemon() -> None:
         return connection
 
     sqlite3.connect = traced  # type: ignore[assignment]
-    around(DaemonJournal, "append", "journal", "journaled")
+    around(DaemonJournal, "write_ahead", "journal", "journaled")
     around(Processes, "start", "spawn", "spawned")
     names, defaults = list(Patience.__dataclass_fields__), list(Patience.__init__.__defaults__ or ())
     defaults[names.index("restart")] = RESTART_SECONDS
