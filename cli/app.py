@@ -1,4 +1,4 @@
-"""`lorad`: finds the verb, imports its file, turns errors into messages and exit codes.
+"""`lorad`: finds the verb, imports its module alone, turns errors into messages and exit codes.
 
 Exit codes: 0 done, 1 the run or command failed, 2 bad usage or spec, 3 no such run, 4 not allowed, 5 daemon
 unreachable.
@@ -10,8 +10,7 @@ import importlib
 import os
 import sys
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lorad.startup import quick_imports
 
@@ -25,16 +24,58 @@ with quick_imports():
     from lorad.cli.output import print_error, watch_versions
     from lorad.errors import LoradError, SpecError, StorageError
 
-COMMANDS = (
-    *("run", "list", "show", "logs", "resume", "pause", "stop", "kill", "rm"),
-    *("sweep", "fork", "adapters", "checkpoints", "export", "verify", "samples", "plot"),
-    *("pin", "unpin", "swap", "aliases", "serve", "generate", "pools", "devices", "gc"),
-    *("top", "tui", "daemon", "doctor", "init", "completion"),
-)
+
+class Verb(NamedTuple):
+    """A command of `lorad`.
+
+    place: `module:name` inside lorad.cli.commands: a function, or a Typer with commands of its own.
+    about: what a shell shows beside the name.
+    """
+
+    place: str
+    about: str
+
+
+COMMANDS = {
+    "run": Verb("run:run", "check a spec, start a run, follow it"),
+    "list": Verb("list:list_", "runs, and why they wait"),
+    "show": Verb("show:show", "everything about a run"),
+    "logs": Verb("logs:logs", "what its processes print, or the daemon, or the gateway"),
+    "resume": Verb("run:resume", "continue from a checkpoint"),
+    "pause": Verb("control:pause", "interrupt a run after this step"),
+    "stop": Verb("control:stop", "end a run after this step"),
+    "kill": Verb("control:kill", "end a run at once"),
+    "rm": Verb("control:rm", "delete a run that is over"),
+    "sweep": Verb(
+        "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
+    ),
+    "fork": Verb("run:fork", "start a new run from a version of another one"),
+    "adapters": Verb("versions:adapters", "versions"),
+    "checkpoints": Verb("files:checkpoints", "what it can be resumed from"),
+    "export": Verb("versions:export", "a version as a PEFT directory"),
+    "verify": Verb("files:verify", "is all of it what it was?"),
+    "samples": Verb("samples:samples", "what the model wrote"),
+    "plot": Verb("plot:plot", "curves in the terminal, or as PNG"),
+    "pin": Verb("versions:pin", "keep a version"),
+    "unpin": Verb("versions:unpin", "let a version go"),
+    "swap": Verb("aliases:swap", "serve another version"),
+    "aliases": Verb("aliases:aliases", "what is served under which name, and who asks for it how much"),
+    "serve": Verb("serve:serve", "serve adapters on a base that stays warm"),
+    "generate": Verb("serve:generate", "try a version"),
+    "pools": Verb("pools:pools_app", "base models that are kept warm"),
+    "devices": Verb("pools:devices", "what there is to run on"),
+    "gc": Verb("files:gc", "delete files that nothing can ask for"),
+    "top": Verb("dashboard:top", "what the dashboard shows, in plain tables"),
+    "tui": Verb("dashboard:tui", "the dashboard, here or in a browser"),
+    "daemon": Verb("daemon:app", "start, stop and watch the daemon"),
+    "doctor": Verb("doctor:doctor", "check this machine and this home"),
+    "init": Verb("setup:init", "a spec to start from"),
+    "completion": Verb("setup:completion", "a script to source"),
+}
 
 
 class LazyGroup(TyperGroup):
-    """Knows every verb by name and imports one only to run it."""
+    """Knows every verb by name and imports its module only to run it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command as click does, but suggest the nearest verbs for an unknown one."""
@@ -49,25 +90,26 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Every verb with the words that its file begins with: none is imported."""
+        """Offer every verb with what it is about; none is imported."""
         from typer._click.shell_completion import CompletionItem
 
-        if ctx._protected_args or ctx.args:  # of a verb that there is not
+        if ctx._protected_args or ctx.args:  # they follow a verb that does not exist
             return []
-        folder = Path(__file__).parent / "commands"
-        found = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
-        for item in found:
-            with (folder / f"{item.value}.py").open() as file:
-                item.help = file.readline().partition(": ")[2].strip('."\n')
+        named = ((name, verb) for name, verb in COMMANDS.items() if name.startswith(incomplete))
+        found = [CompletionItem(name, help=verb.about) for name, verb in named]
         return [*found, *TyperCommand.shell_complete(self, ctx, incomplete)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
+        module, _, name = COMMANDS[cmd_name].place.partition(":")
         with quick_imports():
-            module = importlib.import_module(f"lorad.cli.commands.{cmd_name}")
+            found = getattr(importlib.import_module(f"lorad.cli.commands.{module}"), name)
         watch_versions()
-        command = build(module.app)
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(add_completion=False)
+            found.command()(function)
+        command = build(found)
         command.name = cmd_name
         return command
 
@@ -111,6 +153,6 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:  # of a file that was named, or of the home
+    except OSError as error:  # from a file that was named, or from the home
         print_error(StorageError(f"{error.filename or 'lorad'}: {error.strerror or error}"))
         sys.exit(1)

@@ -1,4 +1,7 @@
-"""Follow a run until it is over: a live view on a terminal, a line per step elsewhere. Ctrl-C detaches."""
+"""Follow a run until it is over, and report how it ended.
+
+A terminal gets a live view, everything else a line per step. Ctrl-C detaches.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,39 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import typer
+
 from lorad.cli.launch import start
-from lorad.cli.output import duration, note, number, printable
+from lorad.cli.output import duration, note, number, print_json, printable
 from lorad.cli.table import cells, shortened
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
+from lorad.client.words import failures
 from lorad.errors import DaemonUnreachable
 
 PERIOD = 0.25  # seconds between looks
 OVER = ("ended", "paused")
+GOOD = ("completed", "stopped")
 # cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
 BAR, MARGIN = 24, 3
 CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
 
 
-def follow(client: Client, name: str, *, quiet: bool = False) -> RunDetails | None:
-    """The run when it is over; None when the user detached. A daemon that dies meanwhile is started again."""
-    view = Silent() if quiet else (Live() if sys.stderr.isatty() else Lines())
+def follow(client: Client, name: str, *, as_json: bool) -> None:
+    """Follow a run until it is over or the user detaches, and exit 1 unless it ended as it should.
+
+    A daemon that dies meanwhile is started again.
+    """
+    view = Silent() if as_json else (Live() if sys.stderr.isatty() else Lines())
     try:
         with view.shown():
-            return _watch(client, name, view)
+            run = _watch(client, name, view)
     except KeyboardInterrupt:
         note(f"Detached; {name} continues: `lorad logs {name} -f`.")
-        return None
+        return
+    print_json(run) if as_json else note(_conclusion(run))
+    if run.state == "ended" and run.reason not in GOOD:
+        raise typer.Exit(1)
 
 
 def _watch(client: Client, name: str, view: Silent) -> RunDetails:
@@ -77,7 +90,8 @@ class Lines(Silent):
             self._said = state
             note(state)
         for step in steps:
-            note(f"step {step.step}/{run.steps}  {_figures(step.metrics)}")
+            figures = "  ".join(text for text, _ in _ranked(step.metrics))
+            note(f"step {step.step}/{run.steps}  {figures}")
         for found in evals:
             note(_evaluation(found))
 
@@ -151,5 +165,14 @@ def _evaluation(found: Evaluation) -> str:
     return f"held-out eval at step {found.step}: {number(found.score) or '-'} on {scored} problems{failed}"
 
 
-def _figures(m: Metrics) -> str:
-    return "  ".join(text for text, _ in _ranked(m))
+def _conclusion(run: Run) -> str:
+    """Say how a run ended."""
+    name, where = run.name, f"step {run.step} of {run.steps}"
+    if run.state == "paused":
+        return f"{name} is paused at {where}; `lorad resume {name}` continues."
+    evals = ""
+    if run.eval_first is not None:
+        evals = f"; held-out eval {number(run.eval_first)} -> {number(run.eval_last) or '-'}"
+    detail = f": {run.detail}" if run.detail and run.reason not in GOOD else ""
+    failed = f"; {failures(run)}" if failures(run) else ""
+    return f"{name} ended ({run.reason}) at {where}{evals}{failed}{detail}"

@@ -38,6 +38,9 @@ class Column(NamedTuple):
     kind: Kind = "exact"
 
 
+Columns = Sequence[str | Column]
+
+
 @dataclass(frozen=True)
 class Layout:
     """The columns that stand side by side, their widths, and the columns that have lines of their own."""
@@ -48,7 +51,7 @@ class Layout:
 
 
 def print_table(
-    columns: Sequence[str | Column],
+    columns: Columns,
     rows: Iterable[Sequence[Any]],
     *,
     empty: str,
@@ -62,7 +65,7 @@ def print_table(
     found = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if found:
         header, *lines = table_lines(columns, found, terminal_width(), single=single)
-        print(bold(header), *lines, sep="\n")
+        print(styled(header, "1"), *lines, sep="\n")
     elif empty:
         print(printable(empty), file=sys.stderr, flush=True)
 
@@ -73,7 +76,7 @@ def terminal_width() -> int | None:
 
 
 def table_lines(
-    columns: Sequence[str | Column], rows: Sequence[Sequence[str]], width: int | None, *, single: bool = False
+    columns: Columns, rows: Sequence[Sequence[str]], width: int | None, *, single: bool = False
 ) -> list[str]:
     """The header and all rows, whole and tab-separated where there is no width."""
     heads = [Column(column) if isinstance(column, str) else column for column in columns]
@@ -237,6 +240,7 @@ def sized(text: str, width: int) -> str:
     return set_cell_size(text, width)
 
 
-def bold(text: str) -> str:
+def styled(text: str, code: str) -> str:
+    """Set text in bold ("1"), a colour or another code of SGR, where stdout is a terminal that can."""
     plain_terminal = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
-    return text if plain_terminal else f"\x1b[1m{text}\x1b[0m"
+    return text if plain_terminal or not code else f"\x1b[{code}m{text}\x1b[0m"

@@ -1,1 +1,1 @@
-"""One file per verb; each is imported only when its verb is typed."""
+"""The verbs, in files by subject; one is imported only when a verb of it is typed."""

@@ -1,4 +1,4 @@
-"""lorad aliases [ALIAS]: what is served under which name, and who asks for it how much."""
+"""lorad aliases and swap: what is served under which name, and who asks for it how much."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from typing import Annotated
 import typer
 
 from lorad.cli import candidates
+from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
-from lorad.cli.output import age, note, print_json, print_table
+from lorad.cli.output import age, note, print_json, print_table, tell_address
 from lorad.cli.table import Column
 from lorad.client.client import Client
-from lorad.client.shapes import Move, ServedAlias
+from lorad.client.shapes import ServedAlias
 from lorad.errors import SpecError
 
-app = typer.Typer(add_completion=False)
-ALIASES = ("alias", "version", Column("sha256", 3), Column("attested", 1), Column("by", 4), Column("age", 2))
-TRAFFIC = (
+_ALIASES = ("alias", "version", Column("sha256", 3), Column("attested", 1), Column("by", 4), Column("age", 2))
+_TRAFFIC = (
     *("alias", "version", "requests", Column("failed", 1), Column("in flight", 4), Column("req/s", 2)),
     *(Column("tok/s", 5), Column("first p50", 7), Column("p50", 3), Column("p95", 6)),
 )
 
 
-@app.command()
 def aliases(
     alias: Annotated[
         str | None,
@@ -48,43 +47,70 @@ def aliases(
         print_json(answer) if as_json else note(f"Alias {alias} is removed.")
         return
     if alias is not None and not traffic:
-        show_moves(client.alias_moves(alias), as_json=as_json)
+        moves = client.alias_moves(alias)
+        versions = ("(removed)" if m.version is None else f"{m.run}@{m.version}" for m in moves)
+        moved = [(version, m.by, age(m.at)) for version, m in zip(versions, moves, strict=True)]
+        print_json(moves) if as_json else print_table(("version", "by", "age"), moved, empty="No moves.")
         return
     found = [a for a in client.aliases() if alias in (None, a.alias)]
     if as_json:
         print_json(found)
     elif traffic:
         print_table(
-            TRAFFIC, [traffic_row(a) for a in found], empty="No such aliases. `lorad aliases` lists all."
+            _TRAFFIC, [_traffic_row(a) for a in found], empty="No such aliases. `lorad aliases` lists all."
         )
     else:
         rows = [
             (a.alias, f"{a.run}@{a.version}", a.sha256[:12], a.attested, a.by, age(a.updated_at))
             for a in found
         ]
-        print_table(ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
+        print_table(_ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
         for a in (a for a in found if a.previous):
             note(f"{a.previous} is kept: `lorad swap {a.alias} --rollback` goes back to it.")
 
 
-def show_moves(moves: list[Move], *, as_json: bool) -> None:
+def _traffic_row(alias: ServedAlias) -> tuple[str, ...]:
+    """Cells are blank where no gateway is up, and times where it answered nothing in the last minute."""
+    names, traffic = (alias.alias, f"{alias.run}@{alias.version}"), alias.traffic
+    if traffic is None:
+        return (*names, *[""] * (len(_TRAFFIC) - len(names)))
+    counts = (str(traffic.requests), str(traffic.failed), str(traffic.in_flight))
+    rates = (f"{traffic.requests_per_second:.2f}", f"{traffic.tokens_per_second:.0f}")
+    seconds = (traffic.ttft_p50, traffic.p50, traffic.p95)
+    return (*names, *counts, *rates, *("" if s is None else f"{1000 * s:.0f} ms" for s in seconds))
+
+
+def swap(
+    alias: Annotated[
+        str,
+        typer.Argument(
+            metavar="ALIAS",
+            help="Made if there is none.",
+            show_default=False,
+            autocompletion=candidates.aliases,
+        ),
+    ],
+    version: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN@N]",
+            help="Or another alias, or a run.",
+            show_default=False,
+            autocompletion=candidates.versions,
+        ),
+    ] = None,
+    rollback: Annotated[
+        bool,
+        typer.Option("--rollback", help="Go back to the version before this one; a second time undoes that."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move an alias to a version that is loaded and attested first; what cannot be served changes nothing."""
+    row = connected().swap(alias, version, rollback=rollback)
     if as_json:
-        print_json(moves)
+        print_json(row)
         return
-    rows = [("(removed)" if m.version is None else f"{m.run}@{m.version}", m.by, age(m.at)) for m in moves]
-    print_table(("version", "by", "age"), rows, empty="No moves.")
-
-
-def traffic_row(alias: ServedAlias) -> tuple[str, ...]:
-    """Blank where no gateway is up, and times where nothing was answered of late."""
-    names, told = (alias.alias, f"{alias.run}@{alias.version}"), alias.traffic
-    if told is None:
-        return (*names, *[""] * (len(TRAFFIC) - len(names)))
-    counts = (str(told.requests), str(told.failed), str(told.in_flight))
-    rates = (f"{told.requests_per_second:.2f}", f"{told.tokens_per_second:.0f}")
-    times = map(milliseconds, (told.ttft_p50, told.p50, told.p95))
-    return (*names, *counts, *rates, *times)
-
-
-def milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1000 * seconds:.0f} ms"
+    before = f", before {row.previous}" if row.previous else ""
+    verdict = row.attestation.verdict
+    note(f"{alias} serves {row.run}@{row.version}{before} ({verdict}, {row.seconds:.2f} s).")
+    tell_address(row, alias)

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from lorad.box.config import config_of
 from lorad.box.paths import Home
 from lorad.cli.doctor.logout import has_linger, own_name
 from lorad.cli.launch import connected
 from lorad.cli.launch import start as launch
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, duration, note, print_json, report
-from lorad.cli.settings import config_of
 from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client.box_shapes import StayingPool
 from lorad.client.client import Client

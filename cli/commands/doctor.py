@@ -27,8 +27,6 @@ from lorad.cli.output import print_json, printable, report, size
 from lorad.client.client import Client
 from lorad.errors import LoradError, NotAllowed
 
-app = typer.Typer(add_completion=False)
-
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "fuse.sshfs", "beegfs")
 MINIMUM_FREE = 2 << 30
 WRITABLE = "Set LORAD_HOME to a directory that you may write."
@@ -36,7 +34,6 @@ WRITABLE = "Set LORAD_HOME to a directory that you may write."
 Check = dict[str, Any]  # {name, ok, detail, hint, facts}
 
 
-@app.command()
 def doctor(
     engine: Annotated[
         Literal["sglang", "vllm"] | None,

@@ -1,4 +1,4 @@
-"""lorad list: runs, and why they wait."""
+"""lorad list: runs, and why they wait. It imports little, so that it starts at once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, printable, run_table
 from lorad.client.client import Client
 from lorad.client.shapes import Run
-
-app = typer.Typer(add_completion=False)
 
 SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
 
@@ -33,7 +31,6 @@ def show_troubles(troubles: list[str]) -> None:
         print(printable(f"trouble: {troubles[0]}{more} `lorad doctor` lists all of it."), file=sys.stderr)
 
 
-@app.command()
 def list_(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show old ones too.")] = False,
     watch: Annotated[

@@ -16,12 +16,10 @@ from lorad.client.client import Client
 from lorad.client.shapes import LogPart
 from lorad.errors import DaemonUnreachable, NotFound, SpecError
 
-app = typer.Typer(add_completion=False)
 WITHOUT_RUN = ("daemon", "gateway")
 SHOWN = 1 << 16  # bytes, of a log that no daemon reads
 
 
-@app.command()
 def logs(
     run: Annotated[
         str | None,

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import shutil
+from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from string import ascii_uppercase
+from typing import Annotated
 
 import typer
 
 from lorad.cli import candidates
 from lorad.cli.options import AsJson
-from lorad.cli.output import note, print_json
+from lorad.cli.output import note, print_json, printable
+from lorad.cli.table import styled
 from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
+from lorad.tui.curves.series import Series
 
-app = typer.Typer(add_completion=False)
+_SIZE = (100, 30)  # where there is no terminal
+_NARROWEST, _LOWEST, _TALLEST = 40, 8, 26  # cells of the chart
+_AROUND = 4  # lines for the title, the prompt of the shell and what was typed there
+_COLORS = ("36", "33", "32", "31", "35", "34")
 
-Curves = dict[str, tuple[list[float], list[float]]]
 
-
-@app.command()
 def plot(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN…", show_default=False, autocompletion=candidates.runs)
@@ -38,62 +42,88 @@ def plot(
     if png is not None and png.suffix.lower() != ".png":
         raise SpecError(f"{png}: --png writes PNG alone", hint=f"Name it {png.with_suffix('.png')}.")
     client = Client()
-    curves = {run: curve(client, run, metric) for run in runs}
+    found = {run: _series(client, run, metric) for run in runs}
     if as_json:
-        print_json([{"run": run, "metric": metric, "step": x, "value": y} for run, (x, y) in curves.items()])
-    elif not any(x for x, _ in curves.values()):
+        curves = [(run, list(series.xs), list(series.ys)) for run, series in found.items()]
+        print_json([{"run": run, "metric": metric, "step": xs, "value": ys} for run, xs, ys in curves])
+    elif not any(series.xs for series in found.values()):
         note("Nothing to plot yet.")
     elif png is None:
-        print(text_plot(curves, metric))
+        print(_text_plot(found, metric))
     else:
-        png_plot(curves, metric, png)
+        _png_plot(found, metric, png)
         note(f"Written to {png}.")
 
 
-def curve(client: Client, run: str, metric: str) -> tuple[list[float], list[float]]:
-    """(steps, values) of the surviving lineage. Raises NotFound with the metrics that exist."""
+def _series(client: Client, run: str, metric: str) -> Series:
+    """Return a metric over the steps that count. Raises NotFound with the metrics that exist."""
+    series = Series()
     if metric == "eval":
-        points: list[tuple[float, Any]] = [(e.step, e.score) for e in client.evals(run)]
-    else:
-        steps = client.steps(run)
-        measured = {name for step in steps for name in step.metrics}  # none of them in each step
-        if steps and metric not in measured:
-            known = ", ".join(["eval", *sorted(measured)])
-            raise NotFound(f"{run} has no metric {metric}", hint=f"It has: {known}.")
-        points = [(s.step, s.metrics.get(metric)) for s in steps]
-    finite = [(x, float(y)) for x, y in points if y is not None and math.isfinite(y)]
-    return [x for x, _ in finite], [y for _, y in finite]
+        for evaluation in client.evals(run):
+            series.add(evaluation.step, evaluation.score)
+        return series
+    steps = client.steps(run)
+    measured = {name for step in steps for name in step.metrics}  # not each step has all of them
+    if steps and metric not in measured:
+        known = ", ".join(["eval", *sorted(measured)])
+        raise NotFound(f"{run} has no metric {metric}", hint=f"It has: {known}.")
+    for step in steps:
+        if metric in step.metrics:
+            series.add(step.step, step.metrics[metric])
+    return series
 
 
-def text_plot(curves: Curves, metric: str) -> str:
-    """Braille curves as wide as the terminal."""
-    import plotille
+def _text_plot(found: Mapping[str, Series], metric: str) -> str:
+    """Draw the chart of the TUI's curves, as wide as the terminal, with a legend where there are several."""
+    from lorad.tui.curves.drawing import Curve, Plot, dashes, draw
+    from lorad.tui.curves.plot import names
 
-    columns, lines = shutil.get_terminal_size((100, 30))
-    figure = plotille.Figure()
-    figure.width, figure.height = max(min(columns - 24, 120), 20), max(min(lines - 12, 24), 6)
-    figure.x_label, figure.y_label = "step", metric
-    figure.color_mode = "names"
-    figure.set_x_limits(min_=0)
-    figure.register_label_formatter(
-        float, lambda v, chars, delta, left=False: f"{v:{'<' if left else '>'}{chars}.3g}"
-    )
-    colors = ("green", "blue", "yellow", "magenta", "cyan", "red")
-    for i, (run, (x, y)) in enumerate(curves.items()):
-        if x:
-            figure.plot(x, y, lc=colors[i % len(colors)], label=run)
-    return str(figure.show(legend=True))
+    letters = [ascii_uppercase[place % 26] for place in range(len(found))] if len(found) > 1 else [""]
+    curves = [
+        Curve(series.xs, series.ys, place, letters[place]) for place, series in enumerate(found.values())
+    ]
+    marked = curves if metric == "eval" and len(curves) == 1 else []
+    marks = [point for curve in marked for point in zip(curve.xs, curve.ys, strict=True)]
+    steps = [step for curve in curves for step in (*curve.xs[:1], *curve.xs[-1:])]
+    bad = sorted({step for series in found.values() for step in series.bad})
+    chart = Plot(curves[::-1], min(steps), max(steps), marks, bad, spikes=True)
+    legend = [
+        styled(f"{letters[place]} {dashes(place)} {printable(run)}", _color(f"run{place}"))
+        for place, run in enumerate(found if len(found) > 1 else ())
+    ]
+    width, lines = shutil.get_terminal_size(_SIZE)
+    picture = draw(chart, max(width, _NARROWEST), min(max(lines - _AROUND - len(legend), _LOWEST), _TALLEST))
+    assert picture is not None  # there is a point, and room for it
+    one = "" if legend else f"{printable(*found)}: "
+    title = f"{one}{names(metric)[1]}, by step" + (f"; {len(bad)} without a number" if bad else "")
+    rows = (_line(chars, looks) for chars, looks in zip(picture.chars, picture.looks, strict=True))
+    return "\n".join([title, *rows, *legend])
 
 
-def png_plot(curves: Curves, metric: str, path: Path) -> None:
+def _line(chars: list[str], looks: list[str]) -> str:
+    """Return a row of the picture, coloured where stdout is a terminal that can."""
+    end = len("".join(chars).rstrip())
+    parts = groupby(zip(chars[:end], looks[:end], strict=True), key=lambda cell: _color(cell[1]))
+    return "".join(styled("".join(char for char, _ in cells), color) for color, cells in parts)
+
+
+def _color(look: str) -> str:
+    """Return the SGR code for a look of the picture: each run has its own."""
+    kind, place = look.rstrip("0123456789"), look.lstrip("abcdefghijklmnopqrstuvwxyz")
+    if kind in ("run", "letter"):
+        return _COLORS[int(place) % len(_COLORS)]
+    return {"bad": "31", "grid": "2", "axis": "2"}.get(kind, "")
+
+
+def _png_plot(found: Mapping[str, Series], metric: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for run, (x, y) in curves.items():
-        axes.plot(x, y, label=run, linewidth=1.6)
+    for run, series in found.items():
+        axes.plot(series.xs, series.ys, label=run, linewidth=1.6)
     axes.set(xlabel="step", ylabel=metric, title=f"{metric} over steps")
     axes.grid(alpha=0.3)
     axes.legend()

@@ -1,4 +1,4 @@
-"""lorad pools [stop NAME]: base models that are kept warm."""
+"""lorad pools and devices: base models that are kept warm, and what there is to run on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import typer
 
 from lorad.cli import candidates
 from lorad.cli.options import AsJson
-from lorad.cli.output import duration, note, number, print_json, print_table, report, size
+from lorad.cli.output import age, duration, note, number, print_json, print_table, report, size
 from lorad.cli.table import Column
-from lorad.client.box_shapes import Engine, Pool
+from lorad.client.box_shapes import Device, Engine, Lease, Pool
 from lorad.client.client import Client
 
-app = typer.Typer(add_completion=False)
+pools_app = typer.Typer(add_completion=False)
 
 POOLS = (
     *("pool", "state", Column("model", 3), Column("device", 4), Column("threads", 8), Column("runs", 1)),
@@ -24,9 +24,13 @@ ENGINES = (
     *("pool", "engine", Column("mode", 3), "state", Column("busy", 1), Column("slots", 4), Column("hits", 5)),
     Column("tok/s", 2),
 )
+DEVICES = (
+    *("device", Column("name", 3), "used", Column("total", 1), Column("busy", 2), Column("pool", 4)),
+    *(Column("user", 5), Column("since", 6), Column("why", kind="fold")),
+)
 
 
-@app.callback(invoke_without_command=True)
+@pools_app.callback(invoke_without_command=True)
 def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List pools: base, device, who uses them, what they have loaded; and their engines.
 
@@ -52,7 +56,7 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
             report(f"{row.pool}: {engine.detail}")
 
 
-@app.command()
+@pools_app.command()
 def stop(
     pool: Annotated[
         str,
@@ -106,3 +110,45 @@ def engine_row(pool: Pool, engine: Engine) -> tuple[str, ...]:
         f"{100 * engine.prefix_hits:.0f}%" if isinstance(engine.prefix_hits, float) else "",
         number(pool.engine_tokens_per_second, 0),
     )
+
+
+def devices(as_json: AsJson = False) -> None:
+    """List devices, who holds them and why, and who else computes there."""
+    rows = Client().devices()
+    if as_json:
+        print_json(rows)
+        return
+    print_table(DEVICES, [device_row(row) for row in rows], empty="No devices.")
+
+
+def device_row(row: Device) -> tuple[str, ...]:
+    lease = row.lease
+    load = row.utilization
+    return (
+        row.device,
+        row.name,
+        size(row.memory_used),
+        size(row.memory_total),
+        "" if load is None else f"{load:.0%}",
+        (lease.pool if lease else None) or row.pool or "",
+        lease.user if lease else "",
+        age(lease.since if lease else None),
+        "; ".join(part for part in (held(lease), *strangers(row)) if part),
+    )
+
+
+def held(lease: Lease | None) -> str:
+    if not lease:
+        return ""
+    after = lease.free_after
+    return lease.why + (f", free after {duration(after)} idle" if after is not None else "")
+
+
+def strangers(row: Device) -> list[str]:
+    """Processes that are no part of a pool of this daemon."""
+    others = [process for process in row.processes if not process.ours]
+    return [
+        f"{one.name or 'unseen'} (pid {one.pid}, {one.user or 'unknown user'}"
+        + (f", {size(one.memory)})" if one.memory is not None else ")")
+        for one in others
+    ]

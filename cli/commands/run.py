@@ -1,4 +1,4 @@
-"""lorad run SPEC: check a spec, start a run, follow it."""
+"""lorad run, resume and fork: start a run, from a spec, a checkpoint or a version, and follow it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ import typer
 from lorad.cli import candidates
 from lorad.cli.follow import follow
 from lorad.cli.launch import connected
-from lorad.cli.options import AsJson, Detach, WaitOver, refuse_both
+from lorad.cli.options import AsJson, Detach, Run, WaitOver, refuse_both
 from lorad.cli.output import note, print_json
 from lorad.cli.overrides import from_here
-from lorad.cli.result import conclude
 from lorad.errors import DaemonUnreachable, SpecError
-
-app = typer.Typer(add_completion=False)
 
 SEVERAL = "; give it several times, or names with commas"
 SIZE_LIMIT = 1 << 20  # bytes; an endless file is read no further
@@ -29,7 +26,6 @@ def option(flag: str, key: str, more: str = "") -> typer.models.OptionInfo:
     return typer.Option(flag, help=f"Same as {key}=…{more}", show_default=False)  # type: ignore[no-any-return]
 
 
-@app.command()
 def run(
     spec: Annotated[
         str,
@@ -92,8 +88,91 @@ def run(
         else:
             note(f"{started.name} is {started.state}. `lorad show {started.name}` shows its progress.")
         return
-    over = follow(client, started.name, quiet=as_json)
-    conclude(over, as_json=as_json)
+    follow(client, started.name, as_json=as_json)
+
+
+def resume(
+    run: Run,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…",
+            help="From now on: trainer.backend=fsdp trainer.dp=2, rollout.…, pool.…",
+            autocompletion=candidates.overrides,
+        ),
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--from", help="A checkpoint's step; default: the newest.", autocompletion=candidates.steps
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="The new total of steps.", min=1)] = None,
+    detach: Detach = False,
+    wait: WaitOver = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue exactly where a checkpoint left off. Facts after it are rewound; version numbers are not.
+
+    The checkpoint fits every trainer and topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`.
+    """
+    refuse_both(detach, wait)
+    client = connected()
+    resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides or []))
+    for warning in (*resumed.warnings, *resumed.changed_inputs):
+        note(f"warning: {warning}")
+    if detach or (as_json and not wait):
+        print_json(resumed) if as_json else note(f"{run} is {resumed.state}.")
+        return
+    follow(client, run, as_json=as_json)
+
+
+def fork(
+    version: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN@N",
+            help="A run's name alone means its current version.",
+            show_default=False,
+            autocompletion=candidates.versions,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…",
+            help="Any key of the spec but the model and the adapter's shape.",
+            autocompletion=candidates.overrides,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The new run's name; default: RUN-fork.", show_default=False)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of steps of its own; default: RUN's trainer.steps.", min=1)
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Take only the weights; Adam starts from zero.")
+    ] = False,
+    detach: Detach = False,
+    wait: WaitOver = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a new run with the weights and the optimizer's state of a checkpointed version. RUN may continue
+    meanwhile.
+
+    Steps, data and learning rate start over:
+    `lorad fork sorter@40 trainer.lr=1e-5 data.train=hard.jsonl --steps 100`.
+    """
+    refuse_both(detach, wait)
+    client = connected()
+    forked = client.fork(version, overrides=from_here(overrides or []), name=name, steps=steps, fresh=fresh)
+    for warning in forked.warnings:
+        note(f"warning: {warning}")
+    if detach or (as_json and not wait):
+        print_json(forked) if as_json else note(f"{forked.name} is {forked.state}.")
+        return
+    follow(client, forked.name, as_json=as_json)
 
 
 def together(values: list[str] | None) -> str | None:
@@ -115,7 +194,7 @@ def as_yaml(value: str | float) -> str | float:
 
 
 def read_spec(spec: str) -> tuple[str, str, Path]:
-    """(text, name for messages, directory that its relative paths start from)."""
+    """Return the text, its name in messages, and the directory that its relative paths start from."""
     path, source = Path(spec).expanduser(), "<stdin>" if spec == "-" else spec
     try:
         with sys.stdin.buffer if spec == "-" else path.open("rb") as file:

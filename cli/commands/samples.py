@@ -14,8 +14,6 @@ from lorad.client.client import Client
 from lorad.client.shapes import Sample
 from lorad.errors import NotFound
 
-app = typer.Typer(add_completion=False)
-
 SAMPLES = (
     *(
         "sample",
@@ -29,7 +27,6 @@ SAMPLES = (
 )
 
 
-@app.command()
 def samples(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Default: the last step.")] = None,

@@ -1,4 +1,4 @@
-"""lorad serve MODEL --adapter NAME=DIR: serve adapters on a base that stays warm."""
+"""lorad serve and generate: serve adapters on a base that stays warm, and try a version."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ import typer
 from lorad.cli import candidates
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
-from lorad.cli.output import note, print_json, print_table, tell_address
+from lorad.cli.output import note, print_json, print_table, printable, tell_address
 from lorad.client.client import Client
-from lorad.client.requests import AdapterRequest
+from lorad.client.requests import AdapterRequest, Sampling
 from lorad.client.shapes import StoppedServing
 from lorad.errors import NotFound, SpecError
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def serve(
     model: Annotated[
         str,
@@ -101,3 +98,32 @@ def split(adapter: str) -> AdapterRequest:
             f"--adapter {adapter}: not of the form NAME=DIR", hint="For example --adapter bot=./bot-lora."
         )
     return AdapterRequest(name, directory)
+
+
+def generate(
+    version: Annotated[
+        str,
+        typer.Argument(
+            metavar="ALIAS|RUN[@N]",
+            help="A run's name means its current version.",
+            show_default=False,
+            autocompletion=candidates.versions,
+        ),
+    ],
+    prompt: Annotated[str, typer.Argument(show_default=False)],
+    n: Annotated[int, typer.Option("-n", help="How many completions.", min=1, max=1024)] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0 is all.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Complete a prompt with a version; its pool is started if it is not warm."""
+    sampling = Sampling(n, temperature, top_p, top_k, max_new_tokens, seed)
+    answer = connected().generate(version, prompt, sampling)
+    if as_json:
+        print_json(answer)
+        return
+    for completion in answer.completions:
+        print(printable(completion.text))

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import typer
-
 from lorad.alarms import alarms
+from lorad.box.config import config_of
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import age, number, print_json, printable
-from lorad.cli.settings import config_of
 from lorad.cli.table import print_fields
 from lorad.client.client import Client
 from lorad.client.shapes import Attempt, Reference, Trainable
 from lorad.client.words import failures
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def show(run: Run, as_json: AsJson = False) -> None:
     """Show state, figures, processes, attempts, and where the spec differs from the defaults (--json: all of
     it).

@@ -20,10 +20,7 @@ from lorad.client.requests import HalvingRequest
 from lorad.client.shapes import Sweep
 from lorad.errors import SpecError
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def sweep(
     spec: Annotated[
         str | None,

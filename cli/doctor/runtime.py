@@ -87,7 +87,7 @@ def cpus(machine: Machine) -> str:
 def in_words(told: Runtime | None) -> str:
     """Describe what a pool was started with."""
     if told is None:
-        return "started by an earlier lorad, which wrote nothing down"
+        return "not known"
     why = words(told.reasons["threads"])
     return f"{threads(told.threads)} ({why}), {told.wait_policy} waiting, {sizes(told.malloc)}"
 

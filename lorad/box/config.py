@@ -5,6 +5,7 @@ What a key means stands once, under `Attributes:` of its section; docs/configura
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from lorad.bounds import SPEC_BYTES
+from lorad.box.paths import Home
 from lorad.errors import SpecError
 from lorad.files import read_file
 
@@ -247,6 +249,16 @@ def load(path: Path) -> Config:
         ) from None
     except (yaml.YAMLError, ValueError):  # their own words quote the line, which may hold a secret
         raise SpecError(f"{path}: not YAML", hint="Check the tags, dates and numbers in it.") from None
+
+
+def config_of(home: Home) -> Config:
+    """Return the configuration of a home; the defaults where it is another user's and unreadable here.
+
+    Raises SpecError.
+    """
+    if home.shared_by is not None and home.config.exists() and not os.access(home.config, os.R_OK):
+        return Config()
+    return load(home.config)
 
 
 def backends_of(plain: dict[str, Any]) -> dict[str, Backend]:

@@ -19,10 +19,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.box.config import Config
+from lorad.box.config import Config, config_of
 from lorad.box.paths import Home
-from lorad.cli.commands import show, top, tui
-from lorad.cli.settings import config_of
+from lorad.cli.commands import dashboard, show
 from lorad.client.box_shapes import Device, Pool
 from lorad.client.client import Client
 from lorad.errors import SpecError
@@ -76,9 +75,9 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], h
     """The lines that `lorad top` prints of a world, on a terminal of this size."""
 
     def lines(world: World, width: int = 200, height: int = 0, **options: bool) -> list[str]:
-        monkeypatch.setattr(top, "Client", lambda: Client(transport=Prepared(world)))
+        monkeypatch.setattr(dashboard, "Client", lambda: Client(transport=Prepared(world)))
         on_a_terminal(monkeypatch, width, height or 1000)
-        top.top(**options)
+        dashboard.top(**options)
         return capsys.readouterr().out.splitlines()
 
     return lines
@@ -197,22 +196,24 @@ def test_the_tui_shows_it_until_its_screens_stand(
     shown: Shown, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_a_terminal(monkeypatch, 100, 24)
-    with tui.glance(Client(transport=Prepared(a_world(a_run("sorter")))), Config()):
+    with dashboard.glance(Client(transport=Prepared(a_world(a_run("sorter")))), Config()):
         seen = capsys.readouterr().out
-    assert seen.startswith(tui.ENTER) and "sorter" in seen and seen.endswith(tui.DRAWN)
+    assert seen.startswith(dashboard.ENTER) and "sorter" in seen and seen.endswith(dashboard.DRAWN)
     assert capsys.readouterr().out == ""
 
 
 def test_where_the_screens_cannot_be_read_the_terminal_is_as_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), tui.glance(Client(transport=Prepared(a_world())), Config()):
+    with pytest.raises(KeyboardInterrupt), dashboard.glance(Client(transport=Prepared(a_world())), Config()):
         raise KeyboardInterrupt
-    assert capsys.readouterr().out.endswith(tui.LEAVE)
+    assert capsys.readouterr().out.endswith(dashboard.LEAVE)
 
 
 def test_it_starts_without_the_slow_packages() -> None:
-    code = "import sys, lorad.cli.commands.top; print(*sorted({n.partition('.')[0] for n in sys.modules}))"
+    code = (
+        "import sys, lorad.cli.commands.dashboard; print(*sorted({n.partition('.')[0] for n in sys.modules}))"
+    )
     loaded = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.split()

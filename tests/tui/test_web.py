@@ -316,6 +316,7 @@ def test_a_port_without_serve_is_refused(made: World) -> None:
 
 def test_the_terminals_own_dashboard_loads_no_web_server() -> None:
     assert (
-        loaded_after("import lorad.cli.commands.tui, lorad.tui.app") & {"aiohttp", "textual_serve", "jinja2"}
+        loaded_after("import lorad.cli.commands.dashboard, lorad.tui.app")
+        & {"aiohttp", "textual_serve", "jinja2"}
         == set()
     )

@@ -18,7 +18,7 @@ from lorad.tui.curves.braille import Canvas
 from lorad.tui.curves.series import between
 
 # which cells of a curve are drawn, by the run's place
-DASHES = ("1", "1110", "10", "111010", "1100", "11111010")
+_DASHES = ("1", "1110", "10", "111010", "1100", "11111010")
 MARKER, BAD, UP, DOWN = "◆", "✗", "▴", "▾"
 TRIMMED = 0.03  # of the strokes at either end may lie outside, where they are far from all others
 FAR = 1.5  # times the height of the others
@@ -55,6 +55,11 @@ class Plot:
     bad: Sequence[int] = ()
     log: bool = False
     spikes: bool = False
+
+
+def dashes(place: int) -> str:
+    """Return the line of a run as it stands in a legend."""
+    return "".join("─" if cell == "1" else " " for cell in (_DASHES[place % len(_DASHES)] * 6)[:6])
 
 
 class Stroke(NamedTuple):
@@ -206,7 +211,7 @@ def _curve(picture: Picture, curve: Curve, of: list[Stroke], up: Scale) -> None:
     columns, firsts, lows, highs, lasts = zip(*of, strict=True)
     canvas.strokes(columns, up.all(firsts), up.all(highs), up.all(lows), up.all(lasts))
     if not curve.ground:
-        canvas.dash(DASHES[curve.place % len(DASHES)])
+        canvas.dash(_DASHES[curve.place % len(_DASHES)])
     look, chars, looks = f"{'ground' if curve.ground else 'run'}{curve.place}", picture.chars, picture.looks
     for row, cell, glyph in canvas.cells():
         chars[row][GUTTER + cell], looks[row][GUTTER + cell] = glyph, look

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from lorad.text import one_line
 from lorad.tui.curves.axes import short
-from lorad.tui.curves.drawing import DASHES, MARKER, Curve, Plot
+from lorad.tui.curves.drawing import MARKER, Curve, Plot, dashes
 from lorad.tui.curves.series import Track, Window, between
 
 METRICS = {  # what is shown at first, in this order: a short and a full name
@@ -117,8 +117,9 @@ def nearby(metric: str, track: Track, step: int | None) -> float | None:
 
 def legend(runs: Sequence[str], colors: Sequence[str], has_evals: bool) -> Text:
     """Return the line that says which curve belongs to which run."""
-    told = Text(no_wrap=True, overflow="ellipsis")
+    line = Text(no_wrap=True, overflow="ellipsis")
     for place, run in enumerate(runs):
-        line = "".join("─" if cell == "1" else " " for cell in (DASHES[place] * 6)[:6])
-        told.append(f"{LETTERS[place]} {line} ", f"bold {colors[place]}").append(f"{one_line(run)}  ")
-    return told.append(f"{MARKER} ", f"bold {colors[MARKS]}").append("held-out eval") if has_evals else told
+        line.append(f"{LETTERS[place]} {dashes(place)} ", f"bold {colors[place]}").append(
+            f"{one_line(run)}  "
+        )
+    return line.append(f"{MARKER} ", f"bold {colors[MARKS]}").append("held-out eval") if has_evals else line

@@ -114,7 +114,7 @@ def _subject_of(ctx: Context, call: Call) -> Subject | None:
     if version := named.get("version"):
         return of_run(runs.get(ctx.store, find_version(ctx, version).run))
     if alias := aliases.find(ctx.store, named.get("alias", "")):
-        return of_alias(ctx, alias)
+        return of_alias(alias)
     pool = ctx.pools.get(named.get("pool", ""))
     return Subject(f"pool {pool.id}", pool.setup.owner) if pool else None
 
@@ -124,7 +124,7 @@ async def _say_version(_request: web.Request, response: web.StreamResponse) -> N
 
 
 def _refuse_other_protocol(request: web.Request) -> None:
-    """Raises Conflict. Who names no protocol, as earlier versions, is taken at their word."""
+    """Raises Conflict. A request that names no protocol, such as curl's, is accepted."""
     asked = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
     if asked != str(PROTOCOL) and request.path not in OF_ANY_PROTOCOL:
         message = (

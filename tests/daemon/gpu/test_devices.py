@@ -18,7 +18,7 @@ from msgspec import structs
 from lorad.box.config import Config, Devices
 from lorad.box.machine import Machine
 from lorad.box.runtime import Overrides, choose_runtime
-from lorad.cli.commands.devices import device_row
+from lorad.cli.commands.pools import device_row
 from lorad.client import box_shapes as shapes
 from lorad.client.box_shapes import DeviceProcess, Lease
 from lorad.daemon.api.verbs.box import list_devices

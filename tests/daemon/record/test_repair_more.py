@@ -32,8 +32,7 @@ from lorad.store.versions import set_pinned
 from tests.daemon.record.test_repair import cut_off, tables
 from tests.daemon.storage.test_gc import keep_one, versions
 from tests.kit.daemon_world import finished, open_context, serving
-
-DATA = Path(__file__).parents[2] / "data"
+from tests.kit.migrations import extended, m9998_colours
 
 
 def close(ctx: Context) -> None:
@@ -219,17 +218,27 @@ def test_a_clock_that_was_set_back_hides_no_event_of_a_run(
     assert sorted((e.kind, e.at) for e in after) == sorted((e.kind, e.at) for e in before)
 
 
-def test_what_an_upgrade_changed_is_in_the_journal(home: Path) -> None:
-    shutil.copy(DATA / "m0002_sweeps_and_serving.db", home / "lorad.db")
+def test_what_an_upgrade_changed_is_in_the_journal(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_runs(home, "a")
+    newest = read(home / "journal.jsonl").changes[-1][1].number
+    monkeypatch.setattr("lorad.store.db.MIGRATIONS", extended(m9998_colours))
+    close(open_context(home))
+    close(open_context(home))
+    ((kind, change),) = read(home / "journal.jsonl").changes
+    assert kind == ALL and change.number == newest + 1
+    assert [row["colour"] for row in change.rows["runs"]] == ["green"]
+
+
+def test_a_home_before_the_release_is_repaired(home: Path) -> None:
+    with_runs(home, "a", "b")
     with sqlite3.connect(home / "lorad.db") as old:
-        old.execute("PRAGMA user_version = 1")
-    (home / "journal.jsonl").write_bytes(b'{"kind":"all","number":1,"rows":{},"gone":{},"crc":1}\n')
-    rewritten(home, b"", b"")
-    assert read(home / "journal.jsonl").changes[0][1].number == 1  # as far as the database
+        old.execute("UPDATE _sqlite_migrations SET migration_set = 'lorad'")
+    old.close()
+    with pytest.raises(IntegrityError, match="before lorad's first release"):
+        open_store(Home(home))
+    assert repair(Home(home)).told == []
+    assert told_of(home) == [("a", "ended", 6), ("b", "ended", 6)]
     close(open_context(home))
-    close(open_context(home))
-    changes = read(home / "journal.jsonl").changes
-    assert [kind for kind, _ in changes] == [ALL] and changes[0][1].number == 2 and changes[0][1].rows["runs"]
 
 
 def test_a_run_whose_removal_fails_has_its_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +22,7 @@ from lorad.driver.begin import compare_with_before, compare_with_reference
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.protocol.journal import Record, Reference
 from lorad.protocol.status import PoolInfo
-from lorad.spec.model import Spec, convert, to_json
+from lorad.spec.model import Spec, convert
 from lorad.spec.text import from_json
 from lorad.store import runs
 from tests.kit.daemon_world import behave, serving, until
@@ -115,34 +114,6 @@ async def test_of_two_resumes_at_once_the_refused_one_leaves_no_trace(home: Path
         row = runs.get(api.ctx.store, "a")
         assert request_of(row).overrides == [f"resources.priority={row.priority}"]
         await api.until("a", "ended")
-
-
-async def test_an_attempt_of_an_older_release_differs_only_in_what_the_user_changed(home: Path) -> None:
-    async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
-        kept = run_dir(runs.get(api.ctx.store, "a")).attempt(1).spec
-        kept.write_bytes(older(kept.read_bytes()))
-        await api("resume", "a", steps=8, overrides=["trainer.lr=0.5"])
-        shown = await api.until("a", "ended")
-        assert shown.attempts[1].changed == {"trainer.lr": 0.5}
-
-
-def older(stored: bytes, **rollout: int) -> bytes:
-    """Return the spec as the release before trainer.cp stored it."""
-    plain = json.loads(stored)
-    for key in ("cp", "ep", "backend_args"):
-        del plain["trainer"][key]
-    plain["lora"]["type"], plain["resources"]["devices"] = "lora", 1
-    return json.dumps(plain | {"rollout": plain["rollout"] | rollout}).encode()
-
-
-def test_what_an_older_release_stored_unasked_is_not_taken_for_a_wish() -> None:
-    assert from_json(older(to_json(OLD))) == OLD
-    assert changed(from_json(older(to_json(OLD))), ["trainer.backend=fsdp", "trainer.dp=2"]).gpus == 2
-    assert from_json(older(to_json(OLD), servers=2)).gpus == 1
-    meant = convert({"lora": {"type": "lora"}, "resources": {"devices": 1}})
-    assert from_json(to_json(meant)) == meant
 
 
 @pytest.mark.parametrize(
@@ -246,7 +217,7 @@ def compared(attempts: list[dict[str, Any]], now: PoolInfo, **trainer: Any) -> l
     return told
 
 
-FIRST = {"base_checksum": "c"}  # as before model_sha256 was told
+FIRST = {"base_checksum": "c", "trainer": "builtin", "sizes": {}}
 FSDP = {"base_checksum": "f", "trainer": "fsdp", "sizes": {"dp": 2}}
 
 

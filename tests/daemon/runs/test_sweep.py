@@ -193,7 +193,7 @@ def racing(ctx: Context, metric: str, rungs: list[int], count: int = 4) -> list[
     """A sweep of running runs, without their drivers."""
     names = [f"s-{number}" for number in range(1, count + 1)]
     with ctx.store.write():
-        sweeps.create(ctx.store, "s", owner="me", grid={}, halving=Halving(2, rungs, metric))
+        sweeps.create(ctx.store, "s", owner="me", owner_uid=7, grid={}, halving=Halving(2, rungs, metric))
         for name in names:
             submit(ctx, name, eval={"every": 2})
             runs.set_fields(ctx.store, name, sweep="s")

@@ -39,7 +39,7 @@ from lorad.store.versions import get_version, held_versions
 async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
     """All aliases, what they serve, and what their gateway says of requests for them."""
     rows = seen_aliases(ctx, call.caller)
-    owners = [of_alias(ctx, row).owner_uid for row in rows]
+    owners = [of_alias(row).owner_uid for row in rows]
     names = {uid: users.name_of(uid) for uid in {*owners}}
     steps = {(version.run, version.version): version.step for version in held_versions(ctx.store)}
     traffic = await traffic_of(ctx, rows)
@@ -79,7 +79,7 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     aliases.check_name(alias)
     async with ctx.serving.moving[alias]:
         before, version = aliases.find(ctx.store, alias), _wanted(ctx, alias, body)
-        must_own(ctx, call.caller, *([of_alias(ctx, before)] if before else []))  # made while this one waited
+        must_own(ctx, call.caller, *([of_alias(before)] if before else []))  # made while this one waited
         must_see(ctx, call.caller, run := runs.get(ctx.store, version.run))
         refuse_many(ctx, call.caller, alias, run)
         with in_hand(ctx, version):
@@ -182,7 +182,7 @@ async def remove_alias(ctx: Context, call: Call) -> RemovedAlias:
     async with ctx.serving.moving[alias]:
         row = aliases.get(ctx.store, alias)
         if not owns(ctx, call.caller, of_run(runs.get(ctx.store, row.run)).owner_uid):
-            must_own(ctx, call.caller, of_alias(ctx, row))
+            must_own(ctx, call.caller, of_alias(row))
         with ctx.store.write():
             before = aliases.remove(ctx.store, alias, by=call.caller.name)
             ctx.journal.append("alias", before.run, call.caller.name, alias=alias, version=None)

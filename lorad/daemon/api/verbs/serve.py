@@ -116,7 +116,7 @@ def _refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> N
         if runs.exists(ctx.store, name):
             must_own(ctx, caller, of_run(runs.get(ctx.store, name)))
         if alias := aliases.find(ctx.store, name):
-            must_own(ctx, caller, of_alias(ctx, alias))
+            must_own(ctx, caller, of_alias(alias))
         import_adapter.refuse_taken(ctx, name, spec.model.path)
 
 

@@ -1,0 +1,203 @@
+"""lorad tui and top: the dashboard in the terminal or a browser, and what it shows in plain tables."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from lorad.alarms import Alarm, alarms
+from lorad.box.config import AlarmLimits, Config, config_of
+from lorad.cli.commands.pools import device_row, runs_in, strangers, versions_in
+from lorad.cli.launch import connected
+from lorad.cli.options import AsJson
+from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, run_row, size
+from lorad.cli.table import Column, Columns, folded_as_is, print_table, terminal_width
+from lorad.client.box_shapes import Device, Pool, Status
+from lorad.client.client import Client
+from lorad.client.shapes import Run
+from lorad.errors import SpecError
+from lorad.tui.widgets.sparkline import sparkline
+
+_SPARK = 12  # steps whose rewards are drawn
+_SECONDS = 2  # between two looks
+_MOST = 50  # runs that ended, without a terminal that says how many fit
+_ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
+_RUNS = (
+    *("name", "state", "step", Column("reward", 1), Column("tok/s", 3), Column("version", 5)),
+    *(Column("eval", 7), Column("owner", 8), Column("age", 9), Column("recent", 6), Column("why", 2, "cut")),
+)
+_POOLS = (
+    *("pool", "state", Column("model", 4), Column("runs", 1), Column("phase", 6), Column("versions", 5)),
+    *(Column("sampled", 2), Column("trained", 3), Column("memory", 7), Column("idle", 8)),
+)
+_DEVICES = (
+    *("device", "used", Column("total", 3), "busy", Column("pool", 1), Column("user", 2)),
+    Column("others", kind="cut"),
+)
+_ALARMS = ("", "about", "alarm", Column("what", kind="cut"))
+_SIGNS = {"bad": "!!", "look": "!"}
+ENTER = "\x1b[?1049h\x1b[?25l\x1b[?2026h\x1b[H\x1b[2J"  # the other screen of the terminal, empty, until DRAWN
+DRAWN = "\x1b[?2026l"
+LEAVE = "\x1b[?25h\x1b[?1049l"
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """A snapshot of what `lorad top` shows."""
+
+    status: Status
+    runs: list[Run]
+    pools: list[Pool]
+    devices: list[Device]
+    alarms: Sequence[Alarm]
+    at: float
+
+
+def top(
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show runs, pools, devices and alarms at a glance; with --watch --json one line of JSON each time.
+
+    sampled, trained: tokens per second. An alarm with !! means that something is broken.
+    """
+    client = Client()
+    limits = config_of(client.home).alarms
+    while True:
+        seen = _look(client, limits)
+        if not as_json:
+            _show(seen, watch)
+        else:
+            shown = {name: getattr(seen, name) for name in ("runs", "pools", "devices", "alarms", "at")}
+            print(json_text(shown), flush=True) if watch else print_json(shown)
+        if not watch:
+            return
+        time.sleep(_SECONDS)
+
+
+def _look(client: Client, limits: AlarmLimits) -> _Look:
+    """Take a snapshot. The requests run one after the other, as together they take a few milliseconds."""
+    runs = sorted(client.list(limit=_MOST), key=lambda run: _ORDER.index(run.state))
+    status, pools, devices, now = client.status(), client.pools(), client.devices(), time.time()
+    raised = alarms(runs, limits, now, pools=pools, devices=devices, status=status)
+    return _Look(status, runs, pools, devices, raised, now)
+
+
+def _show(seen: _Look, watch: bool) -> None:
+    width = terminal_width()
+    raised = [
+        (_SIGNS[alarm.level], alarm.subject or alarm.on, alarm.kind, alarm.says) for alarm in seen.alarms
+    ]
+    below: list[tuple[Columns, Sequence[Sequence[object]]]] = [
+        (_POOLS, [_pool_row(pool) for pool in seen.pools]),
+        (_DEVICES, [_device_row(device) for device in seen.devices]),
+        (_ALARMS, raised),
+    ]
+    runs = [_run_cells(run) for run in seen.runs]
+    if width is not None:  # the runs that work, and as many more as fit into the terminal
+        least = len([run for run in seen.runs if run.state in _ORDER[:4]])
+        free = shutil.get_terminal_size((80, 24)).lines - 5 - sum(len(rows) + 2 for _, rows in below if rows)
+        runs = runs[: max(free, least, 3)]
+    if watch:
+        print("\x1b[H\x1b[2J", end="")
+    print(*folded_as_is(_headline(seen), width or 1000), sep="\n")
+    print()
+    print_table(_RUNS, runs, empty=NO_RUNS, single=True)
+    if (more := sum(seen.status.runs.values()) - len(runs)) > 0 and runs:
+        note(f"{more} more: `lorad list --all` shows every run.")
+    for columns, rows in below:
+        if rows:
+            print()
+            print_table(columns, rows, empty="", single=True)
+    sys.stdout.flush()
+
+
+def _headline(seen: _Look) -> str:
+    status = seen.status
+    counts = [f"{status.runs[state]} {state}" for state in _ORDER if status.runs.get(state)]
+    disk = [f"{size(status.disk.free)} free"] if status.disk else []
+    return "  ".join(["lorad", time.strftime("%H:%M:%S", time.localtime(seen.at)), ", ".join(counts), *disk])
+
+
+def _run_cells(run: Run) -> Sequence[object]:
+    """Return the cells of a run in the order of _RUNS."""
+    name, state, step, reward, evals, version, rate, owner, age, why = run_row(run)
+    return name, state, step, reward, rate, version, evals, owner, age, sparkline(run.recent, _SPARK), why
+
+
+def _pool_row(pool: Pool) -> Sequence[object]:
+    phases = [run.phase for run in pool.runs if run.phase != "idle"]
+    return (
+        pool.pool,
+        pool.state,
+        os.path.basename(pool.model) or pool.model,
+        runs_in(pool.tenants),
+        ", ".join(dict.fromkeys(phases)) or "idle",
+        versions_in(pool),
+        number(pool.engine_tokens_per_second, 0),
+        number(pool.trainer_tokens_per_second, 0),
+        size(pool.memory_bytes),
+        duration(pool.idle_seconds),
+    )
+
+
+def _device_row(device: Device) -> Sequence[object]:
+    """Return the row of `lorad devices`, shortened to the figures and the processes of others."""
+    name, _, *figures, _, _ = device_row(device)
+    return name, *figures, "; ".join(strangers(device))
+
+
+def tui(
+    readonly: Annotated[bool, typer.Option("--readonly", help="Only look: every action is refused.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="In a browser: prints a URL for you alone.")] = False,
+    port: Annotated[
+        int | None, typer.Option(help="Port on 127.0.0.1 for --serve; default: a free one.", min=0, max=65535)
+    ] = None,
+) -> None:
+    """Watch and control runs in the terminal, or (--serve) in a browser."""
+    if port is not None and not serve:
+        raise typer.BadParameter("it needs --serve", param_hint="--port")
+    if not serve and "TEXTUAL_DRIVER" not in os.environ and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        hint = "`lorad top` prints the same as text, and `lorad tui --serve` shows it in a browser."
+        raise SpecError("lorad tui needs a terminal, and its input or output is not one", hint=hint)
+    client = connected()
+    if serve:
+        from lorad.tui.web.server import serve as serve_browsers
+
+        serve_browsers(client.home.root, port=port or 0, readonly=readonly)
+        return
+    config = config_of(client.home)
+    os.environ.setdefault("TEXTUAL_FPS", "500")  # only what changed is drawn, and a key waits for two frames
+    gc.disable()  # until the first screen stands: a tenth of the time until then
+    with glance(client, config) if sys.stdout.isatty() and sys.stderr.isatty() else contextlib.nullcontext():
+        from lorad.tui.app import LoradApp
+
+        screens = LoradApp(client, readonly=readonly, config=config)
+    screens.run()
+
+
+@contextlib.contextmanager
+def glance(client: Client, config: Config) -> Iterator[None]:
+    """Print what `lorad top` shows while the screens are imported that replace it.
+
+    The import takes longer than everything else, on a machine with busy cores a second and more.
+    """
+    seen = _look(client, config.alarms)
+    try:
+        print(ENTER, end="")
+        _show(seen, watch=False)
+        print(DRAWN, end="", flush=True)
+        yield
+    except BaseException:
+        print(DRAWN, LEAVE, sep="", end="", flush=True)
+        raise
