@@ -108,9 +108,9 @@ class Transport:
         except CUT_OFF as error:
             raise DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=RESTART) from error
         if (version := answer.headers.get(VERSION_HEADER.lower(), "")) != __version__:
-            tell, Transport.on_other_version = Transport.on_other_version, None
-            if tell is not None:
-                tell(version)
+            report, Transport.on_other_version = Transport.on_other_version, None
+            if report is not None:
+                report(version)
         if answer.status >= 400:
             raise from_wire(_error_body(answer))
         return answer

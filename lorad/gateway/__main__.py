@@ -34,7 +34,7 @@ def main() -> int:
     if attempt := os.environ.get("LORAD_ATTEMPT"):
         HEART.start(AttemptDir(Path(attempt)).heartbeat)
     try:
-        gateway = gateway_of(Home(Path(home).absolute()), role)
+        gateway = _gateway_of(Home(Path(home).absolute()), role)
         learn_structs()
         asyncio.run(serve(gateway))
     except (LoradError, OSError) as error:
@@ -44,7 +44,7 @@ def main() -> int:
     return 0
 
 
-def gateway_of(home: Home, role: str) -> AbstractAsyncContextManager[object]:
+def _gateway_of(home: Home, role: str) -> AbstractAsyncContextManager[object]:
     """The front never has a tokenizer or a template in it, and a user cannot read config.yaml of a shared
     home.
     """

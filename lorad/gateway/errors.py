@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from msgspec import Struct
 
 from lorad import errors
 from lorad.errors import LoradError
 
 INVALID = "invalid_request_error"
 RETRY_SECONDS = 2
+
+
+class Description(Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct, frozen=True):
+    """An error as OpenAI writes it."""
+
+    error: Description
 
 
 class ApiError(Exception):
@@ -29,8 +42,8 @@ class ApiError(Exception):
         self.param, self.code, self.retry_after = param, code, retry_after
 
     @property
-    def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+    def body(self) -> ErrorBody:
+        return ErrorBody(Description(self.message, self.kind, self.param, self.code))
 
     @property
     def headers(self) -> dict[str, str]:

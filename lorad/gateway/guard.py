@@ -33,24 +33,24 @@ def guard(access: Access, limits: Limits) -> Middleware:
             with limits.place(owner) if request.method == "POST" else contextlib.nullcontext():
                 return await handler(request)
         except ApiError as error:
-            return failed(error)
+            return _failed(error)
         except LoradError as error:
             log.warning("%s: %s: %s", request.path, type(error).__name__, error)
-            return failed(from_lorad(error))
+            return _failed(from_lorad(error))
         except web.HTTPRequestEntityTooLarge:
-            return failed(ApiError(413, f"The request is larger than {BODY_BYTES} bytes."))
+            return _failed(ApiError(413, f"The request is larger than {BODY_BYTES} bytes."))
         except web.HTTPException as error:
             text = f"{request.method} {request.path} is not served here: {error.reason}."
-            return failed(ApiError(error.status, text, code="unknown_url"))
+            return _failed(ApiError(error.status, text, code="unknown_url"))
         except Exception:
             log.exception("%s %s", request.method, request.path)
             text = "This is a defect of lorad; the gateway's log has the details."
-            return failed(ApiError(500, text, kind="server_error"))
+            return _failed(ApiError(500, text, kind="server_error"))
 
     return guarded
 
 
-def failed(error: ApiError) -> web.Response:
+def _failed(error: ApiError) -> web.Response:
     return answer(error.body, status=error.status, headers=error.headers)
 
 

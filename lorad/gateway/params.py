@@ -71,7 +71,7 @@ class Wish(Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def tells_usage(self) -> bool:
+    def wants_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -97,7 +97,11 @@ class CompletionWish(Wish, frozen=True, kw_only=True):
 
 
 class ChatWish(Wish, frozen=True, kw_only=True):
-    """chat_template_kwargs: further variables of the chat template, as vLLM takes them."""
+    """A request for a chat.
+
+    messages: as the client wrote them; the chat template gets every key.
+    chat_template_kwargs: further variables of the chat template, as vLLM takes them.
+    """
 
     messages: list[dict[str, Any]]
     chat_template_kwargs: dict[str, Any] = {}
@@ -128,7 +132,7 @@ def read(body: bytes, kind: type[T], neutral: Mapping[str, tuple[Any, ...]]) -> 
         wish = msgspec.convert(asked, kind)
     except msgspec.ValidationError as error:
         raise unfit(error) from None
-    check(wish)
+    _check(wish)
     return wish
 
 
@@ -139,7 +143,7 @@ def unfit(error: msgspec.ValidationError) -> ApiError:
     return ApiError(400, f"{param or 'The body'}: {error}.", param=param)
 
 
-def check(wish: Wish) -> None:
+def _check(wish: Wish) -> None:
     if len(wish.stops) > MOST_STOPS or not all(wish.stops):
         raise refused("stop", f"give at most {MOST_STOPS} strings, none of them empty.")
     if wish.stream_options is not None and not wish.stream:

@@ -48,7 +48,7 @@ async def listening(
     door = Doorkeeper(runner.server, bounds)
     server = await asyncio.get_running_loop().create_unix_server(door, sock=listen(path, mode))
     log.info("the gateway answers on %s", path)
-    on_port = asyncio.create_task(listen_on_port(door, port)) if port else None
+    on_port = asyncio.create_task(_listen_on_port(door, port)) if port else None
     try:
         yield
     finally:
@@ -60,16 +60,16 @@ async def listening(
         await runner.cleanup()
 
 
-async def listen_on_port(door: Doorkeeper, port: int) -> None:
+async def _listen_on_port(door: Doorkeeper, port: int) -> None:
     """Listen until cancelled. If the port is taken, try again; the socket keeps working meanwhile."""
-    is_told = False
+    is_logged = False
     while True:
         try:
             server = await asyncio.get_running_loop().create_server(door, LOCAL, port)
         except OSError as error:
-            if not is_told:
+            if not is_logged:
                 log.error("nothing is served on %s:%d: %s", LOCAL, port, error.strerror)
-            is_told = True
+            is_logged = True
             await asyncio.sleep(PORT_SECONDS)
             continue
         log.info("the gateway answers on http://%s:%d/v1", LOCAL, port)

@@ -24,7 +24,7 @@ import msgspec
 from lorad.errors import LoradError
 from lorad.files import write_whole
 from lorad.gateway.errors import ApiError, from_lorad
-from lorad.protocol.traffic import WINDOW, Figures, Told
+from lorad.protocol.traffic import WINDOW, Figures, Report
 
 log = logging.getLogger(__name__)
 
@@ -87,14 +87,14 @@ class Tally:
             tokens=self.tokens,
             requests_per_second=self.ends.rate(now),
             tokens_per_second=self.made.rate(now),
-            ttft_p50=quantile(firsts, 0.5),
-            ttft_p95=quantile(firsts, 0.95),
-            p50=quantile(seconds, 0.5),
-            p95=quantile(seconds, 0.95),
+            ttft_p50=_quantile(firsts, 0.5),
+            ttft_p95=_quantile(firsts, 0.95),
+            p50=_quantile(seconds, 0.5),
+            p95=_quantile(seconds, 0.95),
         )
 
 
-def quantile(values: list[float], share: float) -> float | None:
+def _quantile(values: list[float], share: float) -> float | None:
     """The nearest rank, of values in order."""
     return values[math.ceil(share * len(values)) - 1] if values else None
 
@@ -129,9 +129,9 @@ class Traffic:
         """Whether everything counted has left the window, so that figures stay as they are."""
         return self.clock() - self._touched > WINDOW + 2 * PERIOD
 
-    def told(self) -> Told:
+    def report(self) -> Report:
         now = self.clock()
-        return Told(self._since, {name: tally.figures(now) for name, tally in self._tallies.items()})
+        return Report(self._since, {name: tally.figures(now) for name, tally in self._tallies.items()})
 
 
 class Counted:
@@ -172,7 +172,7 @@ class Counted:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        now, refused = self._traffic.touch(), is_refusal(error)
+        now, refused = self._traffic.touch(), _is_refusal(error)
         failed = self._is_failed or (error is not None and not refused and not isinstance(error, LEFT))
         for tally in self._tallies.values():
             tally.in_flight -= 1
@@ -185,17 +185,17 @@ class Counted:
                 tally.recent.append(Answer(now, self._first if self._streams else None, now - self._began))
 
 
-def is_refusal(error: BaseException | None) -> bool:
+def _is_refusal(error: BaseException | None) -> bool:
     """Whether the error means that the request asks for something that nobody can serve."""
-    told = from_lorad(error) if isinstance(error, LoradError) else error
-    return isinstance(told, ApiError) and told.status < 500
+    known = from_lorad(error) if isinstance(error, LoradError) else error
+    return isinstance(known, ApiError) and known.status < 500
 
 
 @asynccontextmanager
-async def telling(traffic: Traffic, path: Path) -> AsyncIterator[None]:
+async def reporting(traffic: Traffic, path: Path) -> AsyncIterator[None]:
     """The file is there from here on, and gone at the end."""
-    await asyncio.to_thread(put, path, traffic.told())
-    task = asyncio.create_task(_tell(traffic, path))
+    await asyncio.to_thread(put, path, traffic.report())
+    task = asyncio.create_task(_report(traffic, path))
     try:
         yield
     finally:
@@ -205,19 +205,19 @@ async def telling(traffic: Traffic, path: Path) -> AsyncIterator[None]:
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
-async def _tell(traffic: Traffic, path: Path) -> None:
+async def _report(traffic: Traffic, path: Path) -> None:
     while True:
         await asyncio.sleep(PERIOD)
         if not traffic.is_settled:
-            await asyncio.to_thread(put, path, traffic.told())
+            await asyncio.to_thread(put, path, traffic.report())
 
 
-def put(path: Path, told: Told) -> None:
+def put(path: Path, report: Report) -> None:
     """Whole, by one rename; nobody needs it after a power cut.
 
     A disk that does not take it leaves the old one.
     """
     try:
-        write_whole(path, msgspec.json.encode(told), durable=False)
+        write_whole(path, msgspec.json.encode(report), durable=False)
     except OSError as error:
         log.debug("%s: %s", path, error)

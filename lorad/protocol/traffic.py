@@ -41,7 +41,7 @@ class Figures(Struct, frozen=True):
     window: Rate = WINDOW
 
 
-class Told(Struct, frozen=True):
+class Report(Struct, frozen=True):
     """All that a gateway reports.
 
     since: Unix time at which counting began.

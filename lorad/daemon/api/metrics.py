@@ -59,14 +59,14 @@ class Read(Struct, frozen=True):
 
 
 async def exposition(ctx: Context) -> str:
-    found = await ctx.read(read, ctx.requests.meter.totals)
+    found = await ctx.read(_read, ctx.requests.meter.totals)
     ctx.requests.meter.totals = found.totals
     rows = aliases(ctx.store)[:ALIASES] if ctx.config.sharing.read == "all" else []
     traffic = await traffic_of(ctx, rows)
-    return "".join(f"{line}\n" for line in (*lines(ctx, found), *of_traffic(traffic)))
+    return "".join(f"{line}\n" for line in (*_lines(ctx, found), *_of_traffic(traffic)))
 
 
-def read(rows: Rows, before: StepTotals) -> Read:
+def _read(rows: Rows, before: StepTotals) -> Read:
     states = runs.count_by_state(rows)
     return Read(
         totals=add_new_steps(rows, before),
@@ -94,76 +94,76 @@ def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
         yield reading.run, (behind, max(0.0, journal.st_mtime - (reading.newest or 0.0)) if is_late else 0.0)
 
 
-def lines(ctx: Context, found: Read) -> Iterator[str]:
-    yield from one(
+def _lines(ctx: Context, found: Read) -> Iterator[str]:
+    yield from _one(
         "lorad_info",
         "gauge",
         "The version of lorad and its schema.",
         1,
         {"version": lorad.__version__, "schema": ctx.store.schema},
     )
-    yield from of_runs(ctx, found)
-    yield from of_devices(ctx)
-    yield from of_requests(ctx)
-    yield from of_process(ctx)
+    yield from _of_runs(ctx, found)
+    yield from _of_devices(ctx)
+    yield from _of_requests(ctx)
+    yield from _of_process(ctx)
 
 
-def of_runs(ctx: Context, found: Read) -> Iterator[str]:
+def _of_runs(ctx: Context, found: Read) -> Iterator[str]:
     totals = found.totals
-    yield from many(
+    yield from _many(
         "lorad_runs", "gauge", "Runs by state.", {("state", k): v for k, v in found.states.items()}
     )
     ended = {("reason", k): v for k, v in found.attempts.items()}
-    yield from many("lorad_attempts_ended_total", "counter", "Attempts that ended, by reason.", ended)
-    yield from one(
+    yield from _many("lorad_attempts_ended_total", "counter", "Attempts that ended, by reason.", ended)
+    yield from _one(
         "lorad_steps_total", "counter", "Optimizer steps, those behind a rewind too.", totals.steps
     )
-    yield from one("lorad_tokens_total", "counter", "Sampled tokens of those steps.", totals.tokens)
-    told = "Samples of those steps whose reward failed."
-    yield from one("lorad_failed_rewards_total", "counter", told, totals.failed_rewards)
-    told = "Updates of those steps whose loss or gradient was not finite."
-    yield from one("lorad_skipped_updates_total", "counter", told, totals.skipped_updates)
-    yield from summary("lorad_step_seconds", "Seconds of a step.", totals.seconds, totals.steps)
-    told = "Seconds in which a step's version was exported, loaded and attested."
-    yield from summary("lorad_publish_seconds", told, totals.publish_seconds, totals.published)
-    yield from one("lorad_versions", "gauge", "Versions that are known.", found.versions)
-    yield from one("lorad_aliases", "gauge", "Aliases.", found.aliases)
-    yield from one("lorad_events", "gauge", "The number of the newest event.", found.events)
-    yield from one("lorad_queue_length", "gauge", "Runs that wait for a device.", len(found.waits))
-    yield from one(
+    yield from _one("lorad_tokens_total", "counter", "Sampled tokens of those steps.", totals.tokens)
+    says = "Samples of those steps whose reward failed."
+    yield from _one("lorad_failed_rewards_total", "counter", says, totals.failed_rewards)
+    says = "Updates of those steps whose loss or gradient was not finite."
+    yield from _one("lorad_skipped_updates_total", "counter", says, totals.skipped_updates)
+    yield from _summary("lorad_step_seconds", "Seconds of a step.", totals.seconds, totals.steps)
+    says = "Seconds in which a step's version was exported, loaded and attested."
+    yield from _summary("lorad_publish_seconds", says, totals.publish_seconds, totals.published)
+    yield from _one("lorad_versions", "gauge", "Versions that are known.", found.versions)
+    yield from _one("lorad_aliases", "gauge", "Aliases.", found.aliases)
+    yield from _one("lorad_events", "gauge", "The number of the newest event.", found.events)
+    yield from _one("lorad_queue_length", "gauge", "Runs that wait for a device.", len(found.waits))
+    yield from _one(
         "lorad_queue_longest_wait_seconds",
         "gauge",
         "The longest wait of these runs.",
         max(found.waits, default=0.0),
     )
-    yield from of_ingest(ctx, found.lags)
+    yield from _of_ingest(ctx, found.lags)
 
 
-def of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]:
-    told = "The part of the journals that has not been read into the database yet."
+def _of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]:
+    says = "The part of the journals that has not been read into the database yet."
     named = list(lags.items())[:RUNS] if ctx.config.sharing.read == "all" else []
     for number, (unit, kind) in enumerate((("bytes", int), ("seconds", float))):
         by_run = {("run", run): kind(lag[number]) for run, lag in named}
-        yield from many(f"lorad_ingest_lag_{unit}", "gauge", told, by_run)
+        yield from _many(f"lorad_ingest_lag_{unit}", "gauge", says, by_run)
         largest = max((lag[number] for lag in lags.values()), default=0)
-        yield from one(
+        yield from _one(
             f"lorad_ingest_lag_{unit}_max", "gauge", "The largest lag of all active runs.", largest
         )
 
 
-def of_devices(ctx: Context) -> Iterator[str]:
+def _of_devices(ctx: Context) -> Iterator[str]:
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
     held = {("device", device, "pool", pool.id): 1 for pool in up for device in pool.setup.names}
-    yield from one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.gpus.devices))
-    yield from many("lorad_leases", "gauge", "1 for each device that a pool holds.", held)
+    yield from _one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.gpus.devices))
+    yield from _many("lorad_leases", "gauge", "1 for each device that a pool holds.", held)
     states = Counter(("state", pool.state) for pool in up)
-    yield from many("lorad_pools", "gauge", "Pools that are up, by state.", states)
+    yield from _many("lorad_pools", "gauge", "Pools that are up, by state.", states)
     answering = [(pool.id, pool.status) for pool in up if pool.status]
     memory = {("pool", name): status.rss_bytes for name, status in answering}
-    yield from many("lorad_pool_memory_bytes", "gauge", "Resident memory of a pool's process.", memory)
+    yield from _many("lorad_pool_memory_bytes", "gauge", "Resident memory of a pool's process.", memory)
     for of in ("engine", "trainer"):
         rates = {("pool", name): getattr(status, f"{of}_tokens_per_second") for name, status in answering}
-        yield from many(
+        yield from _many(
             f"lorad_pool_{of}_tokens_per_second",
             "gauge",
             f"Tokens per second of its {of}, over the last seconds.",
@@ -171,76 +171,78 @@ def of_devices(ctx: Context) -> Iterator[str]:
         )
 
 
-def of_requests(ctx: Context) -> Iterator[str]:
+def _of_requests(ctx: Context) -> Iterator[str]:
     meter = ctx.requests.meter
     answers = {
         ("method", method, "status", status): n for (method, status), n in sorted(meter.answers.items())
     }
-    yield from many("lorad_requests_total", "counter", "Answers of the API.", answers)
-    yield from histogram("lorad_request_seconds", "Seconds until the answer, but for events.", meter.requests)
-    yield from histogram("lorad_swap_seconds", "Seconds of a swap: loaded, attested, moved.", meter.swaps)
-    yield from one("lorad_swaps_failed_total", "counter", "Swaps that changed nothing.", meter.failed_swaps)
-    yield from one("lorad_event_followers", "gauge", "Readers of events.", meter.followers)
-    yield from one("lorad_readers_active", "gauge", "Long questions under way.", ctx.readers.active)
+    yield from _many("lorad_requests_total", "counter", "Answers of the API.", answers)
+    yield from _histogram(
+        "lorad_request_seconds", "Seconds until the answer, but for events.", meter.requests
+    )
+    yield from _histogram("lorad_swap_seconds", "Seconds of a swap: loaded, attested, moved.", meter.swaps)
+    yield from _one("lorad_swaps_failed_total", "counter", "Swaps that changed nothing.", meter.failed_swaps)
+    yield from _one("lorad_event_followers", "gauge", "Readers of events.", meter.followers)
+    yield from _one("lorad_readers_active", "gauge", "Long questions under way.", ctx.readers.active)
 
 
-def of_traffic(told: Mapping[str, Figures | None]) -> Iterator[str]:
+def _of_traffic(found: Mapping[str, Figures | None]) -> Iterator[str]:
     """Write the gateways' figures by alias. The counters start from zero when a gateway restarts."""
-    known = {("alias", alias): figures for alias, figures in told.items() if figures is not None}
+    known = {("alias", alias): figures for alias, figures in found.items() if figures is not None}
     for key, kind, says in TRAFFIC:
         values = {label: getattr(figures, key) for label, figures in known.items()}
         name = f"lorad_gateway_{key}{'_total' if kind == 'counter' else ''}"
-        yield from many(
+        yield from _many(
             name, kind, says, {label: value for label, value in values.items() if value is not None}
         )
 
 
-def of_process(ctx: Context) -> Iterator[str]:
+def _of_process(ctx: Context) -> Iterator[str]:
     own = psutil.Process(os.getpid())
     cpu = own.cpu_times()
-    yield from one("lorad_database_bytes", "gauge", "The database.", ctx.home.database.stat().st_size)
-    yield from one("lorad_database_wal_bytes", "gauge", "Its write-ahead log.", ctx.readers.wal_bytes())
-    yield from one(
+    yield from _one("lorad_database_bytes", "gauge", "The database.", ctx.home.database.stat().st_size)
+    yield from _one("lorad_database_wal_bytes", "gauge", "Its write-ahead log.", ctx.readers.wal_bytes())
+    yield from _one(
         "lorad_journal_bytes", "gauge", "The daemon's own journal.", ctx.home.journal.stat().st_size
     )
     if ctx.storage.disk.used is not None:
-        yield from one(
+        yield from _one(
             "lorad_disk_bytes",
             "gauge",
             "Size of the home and its storage, when last measured.",
             ctx.storage.disk.used,
         )
     if ctx.config.disk_budget is not None:
-        yield from one(
+        yield from _one(
             "lorad_disk_budget_bytes", "gauge", "disk_budget of config.yaml.", ctx.config.disk_budget
         )
-    yield from one(
+    yield from _one(
         "process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", own.memory_info().rss
     )
-    yield from one("process_cpu_seconds_total", "counter", "CPU time of the daemon.", cpu.user + cpu.system)
-    yield from one("process_start_time_seconds", "gauge", "Unix time.", ctx.loop.started_at)
+    yield from _one("process_cpu_seconds_total", "counter", "CPU time of the daemon.", cpu.user + cpu.system)
+    yield from _one("process_start_time_seconds", "gauge", "Unix time.", ctx.loop.started_at)
 
 
-def one(name: str, kind: str, told: str, value: float, labels: Labels = NONE) -> Iterator[str]:
-    yield from head(name, kind, told)
+def _one(name: str, kind: str, says: str, value: float, labels: Labels = NONE) -> Iterator[str]:
+    yield from _head(name, kind, says)
     yield sample(name, labels, value)
 
 
-def many(name: str, kind: str, told: str, values: Mapping[tuple[Any, ...], float]) -> Iterator[str]:
+def _many(name: str, kind: str, says: str, values: Mapping[tuple[Any, ...], float]) -> Iterator[str]:
     """values: by names and values of labels, one after the other."""
-    yield from head(name, kind, told)
+    yield from _head(name, kind, says)
     for key, value in values.items():
         yield sample(name, dict(zip(key[::2], key[1::2], strict=True)), value)
 
 
-def summary(name: str, told: str, total: float, count: int) -> Iterator[str]:
-    yield from head(name, "summary", told)
+def _summary(name: str, says: str, total: float, count: int) -> Iterator[str]:
+    yield from _head(name, "summary", says)
     yield sample(f"{name}_sum", NONE, total)
     yield sample(f"{name}_count", NONE, count)
 
 
-def histogram(name: str, told: str, found: Histogram) -> Iterator[str]:
-    yield from head(name, "histogram", told)
+def _histogram(name: str, says: str, found: Histogram) -> Iterator[str]:
+    yield from _head(name, "histogram", says)
     reached = 0
     for bound, count in zip((*BOUNDS, "+Inf"), found.counts, strict=True):
         reached += count
@@ -249,15 +251,15 @@ def histogram(name: str, told: str, found: Histogram) -> Iterator[str]:
     yield sample(f"{name}_count", NONE, reached)
 
 
-def head(name: str, kind: str, told: str) -> Iterator[str]:
-    yield f"# HELP {name} {told}"
+def _head(name: str, kind: str, says: str) -> Iterator[str]:
+    yield f"# HELP {name} {says}"
     yield f"# TYPE {name} {kind}"
 
 
 def sample(name: str, labels: Labels, value: float) -> str:
-    pairs = ",".join(f'{key}="{escaped(str(text))}"' for key, text in labels.items())
+    pairs = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
     return f"{name}{{{pairs}}} {value!r}" if pairs else f"{name} {value!r}"
 
 
-def escaped(text: str) -> str:
+def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -29,7 +29,7 @@ async def scraped(ctx: Context) -> AsyncIterator[None]:
     if port is None:
         yield
         return
-    runner = bounded(scrape_app(ctx), shutdown_timeout=1.0)
+    runner = bounded(_scrape_app(ctx), shutdown_timeout=1.0)
     await runner.setup()
     listener = None
     try:
@@ -46,7 +46,7 @@ async def scraped(ctx: Context) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
-def scrape_app(ctx: Context) -> web.Application:
+def _scrape_app(ctx: Context) -> web.Application:
     async def answer(request: web.Request) -> web.Response:
         if not is_ours(request.headers.get("Host", ""), ctx.config.metrics.port):
             return web.Response(status=403, text="ask by the name of 127.0.0.1 or localhost\n")

@@ -18,16 +18,16 @@ from aiohttp import web
 from lorad import __version__
 from lorad.bounds import BODY_BYTES
 from lorad.client.transport import PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
-from lorad.daemon.access import Access
-from lorad.daemon.api.authorize import authorize
-from lorad.daemon.api.body import read_body
-from lorad.daemon.api.call import Call
+from lorad.daemon.access import Access, Subject, is_admin, must_be_admin, of_alias, of_run, refuse
+from lorad.daemon.api.call import Call, read_body
 from lorad.daemon.api.verbs import ROUTES
 from lorad.daemon.context import Context
 from lorad.daemon.counters import metered
 from lorad.daemon.process.users import Caller, name_of
+from lorad.daemon.runs.versions import find_version
 from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
 from lorad.protocol.listener import answers
+from lorad.store import aliases, runs
 
 log = logging.getLogger("lorad.daemon")
 
@@ -77,7 +77,7 @@ def _endpoint(
             _refuse_other_protocol(request)
             caller = _caller(request, shared=ctx.users.shared)
             call = Call(request, caller, await read_body(request, ctx.requests.bounds.body))
-            authorize(ctx, call, access)
+            _authorize(ctx, call, access)
             result = await handler(ctx, call)
             return result if isinstance(result, web.StreamResponse) else _json(result)
         except LoradError as error:
@@ -89,6 +89,36 @@ def _endpoint(
     return answer
 
 
+def _authorize(ctx: Context, call: Call, access: Access) -> None:
+    """Check whether the caller has the access that a route needs to what its path names.
+
+    Raises NotAllowed, NotFound. What only the body names is left to the handler: `must_own`, `must_see`.
+    """
+    if not ctx.users.shared or access is Access.ANY or is_admin(ctx, call.caller):
+        return
+    if access is Access.ADMIN:
+        must_be_admin(ctx, call.caller)
+    if (subject := _subject_of(ctx, call)) is not None:
+        refuse(ctx, call.caller, subject, access)
+
+
+def _subject_of(ctx: Context, call: Call) -> Subject | None:
+    """Find what a request is about; None when it is no single thing, or an alias or pool that does not exist.
+
+    Where the path names something, a `run` of the query means nothing: anybody may write one there. Raises
+    NotFound.
+    """
+    named = call.request.match_info
+    if run := named.get("run") or (None if named else call.text("run")):
+        return of_run(runs.get(ctx.store, run))
+    if version := named.get("version"):
+        return of_run(runs.get(ctx.store, find_version(ctx, version).run))
+    if alias := aliases.find(ctx.store, named.get("alias", "")):
+        return of_alias(alias)
+    pool = ctx.pools.get(named.get("pool", ""))
+    return Subject(f"pool {pool.id}", pool.setup.owner) if pool else None
+
+
 async def _say_version(_request: web.Request, response: web.StreamResponse) -> None:
     response.headers[VERSION_HEADER] = __version__
 
@@ -97,12 +127,13 @@ def _refuse_other_protocol(request: web.Request) -> None:
     """Raises Conflict. A request that names no protocol, such as curl's, is accepted."""
     asked = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
     if asked != str(PROTOCOL) and request.path not in OF_ANY_PROTOCOL:
-        told = (
+        message = (
             f"the daemon (version {__version__}) speaks protocol {PROTOCOL}, and this command protocol "
             f"{asked[:8]}"
         )
         raise Conflict(
-            told, hint="`lorad daemon restart` starts the daemon of the version that you call; runs continue."
+            message,
+            hint="`lorad daemon restart` starts the daemon of the version that you call; runs continue.",
         )
 
 

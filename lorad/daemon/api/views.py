@@ -81,7 +81,7 @@ def history(rows: Rows, row: RunRow) -> History:
     """Read what took place in a run; it takes its time where that was much."""
     warnings = events.of_kind(rows, row.name, "warning", since=row.created_at, limit=WARNINGS)
     messages = [warning.get("message", "") for warning in reversed(warnings)]
-    return History(attempts_of(rows, row), trainable(rows, row), messages)
+    return History(_attempts_of(rows, row), _trainable(rows, row), messages)
 
 
 def show_view(ctx: Context, row: RunRow, history: History) -> RunDetails:
@@ -90,11 +90,11 @@ def show_view(ctx: Context, row: RunRow, history: History) -> RunDetails:
         run_view(row),
         directory=row.directory,
         cwd=asked_in(row),
-        reference=reference_of(row),
+        reference=_reference_of(row),
         sweep=row.sweep,
         serving=row.serving,
         spec=json.loads(row.spec),
-        processes=processes_of(ctx, row),
+        processes=_processes_of(ctx, row),
         **asdict(history),
     )
 
@@ -107,7 +107,7 @@ def asked_in(row: RunRow) -> str | None:
         return None
 
 
-def reference_of(row: RunRow) -> Reference | None:
+def _reference_of(row: RunRow) -> Reference | None:
     """Name the reference that KL is measured against; None where that is the base."""
     try:
         there = request_of(row).reference
@@ -116,17 +116,19 @@ def reference_of(row: RunRow) -> Reference | None:
     return None if there is None else Reference(there.name, there.sha256)
 
 
-def attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
+def _attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
     """Describe the attempts of a run.
 
     changed: dotted keys whose values differ from the attempt before, for attempts that kept their spec.
     """
     found: list[Attempt] = []
-    before: dict[str, Any] | None = None
+    before: dict[str, Any] | None = None  # a spec as JSON
     for attempt in runs.attempts(rows, row.name):
         spec = spec_at(run_dir(row).attempt(attempt.attempt))
         plain = msgspec.to_builtins(spec) if spec else None
-        found.append(of_row(Attempt, attempt, changed=differences(before, plain) if before and plain else {}))
+        found.append(
+            of_row(Attempt, attempt, changed=_differences(before, plain) if before and plain else {})
+        )
         before = plain
     return found
 
@@ -139,32 +141,32 @@ def spec_at(attempt: AttemptDir) -> Spec | None:
         return None
 
 
-def differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
-    """Compare two plain mappings: dotted key -> the value in the second."""
+def _differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
+    """Compare two specs as JSON: dotted key -> the value in the second, whatever its type."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return {} if before == after else {key: after}
     return {
         changed: value
         for name in after
-        for changed, value in differences(
+        for changed, value in _differences(
             before.get(name), after[name], f"{key}.{name}" if key else name
         ).items()
     }
 
 
-def trainable(rows: Rows, row: RunRow) -> Trainable | None:
+def _trainable(rows: Rows, row: RunRow) -> Trainable | None:
     """Read the newest attempt's counts of parameters, of the adapter and of its base; None before any
     attempt.
     """
     attempts = events.of_kind(rows, row.name, "attempt", since=row.created_at, limit=1)
     if not attempts:
         return None
-    told = attempts[0]
-    own, base = told.get("parameters", 0), told.get("base_parameters", 0)
+    newest = attempts[0]
+    own, base = newest.get("parameters", 0), newest.get("base_parameters", 0)
     return Trainable(own, base or None, own / (own + base) if base else None)
 
 
-def processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
+def _processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
     """List the processes that an active run has now, shims included."""
     if row.state not in ("starting", "running", "stopping"):
         return []
@@ -185,7 +187,7 @@ def version_view(ctx: Context, row: VersionRow) -> Version:
 
 
 def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
-    status = believed(ctx, pool)
+    status = _believed(ctx, pool)
     tenants = status.tenants if status else []
     return Pool(
         pool=pool.id,
@@ -195,7 +197,7 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
         device=pool.setup.names[0],
         mode=pool.setup.mode,
         threads=pool.setup.threads,
-        runtime=runtime_view(pool.attempt()),
+        runtime=_runtime_view(pool.attempt()),
         tenants=[tenant.run for tenant in tenants],
         runs=[PoolRun(tenant.run, tenant.phase, tenant.bytes, tenant.waited) for tenant in tenants],
         capacity=status.capacity if status else None,
@@ -203,14 +205,14 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
         engine_tokens_per_second=status.engine_tokens_per_second if status else 0.0,
         trainer_tokens_per_second=status.trainer_tokens_per_second if status else 0.0,
         engine=engine_view(pool.setup.engine, status),
-        trainer=trainer_view(pool.setup.trainer, status),
+        trainer=_trainer_view(pool.setup.trainer, status),
         devices=list(pool.setup.names),
         memory_bytes=status.rss_bytes if status else None,
         idle_seconds=pool.idle_seconds,
     )
 
 
-def runtime_view(attempt: AttemptDir) -> Runtime | None:
+def _runtime_view(attempt: AttemptDir) -> Runtime | None:
     """Read what the process of a pool's attempt was started with; None where that was not kept."""
     try:
         return msgspec.convert(told_runtime(attempt), Runtime | None)
@@ -218,7 +220,7 @@ def runtime_view(attempt: AttemptDir) -> Runtime | None:
         return None
 
 
-def believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
+def _believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
     """Take a pool's status, in a shared daemon without what it claims about runs of other owners."""
     if pool.status is None or not ctx.users.shared:
         return pool.status
@@ -228,7 +230,7 @@ def believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
     return msgspec.structs.replace(pool.status, tenants=tenants, loaded=loaded)
 
 
-def trainer_view(name: str, status: PoolStatus | None) -> Trainer:
+def _trainer_view(name: str, status: PoolStatus | None) -> Trainer:
     """The backend's name, the versions of what trains apart from the pool, and how it is;
     as `engine_view`.
     """

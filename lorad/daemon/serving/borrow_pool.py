@@ -37,7 +37,7 @@ async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
     pool = await admitted(ctx, run)
     pool.guests += 1
     try:
-        await ready(ctx, pool)
+        await _ready(ctx, pool)
         yield pool
     finally:
         pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
@@ -86,7 +86,7 @@ def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
     return any(pool.setup.takes(msgspec.structs.replace(setup, **alike)) for setup in setups)
 
 
-async def ready(ctx: Context, pool: Pool) -> None:
+async def _ready(ctx: Context, pool: Pool) -> None:
     """Wait until the pool has answered once. Raises PoolLost when it ends before, or takes too long."""
     deadline = time.monotonic() + ctx.patience.pool_ready
     while pool.status is None:

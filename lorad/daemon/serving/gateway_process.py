@@ -54,20 +54,25 @@ class Gateway:
         return list(attempts_under(self.root))
 
 
+def state_of(ctx: Context, gateway: Gateway) -> ProcessState:
+    """Look at the newest process of a gateway; it is absent when there never was one."""
+    lives = gateway.lives
+    return ctx.processes.inspect(lives[-1]) if lives else ProcessState("absent")
+
+
 def keep(ctx: Context, gateway: Gateway, *, wanted: bool) -> None:
     """Start it when it is wanted, and watch it from then on. One that is not wanted any more is not started
     again.
 
     Raises OSError, and StorageError when the status of its process cannot be read: that is done all the
     same."""
-    lives = gateway.lives
+    lives, state = gateway.lives, state_of(ctx, gateway)
     newest = lives[-1] if lives else None
-    state = ctx.processes.inspect(newest) if newest else ProcessState("absent")
     if newest and state.is_up:
-        look_after(ctx, gateway, newest)
+        _look_after(ctx, gateway, newest)
     elif wanted and time.time() >= not_before(lives):
         number = int(newest.root.name) + (state.phase != "absent") if newest else 1
-        start(ctx, gateway, AttemptDir(gateway.root / "attempts" / f"{number:04d}"))
+        _start(ctx, gateway, AttemptDir(gateway.root / "attempts" / f"{number:04d}"))
         for old in lives[:-KEPT]:
             shutil.rmtree(old.root, ignore_errors=True)
     if state.trouble:
@@ -89,7 +94,7 @@ def not_before(lives: list[AttemptDir]) -> float:
     return 0.0 if ended > time.time() else ended + pause
 
 
-def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
+def _look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
     """Watch a gateway's process; end it when its settings changed or the home was moved, so that the next can
     start.
     """
@@ -104,7 +109,7 @@ def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
             ctx.processes.signal(attempt, signal.SIGTERM)
 
 
-def start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
+def _start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
     """Raises OSError."""
     if gateway.user is not None:
         passable(gateway.root.parent, gateway.root)
@@ -127,19 +132,18 @@ def stop(ctx: Context, gateway: Gateway) -> bool:
 
 def put_away(ctx: Context, gateway: Gateway) -> None:
     """Ask a gateway to end, and kill it when it is still up after a while. Repeat it until it is gone."""
-    lives = gateway.lives
-    if not lives or not ctx.processes.inspect(lives[-1]).is_up:
+    if not state_of(ctx, gateway).is_up:
         return
-    number, asked_at = ctx.processes.signalled.get(lives[-1].root, (0, 0.0))
+    newest = gateway.lives[-1]
+    number, asked_at = ctx.processes.signalled.get(newest.root, (0, 0.0))
     if number != signal.SIGTERM:
         log.info("%s: nobody needs it any more", gateway.title)
-        ctx.processes.signalled[lives[-1].root] = (signal.SIGTERM, time.monotonic())
-        ctx.processes.signal(lives[-1], signal.SIGTERM)
+        ctx.processes.signalled[newest.root] = (signal.SIGTERM, time.monotonic())
+        ctx.processes.signal(newest, signal.SIGTERM)
     elif time.monotonic() - asked_at > TERM_SECONDS:
-        ctx.processes.kill_group(lives[-1])
+        ctx.processes.kill_group(newest)
 
 
 def is_up(ctx: Context, gateway: Gateway) -> bool:
     """Check whether the gateway answers."""
-    lives = gateway.lives
-    return bool(lives) and ctx.processes.inspect(lives[-1]).phase == "alive" and answers(gateway.socket)
+    return state_of(ctx, gateway).phase == "alive" and answers(gateway.socket)

@@ -16,7 +16,7 @@ from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded
 from lorad.daemon.serving import gateway_process
-from lorad.daemon.serving.gateway_process import Gateway, is_up, keep, put_away
+from lorad.daemon.serving.gateway_process import Gateway, is_up, keep, put_away, state_of
 from lorad.daemon.troubles import Item
 from lorad.protocol.listener import FOR_ALL
 from lorad.store.runs import owners_served
@@ -64,8 +64,7 @@ def owners_known(ctx: Context) -> set[int]:
     owners = ctx.home.gateway / "owners"
     there = {int(path.name) for path in owners.iterdir() if path.name.isdigit()} if owners.is_dir() else set()
     for uid in there - ctx.serving.gateways_asked.keys():
-        lives = gateway_of(ctx, uid).lives
-        is_there = bool(lives) and ctx.processes.inspect(lives[-1]).is_up
+        is_there = state_of(ctx, gateway_of(ctx, uid)).is_up
         ctx.serving.gateways_asked[uid] = time.monotonic() if is_there else float("-inf")
     return there
 
@@ -81,7 +80,7 @@ def want_gateway_of(ctx: Context, uid: int) -> None:
 def public_gateway(ctx: Context) -> Gateway:
     """Describe the gateway that every client asks."""
     settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
-    arguments, for_all = [str(ctx.home.root)], is_for_all(ctx)
+    arguments, for_all = [str(ctx.home.root)], _is_for_all(ctx)
     if ctx.users.shared:
         settings |= {"for_all": for_all, "role": "front"}
         arguments.append("front")
@@ -98,12 +97,12 @@ def gateway_of(ctx: Context, uid: int) -> Gateway:
     return Gateway(title, root, socket, (str(ctx.home.root), "owner"), {"role": "owner"}, {}, user)
 
 
-def is_for_all(ctx: Context) -> bool:
+def _is_for_all(ctx: Context) -> bool:
     """Whoever may see a version may ask it, and where only owners do, they need a token."""
     return ctx.users.shared and ctx.config.sharing.read == "all"
 
 
-def gateways(ctx: Context) -> Iterator[Gateway]:
+def _gateways(ctx: Context) -> Iterator[Gateway]:
     """Yield every gateway that there may be."""
     yield public_gateway(ctx)
     if ctx.users.shared:
@@ -112,13 +111,13 @@ def gateways(ctx: Context) -> Iterator[Gateway]:
 
 def living_gateways(ctx: Context) -> Iterator[AttemptDir]:
     """Yield the newest life of each gateway."""
-    for gateway in gateways(ctx):
+    for gateway in _gateways(ctx):
         yield from gateway.lives[-1:]
 
 
 def stop_gateway(ctx: Context) -> bool:
     """Ask all to end when their requests have; False when there is none that everybody asks."""
-    public, *_ = [gateway_process.stop(ctx, gateway) for gateway in gateways(ctx)]
+    public, *_ = [gateway_process.stop(ctx, gateway) for gateway in _gateways(ctx)]
     return public
 
 

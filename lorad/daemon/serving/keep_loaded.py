@@ -28,42 +28,42 @@ def hold(ctx: Context) -> None:
     """Begin to load what lacks and to let go what is too much, in every pool that has answered since the last
     look.
     """
-    each(ctx, hold_in, list(ctx.pools.values()), of_pool)
+    each(ctx, _hold_in, list(ctx.pools.values()), of_pool)
 
 
-def hold_in(ctx: Context, pool: Pool) -> None:
+def _hold_in(ctx: Context, pool: Pool) -> None:
     if pool.state != "ready":
         pool.refusals.clear()
         return
     seen = pool.polled_at, ctx.serving.served
     if pool.held_at == seen or pool.is_holding:
         return
-    lacking, spare = difference(ctx, pool)
+    lacking, spare = _difference(ctx, pool)
     pool.held_at = seen
     if lacking or spare:
         pool.is_holding = True
-        ctx.spawn(settle(ctx, pool, lacking, spare))
+        ctx.spawn(_settle(ctx, pool, lacking, spare))
 
 
-def difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
+def _difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
     """List the versions to load, most important first, as far as there is room, and the names of those to
     unload.
     """
     kept = set(pool.status.kept if pool.status else [])
     held = held_versions(ctx.store)
     spare = sorted(kept - {name_of(row) for row in held} - set(ctx.serving.in_hand))
-    missing = [row for row in held if name_of(row) not in kept and is_due(pool, name_of(row))]
+    missing = [row for row in held if name_of(row) not in kept and _is_due(pool, name_of(row))]
     at_home = {name for name in {row.run for row in missing} if fits(ctx, runs.get(ctx.store, name), pool)}
     due = [row for row in missing if row.run in at_home]
-    return with_room(ctx, pool, due), spare
+    return _with_room(ctx, pool, due), spare
 
 
-def is_due(pool: Pool, name: str) -> bool:
+def _is_due(pool: Pool, name: str) -> bool:
     refusal = pool.refusals.get(name)
     return refusal is None or time.monotonic() >= refusal.not_before
 
 
-def with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[VersionRow]:
+def _with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[VersionRow]:
     """Select the versions that fit beside the pool's runs, and warn about the others."""
     if not lacking or pool.status is None:
         return []
@@ -74,20 +74,20 @@ def with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[Versi
         versions, memory = versions + (not is_there), memory + (0 if is_there else row.bytes)
         if not is_there and (versions > room.max_versions or (room.memory and memory > room.memory)):
             versions, memory = versions - 1, memory - row.bytes
-            tell(ctx, pool, row, "it has no room left beside its runs")
+            _warn_once(ctx, pool, row, "it has no room left beside its runs")
         else:
             fitting.append(row)
     return fitting
 
 
-async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: list[str]) -> None:
+async def _settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: list[str]) -> None:
     """Unload and load versions in a pool.
 
     What a pool refuses is tried again later, ever more rarely; a pool that is gone is dealt with elsewhere.
     """
     try:
         if spare:
-            await in_thread(ctx, pool.setup.owner, let_go, ctx, pool, spare)
+            await in_thread(ctx, pool.setup.owner, _let_go, ctx, pool, spare)
         for row in lacking:
             try:
                 refuse_other_base(ctx, runs.get(ctx.store, row.run), pool)
@@ -97,7 +97,7 @@ async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: lis
                 pool.refusals.pop(name_of(row), None)
             except LoradError as error:
                 if pool.state == "ready":
-                    refuse(ctx, pool, row, error.message)
+                    _refuse(ctx, pool, row, error.message)
         await ask_status(ctx, pool)
     except (LoradError, OSError):
         pass  # the pool ended
@@ -106,24 +106,24 @@ async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: lis
         ctx.loop.poke()
 
 
-def let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
+def _let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
     """Let the pool unload versions. Runs in a thread."""
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         for name in names:
             connection.call("let_go", LetGo(name))
 
 
-def refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
+def _refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
     """Pause attempts to load a version into the pool, longer each time, and warn its run."""
     name = name_of(row)
     times = pool.refusals[name].times + 1 if name in pool.refusals else 1
     pool.refusals[name] = Refusal(
         times, time.monotonic() + min(FIRST_PAUSE * 2.0 ** (times - 1), LONGEST_PAUSE)
     )
-    tell(ctx, pool, row, why)
+    _warn_once(ctx, pool, row, why)
 
 
-def tell(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
+def _warn_once(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
     """Warn the run once."""
     name = name_of(row)
     held = "pinned" if row.pinned else f"served as {', '.join(row.aliases)}"

@@ -23,21 +23,21 @@ def keep_serving(ctx: Context) -> None:
     serves: dict[str, set[str]] = {}
 
     def keep_run_serving(ctx: Context, run: RunRow) -> None:
-        pool = pool_of(ctx, run)
+        pool = _pool_of(ctx, run)
         waiting = ""
         if pool is None and RunState(run.state).is_over:
-            pool, waiting = brought_up(ctx, run)
+            pool, waiting = _brought_up(ctx, run)
         if pool is not None:
             serves.setdefault(pool.id, set()).add(run.name)
         if RunState(run.state).is_over:
-            tell(ctx, run, pool, waiting)
+            _note_waiting(ctx, run, pool, waiting)
 
     each(ctx, keep_run_serving, runs.that_serve(ctx.store), of_run)
     for pool in ctx.pools.values():
         pool.serves = serves.get(pool.id, set())
 
 
-def pool_of(ctx: Context, run: RunRow) -> Pool | None:
+def _pool_of(ctx: Context, run: RunRow) -> Pool | None:
     """Find the pool that served the run last, if it is up.
 
     Once it is ready, its next death has a short pause.
@@ -53,7 +53,7 @@ def pool_of(ctx: Context, run: RunRow) -> Pool | None:
     return pool
 
 
-def brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
+def _brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
     """Start a pool, or say why there is none now."""
     pause, not_before = ctx.serving.pauses.get(run.name, (0.0, 0.0))
     if time.monotonic() < not_before:
@@ -68,14 +68,14 @@ def brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
     return pool, ""
 
 
-def tell(ctx: Context, run: RunRow, pool: Pool | None, waiting: str) -> None:
+def _note_waiting(ctx: Context, run: RunRow, pool: Pool | None, waiting: str) -> None:
     """Write into the run's row what serving it waits for, with an event when that changed."""
     if waiting == run.waiting:
         return
     with ctx.store.write():
         runs.set_fields(ctx.store, run.name, waiting=waiting)
-        told = {"waiting": waiting, "pool": pool.id if pool else None}
-        events.append(ctx.store, run.name, "serving", told)
+        facts = {"waiting": waiting, "pool": pool.id if pool else None}
+        events.append(ctx.store, run.name, "serving", facts)
 
 
 def set_serving(ctx: Context, names: Iterable[str], pool: Pool) -> None:

@@ -34,11 +34,11 @@ def write_table(ctx: Context) -> None:
     served = ctx.serving.served
     try:
         ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
-        told = table(ctx)
+        table = _table(ctx)
         if ctx.users.shared:
             for uid in owners_known(ctx) | owners_wanted(ctx):
-                tell_owner(ctx, uid, told)
-        write_whole(ctx.home.gateway / FILE, msgspec.json.encode(told))
+                _write_for_owner(ctx, uid, table)
+        write_whole(ctx.home.gateway / FILE, msgspec.json.encode(table))
     except OSError as error:
         where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target
         raise StorageError(
@@ -47,21 +47,23 @@ def write_table(ctx: Context) -> None:
     ctx.serving.table = served
 
 
-def table(ctx: Context) -> Names:
+def _table(ctx: Context) -> Names:
     by_run: dict[str, list[VersionRow]] = {}
     for version in held_versions(ctx.store):
         by_run.setdefault(version.run, []).append(version)
     names = {row.alias: name_of(row) for row in aliases.aliases(ctx.store)}
     found = (
-        entry for name, rows in by_run.items() for entry in entries(ctx, runs.get(ctx.store, name), rows)
+        entry for name, rows in by_run.items() for entry in _entries(ctx, runs.get(ctx.store, name), rows)
     )
     return Names(names, {entry.name: entry for entry in found})
 
 
-def entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> list[Served]:
+def _entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> list[Served]:
     """Make the table's entries for versions of one run; none when the run's files cannot be read."""
     try:
-        model_path, socket = request_of(run).model_path, socket_of(ctx, run)
+        model_path = request_of(run).model_path
+        ready = (pool for pool in ctx.pools.values() if pool.state == "ready" and fits(ctx, run, pool))
+        socket = next((pool.setup.socket for pool in ready), None)
     except (OSError, msgspec.MsgspecError, LoradError):
         return []
     return [
@@ -70,15 +72,10 @@ def entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> list[Serve
     ]
 
 
-def socket_of(ctx: Context, run: RunRow) -> str | None:
-    ready = (pool for pool in ctx.pools.values() if pool.state == "ready" and fits(ctx, run, pool))
-    return next((pool.setup.socket for pool in ready), None)
-
-
-def tell_owner(ctx: Context, uid: int, told: Names) -> None:
+def _write_for_owner(ctx: Context, uid: int, table: Names) -> None:
     """Write an owner's part of the table to their gateway, unless it has it. Raises OSError."""
-    versions = {name: served for name, served in told.versions.items() if served.owner_uid == uid}
-    names = {alias: name for alias, name in told.aliases.items() if name in versions}
+    versions = {name: served for name, served in table.versions.items() if served.owner_uid == uid}
+    names = {alias: name for alias, name in table.aliases.items() if name in versions}
     data = msgspec.json.encode(Names(names, versions))
     if ctx.serving.tables.get(uid) == data:
         return

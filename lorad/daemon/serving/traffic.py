@@ -15,11 +15,11 @@ import msgspec
 
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import on_behalf
-from lorad.daemon.serving.gateway_process import Gateway
+from lorad.daemon.serving.gateway_process import state_of
 from lorad.daemon.serving.gateways import gateway_of, public_gateway
 from lorad.errors import LoradError
 from lorad.files import read_file
-from lorad.protocol.traffic import FILE, FILE_BYTES, Figures, Told
+from lorad.protocol.traffic import FILE, FILE_BYTES, Figures, Report
 from lorad.store import runs
 from lorad.store.rows import AliasRow
 
@@ -33,22 +33,22 @@ async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figure
     by_run = runs.owners_of_aliased(ctx.store) if ctx.users.shared else {}
     of = {row.alias: by_run.get(row.run, NOBODY) for row in rows}
     uids = sorted({*of.values()})
-    told = dict(zip(uids, await asyncio.gather(*(told_by(ctx, uid) for uid in uids)), strict=True))
-    return {alias: figures(told[uid], alias) for alias, uid in of.items()}
+    reports = dict(zip(uids, await asyncio.gather(*(reported_by(ctx, uid) for uid in uids)), strict=True))
+    return {alias: _figures(reports[uid], alias) for alias, uid in of.items()}
 
 
-def figures(names: Names | None, alias: str) -> Figures | None:
-    """Zeros where it was not asked for yet."""
+def _figures(names: Names | None, alias: str) -> Figures | None:
+    """Find the figures of an alias, zeros where it was not asked for yet; None where no gateway reports."""
     return None if names is None else names.get(alias, Figures())
 
 
-async def told_by(ctx: Context, uid: int) -> Names | None:
+async def reported_by(ctx: Context, uid: int) -> Names | None:
     """Read the figures that the owner's gateway wrote; None while it is not up."""
     if ctx.users.shared and uid == NOBODY:
         return None
     gateway = gateway_of(ctx, uid) if ctx.users.shared else public_gateway(ctx)
     path = gateway.socket.with_name(FILE) if ctx.users.shared else gateway.root / FILE
-    if not is_there(ctx, gateway):
+    if state_of(ctx, gateway).phase != "alive":
         return None
     try:
         async with asyncio.timeout(READ_SECONDS):
@@ -57,14 +57,9 @@ async def told_by(ctx: Context, uid: int) -> Names | None:
         return None
 
 
-def is_there(ctx: Context, gateway: Gateway) -> bool:
-    lives = gateway.lives
-    return bool(lives) and ctx.processes.inspect(lives[-1]).phase == "alive"
-
-
 def read(path: Path) -> Names | None:
     """Raises OSError."""
     try:
-        return msgspec.json.decode(read_file(path, FILE_BYTES, links=False), type=Told).names
+        return msgspec.json.decode(read_file(path, FILE_BYTES, links=False), type=Report).names
     except (msgspec.MsgspecError, RecursionError):
         return None

@@ -28,7 +28,7 @@ from lorad.gateway.own.shapes import ChatShape, CompletionShape, Shape
 from lorad.gateway.own.watchdog import watched
 from lorad.gateway.params import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatWish, CompletionWish, Wish, read
 from lorad.gateway.server import listening
-from lorad.gateway.traffic import Counted, Traffic, telling
+from lorad.gateway.traffic import Counted, Traffic, reporting
 from lorad.protocol import served, traffic
 
 log = logging.getLogger(__name__)
@@ -76,9 +76,12 @@ class Gateway:
 async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """The gateway of a home that belongs to one user."""
     gateway = Gateway(Resolver(home, home.gateway / served.FILE), Access(settings.tokens))
-    told = telling(gateway.traffic, home.gateway / traffic.FILE)
+    reported = reporting(gateway.traffic, home.gateway / traffic.FILE)
     try:
-        async with told, listening(make_app(gateway), home.gateway_socket, CONNECTIONS, port=settings.port):
+        async with (
+            reported,
+            listening(_make_app(gateway), home.gateway_socket, CONNECTIONS, port=settings.port),
+        ):
             yield gateway
     finally:
         await gateway.close()
@@ -90,44 +93,44 @@ async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
     resolver = Resolver(home, home.gateway_of(uid) / served.FILE)
     gateway = Gateway(resolver, Access(None), limits=Limits(MOST_REQUESTS, MOST_REQUESTS), has_front=True)
     socket = home.gateway_socket_of(uid)
-    told = telling(gateway.traffic, socket.with_name(traffic.FILE))
+    reported = reporting(gateway.traffic, socket.with_name(traffic.FILE))
     try:
-        async with watched(), told, listening(make_app(gateway), socket, BEHIND_FRONT):
+        async with watched(), reported, listening(_make_app(gateway), socket, BEHIND_FRONT):
             yield gateway
     finally:
         await gateway.close()
 
 
-def make_app(gateway: Gateway) -> web.Application:
+def _make_app(gateway: Gateway) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(gateway.access, gateway.limits)])
     add_models(app, gateway.resolver.table, gateway.access)
-    app.router.add_post("/v1/completions", partial(complete, gateway))
-    app.router.add_post("/v1/chat/completions", partial(chat, gateway))
+    app.router.add_post("/v1/completions", partial(_complete, gateway))
+    app.router.add_post("/v1/chat/completions", partial(_chat, gateway))
     return app
 
 
-async def complete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def _complete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body, meant = await arrived(request), gateway.meant(request)
     wish = read(body, CompletionWish, NEUTRAL_COMPLETION)
     asked = Asked(partial(of_completion, wish), wish.logprobs is not None, len(body), meant)
     with gateway.counted(wish) as counted:
         generation = await gateway.generator.open(wish, asked, counted)
         shape = CompletionShape(wish, generation, logprobs=asked.logprobs, alternatives=bool(wish.logprobs))
-        return await told(request, wish, generation, shape, counted)
+        return await _answered(request, wish, generation, shape, counted)
 
 
-async def chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body, meant = await arrived(request), gateway.meant(request)
     wish = read(body, ChatWish, NEUTRAL_CHAT)
     with gateway.counted(wish) as counted:
         asked = Asked(partial(of_chat, wish), wish.logprobs, len(body), meant)
         generation = await gateway.generator.open(wish, asked, counted)
-        return await told(
+        return await _answered(
             request, wish, generation, ChatShape(wish, generation, logprobs=wish.logprobs), counted
         )
 
 
-async def told(
+async def _answered(
     request: web.Request, wish: Wish, generation: Generation, shape: Shape, counted: Counted
 ) -> web.StreamResponse:
     headers = {VERSION: generation.served.name}
@@ -140,27 +143,27 @@ async def told(
         await response.prepare(request)
         # the client has left; closing `items` ends it in the pool
         with contextlib.suppress(ConnectionResetError):
-            await stream(response, generation, shape, counted)
+            await _stream(response, generation, shape, counted)
     return response
 
 
-async def stream(
+async def _stream(
     response: web.StreamResponse, generation: Generation, shape: Shape, counted: Counted
 ) -> None:
     """Send server-sent events. An error can now only be sent as one of them; then `[DONE]` is missing."""
     try:
         async with aclosing(generation.pieces()) as all_pieces:
             async for pieces in all_pieces:
-                await tell(response, [chunk for piece in pieces for chunk in shape.chunks(piece)])
-        await tell(response, shape.last(), b"data: [DONE]\n\n")
+                await _send_events(response, [chunk for piece in pieces for chunk in shape.chunks(piece)])
+        await _send_events(response, shape.last(), b"data: [DONE]\n\n")
         counted.whole()
     except LoradError as error:
         counted.failed()
         log.warning("a stream of %s ended: %s: %s", generation.served.name, type(error).__name__, error)
-        await tell(response, [from_lorad(error).body])
+        await _send_events(response, [from_lorad(error).body])
     await response.write_eof()
 
 
-async def tell(response: web.StreamResponse, events: list[Any], end: bytes = b"") -> None:
+async def _send_events(response: web.StreamResponse, events: list[Any], end: bytes = b"") -> None:
     if data := b"".join(map(event, events)) + end:
         await send(response, data)

@@ -64,9 +64,9 @@ class Completion:
         tokens = chunk.tokens.tolist()
         self.made += len(tokens)
         spoken = tokens[:-1] if chunk.finish == "stop" and tokens[-1:] and self._ends(tokens[-1]) else tokens
-        text, told = "", []
+        text, described = "", []
         for place, token in enumerate(tokens):
-            told.append(
+            described.append(
                 Token(self.base.token_text(token), float(chunk.logprobs[place]), self.length + len(text))
             )
             if place < len(spoken):
@@ -75,7 +75,9 @@ class Completion:
             text += self.cutter.add(self.detokenizer.rest())
             text += self.cutter.rest()
         self.length += len(text)
-        return Piece(self.index, text, told, "stop" if chunk.finish and self.cutter.is_cut else chunk.finish)
+        return Piece(
+            self.index, text, described, "stop" if chunk.finish and self.cutter.is_cut else chunk.finish
+        )
 
     def _ends(self, token: int) -> bool:
         return token in self.base.tokenizer.eos_ids
@@ -112,7 +114,7 @@ class Generation:
                 pieces = [self._completion(chunk).take(chunk) for chunk in item.split(self.prompts)]
                 self.counted.said(sum(len(piece.tokens) for piece in pieces))
                 yield pieces
-                item = await following(self.items)
+                item = await _following(self.items)
 
     def _completion(self, chunk: Chunk) -> Completion:
         return self.completions[int(chunk.prompt) * self.per_prompt + chunk.index]
@@ -158,16 +160,16 @@ class Generator:
         if served.socket is None:
             raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
         base, peer = await self.bases.get(served.model_path), await self.peers.get(served.socket)
-        tokens = await tokenized(wish, asked, base)
+        tokens = await _tokenized(wish, asked, base)
         most = new_tokens(wish, tokens, base, peer.max_tokens)
         made = prompts(wish, tokens)
         sampling = wish.sampling(most, tuple(base.tokenizer.eos_ids), logprobs=asked.logprobs)
         items = peer.connection.stream("serve", Generate(served.name, made, sampling))
-        first = await following(items)
-        return Generation(served, made, completions(base, wish, len(made)), first, items, counted, wish.n)
+        first = await _following(items)
+        return Generation(served, made, _completions(base, wish, len(made)), first, items, counted, wish.n)
 
 
-async def tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
+async def _tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
     """The prompts. Raises what `asked.tokenize` raises."""
     if isinstance(wish, ChatWish):
         async with base.rendering:
@@ -175,14 +177,14 @@ async def tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
     return asked.tokenize(base) if asked.size < INLINE else await asyncio.to_thread(asked.tokenize, base)
 
 
-def completions(base: Base, wish: Wish, count: int) -> list[Completion]:
+def _completions(base: Base, wish: Wish, count: int) -> list[Completion]:
     return [
         Completion(index, base, Detokenizer(base.tokenizer), StopCutter(wish.stops))
         for index in range(count * wish.n)
     ]
 
 
-async def following(items: AsyncGenerator[Any, None]) -> Any:
+async def _following(items: AsyncGenerator[Any, None]) -> Any:
     """The next one. Raises PoolLost when the pool says nothing for too long."""
     try:
         async with asyncio.timeout(POOL_SECONDS):

@@ -23,11 +23,11 @@ def of_completion(wish: CompletionWish, base: Base) -> list[list[int]]:
     given = wish.prompt
     if isinstance(given, str):
         given = [given]
-    if given and all(is_token(part) for part in given):
+    if given and all(_is_token(part) for part in given):
         given = [given]
     if given and all(isinstance(part, str) for part in given):
         return base.tokenizer.encode_batch(given, special=True)
-    if not given or not all(isinstance(part, list) and all(map(is_token, part)) for part in given):
+    if not given or not all(isinstance(part, list) and all(map(_is_token, part)) for part in given):
         raise refused(
             "prompt", "give a string, a list of strings, a list of tokens, or a list of lists of tokens."
         )
@@ -42,12 +42,15 @@ def of_chat(wish: ChatWish, base: Base) -> list[list[int]]:
         raise refused("messages", "there are none.")
     if not base.tokenizer.has_chat_template:
         raise ApiError(400, "This model has no chat template: use /v1/completions.", param="messages")
-    text = base.tokenizer.chat([message(given) for given in wish.messages], wish.chat_template_kwargs)
+    text = base.tokenizer.chat([_message(given) for given in wish.messages], wish.chat_template_kwargs)
     return [base.tokenizer.encode(text)]
 
 
-def message(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its content as one string. Raises ApiError if the content is not text."""
+def _message(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its content as one string and its other keys as the client wrote them.
+
+    Raises ApiError if the content is not text.
+    """
     if not isinstance(given.get("role"), str):
         raise refused("messages", "every message needs a role.")
     for key in ("tool_calls", "function_call", "audio"):
@@ -99,5 +102,5 @@ def prompts(wish: Wish, tokens: Sequence[Sequence[int]]) -> list[Prompt]:
     ]
 
 
-def is_token(value: Any) -> bool:
+def _is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)

@@ -12,7 +12,7 @@ from lorad.gateway.own.generation import Generation, Piece, Token
 from lorad.gateway.own.text import BROKEN
 from lorad.gateway.params import Wish
 
-Json = dict[str, Any]
+Json = dict[str, Any]  # parts of OpenAI's answers, which only a client reads
 
 
 class Shape(ABC):
@@ -29,7 +29,7 @@ class Shape(ABC):
         self, wish: Wish, generation: Generation, *, logprobs: bool, alternatives: bool = False
     ) -> None:
         self._generation, self._logprobs, self._alternatives = generation, logprobs, alternatives
-        self._tells_usage = wish.tells_usage
+        self._wants_usage = wish.wants_usage
         self._begun: set[int] = set()
         self._about = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
@@ -53,14 +53,14 @@ class Shape(ABC):
         """
         choices = self._choices(piece)
         self._begun.add(piece.index)
-        usage = {"usage": None} if self._tells_usage else {}
+        usage = {"usage": None} if self._wants_usage else {}
         return [
             {**self._about, "object": self.chunk_object, "choices": [choice], **usage} for choice in choices
         ]
 
     def last(self) -> list[Json]:
         """Return the chunks that follow all pieces."""
-        if not self._tells_usage:
+        if not self._wants_usage:
             return []
         return [{**self._about, "object": self.chunk_object, "choices": [], "usage": self._generation.usage}]
 
@@ -78,14 +78,14 @@ class CompletionShape(Shape):
     whole_object = chunk_object = "text_completion"
 
     def _choice(self, piece: Piece) -> Json:
-        logprobs = self._told(piece.tokens) if self._logprobs else None
+        logprobs = self._logprobs_of(piece.tokens) if self._logprobs else None
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _choices(self, piece: Piece) -> list[Json]:
         is_nothing = not piece.text and piece.finish is None and not self._logprobs
         return [] if is_nothing else [self._choice(piece)]
 
-    def _told(self, tokens: Sequence[Token]) -> Json:
+    def _logprobs_of(self, tokens: Sequence[Token]) -> Json:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -100,12 +100,12 @@ class ChatShape(Shape):
 
     def _choice(self, piece: Piece) -> Json:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
-        logprobs = self._told(piece.tokens) if self._logprobs else None
+        logprobs = self._logprobs_of(piece.tokens) if self._logprobs else None
         return {"index": piece.index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _choices(self, piece: Piece) -> list[Json]:
         """The role comes first, the reason for the end last."""
-        logprobs = self._told(piece.tokens) if self._logprobs and piece.tokens else None
+        logprobs = self._logprobs_of(piece.tokens) if self._logprobs and piece.tokens else None
         deltas: list[tuple[Json, Json | None, str | None]] = []
         if piece.index not in self._begun:
             deltas.append(({"role": "assistant", "content": ""}, None, None))
@@ -114,19 +114,19 @@ class ChatShape(Shape):
         if piece.finish is not None:
             deltas.append(({}, None, piece.finish))
         return [
-            {"index": piece.index, "delta": delta, "logprobs": told, "finish_reason": finish}
-            for delta, told, finish in deltas
+            {"index": piece.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            for delta, logprobs, finish in deltas
         ]
 
-    def _told(self, tokens: Sequence[Token]) -> Json:
+    def _logprobs_of(self, tokens: Sequence[Token]) -> Json:
         content = [
-            {"token": t.text, "logprob": t.logprob, "bytes": bytes_of(t.text), "top_logprobs": []}
+            {"token": t.text, "logprob": t.logprob, "bytes": _bytes_of(t.text), "top_logprobs": []}
             for t in tokens
         ]
         return {"content": content, "refusal": None}
 
 
-def bytes_of(text: str) -> list[int] | None:
+def _bytes_of(text: str) -> list[int] | None:
     """Return the bytes of a token, or None if it is only a part of a character, whose text does not show its
     bytes.
     """

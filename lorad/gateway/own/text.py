@@ -25,17 +25,17 @@ class Detokenizer:
 
     def add(self, tokens: Sequence[int]) -> str:
         """Return the text that is complete now; "" while a character is incomplete."""
-        told = []
+        texts = []
         for token in tokens:
             self._pending.append(token)
-            told.append(self._tell(is_last=False))
-        return "".join(told)
+            texts.append(self._decode(is_last=False))
+        return "".join(texts)
 
     def rest(self) -> str:
         """Return the text that is left when there are no more tokens."""
-        return self._tell(is_last=True)
+        return self._decode(is_last=True)
 
-    def _tell(self, *, is_last: bool) -> str:
+    def _decode(self, *, is_last: bool) -> str:
         before = self._tokenizer.decode(self._context)
         text = self._tokenizer.decode(self._context + self._pending)[len(before) :]
         is_whole = text and not text.endswith(BROKEN)
@@ -60,18 +60,18 @@ class StopCutter:
         self._held += text
         found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if found:
-            self.is_cut, told, self._held = True, self._held[: min(found)], ""
-            return told
-        keep = max((beginning(self._held, stop) for stop in self._stops), default=0)
-        told, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return told
+            self.is_cut, sent, self._held = True, self._held[: min(found)], ""
+            return sent
+        keep = max((_beginning(self._held, stop) for stop in self._stops), default=0)
+        sent, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return sent
 
     def rest(self) -> str:
-        told, self._held = self._held, ""
-        return told
+        sent, self._held = self._held, ""
+        return sent
 
 
-def beginning(text: str, stop: str) -> int:
+def _beginning(text: str, stop: str) -> int:
     """Return how many of the last characters of `text` are the first of `stop`."""
     return next(
         (size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0

@@ -57,14 +57,14 @@ class Front:
 async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[Front]:
     for_all = os.environ.get(FOR_ALL) == "1"
     routes = Routes(home)
-    limits = Limits(min(MOST_REQUESTS, files() // FILES_OF_ONE), MOST_OF_ONE)
+    limits = Limits(min(MOST_REQUESTS, _files() // FILES_OF_ONE), MOST_OF_ONE)
     front = Front(
         routes, Owners(home, routes), Access(settings.tokens, for_all=for_all, private=not for_all), limits
     )
     mode = 0o666 if for_all else 0o600
     try:
         async with listening(
-            make_app(front), home.gateway_socket, CONNECTIONS, mode=mode, port=settings.port
+            _make_app(front), home.gateway_socket, CONNECTIONS, mode=mode, port=settings.port
         ):
             yield front
     finally:
@@ -72,7 +72,7 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[Front
         await routes.close()
 
 
-def files() -> int:
+def _files() -> int:
     """Raise the limit of open files as far as this process may, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
@@ -81,24 +81,24 @@ def files() -> int:
     return max(soft, wanted)
 
 
-def make_app(front: Front) -> web.Application:
+def _make_app(front: Front) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(front.access, front.limits)])
     add_models(app, front.routes.table, front.access)
-    app.router.add_post("/v1/completions", partial(forward, front))
-    app.router.add_post("/v1/chat/completions", partial(forward, front))
+    app.router.add_post("/v1/completions", partial(_forward, front))
+    app.router.add_post("/v1/chat/completions", partial(_forward, front))
     return app
 
 
-async def forward(front: Front, request: web.Request) -> web.StreamResponse:
+async def _forward(front: Front, request: web.Request) -> web.StreamResponse:
     body = await arrived(request)
-    owner = await front.routes.find(model := model_in(body))
+    owner = await front.routes.find(model := _model_in(body))
     if not front.access.viewer(request)(owner.owner_uid):
         raise no_such_model(model)
     async with front.owners.asked(owner, request.path, body) as answer:
-        return await passed_on(request, answer)
+        return await _passed_on(request, answer)
 
 
-def model_in(body: bytes) -> str:
+def _model_in(body: bytes) -> str:
     """Raises ApiError."""
     try:
         return msgspec.json.decode(body, type=Named).model
@@ -108,7 +108,7 @@ def model_in(body: bytes) -> str:
         raise ApiError(400, f"The body is not JSON: {error}.") from None
 
 
-async def passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
     """Byte for byte, as they come.
 
     An answer that breaks off breaks off here as well; a stream says so first.
@@ -126,12 +126,12 @@ async def passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> web
                 await send(response, data)
         except aiohttp.ClientError as error:
             log.warning("an answer broke off: %s", error)
-            await broken_off(request, response, is_stream=is_stream)
+            await _broken_off(request, response, is_stream=is_stream)
         await response.write_eof()
     return response
 
 
-async def broken_off(request: web.Request, response: web.StreamResponse, *, is_stream: bool) -> None:
+async def _broken_off(request: web.Request, response: web.StreamResponse, *, is_stream: bool) -> None:
     """Raises ConnectionResetError for what no word can be added to."""
     if not is_stream:
         if request.transport is not None:

@@ -71,10 +71,10 @@ class Owners:
             await self._up(owner)
             response = await self._post_again(owner, path, body)
         except (OSError, aiohttp.ClientError) as error:
-            raise gone(owner, error) from error
+            raise _gone(owner, error) from error
         async with response:
             if not 200 <= response.status < 600:
-                raise gone(owner, ValueError(f"it answered with status {response.status}"))
+                raise _gone(owner, ValueError(f"it answered with status {response.status}"))
             yield response
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class Owners:
         try:
             return await self._post(owner, path, body)
         except (OSError, aiohttp.ClientError) as error:
-            raise gone(owner, error) from error
+            raise _gone(owner, error) from error
 
     def _session(self, uid: int) -> aiohttp.ClientSession:
         session = self._sessions.get(uid)
@@ -128,6 +128,6 @@ class Owners:
             raise PoolLost(f"the gateway of user {owner.owner_uid} is not up", hint=AGAIN) from None
 
 
-def gone(owner: ServingOwner, error: Exception) -> PoolLost:
+def _gone(owner: ServingOwner, error: Exception) -> PoolLost:
     why = str(error) or type(error).__name__
     return PoolLost(f"the gateway of user {owner.owner_uid} does not answer: {why}", hint=AGAIN)

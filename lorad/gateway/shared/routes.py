@@ -16,7 +16,7 @@ from lorad.client.requests import ModelRequest
 from lorad.client.shapes import ServingOwner
 from lorad.errors import DaemonUnreachable, NotFound, from_wire
 from lorad.gateway.errors import no_such_model
-from lorad.gateway.table import Table
+from lorad.gateway.table import Table, remember
 from lorad.protocol.served import FILE
 
 ASK_SECONDS = 10.0
@@ -66,14 +66,11 @@ class Routes:
         except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError
             raise DaemonUnreachable(f"no daemon answers on {self._socket}: {error}") from error
         try:
-            found = understood(answer.status, data)
+            found = _understood(answer.status, data)
         except NotFound:
             raise no_such_model(model) from None
         if found.version == model:
-            self._others[model] = found, time.monotonic()
-            self._others.move_to_end(model)
-            while len(self._others) > REMEMBERED:
-                self._others.popitem(last=False)
+            remember(self._others, model, (found, time.monotonic()), REMEMBERED)
         return found
 
     async def close(self) -> None:
@@ -81,12 +78,12 @@ class Routes:
         await self._daemon.close()
 
 
-def understood(status: int, data: bytes) -> ServingOwner:
+def _understood(status: int, data: bytes) -> ServingOwner:
     """Raises the error that the daemon sent."""
     try:
         if status < 400:
             return msgspec.json.decode(data, type=ServingOwner)
-        told: Any = msgspec.json.decode(data)["error"]
+        answered: Any = msgspec.json.decode(data)["error"]
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise DaemonUnreachable(f"the daemon answered {status}: {data[:200]!r}") from error
-    raise from_wire(told)
+    raise from_wire(answered)

@@ -15,11 +15,13 @@ from openai import OpenAI
 
 from lorad.box.paths import Home
 from lorad.daemon.api.metrics import exposition
+from lorad.daemon.context import Context
 from lorad.daemon.serving import gateways, traffic
+from lorad.daemon.serving.gateway_process import state_of
 from lorad.errors import PoolLost
 from lorad.gateway.errors import ApiError
 from lorad.gateway.traffic import NAMES, RECENT, Counted, Traffic, put
-from lorad.protocol.traffic import FILE, FILE_BYTES, WINDOW, Figures, Told
+from lorad.protocol.traffic import FILE, FILE_BYTES, WINDOW, Figures, Report
 from lorad.store import runs
 from lorad.store.rows import AliasRow
 from tests.kit.daemon_world import finished, serving, until
@@ -54,11 +56,15 @@ def ask(
         counted.whole()
 
 
+def is_alive(ctx: Context) -> bool:
+    return state_of(ctx, gateways.public_gateway(ctx)).phase == "alive"
+
+
 def of(traffic: Traffic, name: str = "bot") -> Figures:
-    return traffic.told().names[name]
+    return traffic.report().names[name]
 
 
-def told(world: World, name: str) -> Figures:
+def reports(world: World, name: str) -> Figures:
     """What the file of the gateway says, zeros before there is one."""
     return (found(world.home.gateway / FILE) or {}).get(name, Figures())
 
@@ -129,52 +135,52 @@ def test_however_many_ask_for_however_much_memory_stays_bounded(clock: Clock) ->
             ask(Counted(traffic), f"a@{number}", tokens=1 << 40)
         for _ in range(3 * RECENT):
             ask(Counted(traffic), "a@0", tokens=1 << 40)
-        assert len(traffic.told().names) == NAMES and of(traffic).in_flight == 1
+        assert len(traffic.report().names) == NAMES and of(traffic).in_flight == 1
         assert len(traffic.of("a@0").recent) == RECENT
     data = msgspec.json.encode(
-        Told(0.0, {"x" * 140 + name: figure for name, figure in traffic.told().names.items()})
+        Report(0.0, {"x" * 140 + name: figure for name, figure in traffic.report().names.items()})
     )
     assert len(data) < FILE_BYTES
 
 
 # -- the gateway ---------------------------------------------------------------------------------------------
 def test_the_gateway_tells_what_it_served(world: World, client: OpenAI) -> None:
-    before = told(world, "bot")
+    before = reports(world, "bot")
     answer = client.completions.create(model="bot", prompt="1 2", max_tokens=8, n=2)
     chunks = list(client.completions.create(model="bot", prompt="1 2", max_tokens=8, stream=True))
     assert chunks and answer.usage is not None
-    wait_until(lambda: told(world, "bot").requests == before.requests + 2)
-    after = told(world, "bot")
+    wait_until(lambda: reports(world, "bot").requests == before.requests + 2)
+    after = reports(world, "bot")
     assert after.tokens - before.tokens >= answer.usage.completion_tokens + 1
     assert (after.in_flight, after.failed) == (0, before.failed)
     assert after.p95 and after.ttft_p50 and after.ttft_p50 <= after.p95 and after.tokens_per_second > 0
-    assert told(world, "sorter@0").requests >= 2
+    assert reports(world, "sorter@0").requests >= 2
 
 
 def test_a_request_under_way_is_in_flight_and_one_that_left_has_not_failed(
     world: World, client: OpenAI
 ) -> None:
-    before = told(world, "bot")
+    before = reports(world, "bot")
     stream = client.completions.create(
         model="bot", prompt="1", max_tokens=1900, n=64, temperature=2, stream=True
     )
     assert next(iter(stream)).choices
-    wait_until(lambda: told(world, "bot").in_flight == 1)
+    wait_until(lambda: reports(world, "bot").in_flight == 1)
     stream.close()
-    wait_until(lambda: told(world, "bot").in_flight == 0)
-    after = told(world, "bot")
+    wait_until(lambda: reports(world, "bot").in_flight == 0)
+    after = reports(world, "bot")
     assert (after.requests, after.failed) == (before.requests + 1, before.failed)
 
 
 def test_what_is_refused_is_not_traffic_and_what_is_unknown_has_no_name(world: World, client: OpenAI) -> None:
-    before = told(world, "bot").requests
+    before = reports(world, "bot").requests
     with pytest.raises(sdk.BadRequestError):
         client.completions.create(model="bot", prompt="1", max_tokens=5000)
     with pytest.raises(sdk.NotFoundError):
         client.completions.create(model="nobody", prompt="1")
     client.completions.create(model="bot", prompt="1", max_tokens=1)
-    wait_until(lambda: told(world, "bot").requests > before)
-    assert told(world, "bot").requests == before + 1
+    wait_until(lambda: reports(world, "bot").requests > before)
+    assert reports(world, "bot").requests == before + 1
     assert "nobody" not in json.loads((world.home.gateway / FILE).read_bytes())["names"]
 
 
@@ -183,7 +189,7 @@ def test_an_alias_that_cannot_be_served_fails(world: World) -> None:
     write_table(world.home, {"cold": version.version}, {version.version: entry(*placed(world), socket=None)})
     with openai(world.home) as client, pytest.raises(sdk.InternalServerError):
         client.completions.create(model="cold", prompt="1")
-    wait_until(lambda: told(world, "cold").failed == 1)
+    wait_until(lambda: reports(world, "cold").failed == 1)
 
 
 def placed(world: World) -> tuple[Any, Path, Any]:
@@ -200,12 +206,12 @@ def test_a_file_that_cannot_be_written_changes_nothing(world: World, client: Ope
             continue  # it is being written
     try:
         client.completions.create(model="bot", prompt="1", max_tokens=1)
-        put(world.home.gateway / FILE, Told(0.0, {}))
+        put(world.home.gateway / FILE, Report(0.0, {}))
     finally:
         blocked.rmdir()
-    before = told(world, "bot").requests
+    before = reports(world, "bot").requests
     client.completions.create(model="bot", prompt="1", max_tokens=1)
-    wait_until(lambda: told(world, "bot").requests > before)
+    wait_until(lambda: reports(world, "bot").requests > before)
 
 
 # -- the daemon ----------------------------------------------------------------------------------------------
@@ -213,8 +219,8 @@ async def test_aliases_have_the_traffic_of_a_gateway_that_is_up(home: Path) -> N
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")
-        await until(lambda: traffic.is_there(api.ctx, gateways.public_gateway(api.ctx)))
-        put(api.ctx.home.gateway / FILE, Told(0.0, {"bot": Figures(requests=7)}))
+        await until(lambda: is_alive(api.ctx))
+        put(api.ctx.home.gateway / FILE, Report(0.0, {"bot": Figures(requests=7)}))
         (row,) = await api("aliases")
         assert (row.traffic.requests, row.step, row.owner) == (7, 3, row.by)
         assert 'lorad_gateway_requests_total{alias="bot"} 7' in await exposition(api.ctx)
@@ -225,7 +231,7 @@ async def test_without_a_gateway_there_is_no_traffic(home: Path, monkeypatch: py
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")
-        put(api.ctx.home.gateway / FILE, Told(0.0, {"bot": Figures(requests=7)}))  # of one that was killed
+        put(api.ctx.home.gateway / FILE, Report(0.0, {"bot": Figures(requests=7)}))  # of one that was killed
         assert [row.traffic for row in await api("aliases")] == [None]
         assert "lorad_gateway_requests_total{" not in await exposition(api.ctx)
 
@@ -273,7 +279,7 @@ async def test_a_disk_that_hangs_holds_up_nobody(home: Path, monkeypatch: pytest
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")
-        await until(lambda: traffic.is_there(api.ctx, gateways.public_gateway(api.ctx)))
+        await until(lambda: is_alive(api.ctx))
         monkeypatch.setattr(traffic, "read", lambda path: hangs.wait())
         try:
             assert (await api("aliases"))[0].traffic is None
@@ -287,7 +293,7 @@ async def test_of_a_shared_daemon_only_the_owner_of_a_version_tells_of_it(
     async def claims(ctx: Any, uid: int) -> dict[str, Figures]:
         return {"bot": Figures(requests=uid), "other": Figures(requests=uid)}
 
-    monkeypatch.setattr(traffic, "told_by", claims)
+    monkeypatch.setattr(traffic, "reported_by", claims)
     async with serving(home) as api:
         monkeypatch.setattr(api.ctx.users, "shared", True)
         monkeypatch.setattr(runs, "owners_of_aliased", lambda store: {"a": 4001, "b": 4002})
@@ -297,5 +303,5 @@ async def test_of_a_shared_daemon_only_the_owner_of_a_version_tells_of_it(
             )
             for alias, run in (("bot", "a"), ("other", "b"))
         ]
-        told = await traffic.traffic_of(api.ctx, rows)
-    assert told == {"bot": Figures(requests=4001), "other": Figures(requests=4002)}
+        reports = await traffic.traffic_of(api.ctx, rows)
+    assert reports == {"bot": Figures(requests=4001), "other": Figures(requests=4002)}

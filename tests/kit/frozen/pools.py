@@ -16,7 +16,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.process.processes import Processes, ProcessState
 from lorad.protocol.pool_setup import PoolSetup, ServerSetup
 from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, Tenant, TrainerStatus
-from lorad.protocol.traffic import FILE, Figures, Told
+from lorad.protocol.traffic import FILE, Figures, Report
 from tests.kit.frozen.runs import NOW, QWEN, TINY
 from tests.kit.frozen.texts import hostile_log
 
@@ -78,7 +78,7 @@ def gateway(home: Home) -> None:
         "canary": Figures(41, 0, 0, 9_300, 0.02, 4.5, 0.09, 0.12, 1.1, 1.3),
         "sorting": Figures(7, 0, 0, 60),
     }
-    (home.gateway / FILE).write_bytes(msgspec.json.encode(Told(NOW - 26 * 3600, names)))
+    (home.gateway / FILE).write_bytes(msgspec.json.encode(Report(NOW - 26 * 3600, names)))
 
 
 def made(home: Home, setup: PoolSetup, status: PoolStatus, ago: float) -> Pool:

@@ -78,13 +78,13 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     body, alias, started = call.json(SwapRequest), call.request.match_info["alias"], time.monotonic()
     aliases.check_name(alias)
     async with ctx.serving.moving[alias]:
-        before, version = aliases.find(ctx.store, alias), wanted(ctx, alias, body)
+        before, version = aliases.find(ctx.store, alias), _wanted(ctx, alias, body)
         must_own(ctx, call.caller, *([of_alias(before)] if before else []))  # made while this one waited
         must_see(ctx, call.caller, run := runs.get(ctx.store, version.run))
         refuse_many(ctx, call.caller, alias, run)
         with in_hand(ctx, version):
             try:
-                attestation = await prepare(ctx, version)
+                attestation = await _prepare(ctx, version)
                 row = move(ctx, alias, version, by=call.caller)
             except LoradError as error:
                 kept = (
@@ -93,7 +93,7 @@ async def swap(ctx: Context, call: Call) -> Swapped:
                     else f"alias {alias} was not made"
                 )
                 raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
-        tell_gateway(ctx, alias)
+        publish(ctx, alias)
     seconds = time.monotonic() - started
     await gateway_up(ctx)
     return of_row(
@@ -107,7 +107,7 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     )
 
 
-def wanted(ctx: Context, alias: str, body: SwapRequest) -> VersionRow:
+def _wanted(ctx: Context, alias: str, body: SwapRequest) -> VersionRow:
     """Find the version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
     if body.rollback == (body.version is not None):
         hint = f"`lorad swap {alias} RUN@N` or `lorad swap {alias} --rollback`."
@@ -130,7 +130,7 @@ def refuse_many(ctx: Context, caller: Caller, alias: str, run: RunRow) -> None:
         raise Conflict(f"{caller.name} has {count}", hint=hint)
 
 
-async def prepare(ctx: Context, version: VersionRow) -> Attestation:
+async def _prepare(ctx: Context, version: VersionRow) -> Attestation:
     """Verify the version's files and load it into a pool of its base."""
     await await_files(ctx, version)
     run = runs.get(ctx.store, version.run)
@@ -151,7 +151,7 @@ def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasR
         return aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
 
 
-def tell_gateway(ctx: Context, alias: str) -> None:
+def publish(ctx: Context, alias: str) -> None:
     """Make the gateway serve new requests with the new version; `serving/keep_loaded.py` unloads the one
     before.
     """
@@ -160,8 +160,8 @@ def tell_gateway(ctx: Context, alias: str) -> None:
     try:
         write_table(ctx)
     except StorageError as error:
-        told = f"alias {alias} has moved, but the gateway does not know yet: {error.message}"
-        raise StorageError(told, hint="It learns of it as soon as the disk can be written.") from error
+        message = f"alias {alias} has moved, but the gateway does not know yet: {error.message}"
+        raise StorageError(message, hint="It learns of it as soon as the disk can be written.") from error
 
 
 async def remove_alias(ctx: Context, call: Call) -> RemovedAlias:

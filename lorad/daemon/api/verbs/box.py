@@ -31,7 +31,6 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
-from lorad.daemon.gpu.lock_notes import Holder
 from lorad.daemon.gpu.occupancy import Sight
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.idle import timeout_of
@@ -64,12 +63,12 @@ async def show_status(ctx: Context, call: Call) -> Status:
         url_trouble=tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
         runs={str(state): number for state, number in runs.count_by_state(ctx.store).items()},
         troubles=ctx.loop.troubles.lines(owner)[:TROUBLES],
-        disk=disk(ctx.runs_root),
+        disk=_disk(ctx.runs_root),
         database=DatabaseSize(ctx.store.schema, size_of(ctx.home.database)),
     )
 
 
-def disk(storage: Path) -> Disk | None:
+def _disk(storage: Path) -> Disk | None:
     """Measure the filesystem that runs write to, for users other than root; None where it does not answer."""
     try:
         usage = shutil.disk_usage(storage)
@@ -91,12 +90,12 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
         up = [pool for pool in ctx.pools.values() if pool.process.is_up]
         if body.pools:
             await end_pools(ctx, [pool for pool in up if not tenants_of(ctx, pool)])
-        staying = [stay(ctx, pool, serves=serves) for pool in up if pool.process.is_up]
+        staying = [_stay(ctx, pool, serves=serves) for pool in up if pool.process.is_up]
         ended = [pool.id for pool in up if not pool.process.is_up]
         return Shutdown(os.getpid(), stopped, ended, staying)
 
 
-def stay(ctx: Context, pool: Pool, *, serves: bool) -> StayingPool:
+def _stay(ctx: Context, pool: Pool, *, serves: bool) -> StayingPool:
     """Describe why a pool stays up without a daemon, and for how many more seconds it may be idle."""
     runs = [run.name for run in tenants_of(ctx, pool)]
     kept = pool.status.kept if pool.status and serves else []
@@ -107,21 +106,23 @@ def stay(ctx: Context, pool: Pool, *, serves: bool) -> StayingPool:
 async def list_devices(ctx: Context, call: Call) -> list[Device]:
     """List the devices of this machine, who holds them and why, and who else is there."""
     await fresh(ctx)
-    cpu = await asyncio.to_thread(look_at_cpu) if ctx.gpus.devices[0].is_cpu else None
+    cpu = await asyncio.to_thread(_look_at_cpu) if ctx.gpus.devices[0].is_cpu else None
     return [
-        device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid)) for device in ctx.gpus.devices
+        _device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid)) for device in ctx.gpus.devices
     ]
 
 
-def look_at_cpu() -> Sight:
+def _look_at_cpu() -> Sight:
     """Measure the memory and the load of the whole machine. Runs in a thread, for CPU_SECONDS."""
     memory = psutil.virtual_memory()
     return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(CPU_SECONDS) / 100)
 
 
-def device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> Device:
+def _device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> Device:
     here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.setup.names]
-    lease = lease_of(ctx, device)
+    held, lease = lease_of(ctx, device), None
+    if held is not None:
+        lease = Lease(held.pool, held.uid, held.user, held.why, held.since, held.idle_timeout)
     return Device(
         device=device.name,
         name=device.label,
@@ -129,16 +130,12 @@ def device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> De
         memory_used=sight.memory_used if sight else 0,
         utilization=sight.utilization if sight else None,
         pool=here[0] if here else None,
-        lease=lease_view(lease) if lease else None,
+        lease=lease,
         processes=[
             DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
             for one in (sight.processes if sight else ())
         ],
     )
-
-
-def lease_view(lease: Holder) -> Lease:
-    return Lease(lease.pool, lease.uid, lease.user, lease.why, lease.since, lease.idle_timeout)
 
 
 async def check_database(ctx: Context, call: Call) -> Census:

@@ -25,7 +25,7 @@ async def pause(ctx: Context, call: Call) -> Run:
     Raises Conflict when it is over, or is being stopped for good.
     """
     run = runs.get(ctx.store, call.run)
-    refuse_ended(run)
+    _refuse_ended(run)
     if run.state == RunState.PAUSED:
         raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` continues.")
     if run.state == RunState.STOPPING:
@@ -47,7 +47,7 @@ async def pause(ctx: Context, call: Call) -> Run:
 async def stop(ctx: Context, call: Call) -> Run:
     """Let a run finish its step, write a checkpoint and end. Raises Conflict when it has ended."""
     run = runs.get(ctx.store, call.run)
-    refuse_ended(run)
+    _refuse_ended(run)
     who = call.caller.name
     if run.state in (RunState.QUEUED, RunState.PAUSED):
         ctx.move(call.run, Move.END, reason=EndReason.STOPPED, detail=f"stopped while {run.state}", by=who)
@@ -61,7 +61,7 @@ async def stop(ctx: Context, call: Call) -> Run:
     return run_view(runs.get(ctx.store, call.run))
 
 
-def refuse_ended(run: RunRow) -> None:
+def _refuse_ended(run: RunRow) -> None:
     if run.state == RunState.ENDED:
         hint = f"`lorad resume {run.name}` continues from its last checkpoint."
         raise Conflict(f"run {run.name} has ended already ({run.reason})", hint=hint)
@@ -70,7 +70,7 @@ def refuse_ended(run: RunRow) -> None:
 async def kill(ctx: Context, call: Call) -> Run:
     """End a run at once; what it did since its last checkpoint is lost. Raises Conflict when it has ended."""
     run = runs.get(ctx.store, call.run)
-    refuse_ended(run)
+    _refuse_ended(run)
     who = call.caller.name
     if run.state in (RunState.QUEUED, RunState.PAUSED):
         ctx.move(call.run, Move.END, reason=EndReason.KILLED, detail=f"killed while {run.state}", by=who)

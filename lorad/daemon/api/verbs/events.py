@@ -39,13 +39,13 @@ async def read_events(ctx: Context, call: Call) -> web.StreamResponse | list[Eve
     await response.prepare(call.request)
     try:
         while not ctx.loop.closing:
-            cursor = await send(ctx, call.caller, response, cursor, run)
+            cursor = await _send(ctx, call.caller, response, cursor, run)
     except (ConnectionError, OSError):
         pass  # the reader went, or was dropped: it did not read
     return response
 
 
-async def send(
+async def _send(
     ctx: Context, caller: Caller, response: web.StreamResponse, cursor: int, run: str | None
 ) -> int:
     """Send some new events, or one `idle` line after a while, and return the new cursor.
@@ -56,7 +56,7 @@ async def send(
     while not (found := ctx.tail.after(cursor, run)):
         cursor = ctx.tail.newest
         if ctx.loop.closing or not await ctx.loop.rung(rung, until - time.monotonic()):
-            await response.write(idle(cursor))
+            await response.write(msgspec.json.encode(Event(cursor, time.time(), None, "idle")) + b"\n")
             return cursor
         rung = ctx.loop.bell()  # the bell may have rung for other runs
     shown = seen_by_run(ctx, caller, found)
@@ -64,7 +64,3 @@ async def send(
         await response.write(b"".join(line.text for line in shown))
     await asyncio.sleep(0)  # others have their turn, however fast this one reads
     return found[-1].id
-
-
-def idle(cursor: int) -> bytes:
-    return msgspec.json.encode(Event(cursor, time.time(), None, "idle")) + b"\n"

@@ -57,27 +57,30 @@ class Start(NamedTuple):
 
 
 async def fork(ctx: Context, call: Call) -> Forked:
-    """Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name),
-    IntegrityError.
+    """Queue a run that begins with a version of another one.
+
+    Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name), IntegrityError.
     """
     body, version = call.json(ForkRequest), find_version(ctx, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
     if body.fresh:
         await await_files(ctx, version)
-    start = begun(ctx, parent, version, body.fresh)
-    spec = respecified(ctx, parent, body, start)
+    start = _begun(ctx, parent, version, body.fresh)
+    spec = _respecified(ctx, parent, body, start)
     refuse_used(ctx, spec)
     refuse_priority(ctx, call.caller, spec)
-    asked, text = asked_before(ctx, parent), spec_text(parent)
+    # read before anything is awaited: the parent may be removed meanwhile
+    asked, written = replace(request_of(parent), bases=bases_of(ctx, parent)), run_dir(parent).spec_text
+    text = written.read_text() if written.exists() else ""  # the spec as the user wrote it
     with in_hand(ctx, version):
         staged = await taken(ctx, start, spec, (parent.owner_uid, call.caller.uid))
     kl: Staged | None = None
     try:
-        begins = Begins(staged, parent, asked.reference if inherits(body, spec) else None)
+        begins = Begins(staged, parent, asked.reference if _inherits(body, spec) else None)
         kl = await reference.staged(ctx, call.caller, spec, asked.cwd, begins)
-        request, spec = await looked_at(ctx, call.caller.uid, asked, spec, body, staged, kl)
+        request, spec = await _looked_at(ctx, call.caller.uid, asked, spec, body, staged, kl)
         refuse_used(ctx, spec)
-        row = settled(ctx, call, spec, request, (start, staged, text), kl)
+        row = _settled(ctx, call, spec, request, (start, staged, text), kl)
     finally:
         discard(staged)
         reference.clear(kl)
@@ -85,7 +88,7 @@ async def fork(ctx: Context, call: Call) -> Forked:
     return extended(Forked, run_view(row), warnings=request.facts.warnings)
 
 
-def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Start:
+def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Start:
     """Find the newest checkpoint that holds `version`.
 
     Raises NotFound, which lists the versions that have one.
@@ -106,21 +109,21 @@ def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Sta
     return Start(origin, Path(found[-1].path), found[-1].step, trained)
 
 
-def respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: Start) -> Spec:
+def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: Start) -> Spec:
     """Make the fork's spec of the parent's. Raises SpecError for overrides of what defines the adapter."""
     for text in body.overrides:
-        refuse_shape(text)
+        _refuse_shape(text)
     before = spec_of(parent)
     before = replace(before, name=None, lora=replace(before.lora, adapter_path=None))
     more = [] if body.steps is None else [f"trainer.steps={body.steps}"]
     spec = override(before, [*body.overrides, *more])
     if not body.fresh:
         spec = fitted(spec, body.overrides, start.trained)
-    name = body.name or spec.name or free_name(ctx, parent.name)
+    name = body.name or spec.name or _free_name(ctx, parent.name)
     return override(spec, [f"name={msgspec.json.encode(name).decode()}"])
 
 
-def refuse_shape(text: str) -> None:
+def _refuse_shape(text: str) -> None:
     key = overridden(text)
     section = key.partition(".")[0]
     if (section == "lora" and key not in FREE) or key in ("model", "model.path"):
@@ -131,7 +134,7 @@ def refuse_shape(text: str) -> None:
         )
 
 
-def free_name(ctx: Context, parent: str) -> str:
+def _free_name(ctx: Context, parent: str) -> str:
     """Choose a name that is free: `sorter-fork`, `sorter-fork-2`, …"""
     number, suffix = 1, "-fork"
     while True:
@@ -158,8 +161,8 @@ async def taken(ctx: Context, start: Start, spec: Spec, uids: tuple[int, int]) -
         staged.mkdir(mode=0o700)
         if caller is not None:
             own_directory(staged, caller)
-        if not (uids[0] == uids[1] and linked(start.directory, staged, caller)):
-            await in_thread(ctx, uids[1], copied, start.directory, staged, owner, caller)
+        if not (uids[0] == uids[1] and _linked(start.directory, staged, caller)):
+            await in_thread(ctx, uids[1], _copied, start.directory, staged, owner, caller)
         await on_behalf(ctx, uids[1], verify, staged)
     except OSError as error:
         discard(staged)
@@ -175,7 +178,7 @@ async def taken(ctx: Context, start: Start, spec: Spec, uids: tuple[int, int]) -
     return staged
 
 
-def linked(source: Path, target: Path, user: User | None) -> bool:
+def _linked(source: Path, target: Path, user: User | None) -> bool:
     """False, and nothing is in it, where the file system does not do that."""
     with as_user(user):
         try:
@@ -191,13 +194,13 @@ def linked(source: Path, target: Path, user: User | None) -> bool:
     return True
 
 
-def copied(source: Path, target: Path, owner: User | None, reader: User | None) -> None:
+def _copied(source: Path, target: Path, owner: User | None, reader: User | None) -> None:
     with as_user(owner):
         names = (*read_manifest(source).files, MANIFEST)
     files_into(source, target, names, owner, reader)
 
 
-def inherits(body: ForkRequest, spec: Spec) -> bool:
+def _inherits(body: ForkRequest, spec: Spec) -> bool:
     """Check whether the parent's spec names what KL is measured against: `start` is each run's own."""
     said = any(
         overridden(text) in ("algorithm", "algorithm.kl", "algorithm.kl.reference") for text in body.overrides
@@ -205,12 +208,7 @@ def inherits(body: ForkRequest, spec: Spec) -> bool:
     return spec.algorithm.kl.reference not in (None, "start") and not said
 
 
-def asked_before(ctx: Context, parent: RunRow) -> Request:
-    """Read before anything is awaited: the parent may be removed meanwhile. Raises StorageError."""
-    return replace(request_of(parent), bases=bases_of(ctx, parent))
-
-
-async def looked_at(
+async def _looked_at(
     ctx: Context, uid: int, asked: Request, spec: Spec, body: ForkRequest, staged: Path, kl: Staged | None
 ) -> tuple[Request, Spec]:
     """Make the request for the fork, after the preflight of a new run with the same weights.
@@ -228,13 +226,7 @@ async def looked_at(
     return replace(asked, overrides=overrides, model_path=facts.model_path, facts=facts), spec
 
 
-def spec_text(run: RunRow) -> str:
-    """Read the spec as the user wrote it; "" where it was not kept."""
-    path = run_dir(run).spec_text
-    return path.read_text() if path.exists() else ""
-
-
-def settled(
+def _settled(
     ctx: Context, call: Call, spec: Spec, request: Request, origin: tuple[Start, Path, str], kl: Staged | None
 ) -> RunRow:
     """Create the run, with its origin in its directory before it exists.
@@ -255,6 +247,6 @@ def settled(
         row = create(ctx, spec, directory, call.caller, request.facts.warnings)
         runs.set_fields(ctx.store, row.name, origin=start.origin)
         fresh = spec.lora.adapter_path is not None
-        told = {"from": start.origin, "step": start.step, "fresh": fresh, "by": call.caller.name}
-        events.append(ctx.store, row.name, "forked", told)
+        facts = {"from": start.origin, "step": start.step, "fresh": fresh, "by": call.caller.name}
+        events.append(ctx.store, row.name, "forked", facts)
         return runs.get(ctx.store, row.name)

@@ -35,13 +35,13 @@ async def collect(ctx: Context, call: Call) -> Collected:
     sizes = await in_thread(ctx, call.caller.uid, measure, await found(ctx, call.caller))
     doomed = [item for item in await found(ctx, call.caller) if item.path in sizes]
     if not body.dry_run:
-        doomed = await deleted_of(ctx, call.caller.uid, doomed)
+        doomed = await _deleted_of(ctx, call.caller.uid, doomed)
     deleted = [Deleted(item.run, str(item.path), sizes[item.path], item.why) for item in doomed]
     total = sum(sizes[item.path] for item in doomed)
-    return Collected(deleted, total, body.dry_run, kept(ctx, call.caller))
+    return Collected(deleted, total, body.dry_run, _kept(ctx, call.caller))
 
 
-def kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
+def _kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
     """List the versions that stay although nothing serves them: an alias of the caller's would roll back to
     them.
     """
@@ -69,7 +69,7 @@ async def found(ctx: Context, caller: Caller) -> list[Doomed]:
     return items
 
 
-async def deleted_of(ctx: Context, uid: int, items: Iterable[Doomed]) -> list[Doomed]:
+async def _deleted_of(ctx: Context, uid: int, items: Iterable[Doomed]) -> list[Doomed]:
     """Delete the items, except what was asked for since they were found. Returns what was deleted."""
     done, gone = list[Doomed](), list[Path]()
     for run, group in groupby(items, key=lambda item: item.run):

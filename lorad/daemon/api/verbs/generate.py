@@ -33,14 +33,17 @@ from lorad.store.rows import VersionRow
 
 
 async def generate(ctx: Context, call: Call) -> Generated:
-    """Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses."""
+    """Complete a prompt with a version.
+
+    Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses.
+    """
     body = call.json(GenerateRequest)
     if body.sampling.n * body.sampling.max_new_tokens > POOL_TOKENS:
-        told = (
+        message = (
             f"{body.sampling.n} completions of {body.sampling.max_new_tokens} tokens are too many for "
             "one request"
         )
-        raise SpecError(told, hint="Ask several times, or for shorter ones.")
+        raise SpecError(message, hint="Ask several times, or for shorter ones.")
     version = find_version(ctx, body.version)
     run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
     with in_hand(ctx, version):
@@ -48,12 +51,12 @@ async def generate(ctx: Context, call: Call) -> Generated:
             refuse_other_base(ctx, run, pool)
             await await_bytes(ctx, version)
             data = spec_of(run).data if await is_chat(ctx, run) else None
-            wish = partial(ask, ctx, pool, version, body, data)
+            wish = partial(_ask, ctx, pool, version, body, data)
             completions = await in_thread(ctx, pool.setup.owner, wish)
     return Generated(name_of(version), completions)
 
 
-def ask(
+def _ask(
     ctx: Context, pool: Pool, version: VersionRow, body: GenerateRequest, chat: Data | None
 ) -> list[Completion]:
     """List the completions, in order of their index; runs in a thread. chat: how the run makes chats of its
@@ -63,9 +66,9 @@ def ask(
     process = None if user is None else (user.command([], Path("/")), user.environment)
     with as_user(user):
         tokenizer = Tokenizer(Path(pool.setup.model_path), user=process)
-    tokens = np.array(tokenize(tokenizer, body.prompt, chat), np.int32)
+    tokens = np.array(_tokenize(tokenizer, body.prompt, chat), np.int32)
     with as_user(user):
-        check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
+        _check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
     prompts = [Prompt("prompt", tokens, wish.seed + np.arange(wish.n, dtype=np.uint64))]
     sampling = Sampling(
         logprobs=False,
@@ -98,7 +101,7 @@ def take(chunk: Chunk, found: dict[int, Completion], most: int) -> None:
     )
 
 
-def check_length(prompt: int, new: int, model: Path) -> None:
+def _check_length(prompt: int, new: int, model: Path) -> None:
     limit = read_facts(model).max_positions
     if prompt == 0:
         raise SpecError("the prompt is empty", hint="A completion begins with at least one token.")
@@ -109,7 +112,7 @@ def check_length(prompt: int, new: int, model: Path) -> None:
         )
 
 
-def tokenize(tokenizer: Tokenizer, text: str, chat: Data | None) -> list[int]:
+def _tokenize(tokenizer: Tokenizer, text: str, chat: Data | None) -> list[int]:
     """Tokenize a prompt in the way that the run tokenizes its own prompts."""
     if chat is None:
         return tokenizer.encode(text, special=True)

@@ -68,7 +68,7 @@ def read(path: Path, offset: int, limit: int) -> LogPart:
     except OSError:  # none yet, or something that is no log
         return LogPart("")
     if start + len(data) < size:
-        data = whole_characters(data)
+        data = _whole_characters(data)
     return LogPart(shown(data.decode(errors="replace")), cut + start + len(data), cut + size)
 
 
@@ -82,7 +82,7 @@ def shown(text: str) -> str:
     )
 
 
-def whole_characters(data: bytes) -> bytes:
+def _whole_characters(data: bytes) -> bytes:
     """Drop the beginning of a UTF-8 character at the end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
@@ -97,11 +97,11 @@ async def read_own_log(ctx: Context, call: Call) -> LogPart:
 
     Raises SpecError; NotAllowed for the daemon's own log, which mentions all users.
     """
-    path = own_log_of(ctx, call, call.text("of") or "daemon")
+    path = _own_log_of(ctx, call, call.text("of") or "daemon")
     return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
 
 
-def own_log_of(ctx: Context, call: Call, of: str) -> Path:
+def _own_log_of(ctx: Context, call: Call, of: str) -> Path:
     if of == "daemon":
         must_be_admin(ctx, call.caller)
         return ctx.home.daemon_log

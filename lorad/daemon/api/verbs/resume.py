@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -36,13 +35,15 @@ ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the ada
 
 
 async def resume(ctx: Context, call: Call) -> Resumed:
-    """Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, nothing to
-    do, or another one came first), SpecError (an override that does not fit).
+    """Queue a new attempt of a run that is over.
+
+    Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, nothing to do,
+    or another one came first), SpecError (an override that does not fit).
     """
     body, run = call.json(ResumeRequest), runs.get(ctx.store, call.run)
-    refuse_live_or_imported(run)
+    _refuse_live_or_imported(run)
     before, present = spec_of(run), checkpoints(ctx.store, call.run)
-    chosen = choose(run, present, body.step)
+    chosen = _choose(run, present, body.step)
     spec = changed(before, body.overrides)
     if spec.resources.priority > before.resources.priority:
         refuse_priority(ctx, call.caller, spec)
@@ -57,32 +58,32 @@ async def resume(ctx: Context, call: Call) -> Resumed:
         )
         raise Conflict(f"run {call.run} is to make {steps} steps, and its checkpoint has {done}", hint=hint)
     if chosen:
-        await on_behalf(ctx, run.owner_uid, check, call.run, chosen, present)
+        await on_behalf(ctx, run.owner_uid, _check, call.run, chosen, present)
     refuse_standstill(spec, done, steps)
     changed_inputs = await on_behalf(ctx, run.owner_uid, changes, inputs_of(ctx, run))
-    columns: dict[str, Any] = {"steps": steps, "resume_step": done if chosen else None}
     request = None
     if body.overrides or spec != before:
-        request = await respecified(ctx, run, spec, body.overrides, steps)
-        columns |= {"spec": to_json(spec).decode(), "priority": spec.resources.priority}
+        request = await _respecified(ctx, run, spec, body.overrides, steps)
     with ctx.store.write():
-        refuse_late(ctx, run)
+        _refuse_late(ctx, run)
         ctx.move(
             call.run,
             Move.RESUME,
             detail=" ".join([f"from step {done}", *body.overrides]),
             by=call.caller.name,
         )
-        runs.set_fields(ctx.store, call.run, **columns)
+        runs.set_fields(ctx.store, call.run, steps=steps, resume_step=done if chosen else None)
         if request:
-            keep(ctx, run, request)
+            text, priority = to_json(spec).decode(), spec.resources.priority
+            runs.set_fields(ctx.store, call.run, spec=text, priority=priority)
+            _keep(ctx, run, request)
     ctx.loop.poke()
     warnings = request.facts.warnings if request else []
     row = runs.get(ctx.store, call.run)
     return extended(Resumed, run_view(row), warnings=warnings, changed_inputs=changed_inputs)
 
 
-def refuse_live_or_imported(run: RunRow) -> None:
+def _refuse_live_or_imported(run: RunRow) -> None:
     """Raises Conflict."""
     name = run.name
     if not RunState(run.state).is_over:
@@ -169,13 +170,13 @@ def total(body: ResumeRequest, run: RunRow, before: Spec) -> int:
 
     Raises SpecError for two.
     """
-    asked = asked_steps(before, body.overrides)
+    asked = _asked_steps(before, body.overrides)
     if body.steps and asked and body.steps != asked:
         raise SpecError(f"--steps {body.steps}, but trainer.steps is {asked}", hint="Give one of them.")
     return int(body.steps or asked or run.steps)
 
 
-def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
+def _asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
     """Find what the overrides set trainer.steps to, even if that is no change;
     None when they do not set it.
     """
@@ -184,7 +185,9 @@ def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
     return steps if override(other, overrides).trainer.steps == steps else None
 
 
-async def respecified(ctx: Context, run: RunRow, spec: Spec, overrides: Sequence[str], steps: int) -> Request:
+async def _respecified(
+    ctx: Context, run: RunRow, spec: Spec, overrides: Sequence[str], steps: int
+) -> Request:
     """Make the request of the run with another spec, after the preflight of a new run. Raises SpecError."""
     request = request_of(run)
     reference = None if request.reference is None else run_dir(run).reference
@@ -193,7 +196,7 @@ async def respecified(ctx: Context, run: RunRow, spec: Spec, overrides: Sequence
     return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
 
 
-def refuse_late(ctx: Context, run: RunRow) -> None:
+def _refuse_late(ctx: Context, run: RunRow) -> None:
     """Raises Conflict when `run` is not as it was when the resume was asked for: checks take their time."""
     now = runs.get(ctx.store, run.name)
     if any(
@@ -205,15 +208,15 @@ def refuse_late(ctx: Context, run: RunRow) -> None:
         )
 
 
-def keep(ctx: Context, run: RunRow, request: Request) -> None:
+def _keep(ctx: Context, run: RunRow, request: Request) -> None:
     write_json(run_dir(run).root / "request.json", msgspec.to_builtins(request))
-    told = {warning.get("message") for warning in events.of_kind(ctx.store, run.name, "warning")}
+    known = {warning.get("message") for warning in events.of_kind(ctx.store, run.name, "warning")}
     for warning in request.facts.warnings:
-        if warning not in told:
+        if warning not in known:
             events.append(ctx.store, run.name, "warning", {"message": warning})
 
 
-def choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> CheckpointRow | None:
+def _choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> CheckpointRow | None:
     """Choose the newest checkpoint, or the newest at `step`; None when there is none, to begin from the
     start.
     """
@@ -226,7 +229,7 @@ def choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> Check
     )
 
 
-def check(name: str, chosen: CheckpointRow, present: list[CheckpointRow]) -> None:
+def _check(name: str, chosen: CheckpointRow, present: list[CheckpointRow]) -> None:
     """Raises IntegrityError with the checkpoint before as the way out."""
     try:
         verify(Path(chosen.path))

@@ -44,8 +44,8 @@ async def run(ctx: Context, call: Call) -> Run:
         facts = await preflight(ctx, spec, body.cwd, call.caller.uid, reference and reference.directory)
         refuse_other_model(reference, facts.model_path)
         model = facts.model_path, facts.model_dtype, facts.parameters
-        told = reference and reference.reference
-        request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=told)
+        kept = reference and reference.reference
+        request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=kept)
         refuse_used(ctx, spec)
         directory = make_directory(ctx, spec, body.spec, request)
         settle(reference, directory)

@@ -35,10 +35,10 @@ async def list_samples(ctx: Context, call: Call) -> list[Sample]:
     if samples is None:
         raise NotFound(f"run {call.run} has no step {step}", hint=f"Its last step is {run.step}.")
     path = run_dir(run).root / samples.path
-    return await on_behalf(ctx, run.owner_uid, read, path, samples.sha256, call.number("limit", 1000))
+    return await on_behalf(ctx, run.owner_uid, _read, path, samples.sha256, call.number("limit", 1000))
 
 
-def read(path: Path, sha256: str, limit: int) -> list[Sample]:
+def _read(path: Path, sha256: str, limit: int) -> list[Sample]:
     """Read the first `limit` samples of a file, whose digest is checked first."""
     try:
         data = read_file(path, SAMPLES_BYTES, links=False)
@@ -51,12 +51,12 @@ def read(path: Path, sha256: str, limit: int) -> list[Sample]:
             f"{path}: changed bytes: its sha256 is not that of the journal", hint="Do not rely on it."
         )
     try:
-        return list(shown(data.splitlines()[: max(limit, 0)]))
+        return list(_shown(data.splitlines()[: max(limit, 0)]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{path}: not lines of JSON: {error}", hint="Who wrote it?") from None
 
 
-def shown(lines: Sequence[bytes]) -> Iterator[Sample]:
+def _shown(lines: Sequence[bytes]) -> Iterator[Sample]:
     """Yield as many samples as fit into an answer, with long texts cut."""
     size = 0
     for line in lines:

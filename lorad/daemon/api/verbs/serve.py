@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from lorad.adapters.adapter import Outline
 from lorad.adapters.directory import discard
 from lorad.adapters.peft import outline
-from lorad.client.requests import AdapterRequest, ServeRequest
+from lorad.client.requests import ServeRequest
 from lorad.client.shapes import Alias, Served
 from lorad.daemon.access import must_own, of_alias, of_run, owns
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.verbs.aliases import move, tell_gateway
+from lorad.daemon.api.verbs.aliases import move, publish
 from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
@@ -55,30 +55,32 @@ class Found(NamedTuple):
 
 
 async def serve(ctx: Context, call: Call) -> Served:
-    """Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed,
+    """Serve a base, and adapters of it under aliases.
+
+    Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed,
     PoolLost.
     """
     body = call.json(ServeRequest)
-    spec = await in_thread(ctx, call.caller.uid, base_spec, body, ctx.user(call.caller.uid))
+    spec = await in_thread(ctx, call.caller.uid, _base_spec, body, ctx.user(call.caller.uid))
     if not body.adapters:
-        return await keep_warm(ctx, call.caller, spec)
+        return await _keep_warm(ctx, call.caller, spec)
     names = [adapter.name for adapter in body.adapters]
     async with contextlib.AsyncExitStack() as stack:
         for name in sorted({*names}):
             await stack.enter_async_context(ctx.serving.moving[name])
-        refuse(ctx, call.caller, names, spec)
-        made = await prepared(ctx, call.caller.uid, body, spec)
+        _refuse(ctx, call.caller, names, spec)
+        made = await _prepared(ctx, call.caller.uid, body, spec)
         for one in made:
             stack.callback(discard, one.staged)
             stack.enter_context(in_hand(ctx, one.version()))
-        loaded = [await shown(ctx, call, one, stack) for one in made]
-        refuse(ctx, call.caller, names, spec)
-        rows = [served(ctx, call, one, *found) for one, found in zip(made, loaded, strict=True)]
+        loaded = [await _shown(ctx, call, one, stack) for one in made]
+        _refuse(ctx, call.caller, names, spec)
+        rows = [_served(ctx, call, one, *found) for one, found in zip(made, loaded, strict=True)]
     await gateway_up(ctx)
-    return answer(ctx, loaded[0][0], rows)
+    return _answer(ctx, loaded[0][0], rows)
 
 
-def base_spec(body: ServeRequest, user: User | None) -> Spec:
+def _base_spec(body: ServeRequest, user: User | None) -> Spec:
     """Make the spec of the pool that serves. Raises SpecError for keys that only training has."""
     for text in body.overrides:
         if (key := overridden(text)).partition(".")[0] in OF_A_RUN:
@@ -91,7 +93,7 @@ def base_spec(body: ServeRequest, user: User | None) -> Spec:
     return anchored(spec, Path(body.cwd), user)
 
 
-async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
+async def _keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
     """Serve the aliases of the caller's runs on this base. Raises SpecError when there are none."""
     rows = [(row, runs.get(ctx.store, row.run)) for row in aliases.aliases(ctx.store)]
     found = [(row, run) for row, run in rows if owns(ctx, caller, run.owner_uid)]
@@ -104,10 +106,10 @@ async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
     async with guest(ctx, of_base[0][1]) as pool:
         set_serving(ctx, [run.name for _, run in of_base], pool)
     await gateway_up(ctx)
-    return answer(ctx, pool, [row for row, _ in of_base])
+    return _answer(ctx, pool, [row for row, _ in of_base])
 
 
-def refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> None:
+def _refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise SpecError(f"--adapter {name}: the name is given twice", hint="Give each adapter its own.")
@@ -118,24 +120,28 @@ def refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> No
         import_adapter.refuse_taken(ctx, name, spec.model.path)
 
 
-async def prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> list[Import]:
+async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> list[Import]:
     """Every adapter, checked against the base and staged: the largest rank first, as servers are started for
     it.
     """
-    found = [
-        await read(ctx, uid, adapter.name, source_of(ctx, uid, body, adapter)) for adapter in body.adapters
-    ]
+    found = list[Found]()
+    for adapter in body.adapters:
+        source = Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
+        with _blamed(adapter.name, source):
+            found.append(Found(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
     found.sort(key=lambda one: -one.outline.config.rank)
-    largest = replace(brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.rank))
+    largest = replace(
+        _brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.rank)
+    )
     facts = await preflight(ctx, largest, body.cwd, uid)
-    spec = roomy(spec, body.overrides, facts.max_positions)
+    spec = _roomy(spec, body.overrides, facts.max_positions)
     model = facts.model_path, facts.model_dtype, facts.parameters
     asked = Request(body.cwd, "", body.overrides, *model, facts)
     await refresh(ctx)
     made: list[Import] = []
     try:
         for one in found:
-            made.append(await staged(ctx, uid, one, spec, asked))
+            made.append(await _staged(ctx, uid, one, spec, asked))
     except BaseException:
         for staged_before in made:
             discard(staged_before.staged)
@@ -143,18 +149,14 @@ async def prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> li
     return made
 
 
-def source_of(ctx: Context, uid: int, body: ServeRequest, adapter: AdapterRequest) -> Path:
-    return Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
-
-
-def brief(spec: Spec, overrides: Sequence[str]) -> Spec:
+def _brief(spec: Spec, overrides: Sequence[str]) -> Spec:
     """Shorten the answers for the check, which runs before the base's longest context is known."""
     if LENGTHS & {overridden(text) for text in overrides}:
         return spec
     return replace(spec, rollout=replace(spec.rollout, max_new_tokens=1))
 
 
-def roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
+def _roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
     """Set the context that users expect of a server; runs of the same base join it with less."""
     if LENGTHS & {overridden(text) for text in overrides}:
         return spec
@@ -163,11 +165,11 @@ def roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
     return replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
 
 
-async def staged(ctx: Context, uid: int, found: Found, spec: Spec, asked: Request) -> Import:
-    name, source, told = found
-    with blamed(name, source):
+async def _staged(ctx: Context, uid: int, found: Found, spec: Spec, asked: Request) -> Import:
+    name, source, shape = found
+    with _blamed(name, source):
         adapter, modules = await on_behalf(
-            ctx, uid, import_adapter.read, source, told, spec.trainer.backend, Path(asked.model_path)
+            ctx, uid, import_adapter.read, source, shape, spec.trainer.backend, Path(asked.model_path)
         )
     own = import_adapter.spec_of_adapter(spec, name, adapter.config, modules)
     return await import_adapter.stage(
@@ -175,13 +177,8 @@ async def staged(ctx: Context, uid: int, found: Found, spec: Spec, asked: Reques
     )
 
 
-async def read(ctx: Context, uid: int, name: str, source: Path) -> Found:
-    with blamed(name, source):
-        return Found(name, source, await on_behalf(ctx, uid, outline, source))
-
-
 @contextlib.contextmanager
-def blamed(name: str, source: Path) -> Iterator[None]:
+def _blamed(name: str, source: Path) -> Iterator[None]:
     """Errors say which adapter they are about."""
     try:
         yield
@@ -192,24 +189,24 @@ def blamed(name: str, source: Path) -> Iterator[None]:
         raise SpecError(f"adapter {name} of {source}: {error.strerror or error}", hint=hint) from error
 
 
-async def shown(
+async def _shown(
     ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack
 ) -> tuple[Pool, Attestation]:
     """The pool that has loaded and attested it, which stays up till the stack is left."""
     pool = await stack.enter_async_context(guest(ctx, one.row()))
-    with blamed(one.name, one.source):
+    with _blamed(one.name, one.source):
         return pool, await load(ctx, pool, one.version(), keep=True)
 
 
-def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> AliasRow:
+def _served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> AliasRow:
     """Record the imported version, point its alias at it and keep its pool up. Never awaits."""
     version = import_adapter.settle(ctx, one, attestation, call.caller, pool)
     set_serving(ctx, [one.name], pool)
     row = move(ctx, one.name, version, by=call.caller)
-    tell_gateway(ctx, one.name)
+    publish(ctx, one.name)
     return row
 
 
-def answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> Served:
+def _answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> Served:
     ctx.loop.poke()
     return Served(pool.id, [of_row(Alias, row) for row in rows], gateway_socket(ctx), base_url(ctx))

@@ -14,7 +14,6 @@ from lorad.daemon.serving.gateways import want_gateway_of
 from lorad.daemon.serving.keep_up import end_serving
 from lorad.errors import NotFound
 from lorad.store import aliases, events, runs
-from lorad.store.rows import RunRow
 
 
 async def bring_up(ctx: Context, call: Call) -> Serving:
@@ -57,7 +56,9 @@ async def stop_serving(ctx: Context, call: Call) -> StoppedServing:
     Raises NotFound, NotAllowed.
     """
     model, serving = call.json(ModelRequest).model, runs.that_serve(ctx.store)
-    meant = [run for run in serving if is_meant(ctx, run, model)]
+    alias = aliases.find(ctx.store, model)
+    wanted = {model, alias.run} if alias else {model}
+    meant = [run for run in serving if run.name in wanted or spec_of(run).model.path == model]
     names = [run.name for run in [run for run in meant if owns(ctx, call.caller, run.owner_uid)] or meant]
     if not names:
         known = ", ".join(dict.fromkeys(f"{run.name} ({spec_of(run).model.path})" for run in serving))
@@ -69,8 +70,3 @@ async def stop_serving(ctx: Context, call: Call) -> StoppedServing:
             events.append(ctx.store, name, "serving", {"stopped": True, "by": call.caller.name})
     ctx.loop.poke()
     return StoppedServing(model, names)
-
-
-def is_meant(ctx: Context, run: RunRow, model: str) -> bool:
-    alias = aliases.find(ctx.store, model)
-    return model in (run.name, spec_of(run).model.path) or (alias is not None and alias.run == run.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from lorad.rl.doubts import doubts, refuse_contradictions
 from lorad.spec.model import Algorithm, Attest, Checkpoint, Resources, Spec, Trainer, to_json
 from lorad.spec.text import load_task
 from lorad.store import runs, sweeps
-from lorad.store.rows import SweepRow
+from lorad.store.rows import RunRow, SweepRow
 
 UNSEEN = (
     "lr",
@@ -65,21 +65,21 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
     user = ctx.user(call.caller.uid)
     axes, rest = await in_thread(ctx, call.caller.uid, axes_of, body.overrides)
     grid = [[*rest, *point] for point in points_of(axes)]
-    name, points = await in_thread(ctx, call.caller.uid, named, fresh_name(ctx), user, body, grid)
+    name, points = await in_thread(ctx, call.caller.uid, _named, fresh_name(ctx), user, body, grid)
     halving = None if body.halving is None else halving_of(body.halving, [point.spec for point in points])
-    refuse_names(ctx, name, points)
+    _refuse_names(ctx, name, points)
     refuse_priority(ctx, call.caller, *(point.spec for point in points))
     references: list[Staged | None] = []
     try:
         for point in points:
-            with blaming(point):
+            with _blaming(point):
                 references.append(await staged(ctx, call.caller, point.spec, body.cwd))
-        facts = await looked_at(ctx, points, references, body.cwd, call.caller.uid)
-        refuse_names(ctx, name, points)
-        told = split_pools(ctx, points, facts, list(axes))
+        facts = await _looked_at(ctx, points, references, body.cwd, call.caller.uid)
+        _refuse_names(ctx, name, points)
+        split = _split_pools(ctx, points, facts, list(axes))
         parts = list(zip(points, facts, references, strict=True))
         with being_made(ctx, [str(point.spec.name) for point in points]):
-            directories = await asyncio.to_thread(lambda: [placed(ctx, body, *part) for part in parts])
+            directories = await asyncio.to_thread(lambda: [_placed(ctx, body, *part) for part in parts])
             with ctx.store.write():
                 by = call.caller
                 sweeps.create(ctx.store, name, owner=by.name, owner_uid=by.uid, grid=axes, halving=halving)
@@ -90,35 +90,35 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
         for reference in references:
             clear(reference)
     ctx.loop.poke()
-    warnings = dict.fromkeys([*told, *(warning for fact in facts for warning in fact.warnings)])
-    return extended(StartedSweep, sweep_view(ctx, sweeps.get(ctx.store, name)), warnings=[*warnings])
+    warnings = dict.fromkeys([*split, *(warning for fact in facts for warning in fact.warnings)])
+    return extended(StartedSweep, _sweep_view(ctx, sweeps.get(ctx.store, name)), warnings=[*warnings])
 
 
-def named(
+def _named(
     fresh: str, user: User | None, body: SweepRequest, overrides: list[list[str]]
 ) -> tuple[str, list[Point]]:
     """Name the sweep and its points: `lr-1`, `lr-2`, …, with leading zeros where there are ten or more."""
-    name = body.name or loaded(user, body, overrides[0]).name or fresh
+    name = body.name or _loaded(user, body, overrides[0]).name or fresh
     width = len(str(len(overrides)))
     points = []
     for number, point in enumerate(overrides, 1):
         own = msgspec.json.encode(f"{name}-{number:0{width}d}").decode()
-        points.append(Point(loaded(user, body, [*point, f"name={own}"]), point))
+        points.append(Point(_loaded(user, body, [*point, f"name={own}"]), point))
     return name, points
 
 
-def loaded(user: User | None, body: SweepRequest, overrides: list[str]) -> Spec:
+def _loaded(user: User | None, body: SweepRequest, overrides: list[str]) -> Spec:
     return anchored(load_task(body.spec, source=body.source, overrides=overrides), Path(body.cwd), user)
 
 
-def refuse_names(ctx: Context, name: str, points: list[Point]) -> None:
+def _refuse_names(ctx: Context, name: str, points: list[Point]) -> None:
     """Raises Conflict when a name is in use."""
     sweeps.refuse_used(ctx.store, name)
     for point in points:
         refuse_used(ctx, point.spec)
 
 
-async def looked_at(
+async def _looked_at(
     ctx: Context, points: list[Point], references: list[Staged | None], cwd: str, uid: int
 ) -> list[SpecFacts]:
     """Run the preflight for each point, once for all points that need the same.
@@ -128,9 +128,9 @@ async def looked_at(
     found: dict[tuple[bytes, ...], SpecFacts] = {}
     facts = []
     for point, reference in zip(points, references, strict=True):
-        with blaming(point):
+        with _blaming(point):
             refuse_contradictions(point.spec)
-            key = (need(point.spec), *(doubt.encode() for doubt in doubts(point.spec)))
+            key = (_need(point.spec), *(doubt.encode() for doubt in doubts(point.spec)))
             if key not in found:
                 found[key] = await preflight(ctx, point.spec, cwd, uid, reference and reference.directory)
             refuse_other_model(reference, found[key].model_path)
@@ -139,7 +139,7 @@ async def looked_at(
 
 
 @contextlib.contextmanager
-def blaming(point: Point) -> Iterator[None]:
+def _blaming(point: Point) -> Iterator[None]:
     """Name the point in what is raised within the block."""
     try:
         yield
@@ -148,7 +148,7 @@ def blaming(point: Point) -> Iterator[None]:
         raise type(error)(f"{point.spec.name} ({changed}): {error.message}", hint=error.hint) from None
 
 
-def need(spec: Spec) -> bytes:
+def _need(spec: Spec) -> bytes:
     """Make the part of a spec that the preflight depends on: points with an equal one share an answer."""
     usual, kl = {key: getattr(Trainer(), key) for key in UNSEEN}, spec.algorithm.kl
     return to_json(
@@ -165,21 +165,21 @@ def need(spec: Spec) -> bytes:
     )
 
 
-def placed(
+def _placed(
     ctx: Context, body: SweepRequest, point: Point, facts: SpecFacts, reference: Staged | None
 ) -> Path:
     """The directory of a run that is to be, with its reference."""
     model = facts.model_path, facts.model_dtype, facts.parameters
-    told = reference and reference.reference
-    request = Request(body.cwd, body.source, point.overrides, *model, facts, reference=told)
+    kept = reference and reference.reference
+    request = Request(body.cwd, body.source, point.overrides, *model, facts, reference=kept)
     directory = make_directory(ctx, point.spec, body.spec, request)
     settle(reference, directory)
     return directory
 
 
-def split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys: list[str]) -> list[str]:
+def _split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys: list[str]) -> list[str]:
     """Warn when the points do not all fit into one pool: each kind of pool loads a base of its own."""
-    kinds = {kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
+    kinds = {_kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
     if len(kinds) == 1:
         return []
     return [
@@ -188,7 +188,7 @@ def split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys:
     ]
 
 
-def kind(ctx: Context, spec: Spec, facts: SpecFacts) -> str:
+def _kind(ctx: Context, spec: Spec, facts: SpecFacts) -> str:
     model = {"model_path": facts.model_path, "dtype": facts.model_dtype}
     count = 1 if ctx.gpus.devices[0].is_cpu else min(spec.gpus, len(ctx.gpus.devices))
     threads = spec.pool.threads or 1
@@ -204,24 +204,25 @@ async def list_sweeps(ctx: Context, call: Call) -> list[Sweep]:
     rows = sweeps.sweeps(ctx.store) if name is None else [sweeps.get(ctx.store, name)]
     if name is not None:
         refuse(ctx, call.caller, Subject(f"sweep {name}", rows[0].owner_uid), Access.READ)
-    return [sweep_view(ctx, row) for row in seen(ctx, call.caller, rows)]
+    return [_sweep_view(ctx, row) for row in seen(ctx, call.caller, rows)]
 
 
-def sweep_view(ctx: Context, row: SweepRow) -> Sweep:
+def _sweep_view(ctx: Context, row: SweepRow) -> Sweep:
     members = [runs.get(ctx.store, name) for name in sweeps.members(ctx.store, row.sweep)]
     grid = [*row.grid]
-    shown = [extended(SweepRun, run_view(run), values=values(json.loads(run.spec), grid)) for run in members]
+    shown = [extended(SweepRun, run_view(run), values=_values(run, grid)) for run in members]
     halving = convert(row.halving, Halving | None, from_attributes=True)
     rungs = convert(row.rungs, list[Rung], from_attributes=True)
     return of_row(Sweep, row, halving=halving, rungs=rungs, runs=shown)
 
 
-def values(spec: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Look up the values of a spec for dotted keys."""
-    return {key: value(spec, key.split(".")) for key in keys}
+def _values(run: RunRow, keys: Iterable[str]) -> dict[str, Any]:
+    """Look up dotted keys in the JSON of a run's spec; the values are whatever it has there."""
+    spec = json.loads(run.spec)
+    return {key: _value(spec, key.split(".")) for key in keys}
 
 
-def value(spec: Any, path: list[str]) -> Any:
+def _value(spec: Any, path: list[str]) -> Any:
     """Look a dotted key up; None where the path leads nowhere,
     as from `reward: exact_match` to reward.name.
     """

@@ -25,12 +25,12 @@ from lorad.store.versions import versions
 async def verify(ctx: Context, call: Call) -> Verification:
     """Check a run's files and versions. Raises NotFound; what is wrong with the run is part of the answer."""
     run = runs.get(ctx.store, call.run)
-    checks = await on_behalf(ctx, run.owner_uid, check_files, subject(ctx, run))
+    checks = await on_behalf(ctx, run.owner_uid, check_files, _subject(ctx, run))
     checks.append(await attest_again(ctx, run))
     return Verification(call.run, checks, sum(len(check.problems) for check in checks))
 
 
-def subject(ctx: Context, run: RunRow) -> Subject:
+def _subject(ctx: Context, run: RunRow) -> Subject:
     rows, kept = versions(ctx.store, run.name), checkpoints(ctx.store, run.name)
     works, spared = not RunState(run.state).is_over, was_spared(ctx, run.name)
     held = {row.version for row in rows if row.pinned or row.aliases}
@@ -55,11 +55,11 @@ async def attest_again(ctx: Context, run: RunRow) -> Check:
         for name in rows.keys() & set(pool.status.loaded if pool.status else []):
             count += 1
             with in_hand(ctx, rows[name]):
-                problems += await verdict(ctx, pool, rows[name])
+                problems += await _verdict(ctx, pool, rows[name])
     return Check("attestation", f"{counted(count, 'version')} loaded now", problems)
 
 
-async def verdict(ctx: Context, pool: Pool, version: VersionRow) -> list[str]:
+async def _verdict(ctx: Context, pool: Pool, version: VersionRow) -> list[str]:
     """List what is wrong with a loaded version."""
     try:
         attestation = await in_thread(ctx, pool.setup.owner, call_attest_again, ctx, pool, version)

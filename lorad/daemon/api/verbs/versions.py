@@ -38,12 +38,8 @@ async def list_versions(ctx: Context, call: Call) -> list[Version]:
         runs.get(ctx.store, run)
     await refresh(ctx)
     rows = seen_by_run(ctx, call.caller, await ctx.read(versions, run))
-    return await asyncio.to_thread(views, ctx, rows)
-
-
-def views(ctx: Context, rows: list[VersionRow]) -> list[Version]:
-    """Looks for the files of each, which takes a while where there are thousands."""
-    return [version_view(ctx, row) for row in rows]
+    # in a thread, as looking for the files of thousands of versions takes a while
+    return await asyncio.to_thread(lambda: [version_view(ctx, row) for row in rows])
 
 
 async def list_checkpoints(ctx: Context, call: Call) -> list[Checkpoint]:
@@ -60,10 +56,10 @@ async def pin(ctx: Context, call: Call) -> Version:
     version = find_version(ctx, call.request.match_info["version"])
     with in_hand(ctx, version):
         await await_files(ctx, version)
-        return version_view(ctx, change(ctx, version, pinned=True, by=call.caller.name))
+        return version_view(ctx, _change(ctx, version, pinned=True, by=call.caller.name))
 
 
-def change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> VersionRow:
+def _change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> VersionRow:
     """Pin the version or end its pin, with an event, then write the gateways' table. Returns its row."""
     run, number = version.run, version.version
     with ctx.store.write():
@@ -80,7 +76,7 @@ def change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> Versi
 async def unpin(ctx: Context, call: Call) -> Version:
     """End a pin: the version goes when nothing else needs it. Raises NotFound."""
     version = find_version(ctx, call.request.match_info["version"])
-    return version_view(ctx, change(ctx, version, pinned=False, by=call.caller.name))
+    return version_view(ctx, _change(ctx, version, pinned=False, by=call.caller.name))
 
 
 async def export(ctx: Context, call: Call) -> Exported:
@@ -121,10 +117,10 @@ def copy(source: Path, target: Path, owner: User | None, caller: User | None) ->
         ) from error
     with as_user(caller):
         verify(target)
-        name_base(target)
+        _name_base(target)
 
 
-def name_base(directory: Path) -> None:
+def _name_base(directory: Path) -> None:
     """The directory of a base that ships with lorad instead of `builtin:tiny`; a hub id and its revision
     apart.
     """
