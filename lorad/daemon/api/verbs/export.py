@@ -21,7 +21,7 @@ from lorad.daemon.runs.versions import find_version, has_files, in_hand
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
 from lorad.files import read_file
 from lorad.models.directory import BUILTIN
-from lorad.store import runs
+from lorad.store import events, runs
 
 
 class Body(Struct):
@@ -37,6 +37,8 @@ async def handle(ctx: Context, call: Call) -> Exported:
     owner, caller = ctx.user(runs.get(ctx.store, version.run).owner_uid), ctx.user(call.caller.uid)
     with in_hand(ctx, version):
         await in_thread(ctx, call.caller.uid, copy, Path(version.path), target, owner, caller)
+        about = {"version": version.version, "directory": str(target), "by": call.caller.name}
+        events.append(ctx.store, version.run, "exported", about)
     return Exported(f"{version.run}@{version.version}", str(target), version.sha256)
 
 
