@@ -243,6 +243,7 @@ INDEXES = (
     "CREATE INDEX leases_by_pool ON leases (pool)",
     "CREATE INDEX events_by_run ON events (run, id)",
     "CREATE INDEX warnings_by_run ON events (run, id) WHERE kind = 'warning'",
+    "CREATE INDEX exports ON events (run) WHERE kind = 'exported'",
 )
 
 TRIGGERS = (

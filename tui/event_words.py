@@ -77,5 +77,6 @@ KINDS: dict[str, Callable[[Data], str]] = {
     "unpin": lambda data: f"@{data['version']} is not pinned any more{_by(data)}",
     "alias": _alias,
     "forked": _forked,
+    "exported": lambda data: f"@{data['version']} is exported to {data['directory']}{_by(data)}",
     "serving": _serving,
 }

@@ -203,7 +203,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         storage: directory for bulk files of runs; null is the home itself.
         idle_timeout: seconds that a pool without runs stays warm, with or without a daemon.
         disk_budget: bytes of runs above which leftovers, and then samples and versions of ended runs to which
-            nothing refers, are deleted without being asked for; null never deletes.
+            nothing refers, are deleted without being asked for; null never deletes. A version stays that has
+            a pin or an alias, was imported, exported or forked, or is named in a spec.
         environment: variables that runs inherit from the daemon where they do not inherit all (a shared
             daemon).
         secrets: a file for each variable, readable by its owner only, that holds its value. It is read just

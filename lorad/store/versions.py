@@ -58,6 +58,20 @@ def held_versions(store: Rows) -> list[VersionRow]:
     return [version_row(row) for row in store.rows(sql)]
 
 
+def named_by_users(store: Rows) -> set[str]:
+    """List what users referred to beside pins and aliases: versions as `run@number`, or by their directories.
+
+    These are what runs were forked or imported from, what specs name, and what was exported.
+    """
+    sql = """
+    SELECT origin AS named FROM runs WHERE origin IS NOT NULL
+    UNION SELECT json_extract(spec, '$.algorithm.kl.reference') FROM runs
+    UNION SELECT json_extract(spec, '$.lora.adapter_path') FROM runs
+    UNION SELECT run || '@' || json_extract(data, '$.version') FROM events WHERE kind = 'exported'
+    """
+    return {row["named"] for row in store.rows(sql)}
+
+
 def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) -> VersionRow:
     """Pin or unpin a version, with an event; without one where the version is so already. Raises NotFound."""
     with store.write() as connection:

@@ -1,8 +1,9 @@
-"""Keep a home within `disk_budget`: delete first what `lorad gc` deletes anyway, then what ended runs can
-spare.
+"""Keep a home within `disk_budget`, if config.yaml sets one: delete first what `lorad gc` deletes anyway,
+then what ended runs can spare.
 
-They can spare samples, and versions that are neither pinned nor aliased, loaded, current or in a checkpoint
-that counts. The log reports what was deleted, and so does a warning to the run.
+They can spare samples, and versions that are not current, loaded or in a checkpoint that counts, and that no
+user named: by a pin, an alias, a fork, an export, a spec or an import. The log reports what was deleted, and
+so does a warning to the run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
 
 from lorad.adapters.directory import discard
 from lorad.daemon.context import Context, run_dir
@@ -19,10 +21,11 @@ from lorad.daemon.state import LOOK_SECONDS
 from lorad.daemon.storage.disk_usage import measure, used
 from lorad.daemon.storage.garbage import everything, still
 from lorad.daemon.storage.prune import VERSION, Doomed, age, delete, is_free, listed
-from lorad.states import RunState
+from lorad.states import EndReason, RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow
+from lorad.store.versions import named_by_users
 from lorad.text import size as in_words
 
 log = logging.getLogger("lorad.daemon")
@@ -98,10 +101,18 @@ def spare(ctx: Context) -> Iterator[Doomed]:
 
 def versions(ctx: Context, run: RunRow) -> Iterator[Doomed]:
     kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
+    named = named_by_users(ctx.store)
     for path in listed(run_dir(run).versions):
-        if VERSION.fullmatch(path.name) and int(path.name) not in kept and is_free(ctx, run, int(path.name)):
+        if VERSION.fullmatch(path.name) and int(path.name) not in kept and is_spare(ctx, run, path, named):
             why = "disk_budget: nothing refers to this version of an ended run"
             yield Doomed(run.name, path, "version", why, True)
+
+
+def is_spare(ctx: Context, run: RunRow, version: Path, named: set[str]) -> bool:
+    """Check that nothing needs a version, and no user named it (`named_by_users`) or brought it."""
+    number = int(version.name)
+    is_named = run.reason == EndReason.IMPORTED or named & {f"{run.name}@{number}", str(version)}
+    return not is_named and is_free(ctx, run, number)
 
 
 def is_still_free(ctx: Context, item: Doomed) -> bool:
@@ -111,7 +122,7 @@ def is_still_free(ctx: Context, item: Doomed) -> bool:
     run = runs.find(ctx.store, item.run)
     if run is None or run.state != RunState.ENDED or not item.path.exists():
         return False
-    return item.kind == "samples" or is_free(ctx, run, int(item.path.name))
+    return item.kind == "samples" or is_spare(ctx, run, item.path, named_by_users(ctx.store))
 
 
 def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:

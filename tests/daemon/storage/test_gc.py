@@ -228,22 +228,50 @@ async def test_the_version_that_an_alias_goes_back_to_stays(home: Path) -> None:
         assert versions(home) == ["001003", "001006"]
 
 
-async def test_a_budget_of_one_byte_takes_nothing_that_a_user_named(home: Path) -> None:
+def test_without_a_budget_nothing_is_looked_at(home: Path) -> None:
+    ctx = open_context(home)
+    before = ctx.storage.disk.measured_at
+    budget.keep_budget(ctx)
+    assert not ctx.storage.disk.is_measuring and ctx.storage.disk.measured_at == before
+    ctx.store.close()
+    ctx.journal.close()
+
+
+async def test_the_budget_takes_nothing_that_users_named(home: Path) -> None:
+    async with serving(home) as api:
+        for name in ("a", "c"):
+            finished(api.ctx, name)
+        await api("pin", "a@1001")
+        await api("export", "a@1005", str(home / "exported"))
+        await api("fork", "a@1003", overrides=["name=b"], name=None, steps=None, fresh=True)
+        await api.until("b", "ended")
+        await until(lambda: not (status := api.ctx.pools["tiny-1"].status) or status.loaded == ["a@1001"])
+        await budget.look(api.ctx, 1)
+        assert versions(home) == [f"00100{n}" for n in range(1, 7)]  # 2, 4 and 6 are of checkpoints
+        assert sorted(path.name for path in (home / "runs/c/versions").iterdir()) == [
+            "001002", "001004", "001006",
+        ]  # fmt: skip
+        assert [checkpoint.step for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
+        assert (home / "exported").is_dir() and (home / "runs" / "b" / "origin").is_dir()
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "spec = json_set(spec, '$.algorithm.kl.reference', 'a@1003')",
+        "spec = json_set(spec, '$.lora.adapter_path', directory || '/versions/001003')",
+        "origin = directory || '/versions/001003'",
+        "reason = 'imported'",
+    ],
+)
+async def test_versions_that_specs_name_stay(home: Path, named: str) -> None:
     async with serving(home) as api:
         finished(api.ctx)
-        await api("pin", "a@1001")
-        await api("swap", "bot", "a@1003")
-        await api("export", "a@1005", str(home / "exported"))
-        await api("fork", "a@1004", overrides=["name=b"], name=None, steps=None, fresh=False)
-        await api.until("b", "ended")
-        await until(
-            lambda: not (status := api.ctx.pools["tiny-1"].status) or status.loaded == ["a@1001", "a@1003"]
-        )
+        with api.ctx.store.write() as connection:
+            connection.execute(f"UPDATE runs SET {named}")
         await budget.look(api.ctx, 1)
-        assert {"001001", "001003", "001004", "001006"} <= set(versions(home))  # 4 and 6 are of checkpoints
-        assert sorted(path.name for path in (home / "exported").iterdir())
-        assert [checkpoint.step for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
-        assert (home / "runs" / "b" / "origin").is_dir()
+        assert "001003" in versions(home)
+        assert ("001001" in versions(home)) == ("imported" in named)
 
 
 async def test_within_the_budget_nothing_goes_and_no_more_goes_than_must(

@@ -25,7 +25,7 @@ from lorad.daemon.serving.table import write_table
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
 from lorad.files import read_file
 from lorad.models.directory import BUILTIN
-from lorad.store import runs
+from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import VersionRow
 from lorad.store.versions import get_version, set_pinned, versions
@@ -91,6 +91,8 @@ async def export(ctx: Context, call: Call) -> Exported:
     owner, caller = ctx.user(runs.get(ctx.store, version.run).owner_uid), ctx.user(call.caller.uid)
     with in_hand(ctx, version):
         await in_thread(ctx, call.caller.uid, copy, Path(version.path), target, owner, caller)
+        about = {"version": version.version, "directory": str(target), "by": call.caller.name}
+        events.append(ctx.store, version.run, "exported", about)
     return Exported(f"{version.run}@{version.version}", str(target), version.sha256)
 
 
