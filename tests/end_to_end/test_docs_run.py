@@ -31,8 +31,9 @@ from lorad.protocol.listener import answers
 from tests.kit.world import REPOSITORY, World, world
 
 FIRST = ("docs/getting-started.md", "docs/many-runs.md", "docs/serving.md")  # make what others speak of
+LAST = "docs/reliability.md"  # ends daemon and pools
 OTHERS = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md"))
-NAMES = (*FIRST, "README.md", *(name for name in OTHERS if name not in FIRST))
+NAMES = (*FIRST, "README.md", *(name for name in OTHERS if name not in (*FIRST, LAST)), LAST)
 PAGES = {name: (REPOSITORY / name).read_text() for name in NAMES}
 
 PART = re.compile(r"<!-- not run by the tests(?: \((.+?)\))?: .+? -->|^```(\w*)\n(.*?)^```", re.DOTALL | re.M)
@@ -48,27 +49,27 @@ STANDS_FOR = {
 # Any letter is as likely as any other, so that rewards differ and every step is an update.
 SMALL = """
 model: {path: builtin:tiny}
-lora: {rank: 2}
-algorithm: {group_size: 32}
+lora: {rank: 2, target_modules: [q_proj]}
+algorithm: {group_size: 24}
 data: {train: sort, prompts_per_step: 1}
 reward: {name: regex, pattern: "[A-Z]"}
 trainer: {lr: 1.0e-6, steps: STEPS}
 rollout: {max_new_tokens: 2, temperature: 90.0}
-eval: {every: 20, problems: 2}
+eval: {every: 0}
 checkpoint: {every: 10, keep: 3}
 """
 FILES = {
     "examples/demo.yaml": SMALL.replace("STEPS", "60"),
-    "run.yaml": SMALL.replace("STEPS", "20"),
+    "run.yaml": SMALL.replace("STEPS", "12"),
     "spec.yaml": SMALL.replace("STEPS", "2"),
     "rows.jsonl": '{"prompt": "a", "answer": "b"}\n{"prompt": \n',
 }
 OTHER_FILES = {  # by what a command has in it or prints
-    "lorad sweep": {"run.yaml": SMALL.replace("STEPS", "4")},
-    "trainer.lr=3e-4": {"run.yaml": SMALL.replace("STEPS", "2")},
+    "lorad sweep": {"run.yaml": SMALL.replace("STEPS", "3")},
+    "trainer.lr=3e-4": {"run.yaml": SMALL.replace("STEPS", "3")},
     "lora.rnak": {"run.yaml": "model: {path: builtin:tiny}\nlora:\n  rnak: 8\n"},
 }
-BEFORE = {"lorad resume RUN": "lorad resume r1 --steps 22 --detach && lorad pause r1"}  # typed without a look
+BEFORE = {"lorad resume RUN": "lorad resume r1 --steps 16 --detach && lorad pause r1"}  # typed without a look
 MEANWHILE = re.compile(r"lorad (pause|stop|kill) ")  # others wait until no run is active
 ALONE = ("lorad daemon start", "lorad doctor --repair")  # where no daemon runs
 
@@ -154,7 +155,7 @@ class Shell:
     """A user's shell in an empty directory; a command that several pages have is typed once."""
 
     def __init__(self, made: World) -> None:
-        self.made, self.done = made, set[str]()
+        self.made, self.done, self.broken = made, set[str](), set[str]()
         (made.root / "bin").mkdir()
         (made.root / "examples").mkdir()
         (made.root / "bin" / "lorad").write_text(f'#!/bin/sh\nexec {sys.executable} -m lorad "$@"\n')
@@ -236,13 +237,17 @@ def shell() -> Iterator[Shell]:
         yield Shell(made)
 
 
-@pytest.mark.parametrize("page", NAMES)
+@pytest.mark.parametrize("page", [page for page in NAMES if any(is_run(page, one) for one in commands(page))])
 def test_commands_of_a_page_run_as_printed(shell: Shell, page: str) -> None:
     before = FIRST[: FIRST.index(page)] if page in FIRST else FIRST
     for name in (*before, page):
+        if name in shell.broken and name != page:
+            pytest.skip(f"needs what {name} makes, which fails")
+        shell.broken.add(name)
         for command in commands(name):
             if is_run(name, command):
                 shell.type(command)
+        shell.broken.remove(name)
 
 
 @pytest.mark.parametrize("page", NAMES)
