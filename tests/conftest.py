@@ -22,7 +22,7 @@ from tests.kit.leftovers import kill_leftovers
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
 
 LONGEST = (
-    *("end_to_end/test_switches", "store/test_migrations", "queue/test_preempt"),
+    *("end_to_end/test_docs_run", "end_to_end/test_switches", "store/test_migrations", "queue/test_preempt"),
     *(
         "runs/test_health",
         "runs/test_sweep",

