@@ -8,7 +8,6 @@ own user and `sharing.admins`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
@@ -104,7 +103,7 @@ def must_see(ctx: Context, caller: Caller, run: RunRow) -> RunRow:
 
 
 def is_admin(ctx: Context, caller: Caller) -> bool:
-    return not ctx.users.shared or caller.uid in (0, os.geteuid()) or caller.name in ctx.config.sharing.admins
+    return ctx.users.is_admin(caller, ctx.config.sharing)
 
 
 def owns(ctx: Context, caller: Caller, owner_uid: int) -> bool:

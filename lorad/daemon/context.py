@@ -24,8 +24,8 @@ from lorad.daemon.loop import Loop
 from lorad.daemon.open_store import record
 from lorad.daemon.pool import Pools
 from lorad.daemon.process.processes import Processes
-from lorad.daemon.process.user_threads import Users
-from lorad.daemon.process.users import User, user_of
+from lorad.daemon.process.sharing import OneUser, Users
+from lorad.daemon.process.users import User
 from lorad.daemon.read_threads import Readers
 from lorad.daemon.state import QueueState, RequestState, ServingState, StorageState
 from lorad.errors import StorageError
@@ -69,7 +69,7 @@ class Context:
     serving: ServingState = field(default_factory=ServingState)
     storage: StorageState = field(default_factory=StorageState)
     requests: RequestState = field(default_factory=RequestState)
-    users: Users = field(default_factory=Users)
+    users: Users = field(default_factory=OneUser)
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
@@ -94,8 +94,8 @@ class Context:
         self.loop.ring()
 
     def user(self, uid: int) -> User | None:
-        """Whose what belongs to `uid` is to be; None: this process's own, as all of a daemon of one user."""
-        return user_of(uid, self.config.environment) if self.users.shared else None
+        """Find the user whose files and processes those of `uid` are to be; None: the daemon's own user."""
+        return self.users.user(uid, self.config.environment)
 
     @cached_property
     def readers(self) -> Readers:

@@ -14,7 +14,7 @@ def authorize(ctx: Context, call: Call, access: Access) -> None:
 
     What only the body names is left to the handler: `must_own`, `must_see`.
     """
-    if not ctx.users.shared or access is Access.ANY or is_admin(ctx, call.caller):
+    if access is Access.ANY or is_admin(ctx, call.caller):
         return
     if access is Access.ADMIN:
         must_be_admin(ctx, call.caller)

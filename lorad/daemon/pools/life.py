@@ -83,7 +83,7 @@ def find_lost_pools(ctx: Context) -> None:
 
 def correct_socket(ctx: Context, pool: Pool) -> None:
     """Give a pool whose home was moved a socket in the new home, unless it still works on the old one."""
-    socket = str(socket_of(ctx, pool.id))
+    socket = str(ctx.users.pool_socket(ctx.home, pool.id))
     if pool.setup.socket != socket and not Path(pool.setup.socket).exists():
         pool.setup = msgspec.structs.replace(pool.setup, socket=socket)
         write_json(pool.root / "pool.json", msgspec.to_builtins(pool.setup))
@@ -99,7 +99,7 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
         number += 1
     root = ctx.home.pool(pool_id)
     root.mkdir(parents=True, mode=0o700)
-    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(socket_of(ctx, pool_id)))
+    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(ctx.users.pool_socket(ctx.home, pool_id)))
     write_json(root / "pool.json", msgspec.to_builtins(named))
     ctx.pools[pool_id] = Pool(named, root)
     return ctx.pools[pool_id]
@@ -124,12 +124,6 @@ def unusable(ctx: Context, pool: Pool) -> str:
     if pool.setup.socket and Path(pool.setup.socket).is_dir():
         return f"{pool.setup.socket} is a directory, not a socket"
     return "" if load_pool(pool.root) else f"{pool.root / 'pool.json'} is damaged"
-
-
-def socket_of(ctx: Context, pool_id: str) -> Path:
-    return (
-        ctx.home.pool(pool_id) / "work" / "pool.sock" if ctx.users.shared else ctx.home.pool_socket(pool_id)
-    )
 
 
 def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:

@@ -12,7 +12,6 @@ from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, Request
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import write_json
-from lorad.daemon.process.user_files import passable
 from lorad.daemon.process.users import Caller, User
 from lorad.daemon.runs.names import generate_name
 from lorad.errors import Conflict, SpecError, StorageError
@@ -68,7 +67,8 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     """Make `runs/<name>/` with what was asked for; it is on disk before the run exists."""
     directory = ctx.runs_root / str(spec.name)
     try:
-        passable(directory) if ctx.users.shared else directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ctx.users.let_pass(directory)
         write_whole(RunDir(directory).spec_text, text.encode())
         write_whole(RunDir(directory).spec, to_json(spec))
         write_json(directory / "request.json", msgspec.to_builtins(request))

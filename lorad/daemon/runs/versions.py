@@ -74,9 +74,7 @@ def heard(ctx: Context, owner_uid: int) -> list[Pool]:
     """List the pools that can have what is a user's: those of others in a shared daemon may say what they
     like.
     """
-    return [
-        pool for pool in list(ctx.pools.values()) if not ctx.users.shared or pool.setup.owner == owner_uid
-    ]
+    return [pool for pool in list(ctx.pools.values()) if ctx.users.is_believed(pool.setup.owner, owner_uid)]
 
 
 def has_files(path: str | Path) -> bool:

@@ -41,9 +41,8 @@ def write_table(ctx: Context) -> None:
     try:
         ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
         told = table(ctx)
-        if ctx.users.shared:
-            for uid in owners_known(ctx) | owners_wanted(ctx):
-                tell_owner(ctx, uid, told)
+        for uid in owners_known(ctx) | owners_wanted(ctx):
+            tell_owner(ctx, uid, told)
         write_json(ctx.home.gateway / FILE, told)
     except OSError as error:
         where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target

@@ -9,6 +9,7 @@ import pytest
 
 from lorad.box.config import Config, Limit, Queue, Sharing
 from lorad.daemon.context import Context
+from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue import place
 from lorad.daemon.queue.limits import refuse_priority
@@ -147,7 +148,7 @@ def test_a_user_of_a_shared_daemon_asks_for_no_more_priority_than_is_theirs(home
     ctx = open_context(home, queue=Queue(users={"bob": Limit(priority=5)}), sharing=Sharing(admins=["ada"]))
     wanted = convert({"resources": {"priority": 5}})
     refuse_priority(ctx, Caller(4001, "ann"), wanted)  # who has the daemon alone
-    ctx.users.shared = True
+    ctx.users = SharedBox()
     for uid, name in ((4002, "bob"), (4003, "ada"), (0, "root")):
         refuse_priority(ctx, Caller(uid, name), wanted)
     refuse_priority(ctx, Caller(4001, "ann"), convert({"resources": {"priority": -5}}))

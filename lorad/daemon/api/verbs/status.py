@@ -20,7 +20,7 @@ TROUBLES = 20  # how many things that failed and are tried again are listed
 
 
 async def handle(ctx: Context, call: Call) -> Status:
-    owner = call.caller.uid if ctx.users.shared and not is_admin(ctx, call.caller) else None
+    owner = None if is_admin(ctx, call.caller) else call.caller.uid
     return Status(
         pid=os.getpid(),
         version=lorad.__version__,
