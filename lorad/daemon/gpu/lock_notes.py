@@ -32,7 +32,6 @@ NOTE_BYTES = 8192
 MOST_ENTRIES = 4096  # entries read: everybody may write in the directory
 FRESH_SECONDS = 30.0  # a daemon that waits says so again in a third of it
 SKEW_SECONDS = 5.0
-SEEN_SECONDS = 0.5
 LOOK_SECONDS = 2.0  # between two looks at what others want
 Text = Annotated[str, Meta(max_length=400)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
@@ -82,8 +81,6 @@ class Notes:
     since: UUID -> Unix time since when it is wanted.
     idle_since: pool -> Unix time since when it is idle.
     others: UUIDs that other daemons wait for.
-    seen: UUID -> when the holder was read, and who it was.
-    free: when the free devices were counted, and how many there were.
     """
 
     written: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
@@ -91,8 +88,6 @@ class Notes:
     since: dict[str, float] = field(default_factory=dict)
     idle_since: dict[str, float] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
-    seen: dict[str, tuple[float, Holder | None]] = field(default_factory=dict)
-    free: tuple[float, int] = (float("-inf"), 0)
     looked_at: float = float("-inf")
 
 
@@ -138,17 +133,6 @@ def read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
         return None
     finally:
         os.close(file)
-
-
-def seen_holder(notes: Notes, device: Device) -> Holder | None:
-    """Ask `holder_of`, or reuse an answer that is SEEN_SECONDS old at most:
-    every run of a long queue asks.
-    """
-    at, found = notes.seen.get(device.uuid, (float("-inf"), None))
-    if time.monotonic() - at > SEEN_SECONDS:
-        found = holder_of(device)
-        notes.seen[device.uuid] = time.monotonic(), found
-    return found
 
 
 def holder_of(device: Device) -> Holder | None:

@@ -17,8 +17,8 @@ import msgspec
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import passable
+from lorad.daemon.queue.setups import base_of
 from lorad.daemon.runs.versions import name_of
-from lorad.daemon.serving.borrow_pool import fits
 from lorad.daemon.serving.gateways import owners_known, owners_wanted
 from lorad.errors import LoradError, StorageError
 from lorad.files import write_whole
@@ -80,8 +80,8 @@ def entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> dict[str, 
 
 
 def socket_of(ctx: Context, run: RunRow) -> str | None:
-    ready = (pool for pool in ctx.pools.values() if pool.state == "ready" and fits(ctx, run, pool))
-    return next((pool.setup.socket for pool in ready), None)
+    base, ready = base_of(ctx, run), (pool for pool in ctx.pools.values() if pool.state == "ready")
+    return next((pool.setup.socket for pool in ready if base is not None and pool.setup.serves(base)), None)
 
 
 def tell_owner(ctx: Context, uid: int, told: dict[str, Any]) -> None:

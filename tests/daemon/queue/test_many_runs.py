@@ -19,10 +19,9 @@ import pytest
 
 from lorad.box.config import Backend, Config
 from lorad.box.machine import read_machine
-from lorad.box.runtime import Why
 from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context
-from lorad.daemon.queue import place
+from lorad.daemon.queue import snapshot
 from lorad.daemon.queue.capacity import (
     MAX_RANK,
     MAX_VERSIONS,
@@ -33,8 +32,8 @@ from lorad.daemon.queue.capacity import (
     need_of,
     promised,
 )
-from lorad.daemon.queue.obstacles import Devices
-from lorad.daemon.queue.place import asked_by, place_runs
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.setups import Asked, asked_of
 from lorad.daemon.queue.tenants import life_number, tenants_of
 from lorad.engines.builtin import engine
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
@@ -248,13 +247,13 @@ def test_a_long_queue_for_servers_is_looked_through_once(home: Path, monkeypatch
     ctx, asked, machine = open_context(home), Counter[str](), read_machine()
     ctx.gpus.machine = lambda: machine
 
-    def counted(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Why]:
+    def counted(ctx: Context, run: RunRow) -> Asked:
         asked[run.name] += 1
-        return asked_by(ctx, run, devices)
+        return asked_of(ctx, run)
 
     submit(ctx, "busy", model="/models/other", resources={"exclusive": True})
     place_runs(ctx)
-    monkeypatch.setattr(place, "asked_by", counted)
+    monkeypatch.setattr(snapshot, "asked_of", counted)
     assert setups(ctx, **{f"q{number}": 16 for number in range(10)}) == []
     assert len(asked) == 10 and set(asked.values()) == {1}  # for itself, and for all of them
 
