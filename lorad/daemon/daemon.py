@@ -42,7 +42,7 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
     learn_structs()
     prepare_shared(home) if system else prepare(home)
     with lock(home):
-        log_trouble = log_to(home.daemon_log)
+        log_trouble = _log_to(home.daemon_log)
         ctx = open_context(home)
         ctx.users, ctx.storage.log_trouble = SharedBox() if system else OneUser(), log_trouble
         try:
@@ -61,7 +61,7 @@ def prepare(home: Home) -> None:
         refuse_open(home.root)
 
 
-def log_to(path: Path) -> str:
+def _log_to(path: Path) -> str:
     """Log to a file that is kept small, or to stderr where that cannot be written: why it cannot, "" when it
     can.
     """

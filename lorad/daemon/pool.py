@@ -131,10 +131,10 @@ def setup_for(
         pool="",
         model=spec.model.path,
         model_path=model_path,
-        dtype=dtype_of(spec, dtype, on_cpu=on_cpu),
+        dtype=_dtype_of(spec, dtype, on_cpu=on_cpu),
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
-        mode=mode_of(spec, on_cpu),
+        mode=_mode_of(spec, on_cpu),
         threads=threads,
         device=devices[0].kind,
         devices=names_of(devices),
@@ -157,7 +157,7 @@ def names_of(devices: Sequence[Device]) -> tuple[str, ...]:
     return () if names == (devices[0].kind,) else names
 
 
-def dtype_of(spec: Spec, checkpoint: str, *, on_cpu: bool) -> Dtype:
+def _dtype_of(spec: Spec, checkpoint: str, *, on_cpu: bool) -> Dtype:
     """Choose the dtype that the spec asks for.
 
     For `auto` it is float32 on a CPU; on a GPU it is the checkpoint's own, with bfloat16 in place of whatever
@@ -168,7 +168,7 @@ def dtype_of(spec: Spec, checkpoint: str, *, on_cpu: bool) -> Dtype:
     return "float32" if on_cpu or checkpoint == "float32" else "bfloat16"
 
 
-def mode_of(spec: Spec, on_cpu: bool) -> Mode:
+def _mode_of(spec: Spec, on_cpu: bool) -> Mode:
     """Choose how engine and trainer share the device.
 
     A server of the user's stays as it is, as others may use it; the builtin engine cannot sleep.

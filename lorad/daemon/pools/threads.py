@@ -28,7 +28,7 @@ FILE = "runtime.json"
 UNKNOWN = Why("run", "as the run had that it was made for")
 
 
-class Kept(Struct, frozen=True):
+class _Kept(Struct, frozen=True):
     """The content of `runtime.json`: the threads of a run, and why so many.
 
     A run that is not deterministic has those of its newest attempt there.
@@ -70,7 +70,7 @@ def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
     one.
     """
     if why.source != "run" or _read_kept(run) is None:
-        write_json(run_dir(run).root / FILE, msgspec.to_builtins(Kept(threads, why)))
+        write_json(run_dir(run).root / FILE, msgspec.to_builtins(_Kept(threads, why)))
     usable = ctx.gpus.machine().usable
     if why.source == "run" and threads > usable:
         message = (
@@ -87,11 +87,11 @@ def why_threads(run: RunRow) -> Why:
     return kept.reason if kept else UNKNOWN
 
 
-def _read_kept(run: RunRow) -> Kept | None:
+def _read_kept(run: RunRow) -> _Kept | None:
     """Raises StorageError when it cannot be read."""
     path = run_dir(run).root / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
+        return msgspec.json.decode(path.read_bytes(), type=_Kept)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

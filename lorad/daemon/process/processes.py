@@ -131,7 +131,7 @@ class Processes:
         """
         ours = attempt.root in self._shims
         shim_lives = self._shim_lives(attempt)
-        status, trouble = look_at_status(attempt)
+        status, trouble = _look_at_status(attempt)
         if trouble:
             is_there = status is not None or shim_lives or is_locked(attempt)
             return ProcessState(
@@ -242,7 +242,7 @@ def condemn(attempt: AttemptDir) -> None:
             write_json(attempt.status, shim.never_began())
 
 
-class Status(Struct):
+class _Status(Struct):
     """`status.json`, see `shim.py`; the shims of earlier versions wrote fewer keys."""
 
     shim_pid: int | None
@@ -263,16 +263,16 @@ def read_status(attempt: AttemptDir) -> dict[str, Any] | None:
     """Read the status that the shim wrote, or what /proc shows of a shim that lives; None when there is
     neither.
     """
-    return look_at_status(attempt)[0]
+    return _look_at_status(attempt)[0]
 
 
-def look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
+def _look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
     """Do `read_status`, and say why the file cannot be read; "" when it can, or there is none."""
     trouble = ""
     for _ in range(3):  # the shim may be overwriting it right now
         try:
             data = attempt.status.read_bytes()
-            return msgspec.to_builtins(msgspec.json.decode(data, type=Status)), ""
+            return msgspec.to_builtins(msgspec.json.decode(data, type=_Status)), ""
         except FileNotFoundError:
             return None, ""
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -281,10 +281,10 @@ def look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
         except OSError as error:
             trouble = f"{attempt.status} cannot be read: {error.strerror}"
             break
-    return seen_in_proc(attempt), trouble
+    return _seen_in_proc(attempt), trouble
 
 
-def seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
+def _seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
     """Find the status of an attempt as its living shim would write it, by the shim's command line; None when
     no shim of it lives.
 

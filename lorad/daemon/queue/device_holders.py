@@ -19,7 +19,7 @@ from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.lock_notes import Holder, Wanted
 from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
-from lorad.daemon.pools.idle import devices_of, timeout_of
+from lorad.daemon.pools.life import devices_of, timeout_of
 from lorad.daemon.process.processes import read_status
 from lorad.daemon.process.users import name_of
 from lorad.daemon.queue.tenants import life_of, tenants_of, told

@@ -119,15 +119,15 @@ class Snapshot:
 
 def take_snapshot(ctx: Context) -> Snapshot:
     """Look at everything that placing depends on."""
-    look(ctx)
     for pool in ctx.pools.values():
         with contextlib.suppress(OSError):  # else it stays as it was seen last: `watch_pools` reports it
             look_at_process(ctx, pool)
     devices = tuple(ctx.gpus.devices)
     now = Snapshot(limits=ctx.config.queue, devices=devices).with_runs_of(ctx)
-    queue = in_turn(runs.queue(ctx.store), now.active, runs.latest_starts(ctx.store))
+    queue = _in_turn(runs.queue(ctx.store), now.active, runs.latest_starts(ctx.store))
     head = runs.named(ctx.store, [run.name for run in queue[:LOOKED_AT]])
     asked = {run.name: _asked(ctx, run) for run in head}
+    look(ctx)
     return replace(
         now,
         queued=head,
@@ -139,7 +139,7 @@ def take_snapshot(ctx: Context) -> Snapshot:
     )
 
 
-def in_turn(
+def _in_turn(
     queued: Sequence[QueuedRow], active: Sequence[RunRow], latest: Mapping[int, float]
 ) -> Sequence[QueuedRow]:
     """Sort the queue by priority; then owners take turns of TURN runs each, the longest without one first;

@@ -14,7 +14,7 @@ from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
 from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
 from lorad.daemon.process.processes import log_tail
 from lorad.daemon.queue.place import find_room, make_way, offers_for
-from lorad.daemon.queue.setups import asked_of, base_of
+from lorad.daemon.queue.setups import asked_of
 from lorad.daemon.queue.snapshot import take_snapshot
 from lorad.daemon.runs.versions import await_bytes, name_of
 from lorad.errors import AttestationFailed, Conflict, PoolLost
@@ -59,11 +59,12 @@ async def admitted(ctx: Context, run: RunRow) -> Pool:
 
 def pool_for(ctx: Context, run: RunRow) -> Pool:
     """Find the pool of the run's base, and start it unless it is up; a pool that trains serves as well."""
-    now, base = take_snapshot(ctx), base_of(ctx, run)
+    now, asked = take_snapshot(ctx), asked_of(ctx, run)
+    base, _ = next(iter(asked.values()))
     for pool in now.pools:
-        if pool.process.is_up and pool.stop_asked is None and base is not None and pool.setup.serves(base):
+        if pool.process.is_up and pool.stop_asked is None and pool.setup.serves(base):
             return pool
-    setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked_of(ctx, run)).items()}
+    setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked).items()}
     room = find_room(now, setups)
     if room.devices is None:
         make_way(ctx, now, room, "a base to serve")

@@ -13,8 +13,7 @@ from lorad.client.box_shapes import Shutdown, StayingPool
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
 from lorad.daemon.pool import Pool
-from lorad.daemon.pools.idle import timeout_of
-from lorad.daemon.pools.life import end_pools
+from lorad.daemon.pools.life import end_pools, timeout_of
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.serving.gateways import gateway_socket, stop_gateway
 
