@@ -269,6 +269,24 @@ def test_a_server_that_starts_takes_the_ranks_of_the_queue_and_a_warm_one_takes_
     assert not other.takes(wide(16)) and wide(16).widened(other) == wide(16)
 
 
+def test_a_pool_serves_its_base_on_any_device_of_its_kind() -> None:
+    pool = msgspec.structs.replace(wide(64), device="cuda:0")
+    asked = msgspec.structs.replace(wide(16), device="cuda:1", threads=4, deterministic=False)
+    assert pool.serves(asked) and not asked.serves(pool)
+    for other in ({"device": "cpu"}, {"devices": ("cuda:1", "cuda:2")}, {"model_path": "/n"}, {"owner": 7}):
+        assert not pool.serves(msgspec.structs.replace(asked, **other))
+
+
+def test_a_snapshot_stays_as_it_was_taken(home: Path) -> None:
+    ctx = open_context(home)
+    submit(ctx, "a")
+    before = snapshot.take_snapshot(ctx)
+    place_runs(ctx)
+    after = before.with_runs_of(ctx)
+    assert [run.name for run in before.queued] == ["a"] and not before.active and before.count_free() == 1
+    assert [run.name for run in after.tenants["tiny-1"]] == ["a"] and after.count_free() == 0
+
+
 def wide(rank: int) -> PoolSetup:
     server = msgspec.structs.replace(SERVER, max_rank=rank)
     return PoolSetup(
