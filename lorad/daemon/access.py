@@ -8,7 +8,6 @@ own user and `sharing.admins`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
@@ -20,22 +19,22 @@ from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow, RunRow
 
 
-class Owned(Protocol):
+class _Owned(Protocol):
     """A row that somebody owns, as of a run or a sweep."""
 
     @property
     def owner_uid(self) -> int: ...
 
 
-class OfRun(Protocol):
+class _OfRun(Protocol):
     """A row about a run, as of a version, an alias or an event."""
 
     @property
     def run(self) -> str | None: ...
 
 
-OwnedRow = TypeVar("OwnedRow", bound=Owned)
-RowOfRun = TypeVar("RowOfRun", bound=OfRun)
+OwnedRow = TypeVar("OwnedRow", bound=_Owned)
+RowOfRun = TypeVar("RowOfRun", bound=_OfRun)
 
 
 class Access(StrEnum):
@@ -100,7 +99,7 @@ def must_see(ctx: Context, caller: Caller, run: RunRow) -> RunRow:
 
 
 def is_admin(ctx: Context, caller: Caller) -> bool:
-    return not ctx.users.shared or caller.uid in (0, os.geteuid()) or caller.name in ctx.config.sharing.admins
+    return ctx.users.is_admin(caller, ctx.config.sharing)
 
 
 def owns(ctx: Context, caller: Caller, owner_uid: int) -> bool:
@@ -111,7 +110,7 @@ def sees(ctx: Context, caller: Caller, owner_uid: int) -> bool:
     return ctx.config.sharing.read == "all" or owns(ctx, caller, owner_uid)
 
 
-def sees_all(ctx: Context, caller: Caller) -> bool:
+def _sees_all(ctx: Context, caller: Caller) -> bool:
     return ctx.config.sharing.read == "all" or is_admin(ctx, caller)
 
 
@@ -125,7 +124,7 @@ def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[
 
     Rows of a removed run have no owner: only callers who see everything get them.
     """
-    if sees_all(ctx, caller):
+    if _sees_all(ctx, caller):
         return list(rows)
     mine = {*runs.names(ctx.store, owner_uid=caller.uid)}
     return [row for row in rows if row.run in mine]

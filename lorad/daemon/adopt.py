@@ -16,7 +16,6 @@ from lorad.daemon.guarded import each, guarded, of_pool
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import adopt_pools, look_at_process
 from lorad.daemon.process.processes import attempts_under
-from lorad.daemon.process.user_files import passable
 from lorad.daemon.record.relocate import relocate
 from lorad.daemon.storage.prune import REMOVED, sweep
 from lorad.daemon.storage.unfinished import sweep_half_made, sweep_removed
@@ -45,8 +44,8 @@ def make_runs_root(ctx: Context) -> None:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     refuse_open(root.parent, shared_place=True)
     refuse_open(root)
-    if ctx.users.shared and (is_new or root.stat().st_uid == os.geteuid()):
-        passable(root)
+    if is_new or root.stat().st_uid == os.geteuid():
+        ctx.users.let_pass(root)
 
 
 def sweep_unfinished(ctx: Context) -> None:

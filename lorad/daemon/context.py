@@ -1,6 +1,6 @@
-"""What every verb of the daemon works on.
+"""The context that every verb of the daemon works on.
 
-The store is the index, the disk is the truth; the rest may be forgotten.
+The store is an index, the disk is the truth; a new daemon does without the rest.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from lorad.daemon.loop import Loop
 from lorad.daemon.open_store import record
 from lorad.daemon.pool import Pools
 from lorad.daemon.process.processes import Processes
-from lorad.daemon.process.user_threads import Users
-from lorad.daemon.process.users import User, user_of
+from lorad.daemon.process.sharing import OneUser, Users
+from lorad.daemon.process.users import User
 from lorad.daemon.read_threads import Readers
 from lorad.daemon.state import QueueState, RequestState, ServingState, StorageState
 from lorad.errors import StorageError
@@ -69,42 +69,40 @@ class Context:
     serving: ServingState = field(default_factory=ServingState)
     storage: StorageState = field(default_factory=StorageState)
     requests: RequestState = field(default_factory=RequestState)
-    users: Users = field(default_factory=Users)
+    users: Users = field(default_factory=OneUser)
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         record(self.store, self.journal)
 
     async def read(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """What a function of `lorad.store` that asks finds, without holding up the loop:
-        see `Readers.read`.
-        """
+        """Call a function of `lorad.store` that only reads, in a thread of its own: see `Readers.read`."""
         return await self.readers.read(question, *arguments, **options)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let `work` go on by itself; it is cancelled when the daemon closes."""
+        """Start `work` as a task of its own; it is cancelled when the daemon closes."""
         task = asyncio.get_running_loop().create_task(work)
         self.loop.tasks.add(task)
         task.add_done_callback(self.loop.tasks.discard)
 
     def close(self) -> None:
-        """Let the daemon end; what it supervises goes on."""
+        """Let the daemon end; the processes that it supervises continue."""
         self.loop.closing = True
         self.loop.poke()
         self.loop.ring()
 
     def user(self, uid: int) -> User | None:
-        """Whose what belongs to `uid` is to be; None: this process's own, as all of a daemon of one user."""
-        return user_of(uid, self.config.environment) if self.users.shared else None
+        """Find the user whose files and processes those of `uid` are to be; None: the daemon's own user."""
+        return self.users.user(uid, self.config.environment)
 
     @cached_property
     def readers(self) -> Readers:
-        """Connections that read, each in a thread of its own."""
+        """Return the connections that only read, each in a thread of its own."""
         return Readers(self.store)
 
     @cached_property
     def tail(self) -> Tail:
-        """The newest events, for who follows them."""
+        """Return the newest events, for requests that follow them."""
         return Tail(self.store)
 
     @property
@@ -123,7 +121,7 @@ def run_dir(run: RunRow) -> RunDir:
 
 
 def attempt_dir(run: RunRow) -> AttemptDir:
-    """Of the run's present attempt."""
+    """Name the directory of the run's present attempt."""
     return run_dir(run).attempt(run.attempt)
 
 
@@ -137,11 +135,11 @@ def _parsed(spec: str) -> Spec:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`request.json` of a run: how it was asked for. `model_path`: the directory that `model.path` was
-    resolved to.
+    """`request.json` of a run: how it was asked for.
 
-    bases: what is known of the weights that its adapter came from elsewhere with, see `runs/bases.py`.
-    reference: see `runs/reference.py`; None: KL is to the base.
+    model_path: the directory that `model.path` was resolved to.
+    bases: the weights that its adapter was made on, where it came from elsewhere; see `runs/bases.py`.
+    reference: the version that KL is measured against, see `runs/reference.py`; None: the base.
     """
 
     cwd: str
@@ -156,7 +154,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def request_of(run: RunRow) -> Request:
-    """Raises StorageError. Who waits in the queue is looked at again and again: read when it changed."""
+    """Read `request.json`, unless it is as it was read last. Raises StorageError."""
     path = f"{run.directory}/request.json"
     try:
         stat = os.stat(path)
@@ -170,7 +168,7 @@ def request_of(run: RunRow) -> Request:
 
 
 def unreadable(path: Path, error: Exception, hint: str) -> StorageError:
-    """A file that cannot be read, or holds something else than it should."""
+    """Make the error for a file that cannot be read, or holds something else than it should."""
     why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is damaged"
     return StorageError(f"{path} {why}", hint=hint)
 

@@ -64,12 +64,12 @@ def metered(meter: Meter) -> Middleware:
             if not follows:
                 meter.requests.observe(seconds)
             if request.method == "POST" and request.path.startswith("/v1/aliases/"):
-                note_swap(meter, seconds, status)
+                _note_swap(meter, seconds, status)
 
     return count
 
 
-def note_swap(meter: Meter, seconds: float, status: int) -> None:
+def _note_swap(meter: Meter, seconds: float, status: int) -> None:
     if status < 400:
         meter.swaps.observe(seconds)
     elif status >= 500:

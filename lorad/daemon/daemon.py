@@ -24,6 +24,7 @@ from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
 from lorad.daemon.open_store import open_journal, open_store, tell_start
 from lorad.daemon.process.shared_home import prepare_shared
+from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.reconcile import reconcile
 from lorad.protocol.bounded import Doorkeeper, bounded
 from lorad.protocol.structs import learn_structs
@@ -41,9 +42,9 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
     learn_structs()
     prepare_shared(home) if system else prepare(home)
     with lock(home):
-        log_trouble = log_to(home.daemon_log)
+        log_trouble = _log_to(home.daemon_log)
         ctx = open_context(home)
-        ctx.users.shared, ctx.storage.log_trouble = system, log_trouble
+        ctx.users, ctx.storage.log_trouble = SharedBox() if system else OneUser(), log_trouble
         try:
             asyncio.run(serve(ctx))
         finally:
@@ -60,7 +61,7 @@ def prepare(home: Home) -> None:
         refuse_open(home.root)
 
 
-def log_to(path: Path) -> str:
+def _log_to(path: Path) -> str:
     """Log to a file that is kept small, or to stderr where that cannot be written: why it cannot, "" when it
     can.
     """
@@ -110,7 +111,7 @@ async def answering(ctx: Context) -> AsyncIterator[None]:
     path = ctx.home.socket
     door = Doorkeeper(runner.server, ctx.requests.bounds)
     listener = await asyncio.get_running_loop().create_unix_server(
-        door, sock=bind(path, 0o666 if ctx.users.shared else 0o600), backlog=BACKLOG
+        door, sock=bind(path, ctx.users.socket_mode), backlog=BACKLOG
     )
     try:
         async with scraped(ctx):

@@ -40,7 +40,7 @@ def guarded(
         verb(ctx, *args, **options)
     except Exception as error:
         hint = error.hint if isinstance(error, LoradError) else ""
-        if ctx.loop.troubles.add(Trouble(verb.__name__, item, in_words(error), hint)):
+        if ctx.loop.troubles.add(Trouble(verb.__name__, item, _in_words(error), hint)):
             where = f"{verb.__name__}, {item.name}" if item.name else verb.__name__
             log.error("%s: %s", where, error, exc_info=not isinstance(error, LoradError))
     else:
@@ -71,7 +71,7 @@ def each(
     troubles.keep_only(name, {item.name for item, _ in named} | {""})
 
 
-def in_words(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     if isinstance(error, LoradError):
         return error.message
     if isinstance(error, OSError) and error.strerror:

@@ -44,8 +44,8 @@ def heal(ctx: Context) -> None:
     }
 
     def heal_process(ctx: Context, attempt: AttemptDir) -> None:
-        if is_untold(attempt):
-            wake_shim(attempt)
+        if _is_untold(attempt):
+            _wake_shim(attempt)
         trouble = look(ctx, attempt, now, away)
         if trouble and attempt not in ctx.processes.put_down and not is_full(attempt):
             ctx.processes.put_down.add(attempt)
@@ -109,14 +109,14 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
         with contextlib.suppress(OSError):
             write_json(attempt.killed, {"why": why, "at": time.time()})
         ctx.processes.kill_group(attempt)
-        wake_shim(attempt)
+        _wake_shim(attempt)
         if pulse := ctx.processes.pulses.get(attempt):
             pulse.begin_again(now)  # a process that is still there then is killed again
     finally:
         ctx.processes.put_down.discard(attempt)
 
 
-def is_untold(attempt: AttemptDir) -> bool:
+def _is_untold(attempt: AttemptDir) -> bool:
     """Check for a process that is gone without its shim having recorded how:
     the shim may have been stopped.
     """
@@ -126,7 +126,7 @@ def is_untold(attempt: AttemptDir) -> bool:
     return not is_same(status["pid"], status["start_time"], status["boot_id"])
 
 
-def wake_shim(attempt: AttemptDir) -> None:
+def _wake_shim(attempt: AttemptDir) -> None:
     """Continue the attempt's shim if it was stopped: it has to record how its child ended."""
     status = read_status(attempt) or {}
     with contextlib.suppress(KeyError, OSError):

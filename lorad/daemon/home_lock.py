@@ -32,7 +32,7 @@ def lock(home: Home) -> Iterator[None]:
         with writable():
             file = stack.enter_context(open(home.daemon_lock, "a+"))
         deadline = time.monotonic() + 2 * GOODBYE_SECONDS
-        while not is_ours(file):
+        while not _is_ours(file):
             if answers(home.socket) or time.monotonic() > deadline:
                 raise Conflict(
                     f"a daemon works in {home.root} already", hint="`lorad daemon status` shows it."
@@ -44,7 +44,7 @@ def lock(home: Home) -> Iterator[None]:
         yield
 
 
-def is_ours(file: IO[str]) -> bool:
+def _is_ours(file: IO[str]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -147,7 +147,7 @@ def decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
 
 def last_change(path: Path) -> int | None:
     """Find the number of the newest change that is whole; None when there is none."""
-    for line in backwards(path):
+    for line in _backwards(path):
         found = decode(line)[1]
         if isinstance(found, Change):
             return found.number
@@ -156,14 +156,14 @@ def last_change(path: Path) -> int | None:
 
 def written_by(path: Path) -> dict[str, Any]:
     """Find the newest line that a daemon began with: {version, schema, …}; {} when there is none."""
-    for line in backwards(path):
+    for line in _backwards(path):
         kind, found = decode(line)
         if kind == STARTED and isinstance(found, dict):
             return found
     return {}
 
 
-def backwards(path: Path) -> Iterator[bytes]:
+def _backwards(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, the last first."""
     if not path.exists():
         return

@@ -1,10 +1,11 @@
-"""A pool as the daemon sees it: its `pool.json`, its process, what it said last."""
+"""A pool as the daemon sees it: its `pool.json`, its process, and its last status."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,51 +20,54 @@ from lorad.daemon.gpu.devices import Device
 from lorad.daemon.process.processes import ProcessState, attempts_under
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.preflight import BaseFacts
-from lorad.protocol.status import Capacity, PoolStatus
+from lorad.protocol.status import PoolStatus
 from lorad.spec.model import Spec
 
 
 class Refusal(NamedTuple):
-    """A pool did not take a version that it should keep: how often, and when (monotonic)
-    it is asked again.
+    """A pool did not take a version that it should keep.
+
+    times: how often it was asked.
+    not_before: the monotonic time at which it is asked again.
     """
 
     times: int
     not_before: float
 
 
-class Room(NamedTuple):
-    """What `capacity` was computed from: as long as neither changes,
-    it holds for everybody in a long queue.
-    """
-
-    status: PoolStatus | None
-    tenants: list[tuple[str, int]]
-    capacity: Capacity
-
-
 @dataclass
 class Pool:
-    """`process` is of the newest attempt; `status` is None until it has answered."""
+    """A pool: one base model on its devices, for many runs.
+
+    process: the process of its newest attempt.
+    status: its last answer; None until it has answered.
+    polled_at: when it was last asked, and answered or took too long.
+    asked_at: when the newest question was asked.
+    is_slow: its last answer took long, or it gave none.
+    guests: how many requests use it that are no runs.
+    serves: runs for which it is kept up, see `serving/keep_up.py`.
+    held_at: the status and the changes that `serving/keep_loaded.py` saw last.
+    checked: when its directory was last checked, and what was wrong with it.
+    refusals: `run@version` -> why it is not kept.
+    told: `run@version` -> the warning that its run had about that.
+    """
 
     setup: PoolSetup
     root: Path
     process: ProcessState = field(default_factory=lambda: ProcessState("absent"))
     status: PoolStatus | None = None
     polled_at: float = 0.0
-    asked_at: float = 0.0  # the newest question, whose answer makes `polled_at`
+    asked_at: float = 0.0
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    is_slow: bool = False  # it took its time for that, or said nothing
-    guests: int = 0  # requests that use it and are no runs
-    serves: set[str] = field(default_factory=set)  # runs for which it is kept up, see `serving/keep_up.py`
+    is_slow: bool = False
+    guests: int = 0
+    serves: set[str] = field(default_factory=set)
     used_at: float = field(default_factory=time.monotonic)
     stop_asked: float | None = None
-    held_at: tuple[float, int] = (0.0, 0)  # of `serving/keep_loaded.py`: what it saw last
+    held_at: tuple[float, int] = (0.0, 0)
     is_holding: bool = False
-    checked: tuple[float, str] = (float("-inf"), "")  # when, and what was wrong with its directory then
-    room: Room | None = None
-    refusals: dict[str, Refusal] = field(default_factory=dict)  # run@version -> why it is not kept
-    # run@version -> the warning that its run had about that
+    checked: tuple[float, str] = (float("-inf"), "")
+    refusals: dict[str, Refusal] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -72,15 +76,15 @@ class Pool:
 
     @property
     def work(self) -> Path:
-        """Where its process writes; it has one of its own where it belongs to another user
-        than the daemon.
+        """Name the directory that its process writes to; a pool of another user than the daemon has one in
+        its directory.
         """
         theirs = self.root / "work"
         return theirs if theirs.is_dir() else self.root
 
     @property
     def number(self) -> int:
-        """Of the newest attempt; 0 when there is none."""
+        """Return the number of the newest attempt; 0 when there is none."""
         return max((int(attempt.root.name) for attempt in attempts_under(self.root)), default=0)
 
     def attempt(self, number: int | None = None) -> AttemptDir:
@@ -88,14 +92,14 @@ class Pool:
 
     @property
     def state(self) -> str:
-        """starting | ready | stopping | ended."""
+        """Return `starting`, `ready`, `stopping` or `ended`."""
         if not self.process.is_up:
             return "ended"
         return "stopping" if self.stop_asked is not None else "starting" if self.status is None else "ready"
 
     @property
     def idle_seconds(self) -> float:
-        """Since the last use of any kind."""
+        """Return the seconds since the last use of any kind."""
         here = time.monotonic() - self.used_at
         return 0.0 if self.guests else min(here, self.status.idle_seconds) if self.status else here
 
@@ -110,26 +114,28 @@ def setup_for(
     facts: BaseFacts | None = None,
     cwd: str = "/",
 ) -> PoolSetup:
-    """The pool that a run needs on these devices, without an id. `dtype`: of the checkpoint.
+    """Make the setup of the pool that a run needs on these devices, without an id.
 
-    facts: what the preflight found; cwd: where relative paths of the spec start; both matter to servers only.
+    dtype: the checkpoint's.
+    facts: what the preflight found; it matters to servers only.
+    cwd: where relative paths of the spec start; it matters to servers only.
+
     Raises SpecError when config.yaml lacks the backend, ValidationError when the facts are too few.
     """
     trainer = config.backends.get(spec.trainer.backend, Backend())
     engine = config.backends.get(spec.rollout.backend, Backend())
-    names = tuple(device.name for device in devices)
-    on_cpu, is_slot = devices[0].is_cpu, names[0] != devices[0].kind
+    on_cpu, is_slot = devices[0].is_cpu, devices[0].name != devices[0].kind
     return PoolSetup(
         pool="",
         model=spec.model.path,
         model_path=model_path,
-        dtype=dtype_of(spec, dtype, on_cpu=on_cpu),
+        dtype=_dtype_of(spec, dtype, on_cpu=on_cpu),
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
-        mode=mode_of(spec, on_cpu),
+        mode=_mode_of(spec, on_cpu),
         threads=threads,
         device=devices[0].kind,
-        devices=names if len(names) > 1 or is_slot else (),
+        devices=names_of(devices),
         deterministic=on_cpu if spec.deterministic is None else spec.deterministic,
         memory_fraction=spec.pool.memory_fraction / (config.devices.cpu_slots if is_slot else 1),
         trainer_class=trainer.trainer,
@@ -143,17 +149,28 @@ def setup_for(
     )
 
 
-def dtype_of(spec: Spec, checkpoint: str, *, on_cpu: bool) -> Dtype:
-    """The dtype that the spec asks for. For `auto` it is float32 on a CPU; on a GPU it is the checkpoint's
-    own, with bfloat16 in place of whatever is not float32.
+def names_of(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Name every device of a pool, as `PoolSetup.devices` has them; () for one that its kind names."""
+    names = tuple(device.name for device in devices)
+    return () if names == (devices[0].kind,) else names
+
+
+def _dtype_of(spec: Spec, checkpoint: str, *, on_cpu: bool) -> Dtype:
+    """Choose the dtype that the spec asks for.
+
+    For `auto` it is float32 on a CPU; on a GPU it is the checkpoint's own, with bfloat16 in place of whatever
+    is not float32.
     """
     if spec.model.dtype != "auto":
         return spec.model.dtype
     return "float32" if on_cpu or checkpoint == "float32" else "bfloat16"
 
 
-def mode_of(spec: Spec, on_cpu: bool) -> Mode:
-    """A server of the user's stays as it is: others may use it. The builtin engine cannot sleep."""
+def _mode_of(spec: Spec, on_cpu: bool) -> Mode:
+    """Choose how engine and trainer share the device.
+
+    A server of the user's stays as it is, as others may use it; the builtin engine cannot sleep.
+    """
     if spec.pool.mode != "auto":
         return spec.pool.mode
     if spec.rollout.backend not in SERVERS:
@@ -162,13 +179,13 @@ def mode_of(spec: Spec, on_cpu: bool) -> Mode:
 
 
 def base_name(model: str) -> str:
-    """`builtin:tiny` -> `tiny`, `/models/Qwen3-4B` -> `qwen3-4b`."""
+    """Shorten a model's name for its pools: `builtin:tiny` -> `tiny`, `/models/Qwen3-4B` -> `qwen3-4b`."""
     last = model.rstrip("/").rpartition("/")[2].rpartition(":")[2]
     return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:32] or "base"
 
 
 def load_pool(root: Path) -> Pool | None:
-    """The pool of a directory; None when it has no readable `pool.json`."""
+    """Read the pool of a directory; None when it has no readable `pool.json`."""
     try:
         return Pool(msgspec.json.decode((root / "pool.json").read_bytes(), type=PoolSetup), root)
     except (OSError, msgspec.MsgspecError):
@@ -176,10 +193,10 @@ def load_pool(root: Path) -> Pool | None:
 
 
 class Pools(dict[str, Pool]):
-    """The pools by their names.
+    """Holds the pools by their names.
 
-    gone_since: when a pool was found gone, by its name; monotonic.
-    lost: directories of pools that cannot be known.
+    gone_since: the monotonic time at which a run's pool was found gone, by the run's name.
+    lost: directories of pools whose `pool.json` cannot be read.
     """
 
     def __init__(self) -> None:

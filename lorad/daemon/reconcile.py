@@ -16,12 +16,11 @@ from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
 from lorad.daemon.process.processes import DAMAGED
 from lorad.daemon.queue.device_holders import keep_leases
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.runs.facts import last_facts
 from lorad.daemon.runs.launch import launch
 from lorad.daemon.runs.settle import settle
 from lorad.daemon.runs.stop import stop as stop_run
 from lorad.daemon.runs.sweeps import halve
-from lorad.daemon.runs.take_in import take_in_or_end
+from lorad.daemon.runs.take_in import last_facts, take_in_or_end
 from lorad.daemon.serving.gateways import keep_gateways
 from lorad.daemon.serving.keep_loaded import hold
 from lorad.daemon.serving.keep_up import keep_serving

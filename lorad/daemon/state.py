@@ -12,14 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lorad.bounds import Bounds
 from lorad.daemon.counters import Meter
-from lorad.daemon.gpu.devices import Device
 from lorad.protocol.connection import Connection
-from lorad.protocol.pool_setup import PoolSetup
-from lorad.store.rows import RunRow
 
 LOOK_SECONDS = 60.0
 
@@ -30,16 +26,10 @@ class QueueState:
 
     being_made: names, in lower case, of runs whose files a request is writing.
     not_before: the monotonic time before which a run does not restart.
-    active: the runs that work, as of that number of `Store.changes`.
-    wishes: the widest server that a queued run asks for, by devices and kind, during one pass.
-    asked: what pool each queued run asks for, kept until one of its inputs changes.
     """
 
     being_made: set[str] = field(default_factory=set)
     not_before: dict[str, float] = field(default_factory=dict)
-    active: tuple[int | None, list[RunRow]] = field(default=(None, []))
-    wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None
-    asked: dict[str, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)
 
 
 @dataclass

@@ -22,17 +22,17 @@ def rotate(ctx: Context) -> None:
     if now - ctx.storage.rotated_at < LOOK_SECONDS:
         return
     ctx.storage.rotated_at = float("inf")  # two that cut the same log would mix it up
-    ctx.spawn(rotated(ctx, list(living(ctx))))
+    ctx.spawn(_rotated(ctx, list(_living(ctx))))
 
 
-async def rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
+async def _rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
     try:
         await asyncio.to_thread(cut_all, attempts, ctx.config.supervision.log_bytes)
     finally:
         ctx.storage.rotated_at = time.monotonic()
 
 
-def living(ctx: Context) -> Iterator[AttemptDir]:
+def _living(ctx: Context) -> Iterator[AttemptDir]:
     yield from (attempt_dir(run) for run in runs.in_states(ctx.store, *ACTIVE))
     yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
     yield from living_gateways(ctx)

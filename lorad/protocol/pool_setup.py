@@ -165,6 +165,21 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
             return self.key == other.key
         return self.key == other.widened(self).key == self.widened(other).key
 
+    def serves(self, other: PoolSetup) -> bool:
+        """Check whether this pool can serve versions of a run that asks for `other`: the base and the
+        backends count, not the number of threads, determinism, or which devices of one kind.
+        """
+        if (self.device == "cpu") != (other.device == "cpu") or len(self.names) != len(other.names):
+            return False
+        mine = msgspec.structs.replace(
+            other,
+            threads=self.threads,
+            deterministic=self.deterministic,
+            device=self.device,
+            devices=self.devices,
+        )
+        return self.takes(mine)
+
     def widened(self, other: PoolSetup) -> PoolSetup:
         """Widen the server so that it takes runs for `other` too;
         nothing changes when anything else differs.

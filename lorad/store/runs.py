@@ -133,13 +133,6 @@ def count_by_state(store: Rows) -> dict[RunState, int]:
     return {RunState(row["state"]): row["runs"] for row in rows}
 
 
-def count_active(store: Rows, owner_uid: int) -> int:
-    """Count the runs of one owner for which a driver or a pool may be working."""
-    marks = ", ".join("?" for _ in ACTIVE)
-    sql = f"SELECT count(*) AS runs FROM runs WHERE owner_uid = ? AND state IN ({marks})"
-    return int(store.rows(sql, (owner_uid, *ACTIVE))[0]["runs"])
-
-
 def directories(store: Rows) -> dict[int, list[Path]]:
     """Find the directories of all runs, by the uid of their owner."""
     found: dict[int, list[Path]] = {}
@@ -213,6 +206,26 @@ def in_states(store: Rows, *states: RunState) -> list[RunRow]:
     marks = ", ".join("?" for _ in states)
     sql = f"SELECT *, {BASE} FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
     return [run_row(row) for row in store.rows(sql, states)]
+
+
+def active_in(store: Rows, pool: str) -> list[RunRow]:
+    """List the active runs of a pool: highest priority first, then oldest first."""
+    marks = ", ".join("?" for _ in ACTIVE)
+    sql = f"""SELECT *, {BASE} FROM runs WHERE pool = ? AND state IN ({marks})
+    ORDER BY priority DESC, created_at, rowid"""
+    return [run_row(row) for row in store.rows(sql, (pool, *ACTIVE))]
+
+
+def named(store: Rows, names: Sequence[str]) -> list[RunRow]:
+    """Read the runs that exist among `names`, in that order."""
+    marks = ", ".join("?" for _ in names)
+    sql = f"SELECT *, {BASE} FROM runs WHERE name IN ({marks})"
+    found = {row["name"]: run_row(row) for row in store.rows(sql, tuple(names))}
+    return [found[name] for name in names if name in found]
+
+
+def is_any_queued(store: Rows) -> bool:
+    return store.row("SELECT 1 FROM runs WHERE state = 'queued' LIMIT 1") is not None
 
 
 def queue(store: Rows) -> list[QueuedRow]:

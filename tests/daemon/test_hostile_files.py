@@ -13,8 +13,7 @@ import pytest
 
 from lorad.box.paths import RunDir
 from lorad.daemon.process.as_user import as_user
-from lorad.daemon.process.copying import files_into
-from lorad.daemon.process.user_files import own_directory, own_file, refuse_strange_journal
+from lorad.daemon.process.user_files import files_into, own_directory, own_file, refuse_strange_journal
 from lorad.daemon.process.users import user_of
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record

@@ -27,6 +27,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to
 from lorad.daemon.pools.life import ANSWER_SECONDS, ask_status, refresh
 from lorad.daemon.process.processes import ProcessState
+from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.process.user_threads import Turns
 from lorad.daemon.runs.preflight import guarded
 from lorad.daemon.runs.versions import is_loaded
@@ -64,7 +65,7 @@ def ctx(home: Path) -> Iterator[Context]:
 
 
 def pool_of_bob(ctx: Context, *loaded: str) -> Pool:
-    ctx.users.shared = True
+    ctx.users = SharedBox()
     pool = ctx.pools["p"] = Pool(SETUP, ctx.home.pool("p"), ProcessState("alive", 1))
     pool.status = PoolStatus(INFO, [], list(loaded), 0.0, 0.0, 1, 0.0)
     return pool
@@ -77,7 +78,7 @@ async def test_what_the_pool_of_another_user_claims_to_have_loaded_does_not_coun
     assert is_free(ctx, runs.get(ctx.store, "a"), 1002)
     pool.status = None  # nor does it keep files by saying nothing
     assert is_free(ctx, runs.get(ctx.store, "a"), 1002)
-    ctx.users.shared = False
+    ctx.users = OneUser()
     assert not is_free(ctx, runs.get(ctx.store, "a"), 1002)
 
 
@@ -160,7 +161,7 @@ async def test_a_pool_that_hangs_is_asked_once_at_a_time_and_waited_for_once(
 ) -> None:
     pool, asked = pool_of_bob(ctx), list[socket.socket]()
     monkeypatch.setattr("lorad.daemon.pools.life.look_at_process", lambda *_: None)
-    pool.setup, ctx.users.shared = msgspec.structs.replace(SETUP, socket=str(ctx.home.root / "s")), False
+    pool.setup, ctx.users = msgspec.structs.replace(SETUP, socket=str(ctx.home.root / "s")), OneUser()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(pool.setup.socket)
         listener.listen(64)
@@ -190,7 +191,7 @@ async def test_a_pool_is_shown_without_the_runs_of_others_that_it_claims(ctx: Co
 
 def test_an_answer_of_gigabytes_is_not_waited_for(ctx: Context) -> None:
     pool = pool_of_bob(ctx)
-    pool.setup, ctx.users.shared = msgspec.structs.replace(SETUP, socket=str(ctx.home.root / "s")), False
+    pool.setup, ctx.users = msgspec.structs.replace(SETUP, socket=str(ctx.home.root / "s")), OneUser()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(pool.setup.socket)
         listener.listen()

@@ -258,7 +258,7 @@ def test_slow_verb_leaves_items_for_later_passes(home: Path) -> None:
         if item == "bad":
             raise LoradError("it fails each time")
 
-    passes = []
+    passes = list[list[str]]()
     for _ in range(3):
         each(ctx, slow, ["bad", "a", "b"], Item, seconds=0.02)
         passes, done = [*passes, done], []

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from lorad.daemon.api.verbs.verify import attest_again
+from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.user_threads import Hands
 from lorad.daemon.runs.grid import axes_of
 from lorad.daemon.runs.preflight import exchanged, guarded
@@ -79,5 +80,5 @@ async def test_the_pool_of_another_user_has_no_say_in_whether_a_run_is_sound(hom
         run, (pool,) = runs.get(api.ctx.store, "a"), api.ctx.pools.values()
         assert pool.status and "a@1002" in pool.status.loaded
         assert (await attest_again(api.ctx, run)).looked_at.startswith("1 version")
-        api.ctx.users.shared, pool.setup = True, msgspec.structs.replace(pool.setup, owner=BOB)
+        api.ctx.users, pool.setup = SharedBox(), msgspec.structs.replace(pool.setup, owner=BOB)
         assert (await attest_again(api.ctx, run)).looked_at.startswith("0 versions")

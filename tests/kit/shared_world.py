@@ -22,7 +22,7 @@ from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.process.processes import Processes
 from lorad.daemon.process.shared_home import prepare_shared
-from lorad.daemon.process.user_threads import Users
+from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.reconcile import reconcile
 from lorad.store.db import Store
 from tests.kit.daemon_world import COMMANDS, QUICK
@@ -76,5 +76,5 @@ def open_shared(home: Path, **sharing: Any) -> Context:
         GpuState([device]),
         processes=Processes(COMMANDS),
         patience=QUICK,
-        users=Users(shared=True),
+        users=SharedBox(),
     )

@@ -75,7 +75,7 @@ def _endpoint(
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             _refuse_other_protocol(request)
-            caller = _caller(request, shared=ctx.users.shared)
+            caller = _caller(ctx, request)
             call = Call(request, caller, await read_body(request, ctx.requests.bounds.body))
             _authorize(ctx, call, access)
             result = await handler(ctx, call)
@@ -94,7 +94,7 @@ def _authorize(ctx: Context, call: Call, access: Access) -> None:
 
     Raises NotAllowed, NotFound. What only the body names is left to the handler: `must_own`, `must_see`.
     """
-    if not ctx.users.shared or access is Access.ANY or is_admin(ctx, call.caller):
+    if access is Access.ANY or is_admin(ctx, call.caller):
         return
     if access is Access.ADMIN:
         must_be_admin(ctx, call.caller)
@@ -155,17 +155,10 @@ async def _nowhere(ctx: Context, call: Call) -> None:
     raise NotFound(f"no such request: {call.request.method} {call.request.path}", hint=UP_TO_DATE)
 
 
-def _caller(request: web.Request, *, shared: bool) -> Caller:
-    """Identify the caller.
-
-    Raises NotAllowed for all but the daemon's user and root, unless the daemon is shared.
-    """
+def _caller(ctx: Context, request: web.Request) -> Caller:
+    """Identify the caller. Raises NotAllowed for a user who may not connect."""
     uid = peer_uid(request)
-    if not shared and uid not in (0, os.getuid()):
-        raise NotAllowed(
-            f"this daemon belongs to uid {os.getuid()}, you are uid {uid}",
-            hint="Use a LORAD_HOME of your own; every user has a daemon of their own.",
-        )
+    ctx.users.refuse_stranger(uid)
     return Caller(uid, name_of(uid))
 
 

@@ -32,7 +32,6 @@ NOTE_BYTES = 8192
 MOST_ENTRIES = 4096  # entries read: everybody may write in the directory
 FRESH_SECONDS = 30.0  # a daemon that waits says so again in a third of it
 SKEW_SECONDS = 5.0
-SEEN_SECONDS = 0.5
 LOOK_SECONDS = 2.0  # between two looks at what others want
 Text = Annotated[str, Meta(max_length=400)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
@@ -82,8 +81,6 @@ class Notes:
     since: UUID -> Unix time since when it is wanted.
     idle_since: pool -> Unix time since when it is idle.
     others: UUIDs that other daemons wait for.
-    seen: UUID -> when the holder was read, and who it was.
-    free: when the free devices were counted, and how many there were.
     """
 
     written: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
@@ -91,17 +88,15 @@ class Notes:
     since: dict[str, float] = field(default_factory=dict)
     idle_since: dict[str, float] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
-    seen: dict[str, tuple[float, Holder | None]] = field(default_factory=dict)
-    free: tuple[float, int] = (float("-inf"), 0)
     looked_at: float = float("-inf")
 
 
 def note_path(home: Path, uuid: str, kind: str) -> Path:
     """Name the file in which the daemon of `home` keeps its note of this kind."""
-    return devices.LOCKS / f"{uuid}.{kind}-{os.getuid()}-{home_name(home)}.json"
+    return devices.LOCKS / f"{uuid}.{kind}-{os.getuid()}-{_home_name(home)}.json"
 
 
-def home_name(home: Path) -> str:
+def _home_name(home: Path) -> str:
     return hashlib.sha256(os.fsencode(home)).hexdigest()[:8]
 
 
@@ -114,7 +109,7 @@ def write_note(path: Path, data: bytes) -> None:
     write_whole(path, data, mode=0o644, durable=False)
 
 
-def notes_of(uuid: str, kind: str) -> Iterator[tuple[int, str, Path]]:
+def _notes_of(uuid: str, kind: str) -> Iterator[tuple[int, str, Path]]:
     """uid and home in the names of all notes of that kind about a device, and where they are."""
     pattern = re.compile(re.escape(f"{uuid}.{kind}-") + r"(\d{1,10})-([0-9a-f]{8})\.json")
     with contextlib.suppress(OSError), os.scandir(devices.LOCKS) as entries:
@@ -123,7 +118,7 @@ def notes_of(uuid: str, kind: str) -> Iterator[tuple[int, str, Path]]:
                 yield int(found[1]), found[2], Path(entry.path)
 
 
-def read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
+def _read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
     """Read a note and when it was written; None unless it is a small, readable file of that user's."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -140,28 +135,17 @@ def read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
         os.close(file)
 
 
-def seen_holder(notes: Notes, device: Device) -> Holder | None:
-    """Ask `holder_of`, or reuse an answer that is SEEN_SECONDS old at most:
-    every run of a long queue asks.
-    """
-    at, found = notes.seen.get(device.uuid, (float("-inf"), None))
-    if time.monotonic() - at > SEEN_SECONDS:
-        found = holder_of(device)
-        notes.seen[device.uuid] = time.monotonic(), found
-    return found
-
-
 def holder_of(device: Device) -> Holder | None:
     """Read who holds the device from its holder's note; None when the device is free or has no such note."""
     if not device.uuid or not is_taken(device):
         return None
-    owner = uid_of(lock_pid(device))
+    owner = _uid_of(lock_pid(device))
     believed = None if owner is None else {0, owner}
     found = []
-    for uid, _, path in notes_of(device.uuid, "holder"):
-        note = read_note(path, uid, Holder) if believed is None or uid in believed else None
+    for uid, _, path in _notes_of(device.uuid, "holder"):
+        note = _read_note(path, uid, Holder) if believed is None or uid in believed else None
         if note is not None and (uid == 0 or note[0].uid == uid):
-            found.append((is_there(note[0]), note[1], note[0]))
+            found.append((_is_there(note[0]), note[1], note[0]))
     return shown(max(found, key=lambda one: one[:2])[2]) if found else None
 
 
@@ -171,7 +155,7 @@ def shown(note: Holder) -> Holder:
     )
 
 
-def is_there(note: Holder) -> bool:
+def _is_there(note: Holder) -> bool:
     """Check whether the holder's process lives."""
     try:
         with open(f"/proc/{int(note.pid or 0)}/stat", "rb") as file:
@@ -197,7 +181,7 @@ def lock_pid(device: Device) -> int | None:
     return None
 
 
-def uid_of(pid: int | None) -> int | None:
+def _uid_of(pid: int | None) -> int | None:
     """Find the user whose process it is; None when there is no such process."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
@@ -209,8 +193,8 @@ def wanted_by_others(home: Path, uuids: set[str]) -> frozenset[str]:
     """Find the devices that daemons of other homes wait for, by notes that are still fresh."""
     now, found = time.time(), set()
     for uuid in uuids:
-        for uid, name, path in notes_of(uuid, "wanted"):
-            note = None if (uid, name) == (os.getuid(), home_name(home)) else read_note(path, uid, Wanted)
+        for uid, name, path in _notes_of(uuid, "wanted"):
+            note = None if (uid, name) == (os.getuid(), _home_name(home)) else _read_note(path, uid, Wanted)
             if note is not None and -SKEW_SECONDS <= now - note[1] <= FRESH_SECONDS:
                 found.add(uuid)
     return frozenset(found)

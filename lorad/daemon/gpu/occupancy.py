@@ -119,7 +119,7 @@ def read_all(gpus: Iterable[Device], mine: Ours) -> dict[str, Sight]:
     with nvml() as found:
         if found is None:
             return {device.uuid: Sight(time.monotonic()) for device in gpus}
-        family = family_of(mine.pids)
+        family = _family_of(mine.pids)
         return {device.uuid: read(found, device, family, mine) for device in gpus}
 
 
@@ -127,23 +127,23 @@ def read(found: Any, device: Device, family: set[int], mine: Ours) -> Sight:
     """Read one GPU; leave out what the driver does not report, or not to this user."""
     try:
         handle = found.nvmlDeviceGetHandleByUUID(device.uuid)
-        used = memory_of(found, handle)
+        used = _memory_of(found, handle)
     except found.NVMLError as error:
         return Sight(time.monotonic(), lost=str(error))
-    computing = listed(found, found.nvmlDeviceGetComputeRunningProcesses, handle)
-    drawing = listed(found, found.nvmlDeviceGetGraphicsRunningProcesses, handle)
+    computing = _listed(found, found.nvmlDeviceGetComputeRunningProcesses, handle)
+    drawing = _listed(found, found.nvmlDeviceGetGraphicsRunningProcesses, handle)
     utilization = None
     with contextlib.suppress(found.NVMLError):
         utilization = int(found.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
     held = device.name in mine.devices
     processes = tuple(
-        described(pid, memory, pid in computing, family, mine, held)
+        _described(pid, memory, pid in computing, family, mine, held)
         for pid, memory in sorted((drawing | computing).items())
     )
     return Sight(time.monotonic(), used, utilization, processes, held)
 
 
-def memory_of(found: Any, handle: Any) -> int:
+def _memory_of(found: Any, handle: Any) -> int:
     """Read the bytes in use, without the driver's own where it counts those separately."""
     try:
         return int(found.nvmlDeviceGetMemoryInfo(handle, version=found.nvmlMemory_v2).used)
@@ -151,7 +151,7 @@ def memory_of(found: Any, handle: Any) -> int:
         return int(found.nvmlDeviceGetMemoryInfo(handle).used)
 
 
-def listed(found: Any, call: Any, handle: Any) -> dict[int, int | None]:
+def _listed(found: Any, call: Any, handle: Any) -> dict[int, int | None]:
     """pid -> bytes; empty where the driver does not say who is there (MIG, containers, old drivers)."""
     try:
         return {int(process.pid): process.usedGpuMemory for process in call(handle)}
@@ -159,7 +159,7 @@ def listed(found: Any, call: Any, handle: Any) -> dict[int, int | None]:
         return {}
 
 
-def family_of(pids: Iterable[int]) -> set[int]:
+def _family_of(pids: Iterable[int]) -> set[int]:
     """List these processes and all that they started."""
     family: set[int] = set()
     for pid in pids:
@@ -168,7 +168,7 @@ def family_of(pids: Iterable[int]) -> set[int]:
     return family
 
 
-def described(
+def _described(
     pid: int, memory: int | None, computes: bool, family: set[int], mine: Ours, held: bool
 ) -> Process:
     """Describe a process on the GPU.
@@ -181,11 +181,11 @@ def described(
         name, user = one_line(process.name()), one_line(process.username())
     except (psutil.Error, KeyError):
         name = user = ""
-    is_ours = pid in family or is_marked(pid, mine.mark) or (held and not name)
+    is_ours = pid in family or _is_marked(pid, mine.mark) or (held and not name)
     return Process(pid, user, name, memory, computes, is_ours)
 
 
-def is_marked(pid: int, mark: bytes) -> bool:
+def _is_marked(pid: int, mark: bytes) -> bool:
     """Check whether this daemon started the process, or an ancestor of it, as a part of a pool."""
     try:
         return any(entry.startswith(mark) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))

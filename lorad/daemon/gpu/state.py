@@ -12,7 +12,7 @@ from lorad.daemon.gpu.lock_notes import Notes
 from lorad.daemon.gpu.occupancy import Sights
 
 
-def recently(read: Callable[[], Machine], seconds: float = 1.0) -> Callable[[], Machine]:
+def _recently(read: Callable[[], Machine], seconds: float = 1.0) -> Callable[[], Machine]:
     """The machine as it was read a moment ago: every run of a long queue asks for it."""
     seen: list[tuple[float, Machine]] = []
 
@@ -35,4 +35,4 @@ class GpuState:
     devices: list[Device]
     notes: Notes = field(default_factory=Notes)
     sights: Sights = field(default_factory=Sights)
-    machine: Callable[[], Machine] = field(default_factory=lambda: recently(read_machine))
+    machine: Callable[[], Machine] = field(default_factory=lambda: _recently(read_machine))

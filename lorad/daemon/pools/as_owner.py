@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,9 +33,7 @@ async def on_behalf(ctx: Context, uid: int, work: Callable[P, T], *args: P.args,
 
 async def in_thread(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Run `work`, which may wait for a process or file of the user's, where it blocks no other user."""
-    if not ctx.users.shared:
-        return await asyncio.to_thread(work, *args, **options)
-    return await ctx.users.hands.do(uid, partial(work, *args, **options))
+    return await ctx.users.in_thread(uid, partial(work, *args, **options))
 
 
 def connection_to(
@@ -45,7 +42,7 @@ def connection_to(
     """Connect to a pool, whose owner may have put something else in place of its socket. Raises PoolLost."""
     with as_user(ctx.user(pool.setup.owner)):
         connection = Connection(Path(pool.setup.socket), timeout=timeout, most=most)
-    if ctx.users.shared and connection.peer_uid != pool.setup.owner:
+    if not ctx.users.is_believed(connection.peer_uid, pool.setup.owner):
         connection.close()
         raise PoolLost(
             f"{pool.setup.socket} is of user {connection.peer_uid}, pool {pool.id} of {pool.setup.owner}"

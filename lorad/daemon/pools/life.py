@@ -1,4 +1,4 @@
-"""The life of pools: find or make, start, look at, put away."""
+"""The life of pools: find or make, start, look at, put away when idle, clear up after."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import time
+from asyncio.subprocess import DEVNULL
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,18 +18,17 @@ import msgspec
 
 from lorad.bounds import STATUS_BYTES
 from lorad.box.runtime import Why
-from lorad.children.leftovers import LOCK as LIFE_LOCK
+from lorad.children import leftovers
 from lorad.daemon.context import Context
-from lorad.daemon.gpu.devices import lock_file
+from lorad.daemon.gpu.devices import Device, lock_file
+from lorad.daemon.gpu.lock_notes import LOOK_SECONDS, wanted_by_others
 from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool, base_name, load_pool
 from lorad.daemon.pools.as_owner import connection_to
-from lorad.daemon.pools.idle import timeout_of
-from lorad.daemon.pools.leftovers import clear_up
 from lorad.daemon.pools.threads import UNKNOWN, pool_runtime
 from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.commands import secret_files
 from lorad.daemon.process.processes import DAMAGED, ProcessState, write_json
-from lorad.daemon.process.secrets import secret_files
 from lorad.daemon.process.user_files import make_attempt, make_pool
 from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
@@ -45,6 +46,7 @@ FRESH_SECONDS = 0.5
 KILLED_SECONDS = 5.0  # for a process to go after SIGKILL
 LOCK_SECONDS = 30.0  # for servers of the life before to let go of its devices
 CHECK_SECONDS = 2.0  # between two looks at the files of a pool
+_CLEAN_UP = (sys.executable, "-P", "-m", leftovers.__name__)
 POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
 
 
@@ -52,7 +54,7 @@ def adopt_pools(ctx: Context) -> None:
     """Know every pool that has a directory, alive or not."""
     for root in sorted(ctx.home.pools.iterdir()) if ctx.home.pools.is_dir() else []:
         if pool := load_pool(root):
-            correct_socket(ctx, pool)
+            _correct_socket(ctx, pool)
             ctx.pools[pool.id] = pool
         elif root.is_dir() and (root / "attempts").is_dir():
             ctx.pools.lost.append(root)
@@ -66,7 +68,7 @@ def find_lost_pools(ctx: Context) -> None:
 
     def find(ctx: Context, root: Path) -> None:
         if pool := load_pool(root):
-            correct_socket(ctx, pool)
+            _correct_socket(ctx, pool)
             ctx.pools.setdefault(pool.id, pool)
             ctx.pools.lost.remove(root)
         elif not root.is_dir():
@@ -81,9 +83,9 @@ def find_lost_pools(ctx: Context) -> None:
     each(ctx, find, list(ctx.pools.lost), lambda root: Item(f"pool {root.name}"))
 
 
-def correct_socket(ctx: Context, pool: Pool) -> None:
+def _correct_socket(ctx: Context, pool: Pool) -> None:
     """Give a pool whose home was moved a socket in the new home, unless it still works on the old one."""
-    socket = str(socket_of(ctx, pool.id))
+    socket = str(ctx.users.pool_socket(ctx.home, pool.id))
     if pool.setup.socket != socket and not Path(pool.setup.socket).exists():
         pool.setup = msgspec.structs.replace(pool.setup, socket=socket)
         write_json(pool.root / "pool.json", msgspec.to_builtins(pool.setup))
@@ -92,24 +94,24 @@ def correct_socket(ctx: Context, pool: Pool) -> None:
 def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     """Find the pool with this key: a warm one, else its directory from earlier, else a new one."""
     for pool in ctx.pools.values():
-        if pool.setup.key == setup.key and (pool.process.is_up or not unusable(ctx, pool)):
+        if pool.setup.key == setup.key and (pool.process.is_up or not _unusable(ctx, pool)):
             return pool
     base, number = base_name(setup.model), 1
     while (pool_id := f"{base}-{number}") in ctx.pools or ctx.home.pool(pool_id).exists():
         number += 1
     root = ctx.home.pool(pool_id)
     root.mkdir(parents=True, mode=0o700)
-    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(socket_of(ctx, pool_id)))
+    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(ctx.users.pool_socket(ctx.home, pool_id)))
     write_json(root / "pool.json", msgspec.to_builtins(named))
     ctx.pools[pool_id] = Pool(named, root)
     return ctx.pools[pool_id]
 
 
-def unusable(ctx: Context, pool: Pool) -> str:
+def _unusable(ctx: Context, pool: Pool) -> str:
     """Find what in the pool's directory keeps a process from starting there; "" when nothing does."""
     for path, flags in (
         (pool.root / "pool.json", os.O_RDONLY),
-        (pool.work / LIFE_LOCK, os.O_RDWR),
+        (pool.work / leftovers.LOCK, os.O_RDWR),
         (pool.root / "attempts", os.O_RDONLY | os.O_DIRECTORY),
     ):
         try:
@@ -124,12 +126,6 @@ def unusable(ctx: Context, pool: Pool) -> str:
     if pool.setup.socket and Path(pool.setup.socket).is_dir():
         return f"{pool.setup.socket} is a directory, not a socket"
     return "" if load_pool(pool.root) else f"{pool.root / 'pool.json'} is damaged"
-
-
-def socket_of(ctx: Context, pool_id: str) -> Path:
-    return (
-        ctx.home.pool(pool_id) / "work" / "pool.sock" if ctx.users.shared else ctx.home.pool_socket(pool_id)
-    )
 
 
 def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
@@ -191,7 +187,7 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
     if not pool.process.is_up:
         pool.status, pool.stop_asked = None, None
     if pool.process.is_over and not before.is_over:
-        ctx.spawn(clear_up(ctx, pool))
+        ctx.spawn(_clear_up(ctx, pool))
 
 
 def watch_pools(ctx: Context) -> None:
@@ -211,7 +207,7 @@ def watch_pool(ctx: Context, pool: Pool) -> None:
     if pool.process.trouble:
         raise StorageError(pool.process.trouble, hint=DAMAGED)
     if time.monotonic() - pool.checked[0] > CHECK_SECONDS:
-        pool.checked = time.monotonic(), unusable(ctx, pool)
+        pool.checked = time.monotonic(), _unusable(ctx, pool)
     if wrong := pool.checked[1]:
         raise StorageError(wrong, hint="New runs get a pool in another directory. Mend or remove that file.")
 
@@ -240,7 +236,7 @@ async def ask_status(ctx: Context, pool: Pool) -> None:
 
 async def asked(ctx: Context, pool: Pool) -> None:
     opened: list[Connection] = []
-    call = partial(call_status, ctx, pool, abandoned(ctx, pool), opened)
+    call = partial(_call_status, ctx, pool, _abandoned(ctx, pool), opened)
     try:
         async with asyncio.timeout(3 * ANSWER_SECONDS):  # a pool of a user's may drip its answer
             status = await ctx.users.polls.do(pool.setup.owner, call)
@@ -258,7 +254,7 @@ async def asked(ctx: Context, pool: Pool) -> None:
         pool.is_slow = pool.polled_at - pool.asked_at > ANSWER_SECONDS
 
 
-def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
+def _abandoned(ctx: Context, pool: Pool) -> list[Evict]:
     """List slots of attempts that are over: their drivers died without closing them."""
     tenants = pool.status.tenants if pool.status else []
     active = runs.in_states(ctx.store, *(state for state in RunState if state.is_active))
@@ -266,13 +262,33 @@ def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
     return [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
 
 
-def call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Connection]) -> PoolStatus:
+def _call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Connection]) -> PoolStatus:
     with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
         opened.append(connection)
         for slot in evicted:
             connection.call("evict", slot)
         status: PoolStatus = connection.call("status", Nothing())
         return status
+
+
+def timeout_of(ctx: Context, pool: Pool) -> float:
+    """Choose how many seconds the pool stays warm when idle: few when another daemon waits for one of its
+    devices.
+    """
+    uuids = {device.uuid for device in ctx.gpus.devices if device.uuid}
+    if uuids and time.monotonic() - ctx.gpus.notes.looked_at > LOOK_SECONDS:
+        ctx.gpus.notes.looked_at, ctx.gpus.notes.others = (
+            time.monotonic(),
+            wanted_by_others(ctx.home.root, uuids),
+        )
+    is_wanted = any(device.uuid in ctx.gpus.notes.others for device in devices_of(ctx, pool))
+    usual = ctx.config.idle_timeout
+    return min(usual, ctx.config.queue.idle_timeout_wanted) if is_wanted else usual
+
+
+def devices_of(ctx: Context, pool: Pool) -> list[Device]:
+    """List the GPUs that a pool has."""
+    return [device for device in ctx.gpus.devices if device.uuid and device.name in pool.setup.names]
 
 
 def put_away_pools(ctx: Context) -> None:
@@ -282,7 +298,7 @@ def put_away_pools(ctx: Context) -> None:
 
     def put_away_pool(ctx: Context, pool: Pool) -> None:
         if pool.stop_asked is not None:
-            insist(ctx, pool, time.monotonic() - pool.stop_asked)
+            _insist(ctx, pool, time.monotonic() - pool.stop_asked)
         elif pool.id in busy or pool.guests:
             pool.used_at = time.monotonic()
         elif pool.idle_seconds > timeout_of(ctx, pool):
@@ -298,7 +314,7 @@ def stop_pool(ctx: Context, pool: Pool) -> None:
         pool.stop_asked = time.monotonic()
         log.info("pool %s: stopping", pool.id)
         note(ctx, pool)
-        ctx.spawn(ask_shutdown(ctx, pool))
+        ctx.spawn(_ask_shutdown(ctx, pool))
 
 
 async def end_pools(ctx: Context, pools: Sequence[Pool]) -> None:
@@ -310,11 +326,11 @@ async def end_pools(ctx: Context, pools: Sequence[Pool]) -> None:
         for pool in up:
             look_at_process(ctx, pool)
             if pool.stop_asked is not None:
-                insist(ctx, pool, time.monotonic() - pool.stop_asked)
+                _insist(ctx, pool, time.monotonic() - pool.stop_asked)
         await asyncio.sleep(0.05)
 
 
-async def ask_shutdown(ctx: Context, pool: Pool) -> None:
+async def _ask_shutdown(ctx: Context, pool: Pool) -> None:
     def call() -> None:
         with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
             connection.call("shutdown", Nothing())
@@ -325,7 +341,7 @@ async def ask_shutdown(ctx: Context, pool: Pool) -> None:
         log.debug("pool %s: shutdown: %s", pool.id, error)
 
 
-def insist(ctx: Context, pool: Pool, seconds: float) -> None:
+def _insist(ctx: Context, pool: Pool, seconds: float) -> None:
     attempt = pool.attempt()
     if seconds > ctx.patience.pool_term:
         ctx.processes.kill_group(attempt)
@@ -346,3 +362,25 @@ def note(ctx: Context, pool: Pool) -> None:
     setup = pool.setup
     columns = {"state": pool.state, "model": setup.model, "mode": setup.mode, "device": setup.names[0]}
     rows.upsert(ctx.store, pool.id, **columns, pid=pool.process.pid, attempt=pool.number, key=setup.key)
+
+
+async def _clear_up(ctx: Context, pool: Pool) -> None:
+    """Clear up after a pool that is over: nothing else removes what a killed pool leaves behind.
+
+    It is done as the pool's own user: the files that the pool left decide what is killed and removed.
+    """
+    user = ctx.user(pool.setup.owner)
+    if user is None:
+        await asyncio.to_thread(leftovers.clean_leftovers, pool.work)
+        return
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *user.command([*_CLEAN_UP, str(pool.work)], pool.work),
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            env={**user.environment, **ctx.processes.commands.environment(ctx.home)},
+        )
+        await process.wait()
+    except OSError as error:
+        log.warning("pool %s: what it left was not cleared up: %s", pool.id, error)

@@ -9,6 +9,7 @@ Where it was removed, the setup of the run's pool is used instead.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from lorad.box.paths import AttemptDir
-from lorad.box.runtime import Overrides, Runtime, Why, choose_runtime
+from lorad.box.runtime import Overrides, Runtime, Why, choose_runtime, choose_threads
 from lorad.daemon.context import Context, request_of, run_dir, spec_of, unreadable
-from lorad.daemon.gpu.devices import Device
 from lorad.daemon.process.processes import read_object, write_json
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.store import events
@@ -28,7 +28,7 @@ FILE = "runtime.json"
 UNKNOWN = Why("run", "as the run had that it was made for")
 
 
-class Kept(Struct, frozen=True):
+class _Kept(Struct, frozen=True):
     """The content of `runtime.json`: the threads of a run, and why so many.
 
     A run that is not deterministic has those of its newest attempt there.
@@ -38,13 +38,16 @@ class Kept(Struct, frozen=True):
     reason: Why
 
 
-def runtime_of(ctx: Context, run: RunRow, device: Device) -> Runtime:
-    """Choose the runtime of a run's next attempt. Raises StorageError when the run's file is damaged."""
-    spec = spec_of(run)
-    fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
+def threads_of(ctx: Context, run: RunRow, kinds: Iterable[str]) -> dict[str, tuple[int, Why]]:
+    """Choose the threads of a run's next attempt on each kind of device, and why so many.
+
+    Raises StorageError when the run's file is damaged.
+    """
+    spec, machine, parameters = spec_of(run), ctx.gpus.machine(), request_of(run).parameters
+    fixed = None if spec.deterministic is False else _fixed_threads(ctx, run)
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
-    slots = len(ctx.gpus.devices) if device.is_cpu else 1
-    return choose_runtime(request_of(run).parameters, ctx.gpus.machine(), device.kind, overrides, slots=slots)
+    slots = len(ctx.gpus.devices) if ctx.gpus.devices[0].is_cpu else 1
+    return {kind: choose_threads(parameters, machine, kind, overrides, slots) for kind in kinds}
 
 
 def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
@@ -54,9 +57,9 @@ def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
     return replace(chosen, reasons={**chosen.reasons, "threads": why})
 
 
-def fixed_threads(ctx: Context, run: RunRow) -> int | None:
+def _fixed_threads(ctx: Context, run: RunRow) -> int | None:
     """Find the threads of the run's first attempt; None before it."""
-    if kept := read_kept(run):
+    if kept := _read_kept(run):
         return kept.threads
     pool = ctx.pools.get(run.pool or "")
     return pool.setup.threads if pool else None
@@ -66,8 +69,8 @@ def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
     """Write down the threads of an attempt; warn when the machine is too small by now for those of the first
     one.
     """
-    if why.source != "run" or read_kept(run) is None:
-        write_json(run_dir(run).root / FILE, msgspec.to_builtins(Kept(threads, why)))
+    if why.source != "run" or _read_kept(run) is None:
+        write_json(run_dir(run).root / FILE, msgspec.to_builtins(_Kept(threads, why)))
     usable = ctx.gpus.machine().usable
     if why.source == "run" and threads > usable:
         message = (
@@ -80,15 +83,15 @@ def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
 
 
 def why_threads(run: RunRow) -> Why:
-    kept = read_kept(run)
+    kept = _read_kept(run)
     return kept.reason if kept else UNKNOWN
 
 
-def read_kept(run: RunRow) -> Kept | None:
+def _read_kept(run: RunRow) -> _Kept | None:
     """Raises StorageError when it cannot be read."""
     path = run_dir(run).root / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
+        return msgspec.json.decode(path.read_bytes(), type=_Kept)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -30,10 +30,10 @@ def look(ctx: Context) -> None:
         return
     ctx.gpus.sights.since = time.monotonic()
     ctx.gpus.sights.done.clear()
-    ctx.spawn(observe(ctx, gpus))
+    ctx.spawn(_observe(ctx, gpus))
 
 
-async def observe(ctx: Context, gpus: list[Device]) -> None:
+async def _observe(ctx: Context, gpus: list[Device]) -> None:
     try:
         ctx.gpus.sights.seen = await asyncio.to_thread(read_all, gpus, ours(ctx))
     except Exception as error:  # the bindings may not fit the driver

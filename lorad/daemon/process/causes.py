@@ -38,7 +38,7 @@ class Diagnosis(NamedTuple):
     advice: str
 
 
-class Sign(NamedTuple):
+class _Sign(NamedTuple):
     pattern: re.Pattern[str]
     diagnosis: Diagnosis
 
@@ -94,7 +94,7 @@ FILES = Diagnosis(
 
 # What is more certain comes first. `^(?>.*?A).*B`: both in one line, found in time linear in its length.
 SIGNS = [
-    Sign(re.compile(pattern, re.MULTILINE), diagnosis)
+    _Sign(re.compile(pattern, re.MULTILINE), diagnosis)
     for pattern, diagnosis in (
         (r"(?i)uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable", ECC),
         (r"(?i)fallen off the bus|GPU is lost|cudaErrorDevicesUnavailable", OFF_THE_BUS),
@@ -131,15 +131,15 @@ KILLED_CHILD = re.compile(r"SIGKILL|signal 9\b|exit ?code:? -9\b|exited with (?:
 
 def diagnose(clues: Clues) -> Diagnosis | None:
     """Find the cause of an end that was not asked for; None when only the exit itself is known."""
-    if killed := killed_for_memory(clues):
+    if killed := _killed_for_memory(clues):
         return killed
-    gpu, said = gpu_in_kernel(clues.kernel), in_words_of(clues.log)
+    gpu, said = _gpu_in_kernel(clues.kernel), in_words_of(clues.log)
     if gpu and said in (None, CUDA_FAULT, NCCL_TIME_OUT, NCCL_ERROR):  # these may only follow from it
         return gpu
-    return said or bus_error(clues)
+    return said or _bus_error(clues)
 
 
-def killed_for_memory(clues: Clues) -> Diagnosis | None:
+def _killed_for_memory(clues: Clues) -> Diagnosis | None:
     """Recognise a kill for memory.
 
     The kernel's log names the pid; without such a line, a SIGKILL counts if the kernel killed any process
@@ -151,13 +151,13 @@ def killed_for_memory(clues: Clues) -> Diagnosis | None:
     if (
         (killed or clues.ooms)
         and clues.signal != signal.SIGKILL
-        and KILLED_CHILD.search(last_lines(clues.log))
+        and KILLED_CHILD.search(_last_lines(clues.log))
     ):
         return CHILD_KILLED_FOR_MEMORY
     return None
 
 
-def gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
+def _gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
     """Recognise a GPU error by its number (Xid), which NVIDIA's driver writes to the kernel's log."""
     found = [match for line in kernel if (match := XID.search(line))]
     if not found:
@@ -171,18 +171,18 @@ def gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
 
 def in_words_of(text: str) -> Diagnosis | None:
     """Recognise a known cause in the last lines of a log or in a driver's message."""
-    text = last_lines(text)
+    text = _last_lines(text)
     return next((sign.diagnosis for sign in SIGNS if sign.pattern.search(text)), None)
 
 
-def bus_error(clues: Clues) -> Diagnosis | None:
+def _bus_error(clues: Clues) -> Diagnosis | None:
     """Recognise a SIGBUS, which a process gets for a page that the kernel cannot provide."""
     if clues.signal != signal.SIGBUS:
         return None
     return SHARED_MEMORY._replace(what="a bus error: most often /dev/shm is full")
 
 
-def last_lines(text: str) -> str:
+def _last_lines(text: str) -> str:
     """Keep the last lines, and both ends of a long one: user code may print anything, and the event loop
     reads this.
     """

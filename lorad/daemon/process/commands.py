@@ -1,4 +1,9 @@
-"""The command lines of every process that the daemon starts: one place, replaced by tests."""
+"""The command lines of every process that the daemon starts (tests replace them), and the secrets in its
+environment.
+
+Secrets are stored nowhere else: `secrets` in config.yaml names a file for each variable, and the command of a
+process (`command.json`) names the files again; the shim reads them just before it starts the program.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,11 @@ import os
 import sys
 from dataclasses import dataclass
 
+from lorad.box.config import Config
 from lorad.box.paths import Home, python_path
 from lorad.box.runtime import Runtime
+from lorad.daemon.process.shim import read_secret
+from lorad.errors import SpecError
 
 LIGHT = Runtime(threads=1)  # drivers and preflights compute nothing
 
@@ -41,3 +49,23 @@ class Commands:
             "TOKENIZERS_PARALLELISM": "false",
             **runtime.environment(),
         }
+
+
+def secret_files(config: Config) -> dict[str, str]:
+    """Variable -> file, for `command.json`."""
+    return {name: str(path) for name, path in config.secrets.items()}
+
+
+def secrets_of(config: Config) -> dict[str, str]:
+    """Read the configured secrets: variable -> value, for a process that needs no shim.
+
+    Raises SpecError, whose message does not contain the secret.
+    """
+    found = {}
+    for name, path in config.secrets.items():
+        try:
+            found[name] = read_secret(str(path))
+        except OSError as error:
+            told = f"secrets of config.yaml: {name}: {path}: {error.strerror}"
+            raise SpecError(told, hint=f"It holds the value alone: chmod 600 {path}, and chown it.") from None
+    return found

@@ -75,7 +75,7 @@ def cut(path: Path, limit: int) -> bool:
         gone = (size - limit // 2) // block * block
         if not collapse(fd, gone):
             gone = max(gone, size - size // 2)  # what is copied must not overlap
-            copy_down(fd, gone)
+            _copy_down(fd, gone)
         os.pwrite(fd, mark(before + gone), 0)
         return True
     finally:
@@ -89,7 +89,7 @@ def collapse(fd: int, gone: int) -> bool:
     return bool(fallocate(fd, COLLAPSE_RANGE, 0, gone) == 0)
 
 
-def copy_down(fd: int, gone: int) -> None:
+def _copy_down(fd: int, gone: int) -> None:
     """Cut the log by copying. A crash on the way leaves the log as long as it was, and some of it twice."""
     done = 0
     while data := os.pread(fd, CHUNK, gone + done):

@@ -31,12 +31,12 @@ def find_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
     An orphan belongs to an attempt that ended more than `settled` seconds before, or whose directory is gone,
     or that was followed by another one.
     """
-    roots = roots_of(home)
-    marked = {pid: attempt for pid in pids() if (attempt := attempt_of(pid, roots)) is not None}
-    over = {attempt: is_over(attempt, settled) for attempt in set(marked.values())}
-    spared = {os.getpid(), *map(shim_of, over)}
+    roots = _roots_of(home)
+    marked = {pid: attempt for pid in pids() if (attempt := _attempt_of(pid, roots)) is not None}
+    over = {attempt: _is_over(attempt, settled) for attempt in set(marked.values())}
+    spared = {os.getpid(), *map(_shim_of, over)}
     left = {pid: attempt for pid, attempt in marked.items() if over[attempt] and pid not in spared}
-    return [described(pid, attempt) for pid, attempt in sorted(left.items())]
+    return [_described(pid, attempt) for pid, attempt in sorted(left.items())]
 
 
 def end_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
@@ -44,7 +44,7 @@ def end_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
     told: dict[int, Orphan] = {}
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):
         for orphan in find_orphans(home, settled):
-            if send(orphan.pid, number, roots_of(home)):
+            if _send(orphan.pid, number, _roots_of(home)):
                 told[orphan.pid] = orphan
         deadline = time.monotonic() + seconds
         while find_orphans(home, settled) and time.monotonic() < deadline:
@@ -52,7 +52,7 @@ def end_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
     return list(told.values())
 
 
-def roots_of(home: Home) -> list[Path]:
+def _roots_of(home: Home) -> list[Path]:
     """List the directories that hold attempts of the home."""
     storage = None
     with contextlib.suppress(LoradError):
@@ -64,16 +64,16 @@ def pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
+def _attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
     """Find the attempt of these homes that started a process; None for others,
     and where that cannot be read.
     """
     return next(
-        (AttemptDir(path) for path in said_by(pid) if path is not None and is_inside(path, roots)), None
+        (AttemptDir(path) for path in _said_by(pid) if path is not None and _is_inside(path, roots)), None
     )
 
 
-def said_by(pid: int) -> Iterator[Path | None]:
+def _said_by(pid: int) -> Iterator[Path | None]:
     """Yield the places that may name a process's attempt; lazily,
     as the environment of most processes does.
     """
@@ -85,20 +85,20 @@ def said_by(pid: int) -> Iterator[Path | None]:
             return
     for fd in ("1", "2"):
         with contextlib.suppress(OSError):
-            yield holder_of(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            yield _holder_of(os.readlink(f"/proc/{pid}/fd/{fd}"))
 
 
-def holder_of(log: str) -> Path | None:
+def _holder_of(log: str) -> Path | None:
     """Find the attempt directory that holds a log, itself or in its `work`."""
     parents = Path(log.removesuffix(" (deleted)")).parents
     return next((path for path in parents if path.name.isdigit() and path.parent.name == "attempts"), None)
 
 
-def is_inside(path: Path, roots: list[Path]) -> bool:
+def _is_inside(path: Path, roots: list[Path]) -> bool:
     return path.parent.name == "attempts" and any(root in path.parents for root in roots)
 
 
-def is_over(attempt: AttemptDir, settled: float) -> bool:
+def _is_over(attempt: AttemptDir, settled: float) -> bool:
     status = read_status(attempt)
     if status is None:  # gone, or not yet begun; a shim that could not write it down starts nothing
         return not attempt.root.is_dir()
@@ -108,13 +108,13 @@ def is_over(attempt: AttemptDir, settled: float) -> bool:
     return newest > int(attempt.root.name)
 
 
-def shim_of(attempt: AttemptDir) -> int | None:
+def _shim_of(attempt: AttemptDir) -> int | None:
     """Read the pid of the attempt's shim, which is no orphan: it ends with its child."""
     pid: int | None = (read_status(attempt) or {}).get("shim_pid")
     return pid
 
 
-def described(pid: int, attempt: AttemptDir) -> Orphan:
+def _described(pid: int, attempt: AttemptDir) -> Orphan:
     place = Path(f"/proc/{pid}")
     command, user = "", ""
     with contextlib.suppress(OSError):
@@ -126,14 +126,14 @@ def described(pid: int, attempt: AttemptDir) -> Orphan:
     return Orphan(pid, str(attempt.root), command, user)
 
 
-def send(pid: int, number: signal.Signals, roots: list[Path]) -> bool:
+def _send(pid: int, number: signal.Signals, roots: list[Path]) -> bool:
     """Check whether the process is there, and is still the one that was found."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if attempt_of(pid, roots) is None:
+        if _attempt_of(pid, roots) is None:
             return False
         signal.pidfd_send_signal(fd, number)
     except OSError:

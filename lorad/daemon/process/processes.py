@@ -1,5 +1,4 @@
-"""The processes that the daemon starts through shims, adopts after its own death, and signals without a
-doubt.
+"""The processes that the daemon starts through shims, adopts from an earlier daemon, and signals safely.
 
 A process is known by (boot id, pid, start time), never by its pid alone.
 """
@@ -42,8 +41,8 @@ class ProcessState:
     """What is known of one process life.
 
     phase: `absent` (never started), `starting` (its shim is at work), `alive`, `exited` (exit_code or signal
-    is known), or `vanished` (it is gone, or can no more come to be, and nobody knows how). trouble: why its
-    status cannot be read; the phase is then what the lock of its directory and /proc show.
+        is known), or `vanished` (it is gone, or can never start; its exit is unknown).
+    trouble: why its status cannot be read; the phase is then what the lock of its directory and /proc show.
     """
 
     phase: Literal["absent", "starting", "alive", "exited", "vanished"]
@@ -61,7 +60,7 @@ class ProcessState:
         return self.phase in ("exited", "vanished")
 
     def in_words(self) -> str:
-        """How it ended: "exited with code 1", "was killed by SIGKILL"."""
+        """Say how it ended: "exited with code 1", "was killed by SIGKILL"."""
         if self.signal is not None:
             return f"was killed by {signals.Signals(self.signal).name}"
         if self.exit_code is not None:
@@ -86,7 +85,7 @@ class Processes:
         self.pulses: dict[AttemptDir, Pulse] = {}
         self.put_down: set[AttemptDir] = set()
         self.looked_at = 0.0
-        self._shims: dict[Path, int] = {}  # pids of this daemon's own; 0: it is over
+        self._shims: dict[Path, int] = {}  # the pids of the shims that this daemon started; 0: it is over
 
     def start(
         self,
@@ -99,11 +98,13 @@ class Processes:
         about: Mapping[str, Any] | None = None,
         user: User | None = None,
     ) -> None:
-        """Start a process in a fresh attempt directory. `env` is added to the daemon's own; None removes a
-        name.
+        """Start a process in a fresh attempt directory; `inspect` finds out what becomes of it.
 
-        user: whose it is to be, with nothing of the daemon's environment; the directory was made for them.
-        Raises OSError when the shim cannot be started. What becomes of the process: `inspect`.
+        env: what is added to the daemon's environment; None removes a name.
+        user: whose process it is to be, with nothing of the daemon's environment; the directory was made for
+            them.
+
+        Raises OSError when the shim cannot be started.
         """
         attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         command = {
@@ -113,7 +114,7 @@ class Processes:
             "locks": [str(path) for path in locks],
         }
         if user is not None:
-            # perhaps secrets
+            # only names of what stays as it is: a value may be a secret
             kept = [key for key, value in user.environment.items() if os.environ.get(key) == value]
             own = {key: value for key, value in user.environment.items() if key not in kept}
             command |= {"argv": user.command(argv, cwd), "env": {**own, **env}, "cwd": "/", "kept": kept}
@@ -124,13 +125,13 @@ class Processes:
         )
 
     def inspect(self, attempt: AttemptDir) -> ProcessState:
-        """What became of the process of `attempt`.
+        """Find out what became of the process of `attempt`.
 
         Once this daemon's shim for it failed, nothing ever starts there.
         """
         ours = attempt.root in self._shims
         shim_lives = self._shim_lives(attempt)
-        status, trouble = look_at_status(attempt)
+        status, trouble = _look_at_status(attempt)
         if trouble:
             is_there = status is not None or shim_lives or is_locked(attempt)
             return ProcessState(
@@ -165,7 +166,9 @@ class Processes:
         return True
 
     def kill_group(self, attempt: AttemptDir) -> bool:
-        """SIGKILL to the process and all of its group; False when it is not there. Its shim lives to tell."""
+        """Send SIGKILL to the process and all of its group; False when it is not there. Its shim lives on and
+        records the end.
+        """
         status = read_status(attempt)
         if status is None or not is_same(status["pid"], status["start_time"], status["boot_id"]):
             return False
@@ -176,8 +179,8 @@ class Processes:
         return True
 
     def watch(self, attempt: AttemptDir) -> int | None:
-        """A pidfd that becomes readable when the shim is gone (then the end is written down); the caller
-        closes it.
+        """Open a pidfd that becomes readable when the shim is gone, which has recorded the end by then; the
+        caller closes it.
         """
         status = read_status(attempt)
         pid = self._shims.get(attempt.root) or (status["shim_pid"] if status else 0)
@@ -201,6 +204,7 @@ class Processes:
 
 
 def judge(attempt: AttemptDir, status: dict[str, Any]) -> ProcessState:
+    """Decide by its status what became of a process."""
     pid = status["pid"]
     if status["ended_at"] is None:
         shim_is_there = is_same(status["shim_pid"], status["shim_start_time"], status["boot_id"])
@@ -212,7 +216,7 @@ def judge(attempt: AttemptDir, status: dict[str, Any]) -> ProcessState:
 
 
 def is_locked(attempt: AttemptDir) -> bool:
-    """Whether the shim or the process lives.
+    """Check whether the shim or the process lives.
 
     A lock that cannot be read counts as held: nothing is deleted then.
     """
@@ -238,7 +242,7 @@ def condemn(attempt: AttemptDir) -> None:
             write_json(attempt.status, shim.never_began())
 
 
-class Status(Struct):
+class _Status(Struct):
     """`status.json`, see `shim.py`; an attempt that never began has not all of the keys."""
 
     shim_pid: int | None
@@ -256,19 +260,19 @@ class Status(Struct):
 
 
 def read_status(attempt: AttemptDir) -> dict[str, Any] | None:
-    """The status that the shim wrote, or what /proc shows of a shim that lives;
-    None when there is neither.
+    """Read the status that the shim wrote, or what /proc shows of a shim that lives; None when there is
+    neither.
     """
-    return look_at_status(attempt)[0]
+    return _look_at_status(attempt)[0]
 
 
-def look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
-    """`read_status`, and why the file cannot be read ("" when it can, or there is none)."""
+def _look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
+    """Do `read_status`, and say why the file cannot be read; "" when it can, or there is none."""
     trouble = ""
     for _ in range(3):  # the shim may be overwriting it right now
         try:
             data = attempt.status.read_bytes()
-            return msgspec.to_builtins(msgspec.json.decode(data, type=Status)), ""
+            return msgspec.to_builtins(msgspec.json.decode(data, type=_Status)), ""
         except FileNotFoundError:
             return None, ""
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -277,12 +281,15 @@ def look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
         except OSError as error:
             trouble = f"{attempt.status} cannot be read: {error.strerror}"
             break
-    return seen_in_proc(attempt), trouble
+    return _seen_in_proc(attempt), trouble
 
 
-def seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
-    """The status of an attempt as its living shim would write it, found by the shim's command line; None when
-    no shim of it lives. Looking through /proc takes milliseconds, so the answer is kept for a moment."""
+def _seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
+    """Find the status of an attempt as its living shim would write it, by the shim's command line; None when
+    no shim of it lives.
+
+    Looking through /proc takes milliseconds, so the answer is kept for a moment.
+    """
     at, found = _seen.get(attempt.root, (float("-inf"), None))
     if time.monotonic() - at > SEEN_SECONDS or (
         found and not is_same(found["pid"], found["start_time"], BOOT_ID)
@@ -320,7 +327,7 @@ def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A small JSON file that holds an object; {} when there is none that can be read."""
+    """Read a small JSON file that holds an object; {} when there is none that can be read."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -329,7 +336,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def is_same(pid: int | None, start_time: int | None, boot_id: str) -> bool:
-    """The process that was given this pid, and not a later one, lives (a zombie does not)."""
+    """Check whether the process that was given this pid lives, and not a later one (a zombie does not)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -339,7 +346,7 @@ def is_same(pid: int | None, start_time: int | None, boot_id: str) -> bool:
 
 
 def attempts_under(parent: Path) -> Iterator[AttemptDir]:
-    """The attempt directories of a run or pool directory, oldest first."""
+    """Yield the attempt directories of a run or pool directory, oldest first."""
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(parent / "attempts")):
             if name.isdigit():
@@ -352,7 +359,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def log_tail(path: Path, lines: int = 1) -> str:
-    """The last non-empty lines of a log; "" when there is none."""
+    """Read the last non-empty lines of a log; "" when there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))

@@ -27,27 +27,27 @@ UMASK = 0o077
 
 def prepare_shared(home: Home) -> None:
     """Raises NotAllowed, with what to do about it, when this process cannot serve other users from there."""
-    refuse_powerless()
-    refuse_closed()
+    _refuse_powerless()
+    _refuse_closed()
     os.umask(UMASK)
     if not home.root.exists():
         passable(home.root)
-    refuse_foreign(home.root)
+    _refuse_foreign(home.root)
     passable(home.runs, home.pools, home.gateway)
     home.daemon_log.parent.mkdir(exist_ok=True, mode=0o700)
     home.daemon_log.parent.chmod(0o700)
-    for path in private_files(home):
+    for path in _private_files(home):
         path.chmod(0o600)
 
 
-def private_files(home: Home) -> Iterator[Path]:
+def _private_files(home: Home) -> Iterator[Path]:
     """List the files that a daemon of one user may have left readable behind its closed home."""
     yield from home.root.glob(f"{home.database.name}*")
     yield from (path for path in (home.journal, home.config) if path.exists())
 
 
-def refuse_powerless() -> None:
-    lacking = [name for bit, name in POWERS.items() if not effective() >> bit & 1]
+def _refuse_powerless() -> None:
+    lacking = [name for bit, name in POWERS.items() if not _effective() >> bit & 1]
     if not lacking:
         return
     if os.geteuid() == 0:
@@ -64,14 +64,14 @@ def refuse_powerless() -> None:
     raise NotAllowed(f"a shared daemon lacks {', '.join(lacking)}", hint=hint)
 
 
-def effective() -> int:
+def _effective() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
     return 0
 
 
-def refuse_closed() -> None:
+def _refuse_closed() -> None:
     """Whoever runs as another user must get at the interpreter and at lorad."""
     for path in (Path(sys.executable), Path(sys.base_prefix), Path(__file__)):
         for place in (path.absolute(), path.resolve()):
@@ -93,7 +93,7 @@ def closed_part(path: Path) -> Path | None:
     return None
 
 
-def refuse_foreign(root: Path) -> None:
+def _refuse_foreign(root: Path) -> None:
     """Check that the way to the home belongs to the daemon or to root, and that sockets fit there."""
     for place in (root, *root.parents):
         there = place.stat()

@@ -29,10 +29,10 @@ def dump_stacks(attempt: AttemptDir) -> None:
         return
     deadline = time.monotonic() + ALL_SECONDS
     with open(attempt.log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as log:
-        for pid, name in family(status["pid"]):
+        for pid, name in _family(status["pid"]):
             left = min(DUMP_SECONDS, deadline - time.monotonic())
             log.write(f"[lorad] stacks of pid {pid} ({name}), which hangs:\n".encode())
-            log.write(dump(spy, pid, left) if left > 0 else b"no time is left for these\n")
+            log.write(_dump(spy, pid, left) if left > 0 else b"no time is left for these\n")
             log.flush()
 
 
@@ -42,7 +42,7 @@ def py_spy() -> str | None:
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
-def family(pid: int) -> list[tuple[int, str]]:
+def _family(pid: int) -> list[tuple[int, str]]:
     """List pid and name of a process and its descendants, those of other sessions included."""
     try:
         first = psutil.Process(pid)
@@ -51,7 +51,7 @@ def family(pid: int) -> list[tuple[int, str]]:
         return []
 
 
-def dump(spy: str, pid: int, seconds: float) -> bytes:
+def _dump(spy: str, pid: int, seconds: float) -> bytes:
     """Dump the stacks without stopping the process, as it may be stopped already."""
     command = [spy, "dump", "--nonblocking", "--pid", str(pid)]
     try:

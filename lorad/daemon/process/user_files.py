@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
 
+from lorad.adapters.directory import fsync
 from lorad.box.paths import AttemptDir, RunDir
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import write_json
@@ -63,14 +65,14 @@ def make_pool(root: Path, setup: Any, user: User | None) -> None:
     """Copy `pool.json` for the pool's process; the daemon itself uses `root/pool.json`."""
     if user is not None:
         passable(root)
-        put_json(own_directory(root / "work", user) / "pool.json", setup, user)
+        _put_json(own_directory(root / "work", user) / "pool.json", setup, user)
 
 
 def hand_over(attempt: AttemptDir, files: Mapping[str, Any], user: User | None) -> None:
     """Write the files that a process reads at its start to where it looks for them."""
     for name, data in files.items():
         if user is not None:
-            put_json(attempt.work / name, data, user)
+            _put_json(attempt.work / name, data, user)
         elif attempt.work / name != attempt.spec:  # the spec is there already
             write_json(attempt.work / name, data)
 
@@ -92,7 +94,7 @@ def own_file(path: Path, user: User) -> None:
     except FileExistsError:
         return
     _give(path, os.O_WRONLY, OWN_FILE, user)
-    fsync_directory(path.parent)
+    _fsync_directory(path.parent)
 
 
 def _give(path: Path, flags: int, mode: int, user: User) -> None:
@@ -105,7 +107,7 @@ def _give(path: Path, flags: int, mode: int, user: User) -> None:
         os.close(fd)
 
 
-def fsync_directory(path: Path) -> None:
+def _fsync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | OPEN)
     try:
         os.fsync(fd)
@@ -113,7 +115,7 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def put_json(path: Path, data: Any, user: User) -> None:
+def _put_json(path: Path, data: Any, user: User) -> None:
     """Write a file of the user's in a directory of theirs: whole, or what was there before stays."""
     with as_user(user):
         write_whole(path, json.dumps(data).encode(), mode=OWN_FILE)
@@ -139,3 +141,34 @@ def refuse_strange_journal(run: RunDir, user: User | None) -> None:
         raise IntegrityError(
             f"{run.journal} {wrong}: it is not read", hint="Somebody changed it; put it back."
         )
+
+
+def files_into(
+    source: Path, target: Path, names: Iterable[str], owner: User | None, reader: User | None
+) -> None:
+    """Copy the files of one user into `target`, an empty directory of another, and sync them to disk. Neither
+    gets access to more than they may open themselves.
+
+    Raises OSError, and IntegrityError for a name that leads out of the directory.
+    """
+    for name in names:
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise IntegrityError(
+                f"{source}: its manifest names {name!r}", hint="Somebody changed it; do not use it."
+            )
+        with as_user(owner):
+            file = _opened(source / name)
+        with file, as_user(reader):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            with open(target / name, "xb") as copy:
+                shutil.copyfileobj(file, copy, 1 << 20)
+                copy.flush()
+                os.fsync(copy.fileno())
+    with as_user(reader):
+        for path in (*(path for path in target.rglob("*") if path.is_dir()), target):
+            fsync(path)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a plain file, which no pipe or link is. Raises OSError."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))

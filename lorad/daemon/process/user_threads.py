@@ -1,5 +1,5 @@
-"""Threads and turns of one user each: whoever stops their own pool, or has a disk that hangs, holds up nobody
-else.
+"""Each user has threads and turns of their own: whoever stops their own pool, or has a disk that hangs, holds
+up nobody else.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lorad.errors import Conflict
 
 T = TypeVar("T")
 AT_ONCE = 8  # of one user
-MOST = 256  # with those that wait: a request that nobody waits for any more goes on
+MOST = 256  # with those that wait; a request runs to its end though nobody waits for it any more
 
 
 class Hands:
-    """All use of it belongs to the event loop; what it runs does not."""
+    """Threads for each user. Only the event loop may use it; what it runs is elsewhere."""
 
     def __init__(self) -> None:
         self._threads: dict[int, ThreadPoolExecutor] = {}
         self._busy: Counter[int] = Counter()
 
     async def do(self, uid: int, work: Callable[[], T]) -> T:
-        """`work` in a thread of the user's.
+        """Run `work` in a thread of the user's.
 
-        Raises what it raises, and Conflict for one who has too much under way.
+        Raises what it raises, and Conflict for a user who has too much under way.
         """
         if self._busy[uid] >= MOST:
             raise Conflict(
@@ -48,7 +47,7 @@ class Hands:
 
 
 class Turns:
-    """A few at a time of one user; a few more wait for their turn, in order."""
+    """Lets each user do a few things at a time; a few more wait for their turn, in order."""
 
     def __init__(self, what: str, at_once: int, most: int) -> None:
         self._what, self._at_once, self._most = what, at_once, most
@@ -57,7 +56,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, uid: int) -> AsyncIterator[None]:
-        """Raises Conflict for one of whose too many wait."""
+        """Wait for a turn, which lasts as long as the block. Raises Conflict where too many wait."""
         if self._there[uid] >= self._most:
             told = f"{self._at_once} {self._what} are under way, {self._most - self._at_once} more wait"
             raise Conflict(f"of user {uid}, {told}", hint="Try again when some have ended.")
@@ -69,17 +68,3 @@ class Turns:
             self._there[uid] -= 1
             if not self._there[uid]:
                 del self._there[uid], self._free[uid]
-
-
-@dataclass
-class Users:
-    """The users of this daemon, and what is under way for each of them.
-
-    shared: several users share this daemon.
-    polls: short questions to pools, which do not wait behind long ones.
-    """
-
-    shared: bool = False
-    hands: Hands = field(default_factory=Hands)
-    polls: Hands = field(default_factory=Hands)
-    checks: Turns = field(default_factory=lambda: Turns("checks of specs", at_once=4, most=32))

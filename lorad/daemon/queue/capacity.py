@@ -88,7 +88,7 @@ def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStat
     opened = {(tenant.run, tenant.attempt) for tenant in status.tenants} if status else set()
     coming = [need for tenancy, need in needs.items() if tenancy not in opened]
     others = len(status.kept) if status else 0
-    spare = len({*status.loaded} - {*status.kept} - versions_of(status)) if status else 0
+    spare = len({*status.loaded} - {*status.kept} - _versions_of(status)) if status else 0
     return replace(
         capacity,
         versions=max(
@@ -102,7 +102,7 @@ def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStat
     )
 
 
-def versions_of(status: PoolStatus) -> set[str]:
+def _versions_of(status: PoolStatus) -> set[str]:
     """List the loaded versions that belong to runs with a slot."""
     here = {tenant.run for tenant in status.tenants}
     return {version for version in status.loaded if version.rpartition("@")[0] in here}

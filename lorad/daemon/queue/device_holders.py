@@ -7,10 +7,8 @@ A daemon that wants a GPU of another one's idle pool leaves a note; the other da
 from __future__ import annotations
 
 import os
-import pwd
 import time
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -21,8 +19,9 @@ from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.lock_notes import Holder, Wanted
 from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
-from lorad.daemon.pools.idle import devices_of, timeout_of
+from lorad.daemon.pools.life import devices_of, timeout_of
 from lorad.daemon.process.processes import read_status
+from lorad.daemon.process.users import name_of
 from lorad.daemon.queue.tenants import life_of, tenants_of, told
 from lorad.store.rows import RunRow
 from lorad.text import duration
@@ -40,7 +39,7 @@ def keep_leases(ctx: Context) -> None:
     def keep_lease(ctx: Context, pool: Pool) -> None:
         nonlocal kept
         gpus = devices_of(ctx, pool) if pool.process.is_up else []
-        if gpus and (mine := holder(ctx, pool)).pid is not None:
+        if gpus and (mine := _holder(ctx, pool)).pid is not None:
             kept |= {lock_notes.note_path(ctx.home.root, device.uuid, "holder"): mine for device in gpus}
 
     each(ctx, keep_lease, list(ctx.pools.values()), of_pool)
@@ -56,64 +55,43 @@ def keep_leases(ctx: Context) -> None:
             lock_notes.put(notes, path, kept[path]) if path in kept else lock_notes.remove(notes, path)
 
 
-def want(ctx: Context, groups: Iterable[tuple[Device, ...]], why: str) -> None:
-    """Ask the daemons that hold the devices of one of these groups; of the first whose holders are all idle,
-    if any.
-    """
-    groups = [group for group in groups if group]
-    idle = [
-        group
-        for group in groups
-        if all(is_idle(lock_notes.seen_holder(ctx.gpus.notes, device)) for device in group)
-    ]
-    for device in (device for group in idle[:1] or groups for device in group):
-        ctx.gpus.notes.wanted.setdefault(device.uuid, why)
-
-
-def is_idle(note: Holder | None) -> bool:
-    return note is not None and note.idle_since is not None
-
-
 def lease_of(ctx: Context, device: Device) -> Holder | None:
     """Find who holds the device; None when nobody does, or the holder left no note."""
     for pool in ctx.pools.values():
         if pool.process.is_up and device.name in pool.setup.names:
-            return holder(ctx, pool)
+            return _holder(ctx, pool)
     return lock_notes.holder_of(device)
 
 
-def holder(ctx: Context, pool: Pool) -> Holder:
+def _holder(ctx: Context, pool: Pool) -> Holder:
     status = read_status(pool.attempt()) or {}
+    tenants = tenants_of(ctx, pool)
+    is_unused = pool.stop_asked is None and not (tenants or pool.serves or pool.guests)
     return Holder(
         pool=pool.id,
         uid=pool.setup.owner,
-        user=user_name(pool.setup.owner),
-        why=doing(ctx, pool)[:300],
+        user=name_of(pool.setup.owner),
+        why=_doing(pool, tenants)[:300],
         since=status.get("started_at") or ctx.loop.started_at,
         pid=status.get("pid"),
         start_time=status.get("start_time"),
         idle_timeout=None if pool.serves else timeout_of(ctx, pool),
-        idle_since=idle_since(ctx, pool) if is_unused(ctx, pool) else None,
+        idle_since=_idle_since(ctx, pool) if is_unused else None,
     )
 
 
-def doing(ctx: Context, pool: Pool) -> str:
+def _doing(pool: Pool, tenants: Sequence[RunRow]) -> str:
     """Say what a pool is up for."""
     if pool.stop_asked is not None:
         return "is stopping"
-    if tenants := tenants_of(ctx, pool):
+    if tenants:
         return told(tenants)
     if pool.serves:
         return f"serves {', '.join(sorted(pool.serves))}"
     return "answers a request" if pool.guests else "idle"
 
 
-def is_unused(ctx: Context, pool: Pool) -> bool:
-    """Check whether nothing needs the pool, and it is not stopping yet."""
-    return pool.stop_asked is None and not (tenants_of(ctx, pool) or pool.serves or pool.guests)
-
-
-def idle_since(ctx: Context, pool: Pool) -> float:
+def _idle_since(ctx: Context, pool: Pool) -> float:
     """Unix time, the same each time as long as nobody uses it."""
     now = time.time() - pool.idle_seconds
     before = ctx.gpus.notes.idle_since.get(pool.id, now)
@@ -121,13 +99,12 @@ def idle_since(ctx: Context, pool: Pool) -> float:
     return since
 
 
-def held_in_words(ctx: Context, device: Device) -> str:
-    """Describe who locked a device that no pool of this daemon has."""
-    note = lock_notes.seen_holder(ctx.gpus.notes, device)
+def held_in_words(device: Device, note: Holder | None) -> str:
+    """Describe who locked a device that no pool of this daemon has, by the note that they left."""
     if note is None:
         pid = lock_notes.lock_pid(device)
-        return f"{device.name} is in use by another process or user{described(pid)}"
-    back = f", free after {length(note.idle_timeout)} idle" if note.idle_timeout is not None else ""
+        return f"{device.name} is in use by another process or user{_described(pid)}"
+    back = f", free after {_length(note.idle_timeout)} idle" if note.idle_timeout is not None else ""
     return f"{device.name} held by pool {note.pool} ({note.user}, uid {note.uid}, {note.why}){back}"
 
 
@@ -138,7 +115,7 @@ def was_beaten(ctx: Context, run: RunRow) -> bool:
     return status is not None and bool(status.get("locked"))
 
 
-def described(pid: int | None) -> str:
+def _described(pid: int | None) -> str:
     """` (python, pid 4711, alice)` of the process with a lock; "" when it cannot be seen."""
     try:
         process = psutil.Process(pid) if pid else None
@@ -147,14 +124,6 @@ def described(pid: int | None) -> str:
         return ""
 
 
-def length(seconds: float) -> str:
+def _length(seconds: float) -> str:
     """Format a setting of seconds: 600 -> 10m."""
     return duration(seconds).removesuffix("00s") if seconds >= 60 else f"{seconds:g}s"
-
-
-@lru_cache(maxsize=256)
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

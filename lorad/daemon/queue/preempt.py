@@ -2,21 +2,23 @@
 
 They pause with a checkpoint, so nothing is lost but the time until there is room again. Nobody is stopped in
 vain: not where something else would still be in the way, nor while somebody leaves anyway, nor more runs than
-    the room takes.
+the room takes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.capacity import capacity_of, lacking, promised
-from lorad.daemon.queue.obstacles import Devices, Obstacle, by_others, pools_on
-from lorad.daemon.queue.tenants import active_runs, need_of_run, needs_of, tenants_of, told
+from lorad.daemon.queue.obstacles import Obstacle, by_others
+from lorad.daemon.queue.setups import Devices
+from lorad.daemon.queue.snapshot import Snapshot
+from lorad.daemon.queue.tenants import need_of_run, needs_of, told
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import Move, RunState
 from lorad.store import runs
@@ -25,91 +27,97 @@ from lorad.store.rows import RunRow, RunSummary
 log = logging.getLogger("lorad.daemon")
 
 
-def make_room(
-    ctx: Context, run: RunRow, setups: Mapping[Devices, PoolSetup], found: Mapping[Devices, Obstacle]
-) -> Devices | None:
-    """The devices on which room is being made for a run that waits: others are asked to stop there, unless
-    something gives way anyway. None: nowhere."""
+def choose_victims(
+    now: Snapshot, run: RunRow, setups: Mapping[Devices, PoolSetup], found: Mapping[Devices, Obstacle]
+) -> tuple[Devices | None, list[RunRow]]:
+    """Choose the devices on which room is made for a run that waits, and the runs that have to stop for it.
+
+    None where nothing gives way; [] where something gives way anyway. The choice falls on few runs before
+    many, then on those of low priority, then on the youngest.
+    """
     contested = [devices for devices, there in found.items() if not there.barred]
     if soon := next((devices for devices in contested if found[devices].soon), None):
-        return soon
-    if not ctx.config.queue.preemption or not any(may_stop(run, other) for other in active_runs(ctx)):
-        return None
-    plans = {devices: victims_on(ctx, run, setups[devices], devices) for devices in contested}
+        return soon, []
+    if not now.limits.preemption or not any(_may_stop(run, other) for other in now.active):
+        return None, []
+    plans = {devices: _victims_on(now, run, setups[devices], devices) for devices in contested}
     possible = {devices: victims for devices, victims in plans.items() if victims}
     if not possible:
-        return None
-    devices = min(possible, key=lambda one: cost(possible[one]))
-    stop_for(ctx, run, possible[devices])
-    return devices
+        return None, []
+
+    def cost(devices: Devices) -> tuple[int, int, float]:
+        victims = possible[devices]
+        return len(victims), max(victim.priority for victim in victims), -min(v.created_at for v in victims)
+
+    cheapest = min(possible, key=cost)
+    return cheapest, possible[cheapest]
 
 
-def cost(victims: list[RunRow]) -> tuple[int, int, float]:
-    """Rank victims: few before many, then those of low priority, then the youngest."""
-    return len(victims), max(victim.priority for victim in victims), -min(v.created_at for v in victims)
-
-
-def victims_on(ctx: Context, run: RunRow, setup: PoolSetup, devices: Devices) -> list[RunRow]:
+def _victims_on(now: Snapshot, run: RunRow, setup: PoolSetup, devices: Devices) -> list[RunRow]:
     """List the runs that have to stop so that the run can have a pool of `setup` here; [] when that would not
     help.
     """
-    holders, victims = pools_on(ctx, devices), []
-    if by_others(ctx, devices, holders):
+    victims: list[RunRow] = []
+    if by_others(now, devices):
         return []
-    for pool in holders:
+    for pool in now.pools_on(devices):
         if pool.setup.key == setup.key:
-            chosen = crowd(ctx, run, setup, pool)
+            chosen = _crowd(now, run, setup, pool)
         elif pool.serves or pool.guests:
             return []
         else:
-            chosen = tenants_of(ctx, pool)
-        if not all(may_stop(run, tenant) for tenant in chosen):
+            chosen = now.tenants_of(pool)
+        if not all(_may_stop(run, tenant) for tenant in chosen):
             return []
         victims += chosen
     return [victim for victim in victims if victim.state != RunState.STOPPING]
 
 
-def may_stop(run: RunRow, tenant: RunRow) -> bool:
+def _may_stop(run: RunRow, tenant: RunRow) -> bool:
     leaves = tenant.state == RunState.STOPPING
     return leaves or (tenant.priority < run.priority and spec_of(tenant).resources.preemptible)
 
 
-def crowd(ctx: Context, run: RunRow, setup: PoolSetup, pool: Pool) -> list[RunRow]:
+def _crowd(now: Snapshot, run: RunRow, setup: PoolSetup, pool: Pool) -> list[RunRow]:
     """List the runs that have to leave the pool which the run is to join.
 
     [] when that would not help, and while the pool still counts some that left.
     """
-    tenants = tenants_of(ctx, pool)
+    tenants = now.tenants_of(pool)
     if spec_of(run).resources.exclusive or any(spec_of(tenant).resources.exclusive for tenant in tenants):
         return tenants
     there = {tenant.name for tenant in tenants}
     if pool.status is not None and any(tenant.run not in there for tenant in pool.status.tenants):
         return []
-    order = sorted((t for t in tenants if may_stop(run, t)), key=lambda t: (t.priority, -t.created_at))
+
+    def fits(leaving: Sequence[RunRow]) -> bool:
+        return _fits_without(run, setup, pool, tenants, {victim.name for victim in leaving})
+
+    order = sorted((t for t in tenants if _may_stop(run, t)), key=lambda t: (t.priority, -t.created_at))
     leaving: list[RunRow] = []
-    while order and not fits(ctx, run, setup, pool, leaving):
+    while order and not fits(leaving):
         leaving.append(order.pop(0))
-    if not fits(ctx, run, setup, pool, leaving):
+    if not fits(leaving):
         return []
     for victim in reversed(leaving):
         without = [one for one in leaving if one is not victim]
-        leaving = without if fits(ctx, run, setup, pool, without) else leaving
+        leaving = without if fits(without) else leaving
     return leaving
 
 
-def fits(ctx: Context, run: RunRow, setup: PoolSetup, pool: Pool, leaving: list[RunRow]) -> bool:
-    """Check whether the pool has room for the run when those have left."""
-    gone = {victim.name for victim in leaving}
+def _fits_without(run: RunRow, setup: PoolSetup, pool: Pool, tenants: list[RunRow], gone: set[str]) -> bool:
+    """Check whether the pool has room for the run when the runs `gone` have left."""
     status, capacity = pool.status, capacity_of(pool.setup.server, pool.status)
     if status is not None:
         freed = sum(tenant.bytes for tenant in status.tenants if tenant.run in gone)
         capacity = replace(capacity, memory_used=max(0, capacity.memory_used - freed))
         status = replace(status, tenants=[tenant for tenant in status.tenants if tenant.run not in gone])
-    stay = {tenancy: need for tenancy, need in needs_of(ctx, pool).items() if tenancy[0] not in gone}
+    stay = needs_of(pool, [tenant for tenant in tenants if tenant.name not in gone])
     return lacking(promised(capacity, stay, status), need_of_run(run, setup.dtype)) is None
 
 
-def stop_for(ctx: Context, run: RunRow, victims: list[RunRow]) -> None:
+def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
+    """Ask runs to pause, so that `run` has room."""
     name = run.name
     log.info("run %s: preempts %s", name, told(victims))
     with ctx.store.write():

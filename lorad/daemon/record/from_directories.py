@@ -14,7 +14,7 @@ import msgspec
 
 from lorad.box.paths import RunDir
 from lorad.daemon.process.processes import attempts_under, is_locked, read_status
-from lorad.daemon.runs.facts import end_of, last_facts
+from lorad.daemon.runs.take_in import end_of, last_facts
 from lorad.daemon.storage.prune import REMOVED
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,14 +14,22 @@ from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, Request
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import write_json
-from lorad.daemon.process.user_files import passable
 from lorad.daemon.process.users import Caller, User
-from lorad.daemon.runs.names import generate_name
 from lorad.errors import Conflict, SpecError, StorageError
 from lorad.files import write_whole
 from lorad.spec.model import Spec, to_json
 from lorad.store import events, runs
 from lorad.store.rows import RunRow
+
+_ADJECTIVES = """
+amber bold brisk calm clever crisp deft eager fair fleet gentle keen kind lively lucid mellow nimble plucky
+quick quiet rapid serene sharp silver smooth spry steady sunny swift tidy vivid warm wise witty
+"""
+_ANIMALS = """
+badger beaver bison cobra condor crane dolphin eagle falcon ferret finch fox gecko heron ibex jackal
+koala lark
+lemur lynx marten mole moose newt otter owl panda puffin raven seal stork swan tapir tern wolf wren yak
+"""
 
 
 def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
@@ -43,7 +52,7 @@ def expanded(path: str, user: User | None) -> Path:
 
 def fresh_name(ctx: Context) -> str:
     number = ctx.store.count("runs") + 1
-    while (ctx.runs_root / (name := generate_name(number))).exists():
+    while (ctx.runs_root / (name := _generate_name(number))).exists():
         number += 1
     return name
 
@@ -82,7 +91,8 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     """Make `runs/<name>/` with what was asked for; it is on disk before the run exists."""
     directory = ctx.runs_root / str(spec.name)
     try:
-        passable(directory) if ctx.users.shared else directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ctx.users.let_pass(directory)
         write_whole(RunDir(directory).spec_text, text.encode())
         write_whole(RunDir(directory).spec, to_json(spec))
         write_json(directory / "request.json", msgspec.to_builtins(request))
@@ -110,3 +120,8 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: 
         for warning in warnings:
             events.append(ctx.store, row.name, "warning", {"message": warning})
     return row
+
+
+def _generate_name(number: int) -> str:
+    """Make a name such as brisk-otter-3; two with different numbers never meet."""
+    return f"{random.choice(_ADJECTIVES.split())}-{random.choice(_ANIMALS.split())}-{number}"

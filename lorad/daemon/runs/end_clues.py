@@ -27,7 +27,7 @@ def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
     """Say how `name` ended, why as far as that is known, and what to do about it."""
     if forced := by_force(attempt, process):
         return forced
-    found = diagnosis_of(attempt, process)
+    found = _diagnosis_of(attempt, process)
     if found is None:
         return f"{name} {process.in_words()}"
     if found is KILLED_FOR_MEMORY:
@@ -47,7 +47,9 @@ def by_force(attempt: AttemptDir, process: ProcessState) -> str:
     ):
         return why
     if was_restarted(attempt):
-        return f"the machine was restarted, at {time.strftime('%Y-%m-%d %H:%M', time.localtime(booted_at()))}"
+        return (
+            f"the machine was restarted, at {time.strftime('%Y-%m-%d %H:%M', time.localtime(_booted_at()))}"
+        )
     return ""
 
 
@@ -59,7 +61,7 @@ def was_restarted(attempt: AttemptDir) -> bool:
     return bool(status and status["boot_id"] and status["ended_at"] is None and status["boot_id"] != BOOT_ID)
 
 
-def diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | None:
+def _diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | None:
     """Diagnose why a process ended; None when no cause is known, or when it ended well."""
     if process.exit_code == 0:
         return None
@@ -67,7 +69,7 @@ def diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | None
     before, after = status.get("oom_before"), status.get("oom_after")
     ooms = None if before is None or after is None else after - before
     log = "\n".join(tail(path) for path in logs_of(attempt)[:LOGS])
-    kernel = list(kernel_lines(status)) if status.get("started_at") else []
+    kernel = list(_kernel_lines(status)) if status.get("started_at") else []
     return diagnose(Clues(process.pid, process.exit_code, process.signal, log, kernel, ooms))
 
 
@@ -82,7 +84,7 @@ def tail(path: Path) -> str:
         os.close(fd)
 
 
-def kernel_lines(status: dict[str, Any]) -> Iterator[str]:
+def _kernel_lines(status: dict[str, Any]) -> Iterator[str]:
     """Yield what the kernel logged about memory and GPUs in the life of a process; nothing where it may not
     be read.
     """
@@ -108,7 +110,7 @@ def kernel_lines(status: dict[str, Any]) -> Iterator[str]:
         os.close(fd)
 
 
-def booted_at() -> float:
+def _booted_at() -> float:
     """Unix time."""
     lines = Path("/proc/stat").read_text().splitlines()
     return float(next((line.split()[1] for line in lines if line.startswith("btime")), 0))

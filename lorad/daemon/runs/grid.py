@@ -80,7 +80,7 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
         )
     if twice := sorted({value for value in values if values.count(value) > 1}):
         raise SpecError(f"override {text}: {twice[0]} is there twice", hint="Give each value once.")
-    if takes_list(key) and not all(value.startswith("[") for value in values):
+    if _takes_list(key) and not all(value.startswith("[") for value in values):
         raise SpecError(
             f"override {text}: {key} takes a list, so this may be one list or several values",
             hint=f"Put each list into brackets: {key}=[{values[0].strip('[]')}],[{values[1].strip('[]')}] "
@@ -109,7 +109,7 @@ def split(text: str) -> Iterator[str]:
     yield text[start:].strip()
 
 
-def takes_list(key: str) -> bool:
+def _takes_list(key: str) -> bool:
     """Check whether a value of `key` may be a list."""
     kind: Any = Spec
     for part in key.split("."):
@@ -120,12 +120,12 @@ def takes_list(key: str) -> bool:
         if part not in fields:
             return False
         kind = fields[part]
-    return any(get_origin(k) in (list, tuple) for k in nested(kind))
+    return any(get_origin(k) in (list, tuple) for k in _nested(kind))
 
 
-def nested(kind: Any) -> Iterator[Any]:
+def _nested(kind: Any) -> Iterator[Any]:
     """Yield a type, and those that it is made of."""
     yield kind
     if get_origin(kind) not in (list, tuple):
         for inner in get_args(kind):
-            yield from nested(inner)
+            yield from _nested(inner)

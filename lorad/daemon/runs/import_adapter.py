@@ -149,8 +149,8 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
     if not runs.exists(ctx.store, name):
         refuse_used(ctx, spec)
     alike = [row for row in versions(ctx.store, name) if row.sha256 == sha256]
-    same = await on_behalf(ctx, uid, lambda: [row for row in alike if is_alike(row, adapter.config)])
-    number = same[-1].version if same else next_number(ctx, name, uid)
+    same = await on_behalf(ctx, uid, lambda: [row for row in alike if _is_alike(row, adapter.config)])
+    number = same[-1].version if same else _next_number(ctx, name, uid)
     staged = ctx.runs_root / f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
     files = Path(same[-1].path) if same else RunDir(staged).version(number)
     source = Path(request.source)
@@ -162,14 +162,14 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
         make_run(RunDir(staged), ctx.user(uid))
         write_json(staged / "request.json", msgspec.to_builtins(request))
         if not made.known:
-            await on_behalf(ctx, uid, write_version, made, adapter)
+            await on_behalf(ctx, uid, _write_version, made, adapter)
     except BaseException:
         discard(staged)
         raise
     return made
 
 
-def is_alike(version: VersionRow, config: AdapterConfig) -> bool:
+def _is_alike(version: VersionRow, config: AdapterConfig) -> bool:
     """Check whether its files are there and mean what `config` does: a digest is of tensors only."""
     try:
         there = json.loads((Path(version.path) / CONFIG).read_bytes())
@@ -178,13 +178,13 @@ def is_alike(version: VersionRow, config: AdapterConfig) -> bool:
         return False
 
 
-def write_version(made: Import, adapter: Adapter) -> None:
+def _write_version(made: Import, adapter: Adapter) -> None:
     model, facts = made.spec.model.path, {"run": made.name, "version": made.number, "step": 0, "parent": None}
     facts |= {"sha256": made.sha256, "model": model}
     write_directory(made.files, lambda path: write_peft(adapter, path, model), facts)
 
 
-def next_number(ctx: Context, name: str, uid: int) -> int:
+def _next_number(ctx: Context, name: str, uid: int) -> int:
     """Choose a number that no engine has ever seen with this name, not even of an import that was refused
     just now.
     """
@@ -200,15 +200,15 @@ def settle(ctx: Context, made: Import, attestation: Attestation, caller: Caller,
     is_there = runs.exists(ctx.store, made.name)
     directory = make_directory(ctx, made.spec, "", replace(made.request, bases=base_in(pool)))
     if not is_there:
-        enter(ctx, made, directory, caller)
+        _enter(ctx, made, directory, caller)
     if not made.known:
-        record(ctx, made, attestation)
+        _record(ctx, made, attestation)
     columns = {"spec": to_json(made.spec).decode(), "origin": str(made.source), "serving": 1, "pool": pool.id}
     runs.set_fields(ctx.store, made.name, **columns)
     return get_version(ctx.store, made.name, made.number)
 
 
-def enter(ctx: Context, made: Import, directory: Path, caller: Caller) -> None:
+def _enter(ctx: Context, made: Import, directory: Path, caller: Caller) -> None:
     """Create the run, which ends as it begins: nothing is trained in it."""
     with ctx.store.write():
         create(ctx, made.spec, directory, caller, warnings=[])
@@ -217,7 +217,7 @@ def enter(ctx: Context, made: Import, directory: Path, caller: Caller) -> None:
         runs.set_fields(ctx.store, made.name, steps=0)
 
 
-def record(ctx: Context, made: Import, attestation: Attestation) -> None:
+def _record(ctx: Context, made: Import, attestation: Attestation) -> None:
     """The files to where they stay, then the fact. Raises Conflict when something is there already."""
     run = runs.get(ctx.store, made.name)
     final = run_dir(run).version(made.number)

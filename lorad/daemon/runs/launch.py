@@ -13,8 +13,8 @@ from lorad.daemon.context import Context, Request, attempt_dir, request_of, run_
 from lorad.daemon.pools.life import start_pool
 from lorad.daemon.pools.threads import why_threads
 from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.commands import secret_files
 from lorad.daemon.process.processes import write_json
-from lorad.daemon.process.secrets import secret_files
 from lorad.daemon.process.user_files import hand_over, make_attempt, make_run
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
@@ -31,10 +31,10 @@ def launch(ctx: Context, run: RunRow) -> None:
         ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
     if state.phase == "absent":
         start_pool(ctx, ctx.pools[run.pool or ""], why_threads(run))
-        start_driver(ctx, run)
+        _start_driver(ctx, run)
 
 
-def start_driver(ctx: Context, run: RunRow) -> None:
+def _start_driver(ctx: Context, run: RunRow) -> None:
     """Start the driver of the run's attempt. It waits for the pool's socket itself."""
     attempt, request, user = attempt_dir(run), request_of(run), ctx.user(run.owner_uid)
     life, pool = ctx.pools[run.pool or ""].number, ctx.pools[run.pool or ""].setup
@@ -53,10 +53,10 @@ def start_driver(ctx: Context, run: RunRow) -> None:
         first_version=first_number(ctx.store, run.name),
         spec=str(attempt.work / attempt.spec.name),
         origin=run.origin or "",
-        start_from=start_of(run),
+        start_from=_start_of(run),
         bases=request.bases,
         date=datetime.fromtimestamp(run.created_at).isoformat(),
-        reference=reference_of(run, request),
+        reference=_reference_of(run, request),
     )
     write_json(attempt.spec, json.loads(run.spec))
     hand_over(attempt, {PARAMS: msgspec.to_builtins(params), attempt.spec.name: json.loads(run.spec)}, user)
@@ -71,13 +71,13 @@ def start_driver(ctx: Context, run: RunRow) -> None:
     ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
 
 
-def reference_of(run: RunRow, request: Request) -> Reference | None:
+def _reference_of(run: RunRow, request: Request) -> Reference | None:
     """Find what KL is measured against, with the directory of its copy where the runs are now."""
     found = request.reference
     return None if found is None else msgspec.structs.replace(found, directory=str(run_dir(run).reference))
 
 
-def start_of(run: RunRow) -> str | None:
+def _start_of(run: RunRow) -> str | None:
     """Find the checkpoint that a fork begins with; None for one that takes weights alone, by
     lora.adapter_path.
 

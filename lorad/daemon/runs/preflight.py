@@ -20,7 +20,7 @@ import msgspec
 from lorad.box import config
 from lorad.children import guard
 from lorad.daemon.context import Context
-from lorad.daemon.process.secrets import secrets_of
+from lorad.daemon.process.commands import secrets_of
 from lorad.errors import SpecError, from_wire
 from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
@@ -69,7 +69,7 @@ async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path 
             output, errors = await exchanged(process, msgspec.json.encode(question))
     except TimeoutError:
         raise SpecError(
-            f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=slow(spec)
+            f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=_slow(spec)
         ) from None
     facts = answer(output, errors)
     if ctx.home.config.exists():
@@ -98,13 +98,13 @@ async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[
             )
             # asyncio kills a process whose start is cancelled; this one is a guard, which then would end
             # nothing
-            process, cancelled = await uncancelled(starting)
+            process, cancelled = await _uncancelled(starting)
         try:
             if cancelled:
                 raise asyncio.CancelledError
             yield process
         finally:
-            await end(process)
+            await _end(process)
 
 
 async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
@@ -115,7 +115,7 @@ async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(question)
     process.stdin.close()
-    readers = [asyncio.create_task(all_of(stream)) for stream in (process.stdout, process.stderr)]
+    readers = [asyncio.create_task(_all_of(stream)) for stream in (process.stdout, process.stderr)]
     try:
         output, errors = await asyncio.gather(*readers)
         await process.wait()
@@ -125,7 +125,7 @@ async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
             reader.cancel()
 
 
-async def all_of(stream: asyncio.StreamReader) -> bytes:
+async def _all_of(stream: asyncio.StreamReader) -> bytes:
     data = bytearray()
     while chunk := await stream.read(1 << 16):
         data += chunk
@@ -136,7 +136,7 @@ async def all_of(stream: asyncio.StreamReader) -> bytes:
     return bytes(data)
 
 
-def slow(spec: Spec) -> str:
+def _slow(spec: Spec) -> str:
     """Guess what may take so long."""
     path = Path(spec.model.path).expanduser()
     if not spec.model.path.startswith("builtin:") and not path.exists():
@@ -148,7 +148,7 @@ def slow(spec: Spec) -> str:
     return "A reward module that works while it is imported, or a slow disk?"
 
 
-async def end(process: Process) -> None:
+async def _end(process: Process) -> None:
     """Ask a guard to kill what it started, and wait until it has.
 
     A daemon that ends waits too: a guard that is itself killed would leave its processes running.
@@ -157,12 +157,12 @@ async def end(process: Process) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(guard.KILL_NOW)
-    _, cancelled = await uncancelled(ended(process))
+    _, cancelled = await _uncancelled(ended(process))
     if cancelled:
         raise asyncio.CancelledError
 
 
-async def uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, bool]:
+async def _uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, bool]:
     """Finish `work` even if this task is cancelled meanwhile.
 
     Returns its result and whether that happened.
@@ -179,11 +179,11 @@ async def uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, bool
 async def ended(process: Process) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_SECONDS):
-            await asyncio.gather(passed_over(process.stdout), passed_over(process.stderr), process.wait())
+            await asyncio.gather(_passed_over(process.stdout), _passed_over(process.stderr), process.wait())
     process._transport.close()  # type: ignore[attr-defined]
 
 
-async def passed_over(stream: asyncio.StreamReader | None) -> None:
+async def _passed_over(stream: asyncio.StreamReader | None) -> None:
     while stream is not None and await stream.read(1 << 16):
         pass
 

@@ -88,13 +88,13 @@ async def staged(
         return None
     if fork is not None and fork.inherited is not None:
         adapter = await read(ctx, fork.parent.owner_uid, run_dir(fork.parent).reference, wanted)
-        return await written(ctx, caller.uid, spec, adapter, fork.inherited)
+        return await _written(ctx, caller.uid, spec, adapter, fork.inherited)
     if wanted == "start" or not VERSION.fullmatch(wanted):
         place = fork.directory if fork and wanted == "start" else found(ctx, caller, spec, cwd, wanted)
-        return await written(
+        return await _written(
             ctx, caller.uid, spec, await read(ctx, caller.uid, place, wanted), Reference(wanted, "")
         )
-    return await of_version(ctx, caller, spec, wanted)
+    return await _of_version(ctx, caller, spec, wanted)
 
 
 def chosen(spec: Spec, *, is_fork: bool) -> str:
@@ -115,7 +115,7 @@ def found(ctx: Context, caller: Caller, spec: Spec, cwd: str, wanted: str) -> Pa
     return Path(cwd) / expanded(str(path), ctx.user(caller.uid))
 
 
-async def of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> Staged:
+async def _of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> Staged:
     """Raises as `staged` does; another's version is read as its owner, where the caller may see it."""
     try:
         version = find_version(ctx, wanted)
@@ -127,7 +127,7 @@ async def of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> S
         await await_files(ctx, version)
         adapter = await read(ctx, run.owner_uid, Path(version.path), wanted)
     told = Reference(wanted, version.sha256, bases=bases_of(ctx, run))
-    made = await written(ctx, caller.uid, spec, adapter, told)
+    made = await _written(ctx, caller.uid, spec, adapter, told)
     return made._replace(model=request_of(run).model_path)
 
 
@@ -143,7 +143,7 @@ async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
         raise SpecError(f"{error.filename or directory}: {error.strerror}", key=key, hint=hint) from error
 
 
-async def written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: Reference) -> Staged:
+async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: Reference) -> Staged:
     """Write a reference into a directory of the user's. Raises IntegrityError, StorageError.
 
     told: the reference, with the sha256 that its tensors must have where that is known.

@@ -16,8 +16,7 @@ from lorad.daemon.queue.preempt import queue_again
 from lorad.daemon.queue.restart import MENDABLE, restart
 from lorad.daemon.queue.tenants import life_number, life_of, tenants_of
 from lorad.daemon.runs.end_clues import by_force, in_words, killed_for, was_restarted
-from lorad.daemon.runs.facts import end_of, last_facts
-from lorad.daemon.runs.take_in import is_told
+from lorad.daemon.runs.take_in import end_of, is_told, last_facts
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import EndFact
 from lorad.states import EndReason, Move
@@ -27,7 +26,7 @@ from lorad.store.rows import RunRow
 log = logging.getLogger("lorad.daemon")
 
 
-class Evidence(NamedTuple):
+class _Evidence(NamedTuple):
     """What is known of an attempt whose driver is gone; it is read once.
 
     driver: how the process ended.
@@ -50,8 +49,8 @@ class Evidence(NamedTuple):
 def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
     name, facts = run.name, last_facts(run_dir(run).journal, run.attempt)
-    found = Evidence(driver, end_of(facts), bool(facts), life_of(ctx, run))
-    if (last := last_word(ctx, run, found)) is None:
+    found = _Evidence(driver, end_of(facts), bool(facts), life_of(ctx, run))
+    if (last := _last_word(ctx, run, found)) is None:
         return
     reason, detail = last
     run = runs.get(ctx.store, name)
@@ -73,7 +72,7 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
                 excuse(ctx, run)
             restart(ctx, run, reason)
     if found.lost_its_pool:
-        put_away(ctx, run)
+        _put_away(ctx, run)
     ctx.pools.gone_since.pop(name, None)
     ctx.storage.last_words.pop(name, None)
     ctx.storage.cuts.pop((name, run.attempt), None)
@@ -81,12 +80,12 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     ctx.storage.unpruned.add(name)  # `prune_again` deletes what is not kept
 
 
-def last_word(ctx: Context, run: RunRow, found: Evidence) -> tuple[EndReason, str] | None:
+def _last_word(ctx: Context, run: RunRow, found: _Evidence) -> tuple[EndReason, str] | None:
     """The verdict on the attempt once all of its journal is taken in; None before, and in a home that was
     just moved. A journal that is not to be believed makes the run fail. Raises OSError for one that cannot be
     read, unless the run is to be killed.
     """
-    reason, detail = verdict(run, found)
+    reason, detail = _verdict(run, found)
     try:
         return (reason, detail) if is_told(ctx, run) and not ctx.store.is_moved else None
     except IntegrityError as error:
@@ -98,7 +97,7 @@ def last_word(ctx: Context, run: RunRow, found: Evidence) -> tuple[EndReason, st
         return reason, f"{detail}; its journal cannot be read: {error}"
 
 
-def verdict(run: RunRow, found: Evidence) -> tuple[EndReason, str]:
+def _verdict(run: RunRow, found: _Evidence) -> tuple[EndReason, str]:
     """Decide why the attempt ended, with a sentence: by what the driver reported, else by what was seen."""
     driver = found.driver
     if found.end is not None:
@@ -113,7 +112,7 @@ def verdict(run: RunRow, found: Evidence) -> tuple[EndReason, str]:
     if found.life is None:
         return EndReason.LOST, f"pool {run.pool} has lost its directory"
     if not found.life[1].is_up:
-        return by_its_pool(run, found.life, found.began)
+        return _by_its_pool(run, found.life, found.began)
     words, last = in_words(attempt_dir(run), driver, "the driver"), log_tail(attempt_dir(run).log)
     return EndReason.LOST, words + (f"; its log ends: {last}" if last else "")
 
@@ -130,7 +129,7 @@ def by_its_word(
     return reason, "; ".join(filter(None, (end.detail, pool, end.hint or (cause.advice if cause else ""))))
 
 
-def by_its_pool(run: RunRow, life: tuple[AttemptDir, ProcessState], began: bool) -> tuple[EndReason, str]:
+def _by_its_pool(run: RunRow, life: tuple[AttemptDir, ProcessState], began: bool) -> tuple[EndReason, str]:
     """Judge by the end of the pool: one that gave up before the run began made it fail, any other lost it."""
     attempt, process = life
     forced = by_force(attempt, process)
@@ -146,7 +145,7 @@ def was_killed(process: ProcessState) -> bool:
     return process.signal is not None or (process.phase == "vanished" and process.pid is not None)
 
 
-def put_away(ctx: Context, run: RunRow) -> None:
+def _put_away(ctx: Context, run: RunRow) -> None:
     """Stop the pool that a run lost: the next attempt would lose it too, as a broken pool takes seconds to
     end itself.
 

@@ -20,12 +20,12 @@ log = logging.getLogger("lorad.daemon")
 def stop(ctx: Context, run: RunRow) -> None:
     """Do to the driver of an active run what is wanted of it, once, and again when nothing comes of it."""
     if run.state == RunState.STOPPING:
-        send(ctx, run, signal.SIGKILL if run.wanted == "kill" else signal.SIGTERM)
-    if is_pool_gone_for_long(ctx, run):
-        send(ctx, run, signal.SIGKILL)
+        _send(ctx, run, signal.SIGKILL if run.wanted == "kill" else signal.SIGTERM)
+    if _is_pool_gone_for_long(ctx, run):
+        _send(ctx, run, signal.SIGKILL)
 
 
-def send(ctx: Context, run: RunRow, number: signal.Signals) -> None:
+def _send(ctx: Context, run: RunRow, number: signal.Signals) -> None:
     attempt = attempt_dir(run)
     last, at = ctx.processes.signalled.get(attempt.root, (0, 0.0))
     if last == number and time.monotonic() - at < ctx.patience.signal_again:
@@ -41,7 +41,7 @@ def send(ctx: Context, run: RunRow, number: signal.Signals) -> None:
     log.info("run %s: %s to its driver", run.name, number.name)
 
 
-def is_pool_gone_for_long(ctx: Context, run: RunRow) -> bool:
+def _is_pool_gone_for_long(ctx: Context, run: RunRow) -> bool:
     """The run's pool is over and its driver had time to notice.
 
     A run that has yet to begin has nothing to save.

@@ -54,8 +54,8 @@ def halving_of(wish: HalvingRequest, specs: list[Spec]) -> Halving:
     if not 1 < eta <= len(specs):
         hint = "It is more than 1 and at most as many as there are runs; 2 is usual."
         raise SpecError(f"--eta {eta:g} does not fit {len(specs)} runs", hint=hint)
-    first = max(first_telling(spec) for spec in specs)
-    rungs = wish.rungs if wish.rungs is not None else usual_rungs(eta, len(specs), steps, first)
+    first = max(_first_telling(spec) for spec in specs)
+    rungs = wish.rungs if wish.rungs is not None else _usual_rungs(eta, len(specs), steps, first)
     if not rungs or sorted(set(rungs)) != rungs or not 0 < rungs[0] <= rungs[-1] < steps:
         hint = "Give numbers of steps that grow, all of them before the last step, or raise trainer.steps."
         raise SpecError(f"rungs {', '.join(map(str, rungs)) or 'none'} do not fit {steps} steps", hint=hint)
@@ -79,12 +79,12 @@ def halving_of(wish: HalvingRequest, specs: list[Spec]) -> Halving:
     return Halving(eta, rungs, metric)
 
 
-def first_telling(spec: Spec) -> int:
+def _first_telling(spec: Spec) -> int:
     """Find the first step whose samples may come from an updated version."""
     return 2 + spec.rollout.max_staleness
 
 
-def usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
+def _usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
     """Steps over powers of eta, as many as it takes to come from `count` runs to one;
     none is before `first`.
     """
@@ -105,11 +105,11 @@ def decide(ctx: Context, sweep: SweepRow) -> None:
     there = set(sweeps.members(ctx.store, sweep.sweep))
     names = [name for name in racing(ctx, sweep) if name in there]
     entered = [runs.get(ctx.store, name) for name in names]
-    if not all(has_reached(ctx, run, step, metric) for run in entered):
+    if not all(_has_reached(ctx, run, step, metric) for run in entered):
         return
-    ranked = sorted((point_at(ctx, run, step, metric) for run in entered), key=rank)
+    ranked = sorted((_point_at(ctx, run, step, metric) for run in entered), key=rank)
     most = math.ceil(len(ranked) / halving.eta)
-    kept = with_ties([point for point in ranked if point.in_race], most)
+    kept = _with_ties([point for point in ranked if point.in_race], most)
     settle(ctx, sweep, step, ranked, kept)
 
 
@@ -120,7 +120,7 @@ def racing(ctx: Context, sweep: SweepRow) -> list[str]:
     return sweeps.members(ctx.store, sweep.sweep)
 
 
-def has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
+def _has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
     """Check whether everything that the run will report about its steps up to `step` is known."""
     if run.state == RunState.ENDED or run.step > step:
         return True
@@ -130,14 +130,14 @@ def has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
     return (
         metric != "eval"
         or step % every != 0
-        or score_of(ctx, run.name, step, metric, at_step=True) is not None
+        or _score_of(ctx, run.name, step, metric, at_step=True) is not None
     )
 
 
-def point_at(ctx: Context, run: RunRow, step: int, metric: str) -> Point:
+def _point_at(ctx: Context, run: RunRow, step: int, metric: str) -> Point:
     """A run that ended before it was done is out of the race; it has a score if it came that far."""
     is_over = run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
-    score = None if run.step < step else score_of(ctx, run.name, step, metric)
+    score = None if run.step < step else _score_of(ctx, run.name, step, metric)
     return Point(run, score, not is_over)
 
 
@@ -145,22 +145,22 @@ def rank(point: Point) -> tuple[bool, bool, float]:
     return not point.in_race, point.score is None, -(point.score or 0.0)
 
 
-def with_ties(ranked: list[Point], most: int) -> list[Point]:
+def _with_ties(ranked: list[Point], most: int) -> list[Point]:
     """Take the first `most`, and those after them with the score of the last of these."""
     return [*ranked[:most], *(point for point in ranked[most:] if point.score == ranked[most - 1].score)]
 
 
-def score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool = False) -> float | None:
+def _score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool = False) -> float | None:
     """The newest evaluation up to `step` (at_step: just there), or the mean reward of the last steps up to
     it, of those after the first update.
     """
     if metric == "eval":
-        return finite(eval_score(ctx.store, name, step if at_step else 0, step))
-    first = first_telling(spec_of(runs.get(ctx.store, name)))
-    return finite(mean_reward(ctx.store, name, first, step, LAST_STEPS))
+        return _finite(eval_score(ctx.store, name, step if at_step else 0, step))
+    first = _first_telling(spec_of(runs.get(ctx.store, name)))
+    return _finite(mean_reward(ctx.store, name, first, step, LAST_STEPS))
 
 
-def finite(score: float | None) -> float | None:
+def _finite(score: float | None) -> float | None:
     return score if score is not None and math.isfinite(score) else None
 
 

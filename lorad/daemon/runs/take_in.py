@@ -1,14 +1,20 @@
-"""Ingest journals as far as they can be trusted: another user's journal contains whatever that user wrote."""
+"""Read the journals of runs: ingest them as far as they can be trusted, and find what an attempt wrote last.
+
+Another user's journal contains whatever that user wrote.
+"""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
+import msgspec
+
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.process.user_files import refuse_strange_journal
 from lorad.errors import IntegrityError
-from lorad.protocol.journal import Record
+from lorad.files import open_file
+from lorad.protocol.journal import EndFact, Record, decode
 from lorad.states import Move, RunState
 from lorad.store import runs
 from lorad.store.ingest import Taken, ingest_some
@@ -16,6 +22,7 @@ from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
+_TAIL = 1 << 18  # bytes of a journal in which an attempt's newest records are looked for
 MOST_CUTS = 3  # cuts of one attempt; a crash of the machine or a full disk cuts a record, once
 
 
@@ -65,3 +72,24 @@ def size_of(journal: Path) -> int:
         return journal.stat().st_size
     except OSError:
         return 0
+
+
+def last_facts(journal: Path, attempt: int) -> list[Record]:
+    """List the newest records of an attempt, as many as are in the tail of the journal."""
+    try:
+        with open_file(journal) as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL))
+            lines = file.read().splitlines(keepends=True)
+    except OSError:
+        return []
+    records = [decode(line) for line in lines if line.endswith(b"\n")]
+    return [record for record in records if record is not None and record.attempt == attempt]
+
+
+def end_of(facts: list[Record]) -> EndFact | None:
+    """Find what the attempt recorded of its end; None when it recorded nothing."""
+    ends = [fact for fact in facts if fact.kind == "end"]
+    try:
+        return msgspec.convert(ends[-1].data, EndFact) if ends else None
+    except msgspec.ValidationError as error:  # user code may write there, too
+        return EndFact("failed", f"the driver's last record is not understood: {error}")

@@ -74,9 +74,7 @@ def heard(ctx: Context, owner_uid: int) -> list[Pool]:
     """List the pools that can have what is a user's: those of others in a shared daemon may say what they
     like.
     """
-    return [
-        pool for pool in list(ctx.pools.values()) if not ctx.users.shared or pool.setup.owner == owner_uid
-    ]
+    return [pool for pool in list(ctx.pools.values()) if ctx.users.is_believed(pool.setup.owner, owner_uid)]
 
 
 def has_files(path: str | Path) -> bool:
@@ -99,7 +97,7 @@ async def await_files(ctx: Context, version: VersionRow) -> None:
     if not has_files(version.path):
         await refresh(ctx)
     while not has_files(version.path):
-        if time.monotonic() > deadline or not is_coming(ctx, version):
+        if time.monotonic() > deadline or not _is_coming(ctx, version):
             raise files_gone(version)
         await asyncio.sleep(POLL_SECONDS)
 
@@ -113,7 +111,7 @@ async def await_bytes(ctx: Context, version: VersionRow) -> None:
         await await_files(ctx, version)
 
 
-def is_coming(ctx: Context, version: VersionRow) -> bool:
+def _is_coming(ctx: Context, version: VersionRow) -> bool:
     """Check whether a version's files may still be written: by the pool that has it, or for an active run."""
     run = runs.get(ctx.store, version.run)
     return is_loaded(ctx, version) or (RunState(run.state).is_active and run.version == version.version)

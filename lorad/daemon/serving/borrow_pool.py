@@ -8,16 +8,16 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import msgspec
-
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
 from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
 from lorad.daemon.process.processes import log_tail
-from lorad.daemon.queue.place import asked_of, room_for, setups_of
+from lorad.daemon.queue.place import find_room, make_way, offers_for
+from lorad.daemon.queue.setups import asked_of
+from lorad.daemon.queue.snapshot import take_snapshot
 from lorad.daemon.runs.versions import await_bytes, name_of
-from lorad.errors import AttestationFailed, Conflict, LoradError, PoolLost
+from lorad.errors import AttestationFailed, Conflict, PoolLost
 from lorad.protocol.calls import Attestation, Loaded, LoadVersion
 from lorad.protocol.connection import Connection
 from lorad.rl.tasks import TASKS
@@ -59,31 +59,19 @@ async def admitted(ctx: Context, run: RunRow) -> Pool:
 
 def pool_for(ctx: Context, run: RunRow) -> Pool:
     """Find the pool of the run's base, and start it unless it is up; a pool that trains serves as well."""
-    for pool in ctx.pools.values():
-        look_at_process(ctx, pool)
-        if pool.process.is_up and pool.stop_asked is None and fits(ctx, run, pool):
+    now, asked = take_snapshot(ctx), asked_of(ctx, run)
+    base, _ = next(iter(asked.values()))
+    for pool in now.pools:
+        if pool.process.is_up and pool.stop_asked is None and pool.setup.serves(base):
             return pool
-    setups = {devices: setup for devices, (setup, _) in setups_of(ctx, run).items()}
-    devices, reason = room_for(ctx, setups)
-    if devices is None:
-        raise Conflict(f"no device is free for {run.name}'s base: {reason}", hint="Try again later.")
-    pool = find_or_make(ctx, setups[devices])
+    setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked).items()}
+    room = find_room(now, setups)
+    if room.devices is None:
+        make_way(ctx, now, room, "a base to serve")
+        raise Conflict(f"no device is free for {run.name}'s base: {room.waiting}", hint="Try again later.")
+    pool = find_or_make(ctx, setups[room.devices])
     start_pool(ctx, pool)
     return pool
-
-
-def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
-    """Check whether the pool can serve versions of the run: the number of threads and determinism do not
-    matter.
-
-    False when no pool can: the run's files are gone, or its backend or its GPUs.
-    """
-    try:
-        setups = [setup for setup, _ in asked_of(ctx, run).values()]
-    except (OSError, msgspec.MsgspecError, LoradError):
-        return False
-    alike = {"threads": pool.setup.threads, "deterministic": pool.setup.deterministic}
-    return any(pool.setup.takes(msgspec.structs.replace(setup, **alike)) for setup in setups)
 
 
 async def _ready(ctx: Context, pool: Pool) -> None:

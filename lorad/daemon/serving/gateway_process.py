@@ -21,6 +21,7 @@ from lorad.daemon.process.user_files import make_attempt, own_directory, passabl
 from lorad.daemon.process.users import User
 from lorad.errors import StorageError
 from lorad.protocol.listener import answers
+from lorad.protocol.traffic import FILE as TRAFFIC_FILE
 
 log = logging.getLogger("lorad.daemon")
 
@@ -48,6 +49,11 @@ class Gateway:
     settings: Mapping[str, object]
     environment: Mapping[str, str | None]
     user: User | None = None
+
+    @property
+    def traffic(self) -> Path:
+        """Name the file in which it reports its traffic: one of the user's, where it is theirs."""
+        return (self.root if self.user is None else self.socket.parent) / TRAFFIC_FILE
 
     @property
     def lives(self) -> list[AttemptDir]:

@@ -40,9 +40,8 @@ def keep_gateways(ctx: Context) -> None:
             put_away(ctx, gateway_of(ctx, uid))
 
     guarded(ctx, Item("the gateway"), keep_public)
-    if ctx.users.shared:
-        known, wanted = owners_known(ctx), owners_wanted(ctx)
-        each(ctx, keep_owners, wanted | known, lambda uid: Item(f"the gateway of user {uid}", uid))
+    known, wanted = owners_known(ctx), owners_wanted(ctx)
+    each(ctx, keep_owners, wanted | known, lambda uid: Item(f"the gateway of user {uid}", uid))
 
 
 def is_wanted(ctx: Context) -> bool:
@@ -50,10 +49,12 @@ def is_wanted(ctx: Context) -> bool:
 
 
 def owners_wanted(ctx: Context) -> set[int]:
-    """List the owners who have something to serve, or whose versions were asked for recently."""
+    """List the owners with a gateway of their own who have something to serve, or whose versions were asked
+    for recently.
+    """
     recent = time.monotonic() - UNWANTED_SECONDS
     asked = {uid for uid, at in ctx.serving.gateways_asked.items() if at > recent}
-    return asked | owners_served(ctx.store)
+    return ctx.users.with_gateways(asked | owners_served(ctx.store))
 
 
 def owners_known(ctx: Context) -> set[int]:
@@ -66,13 +67,13 @@ def owners_known(ctx: Context) -> set[int]:
     for uid in there - ctx.serving.gateways_asked.keys():
         is_there = state_of(ctx, gateway_of(ctx, uid)).is_up
         ctx.serving.gateways_asked[uid] = time.monotonic() if is_there else float("-inf")
-    return there
+    return ctx.users.with_gateways(there)
 
 
 def want_gateway_of(ctx: Context, uid: int) -> None:
     """Have the gateway of an owner up, for a while."""
     ctx.serving.gateways_asked[uid] = time.monotonic()
-    if ctx.users.shared and uid not in ctx.serving.tables:
+    if ctx.users.with_gateways({uid}) - ctx.serving.tables.keys():
         ctx.serving.served += 1  # what is theirs is written down for it
     ctx.loop.poke()
 
@@ -80,13 +81,11 @@ def want_gateway_of(ctx: Context, uid: int) -> None:
 def public_gateway(ctx: Context) -> Gateway:
     """Describe the gateway that every client asks."""
     settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
-    arguments, for_all = [str(ctx.home.root)], _is_for_all(ctx)
-    if ctx.users.shared:
-        settings |= {"for_all": for_all, "role": "front"}
-        arguments.append("front")
-    environment = {FOR_ALL: "1" if for_all else None}
+    front = ctx.users.front(ctx.config.sharing)
+    arguments = (str(ctx.home.root), "front") if front else (str(ctx.home.root),)
+    environment = {FOR_ALL: "1" if front.get("for_all") else None}
     return Gateway(
-        "gateway", ctx.home.gateway, ctx.home.gateway_socket, tuple(arguments), settings, environment
+        "gateway", ctx.home.gateway, ctx.home.gateway_socket, arguments, settings | front, environment
     )
 
 
@@ -97,16 +96,10 @@ def gateway_of(ctx: Context, uid: int) -> Gateway:
     return Gateway(title, root, socket, (str(ctx.home.root), "owner"), {"role": "owner"}, {}, user)
 
 
-def _is_for_all(ctx: Context) -> bool:
-    """Whoever may see a version may ask it, and where only owners do, they need a token."""
-    return ctx.users.shared and ctx.config.sharing.read == "all"
-
-
 def _gateways(ctx: Context) -> Iterator[Gateway]:
     """Yield every gateway that there may be."""
     yield public_gateway(ctx)
-    if ctx.users.shared:
-        yield from (gateway_of(ctx, uid) for uid in sorted(owners_known(ctx)))
+    yield from (gateway_of(ctx, uid) for uid in sorted(owners_known(ctx)))
 
 
 def living_gateways(ctx: Context) -> Iterator[AttemptDir]:

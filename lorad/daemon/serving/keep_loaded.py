@@ -11,10 +11,11 @@ from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool, Refusal
 from lorad.daemon.pools.as_owner import connection_to, in_thread
 from lorad.daemon.pools.life import ask_status
-from lorad.daemon.queue.tenants import room_in
+from lorad.daemon.queue.setups import base_of
+from lorad.daemon.queue.tenants import room_in, tenants_of
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import name_of
-from lorad.daemon.serving.borrow_pool import call_load, fits, waited_for
+from lorad.daemon.serving.borrow_pool import call_load, waited_for
 from lorad.errors import LoradError
 from lorad.protocol.calls import LetGo
 from lorad.store import events, runs
@@ -53,7 +54,8 @@ def _difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
     held = held_versions(ctx.store)
     spare = sorted(kept - {name_of(row) for row in held} - set(ctx.serving.in_hand))
     missing = [row for row in held if name_of(row) not in kept and _is_due(pool, name_of(row))]
-    at_home = {name for name in {row.run for row in missing} if fits(ctx, runs.get(ctx.store, name), pool)}
+    asked = {name: base_of(ctx, runs.get(ctx.store, name)) for name in {row.run for row in missing}}
+    at_home = {name for name, base in asked.items() if base is not None and pool.setup.serves(base)}
     due = [row for row in missing if row.run in at_home]
     return _with_room(ctx, pool, due), spare
 
@@ -67,7 +69,7 @@ def _with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[Vers
     """Select the versions that fit beside the pool's runs, and warn about the others."""
     if not lacking or pool.status is None:
         return []
-    room, fitting = room_in(ctx, pool), []
+    room, fitting = room_in(pool, tenants_of(ctx, pool)), []
     versions, memory = room.versions, room.memory_used
     for row in lacking:
         is_there = name_of(row) in pool.status.loaded

@@ -9,7 +9,8 @@ from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
-from lorad.daemon.serving.borrow_pool import fits, pool_for
+from lorad.daemon.queue.setups import base_of
+from lorad.daemon.serving.borrow_pool import pool_for
 from lorad.errors import LoradError
 from lorad.states import RunState
 from lorad.store import events, runs
@@ -83,7 +84,8 @@ def set_serving(ctx: Context, names: Iterable[str], pool: Pool) -> None:
     for name in names:
         run = runs.get(ctx.store, name)
         pool.serves.add(name)
-        is_home = RunState(run.state).is_over and fits(ctx, run, pool)
+        base = base_of(ctx, run) if RunState(run.state).is_over else None
+        is_home = base is not None and pool.setup.serves(base)
         columns = {"pool": pool.id, "waiting": ""} if is_home else {}
         runs.set_fields(ctx.store, name, serving=1, **columns)
 

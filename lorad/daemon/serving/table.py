@@ -12,8 +12,8 @@ import msgspec
 
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.process.user_files import passable
+from lorad.daemon.queue.setups import base_of
 from lorad.daemon.runs.versions import name_of
-from lorad.daemon.serving.borrow_pool import fits
 from lorad.daemon.serving.gateways import owners_known, owners_wanted
 from lorad.errors import LoradError, StorageError
 from lorad.files import write_whole
@@ -35,9 +35,8 @@ def write_table(ctx: Context) -> None:
     try:
         ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
         table = _table(ctx)
-        if ctx.users.shared:
-            for uid in owners_known(ctx) | owners_wanted(ctx):
-                _write_for_owner(ctx, uid, table)
+        for uid in owners_known(ctx) | owners_wanted(ctx):
+            _write_for_owner(ctx, uid, table)
         write_whole(ctx.home.gateway / FILE, msgspec.json.encode(table))
     except OSError as error:
         where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target
@@ -62,8 +61,9 @@ def _entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> list[Serv
     """Make the table's entries for versions of one run; none when the run's files cannot be read."""
     try:
         model_path = request_of(run).model_path
-        ready = (pool for pool in ctx.pools.values() if pool.state == "ready" and fits(ctx, run, pool))
-        socket = next((pool.setup.socket for pool in ready), None)
+        base, ready = base_of(ctx, run), (pool for pool in ctx.pools.values() if pool.state == "ready")
+        serving = (pool for pool in ready if base is not None and pool.setup.serves(base))
+        socket = next((pool.setup.socket for pool in serving), None)
     except (OSError, msgspec.MsgspecError, LoradError):
         return []
     return [

@@ -19,40 +19,36 @@ from lorad.daemon.serving.gateway_process import state_of
 from lorad.daemon.serving.gateways import gateway_of, public_gateway
 from lorad.errors import LoradError
 from lorad.files import read_file
-from lorad.protocol.traffic import FILE, FILE_BYTES, Figures, Report
+from lorad.protocol.traffic import FILE_BYTES, Figures, Report
 from lorad.store import runs
 from lorad.store.rows import AliasRow
 
 READ_SECONDS = 0.25  # for a file of a user's, whose disk may hang
-NOBODY = -1
 Names = dict[str, Figures]
 
 
 async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figures | None]:
-    """Collect the figures of each alias; None where no gateway reports any."""
-    by_run = runs.owners_of_aliased(ctx.store) if ctx.users.shared else {}
-    of = {row.alias: by_run.get(row.run, NOBODY) for row in rows}
-    uids = sorted({*of.values()})
+    """Collect the figures of each alias, zeros where it was not asked for yet; None where no gateway reports
+    any.
+    """
+    owners = runs.owners_of_aliased(ctx.store)
+    of = {row.alias: owners.get(row.run) for row in rows}
+    uids = sorted({uid for uid in of.values() if uid is not None})
     reports = dict(zip(uids, await asyncio.gather(*(reported_by(ctx, uid) for uid in uids)), strict=True))
-    return {alias: _figures(reports[uid], alias) for alias, uid in of.items()}
-
-
-def _figures(names: Names | None, alias: str) -> Figures | None:
-    """Find the figures of an alias, zeros where it was not asked for yet; None where no gateway reports."""
-    return None if names is None else names.get(alias, Figures())
+    by_alias = {alias: reports.get(uid) if uid is not None else None for alias, uid in of.items()}
+    return {
+        alias: None if names is None else names.get(alias, Figures()) for alias, names in by_alias.items()
+    }
 
 
 async def reported_by(ctx: Context, uid: int) -> Names | None:
     """Read the figures that the owner's gateway wrote; None while it is not up."""
-    if ctx.users.shared and uid == NOBODY:
-        return None
-    gateway = gateway_of(ctx, uid) if ctx.users.shared else public_gateway(ctx)
-    path = gateway.socket.with_name(FILE) if ctx.users.shared else gateway.root / FILE
+    gateway = gateway_of(ctx, uid) if ctx.users.with_gateways({uid}) else public_gateway(ctx)
     if state_of(ctx, gateway).phase != "alive":
         return None
     try:
         async with asyncio.timeout(READ_SECONDS):
-            return await on_behalf(ctx, uid, read, path)
+            return await on_behalf(ctx, uid, read, gateway.traffic)
     except (OSError, LoradError):  # a timeout is an OSError
         return None
 

@@ -202,21 +202,23 @@ async def test_bindings_that_fail_are_told_and_asked_again_in_peace(
 
 
 # -- notes ---------------------------------------------------------------------------------------------------
+def held() -> str:
+    return held_in_words(GPU, holder_of(GPU))
+
+
 def test_a_note_is_believed_while_the_lock_is_held(locks: Path, home: Path) -> None:
-    ctx = open_context(home)
     leave(note_path(home, "GPU-0", "holder"), note())
     assert not is_taken(GPU) and holder_of(GPU) is None
     with taken(GPU):
         assert (found := holder_of(GPU)) is not None and (found.pool, found.why) == ("qwen-1", "run arith")
         user = f"(me, uid {os.getuid()}, run arith)"
-        assert held_in_words(ctx, GPU) == f"cuda:0 held by pool qwen-1 {user}, free after 10m idle"
+        assert held() == f"cuda:0 held by pool qwen-1 {user}, free after 10m idle"
 
 
 def test_a_holder_without_a_note_is_told_by_its_process(locks: Path, home: Path) -> None:
-    ctx = open_context(home)
     with taken(GPU):
-        assert held_in_words(ctx, GPU).startswith("cuda:0 is in use by another process or user (py")
-        assert f"pid {os.getpid()}, " in held_in_words(ctx, GPU)
+        assert held().startswith("cuda:0 is in use by another process or user (py")
+        assert f"pid {os.getpid()}, " in held()
 
 
 def test_a_note_of_somebody_who_has_not_the_lock_is_not_believed(locks: Path) -> None:
@@ -255,10 +257,9 @@ def test_links_and_pipes_in_place_of_notes_and_locks_hold_nobody_up(locks: Path,
 
 
 def test_what_others_wrote_is_shown_printable_and_short(locks: Path, home: Path) -> None:
-    ctx = open_context(home)
     leave(note_path(home, "GPU-0", "holder"), note(pool="\x1b[2Jp\n", why="run " + "x" * 390))
     with taken(GPU):
-        assert held_in_words(ctx, GPU).isprintable() and len(held_in_words(ctx, GPU)) < 320
+        assert held().isprintable() and len(held()) < 320
 
 
 def test_who_waits_is_known_as_long_as_the_note_is_fresh_and_another_daemons(locks: Path, home: Path) -> None:

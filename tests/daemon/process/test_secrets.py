@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lorad.box.config import Config
-from lorad.daemon.process.secrets import secrets_of
+from lorad.daemon.process.commands import secrets_of
 from lorad.errors import SpecError
 from lorad.spec.text import load_spec
 from tests.kit.daemon_world import behave, serving

@@ -9,8 +9,9 @@ import pytest
 
 from lorad.box.config import Config, Limit, Queue, Sharing
 from lorad.daemon.context import Context
+from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.users import Caller
-from lorad.daemon.queue import place
+from lorad.daemon.queue import place, snapshot
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.state import bytes_of
@@ -115,7 +116,7 @@ def test_files_with_several_names_and_links_count_once(tmp_path: Path) -> None:
 
 
 def test_users_with_runs_in_the_queue_take_turns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "TURN", 2)
+    monkeypatch.setattr(snapshot, "TURN", 2)
     ctx = open_context(home)
     owned(ctx, "eve", 4002, *(f"e{number}" for number in range(1, 7)))
     place_runs(ctx)
@@ -132,7 +133,7 @@ def test_users_with_runs_in_the_queue_take_turns(home: Path, monkeypatch: pytest
 
 
 def test_a_long_queue_is_looked_at_in_part_and_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "LOOKED_AT", 3)
+    monkeypatch.setattr(snapshot, "LOOKED_AT", 3)
     ctx = open_context(home)
     owned(ctx, "eve", 4002, *(f"e{number}" for number in range(6)), resources={"exclusive": True})
     place_runs(ctx)
@@ -147,7 +148,7 @@ def test_a_user_of_a_shared_daemon_asks_for_no_more_priority_than_is_theirs(home
     ctx = open_context(home, queue=Queue(users={"bob": Limit(priority=5)}), sharing=Sharing(admins=["ada"]))
     wanted = convert({"resources": {"priority": 5}})
     refuse_priority(ctx, Caller(4001, "ann"), wanted)  # who has the daemon alone
-    ctx.users.shared = True
+    ctx.users = SharedBox()
     for uid, name in ((4002, "bob"), (4003, "ada"), (0, "root")):
         refuse_priority(ctx, Caller(uid, name), wanted)
     refuse_priority(ctx, Caller(4001, "ann"), convert({"resources": {"priority": -5}}))

@@ -19,10 +19,9 @@ import pytest
 
 from lorad.box.config import Backend, Config
 from lorad.box.machine import read_machine
-from lorad.box.runtime import Why
 from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context
-from lorad.daemon.queue import place
+from lorad.daemon.queue import snapshot
 from lorad.daemon.queue.capacity import (
     MAX_RANK,
     MAX_VERSIONS,
@@ -33,8 +32,8 @@ from lorad.daemon.queue.capacity import (
     need_of,
     promised,
 )
-from lorad.daemon.queue.obstacles import Devices
-from lorad.daemon.queue.place import asked_by, place_runs
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.setups import Asked, asked_of
 from lorad.daemon.queue.tenants import life_number, tenants_of
 from lorad.engines.builtin import engine
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
@@ -247,13 +246,13 @@ def test_a_long_queue_for_servers_is_looked_through_once(home: Path, monkeypatch
     ctx, asked, machine = open_context(home), Counter[str](), read_machine()
     ctx.gpus.machine = lambda: machine
 
-    def counted(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Why]:
+    def counted(ctx: Context, run: RunRow) -> Asked:
         asked[run.name] += 1
-        return asked_by(ctx, run, devices)
+        return asked_of(ctx, run)
 
     submit(ctx, "busy", model="/models/other", resources={"exclusive": True})
     place_runs(ctx)
-    monkeypatch.setattr(place, "asked_by", counted)
+    monkeypatch.setattr(snapshot, "asked_of", counted)
     assert setups(ctx, **{f"q{number}": 16 for number in range(10)}) == []
     assert len(asked) == 10 and set(asked.values()) == {1}  # for itself, and for all of them
 
@@ -267,6 +266,24 @@ def test_a_server_that_starts_takes_the_ranks_of_the_queue_and_a_warm_one_takes_
     assert wide(16).widened(wide(64)) == wide(64) and wide(64).widened(wide(16)) == wide(64)
     other = msgspec.structs.replace(wide(64), owner=7)
     assert not other.takes(wide(16)) and wide(16).widened(other) == wide(16)
+
+
+def test_a_pool_serves_its_base_on_any_device_of_its_kind() -> None:
+    pool = msgspec.structs.replace(wide(64), device="cuda:0")
+    asked = msgspec.structs.replace(wide(16), device="cuda:1", threads=4, deterministic=False)
+    assert pool.serves(asked) and not asked.serves(pool)
+    for other in ({"device": "cpu"}, {"devices": ("cuda:1", "cuda:2")}, {"model_path": "/n"}, {"owner": 7}):
+        assert not pool.serves(msgspec.structs.replace(asked, **other))
+
+
+def test_a_snapshot_stays_as_it_was_taken(home: Path) -> None:
+    ctx = open_context(home)
+    submit(ctx, "a")
+    before = snapshot.take_snapshot(ctx)
+    place_runs(ctx)
+    after = before.with_runs_of(ctx)
+    assert [run.name for run in before.queued] == ["a"] and not before.active and before.count_free() == 1
+    assert [run.name for run in after.tenants["tiny-1"]] == ["a"] and after.count_free() == 0
 
 
 def wide(rank: int) -> PoolSetup:

@@ -12,7 +12,8 @@ from lorad.box.config import Backend, Config, RuntimeSettings
 from lorad.box.machine import read_machine
 from lorad.daemon.api.verbs.box import list_devices
 from lorad.daemon.gpu.devices import Device, is_taken
-from lorad.daemon.queue.place import asked_of, place_runs
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.setups import asked_of
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.store import pools as rows
@@ -92,7 +93,7 @@ def test_what_a_run_waits_for_follows_what_it_is_made_of(home: Path) -> None:
     def asked() -> PoolSetup:
         return asked_of(ctx, runs.get(ctx.store, "a"))[devices][0]
 
-    assert asked() is asked() and asked().model_path == "/models/tiny"
+    assert asked().model_path == "/models/tiny"
     path = ctx.home.run("a").root / "request.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_path": "/models/other"}))
     assert asked().model_path == "/models/other"

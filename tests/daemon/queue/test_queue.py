@@ -15,7 +15,7 @@ from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.lock_notes import note_path
 from lorad.daemon.guarded import guarded
 from lorad.daemon.pools import life
-from lorad.daemon.queue import obstacles
+from lorad.daemon.queue import snapshot
 from lorad.daemon.queue.device_holders import keep_leases
 from lorad.daemon.queue.futile import futile_attempts
 from lorad.daemon.queue.place import place_runs
@@ -97,7 +97,7 @@ async def test_a_run_whose_gpu_went_to_another_daemon_at_the_last_moment_waits_a
         gpus(ctx, 1, monkeypatch, tmp_path)
         with taken(ctx.gpus.devices[0]):
             with monkeypatch.context() as blind:
-                blind.setattr(obstacles, "is_taken", lambda device: False)
+                blind.setattr(snapshot, "is_taken", lambda device: False)
                 submit(ctx, "a", resources={"restart": "never"})
                 await until(lambda: runs.get(ctx.store, "a").state == "starting")
             await until(lambda: "cuda:0 is in use by another process or user" in told(ctx, "a"))

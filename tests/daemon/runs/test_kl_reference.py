@@ -16,6 +16,7 @@ from lorad.box.config import Sharing
 from lorad.box.paths import RunDir
 from lorad.daemon.context import request_of
 from lorad.daemon.process.processes import write_json
+from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.reference import chosen, staged
 from lorad.errors import NotAllowed, SpecError
@@ -127,7 +128,7 @@ async def test_what_is_no_reference_is_refused_and_nothing_is_made(
 async def test_a_version_that_one_may_not_see_is_no_reference(home: Path) -> None:
     ctx = open_context(home, sharing=Sharing(read="owner"))
     finished(ctx, "a")
-    ctx.users.shared = True
+    ctx.users = SharedBox()
     spec = convert({"name": "b", "algorithm": {"kl": {"coef": 0.1, "reference": "a@1006"}}})
     with pytest.raises(NotAllowed, match="run a belongs to"):
         await staged(ctx, Caller(4002, "eve"), spec, "/")

@@ -16,6 +16,7 @@ import pytest
 from lorad.bounds import FOREIGN_ALIASES
 from lorad.daemon import reconcile
 from lorad.daemon.api.verbs.aliases import move, refuse_many
+from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.process.users import Caller
 from lorad.daemon.serving.table import keep_table
 from lorad.errors import AttestationFailed, Conflict, IntegrityError, LoradError, NotFound, SpecError
@@ -259,7 +260,7 @@ async def test_the_owner_of_a_run_sees_and_ends_aliases_of_others(home: Path) ->
         finished(ctx)
         with ctx.store.write() as connection:
             connection.execute("UPDATE runs SET owner = 'ann', owner_uid = 4001")
-        ctx.users.shared = True
+        ctx.users = SharedBox()
         version = get_version(ctx.store, "a", 1001)
         for number in range(FOREIGN_ALIASES):
             refuse_many(ctx, eve, f"e{number}", runs.get(ctx.store, "a"))
@@ -269,4 +270,4 @@ async def test_the_owner_of_a_run_sees_and_ends_aliases_of_others(home: Path) ->
             refuse_many(ctx, eve, "one-more", runs.get(ctx.store, "a"))
         with pytest.raises(Conflict, match="aliases e0 of eve, e1 of eve"):
             runs.remove(ctx.store, "a")
-        ctx.users.shared = False
+        ctx.users = OneUser()

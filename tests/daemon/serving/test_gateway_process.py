@@ -14,6 +14,7 @@ from lorad.box.config import GatewaySettings, Supervision
 from lorad.box.paths import AttemptDir, Home
 from lorad.daemon import health
 from lorad.daemon.process.processes import attempts_under, read_status, write_json
+from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.serving import gateway_process, gateways
 from lorad.daemon.serving.gateway_process import KEPT, not_before
 from lorad.daemon.serving.gateways import gateway_socket
@@ -94,6 +95,7 @@ async def test_an_owner_has_a_gateway_while_it_is_asked_for(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = open_context(home)
+    ctx.users = SharedBox()
     submit(ctx, "a")
     assert gateways.owners_wanted(ctx) == set()
     gateways.want_gateway_of(ctx, 4001)

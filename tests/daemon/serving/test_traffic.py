@@ -16,6 +16,7 @@ from openai import OpenAI
 from lorad.box.paths import Home
 from lorad.daemon.api.metrics import exposition
 from lorad.daemon.context import Context
+from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.serving import gateways, traffic
 from lorad.daemon.serving.gateway_process import state_of
 from lorad.errors import PoolLost
@@ -295,7 +296,7 @@ async def test_of_a_shared_daemon_only_the_owner_of_a_version_tells_of_it(
 
     monkeypatch.setattr(traffic, "reported_by", claims)
     async with serving(home) as api:
-        monkeypatch.setattr(api.ctx.users, "shared", True)
+        monkeypatch.setattr(api.ctx, "users", SharedBox())
         monkeypatch.setattr(runs, "owners_of_aliased", lambda store: {"a": 4001, "b": 4002})
         rows = [
             AliasRow(

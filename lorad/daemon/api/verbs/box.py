@@ -33,8 +33,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.occupancy import Sight
 from lorad.daemon.pool import Pool
-from lorad.daemon.pools.idle import timeout_of
-from lorad.daemon.pools.life import end_pools
+from lorad.daemon.pools.life import end_pools, timeout_of
 from lorad.daemon.pools.watch_gpus import fresh
 from lorad.daemon.process.orphans import find_orphans
 from lorad.daemon.queue.device_holders import lease_of
@@ -50,7 +49,7 @@ TROUBLES = 20  # how many things that failed and are tried again are listed
 
 async def show_status(ctx: Context, call: Call) -> Status:
     """Describe the daemon and its state."""
-    owner = call.caller.uid if ctx.users.shared and not is_admin(ctx, call.caller) else None
+    owner = None if is_admin(ctx, call.caller) else call.caller.uid
     return Status(
         pid=os.getpid(),
         version=lorad.__version__,

@@ -23,8 +23,7 @@ from lorad.daemon.api.views import extended, run_view, spec_at
 from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.process.as_user import as_user
-from lorad.daemon.process.copying import files_into
-from lorad.daemon.process.user_files import own_directory
+from lorad.daemon.process.user_files import files_into, own_directory
 from lorad.daemon.process.users import User
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs import reference

@@ -18,7 +18,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.pools.life import refresh
 from lorad.daemon.process.as_user import as_user
-from lorad.daemon.process.copying import files_into
+from lorad.daemon.process.user_files import files_into
 from lorad.daemon.process.users import User
 from lorad.daemon.runs.versions import await_files, files_gone, find_version, has_files, in_hand
 from lorad.daemon.serving.table import write_table

@@ -1,0 +1,160 @@
+"""Who uses the daemon, and how it acts for them: one user alone, or every user of the machine.
+
+All that differs between the two stands here; the rest of the daemon asks without knowing which it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from lorad.box.config import Sharing
+from lorad.box.paths import Home
+from lorad.daemon.process.user_files import passable
+from lorad.daemon.process.user_threads import Hands, Turns
+from lorad.daemon.process.users import Caller, User, user_of
+from lorad.errors import NotAllowed
+
+T = TypeVar("T")
+
+
+class Users(ABC):
+    """The users of a daemon, and what is under way for each of them.
+
+    shared: several users share this daemon.
+    socket_mode: the mode of the socket on which it answers.
+    polls: short questions to pools, which do not wait behind long ones.
+    checks: checks of specs.
+    """
+
+    shared: ClassVar[bool]
+    socket_mode: ClassVar[int]
+
+    def __init__(self) -> None:
+        self.polls = Hands()
+        self.checks = Turns("checks of specs", at_once=4, most=32)
+
+    @abstractmethod
+    def user(self, uid: int, allowed: Sequence[str] = ()) -> User | None:
+        """Find the user whose files and processes those of `uid` are to be; None: the daemon's own user.
+
+        allowed: further variables of the daemon that the user's processes inherit.
+        """
+
+    @abstractmethod
+    async def in_thread(self, uid: int, work: Callable[[], T]) -> T:
+        """Run `work`, which may wait for a process or file of the user's, where it blocks no other user.
+
+        Raises what it raises, and Conflict for a user who has too much under way.
+        """
+
+    @abstractmethod
+    def refuse_stranger(self, uid: int) -> None:
+        """Raises NotAllowed for a user who may not connect at all."""
+
+    @abstractmethod
+    def is_admin(self, caller: Caller, sharing: Sharing) -> bool:
+        """Check whether the caller may do everything."""
+
+    @abstractmethod
+    def is_believed(self, uid: int, owner_uid: int) -> bool:
+        """Check whether a process of `uid` is believed about what belongs to `owner_uid`."""
+
+    @abstractmethod
+    def let_pass(self, directory: Path) -> None:
+        """Let the users pass through one of the daemon's directories, to what is theirs in it."""
+
+    @abstractmethod
+    def pool_socket(self, home: Home, pool_id: str) -> Path:
+        """Name the socket of a pool, which the pool's user makes."""
+
+    @abstractmethod
+    def with_gateways(self, uids: Iterable[int]) -> set[int]:
+        """Select the users whose versions a gateway of their own serves."""
+
+    @abstractmethod
+    def front(self, sharing: Sharing) -> dict[str, object]:
+        """Make the settings of a public gateway that stands before those of owners; {} for one that stands
+        alone.
+        """
+
+
+class OneUser(Users):
+    """A daemon of one user: files and processes are its own, and its user may do everything."""
+
+    shared = False
+    socket_mode = 0o600
+
+    def user(self, uid: int, allowed: Sequence[str] = ()) -> User | None:
+        return None
+
+    async def in_thread(self, uid: int, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work)
+
+    def refuse_stranger(self, uid: int) -> None:
+        if uid not in (0, os.getuid()):
+            raise NotAllowed(
+                f"this daemon belongs to uid {os.getuid()}, you are uid {uid}",
+                hint="Use a LORAD_HOME of your own; every user has a daemon of their own.",
+            )
+
+    def is_admin(self, caller: Caller, sharing: Sharing) -> bool:
+        return True
+
+    def is_believed(self, uid: int, owner_uid: int) -> bool:
+        return True
+
+    def let_pass(self, directory: Path) -> None:
+        """Do nothing: nobody else comes here."""
+
+    def pool_socket(self, home: Home, pool_id: str) -> Path:
+        return home.pool_socket(pool_id)
+
+    def with_gateways(self, uids: Iterable[int]) -> set[int]:
+        return set()
+
+    def front(self, sharing: Sharing) -> dict[str, object]:
+        return {}
+
+
+class SharedBox(Users):
+    """A daemon for every user of the machine: it acts for each of them with no more rights than they have."""
+
+    shared = True
+    socket_mode = 0o666
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hands = Hands()
+
+    def user(self, uid: int, allowed: Sequence[str] = ()) -> User | None:
+        return user_of(uid, allowed)
+
+    async def in_thread(self, uid: int, work: Callable[[], T]) -> T:
+        return await self._hands.do(uid, work)
+
+    def refuse_stranger(self, uid: int) -> None:
+        """Refuse nobody: each request names the access that it needs."""
+
+    def is_admin(self, caller: Caller, sharing: Sharing) -> bool:
+        return caller.uid in (0, os.geteuid()) or caller.name in sharing.admins
+
+    def is_believed(self, uid: int, owner_uid: int) -> bool:
+        return uid == owner_uid
+
+    def let_pass(self, directory: Path) -> None:
+        passable(directory)
+
+    def pool_socket(self, home: Home, pool_id: str) -> Path:
+        return home.pool(pool_id) / "work" / "pool.sock"
+
+    def with_gateways(self, uids: Iterable[int]) -> set[int]:
+        return {*uids}
+
+    def front(self, sharing: Sharing) -> dict[str, object]:
+        """Whoever may see a version may ask it; where only owners see what is theirs, they need a token."""
+        return {"for_all": sharing.read == "all", "role": "front"}

@@ -1,0 +1,182 @@
+"""What a pass of placing decides by: the queue, the active runs, the pools and the devices at one moment.
+
+It is taken once at the beginning of a pass. Where the pass begins a run or asks runs to make room, it takes
+runs and pools anew (`with_runs_of`). What is on the devices does not change in a pass, as processes start and
+end outside of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from lorad.box.config import Queue
+from lorad.daemon.context import Context
+from lorad.daemon.gpu.devices import Device, is_taken
+from lorad.daemon.gpu.lock_notes import holder_of
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.life import look_at_process
+from lorad.daemon.pools.watch_gpus import in_the_way, look
+from lorad.daemon.queue.device_holders import held_in_words
+from lorad.daemon.queue.setups import Asked, Devices, asked_of
+from lorad.daemon.queue.tenants import room_in
+from lorad.protocol.pool_setup import PoolSetup
+from lorad.protocol.status import Capacity
+from lorad.states import ACTIVE
+from lorad.store import runs
+from lorad.store.rows import QueuedRow, RunRow
+
+LOOKED_AT = 32  # runs at the head of the queue for which a pass looks for room, so that it stays short
+TURN = 8  # runs of one user that may work before those of others that wait
+
+
+class Taken(NamedTuple):
+    """A device that no pool of this daemon has, and that somebody has locked.
+
+    words: who holds it.
+    is_idle: its holder does nothing with it.
+    """
+
+    words: str
+    is_idle: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a pass of placing decides by.
+
+    limits: the settings of the queue.
+    queued: the runs at the head of the queue, in the order of their turns.
+    far_back: those behind them.
+    asked: what pool each queued run asks for, or the error that says why that is not known.
+    widest: for each group of devices and kind of pool, the widest server that any queued run asks for.
+    devices: all devices of the machine.
+    taken: devices that others have locked, by name.
+    occupied: why nothing can be placed on a device though it is not locked, by name; the flag says that the
+        next look may clear it.
+    pools: the pools, whose processes were looked at.
+    active: the runs that work, by priority and age.
+    tenants: the active runs in each pool that has any.
+    room: the capacity of each pool with everything counted as taken that its runs take or will take.
+    """
+
+    limits: Queue = field(default_factory=Queue)
+    queued: Sequence[RunRow] = ()
+    far_back: Sequence[QueuedRow] = ()
+    asked: Mapping[str, Asked | Exception] = field(default_factory=dict)
+    widest: Mapping[tuple[Devices, str], PoolSetup] = field(default_factory=dict)
+    devices: Devices = ()
+    taken: Mapping[str, Taken] = field(default_factory=dict)
+    occupied: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    pools: Sequence[Pool] = ()
+    active: Sequence[RunRow] = ()
+    tenants: Mapping[str, list[RunRow]] = field(default_factory=dict)
+    room: Mapping[str, Capacity] = field(default_factory=dict)
+
+    def asked_of(self, run: RunRow) -> Asked:
+        """Find what pool a queued run asks for. Raises what kept that from being known."""
+        asked = self.asked[run.name]
+        if isinstance(asked, Exception):
+            raise asked
+        return asked
+
+    def tenants_of(self, pool: Pool) -> list[RunRow]:
+        return self.tenants.get(pool.id, [])
+
+    def is_used(self, pool: Pool) -> bool:
+        """Check whether the pool is up, or will be because runs are placed in it."""
+        return pool.process.is_up or pool.id in self.tenants
+
+    def pools_on(self, devices: Devices) -> list[Pool]:
+        """List the pools in use that have one of the devices; a CPU with other slots than before is theirs as
+        a whole.
+        """
+        names, known = {device.name for device in devices}, {device.name for device in self.devices}
+        here = []
+        for pool in self.pools:
+            is_stray = pool.setup.device == "cpu" and devices[0].is_cpu and not known & set(pool.setup.names)
+            if self.is_used(pool) and (is_stray or names & set(pool.setup.names)):
+                here.append(pool)
+        return here
+
+    def count_free(self) -> int:
+        """Count the devices that nothing holds: no pool, no other daemon, no other process."""
+        others = self.taken.keys() | self.occupied.keys()
+        return sum(device.name not in others and not self.pools_on((device,)) for device in self.devices)
+
+    def with_runs_of(self, ctx: Context) -> Snapshot:
+        """Take the active runs and the pools anew."""
+        active, pools = runs.in_states(ctx.store, *ACTIVE), tuple(ctx.pools.values())
+        tenants: dict[str, list[RunRow]] = {}
+        for run in active:
+            tenants.setdefault(run.pool or "", []).append(run)
+        room = {pool.id: room_in(pool, tenants.get(pool.id, [])) for pool in pools}
+        return replace(self, active=active, pools=pools, tenants=tenants, room=room)
+
+
+def take_snapshot(ctx: Context) -> Snapshot:
+    """Look at everything that placing depends on."""
+    for pool in ctx.pools.values():
+        with contextlib.suppress(OSError):  # else it stays as it was seen last: `watch_pools` reports it
+            look_at_process(ctx, pool)
+    devices = tuple(ctx.gpus.devices)
+    now = Snapshot(limits=ctx.config.queue, devices=devices).with_runs_of(ctx)
+    queue = _in_turn(runs.queue(ctx.store), now.active, runs.latest_starts(ctx.store))
+    head = runs.named(ctx.store, [run.name for run in queue[:LOOKED_AT]])
+    asked = {run.name: _asked(ctx, run) for run in head}
+    look(ctx)
+    return replace(
+        now,
+        queued=head,
+        far_back=queue[LOOKED_AT:],
+        asked=asked,
+        widest=_widest(asked),
+        taken={d.name: _taken(d) for d in devices if not now.pools_on((d,)) and is_taken(d)},
+        occupied={d.name: there for d in devices if (there := in_the_way(ctx, d))[0]},
+    )
+
+
+def _in_turn(
+    queued: Sequence[QueuedRow], active: Sequence[RunRow], latest: Mapping[int, float]
+) -> Sequence[QueuedRow]:
+    """Sort the queue by priority; then owners take turns of TURN runs each, the longest without one first;
+    then by age.
+
+    So no user has to wait until all runs of another user are over. latest: when each owner's newest attempt
+    began.
+    """
+    if len({run.owner_uid for run in queued}) < 2:
+        return queued
+    ahead = Counter(run.owner_uid for run in active)
+    turns = []
+    for run in queued:
+        owner = run.owner_uid
+        turns.append((-run.priority, ahead[owner] // TURN, latest.get(owner, 0.0)))
+        ahead[owner] += 1
+    return [run for _, run in sorted(zip(turns, queued, strict=True), key=lambda item: item[0])]
+
+
+def _asked(ctx: Context, run: RunRow) -> Asked | Exception:
+    try:
+        return asked_of(ctx, run)
+    except Exception as error:  # which is the trouble of this run alone, when its turn comes
+        return error
+
+
+def _widest(asked: Mapping[str, Asked | Exception]) -> dict[tuple[Devices, str], PoolSetup]:
+    """Find the widest server that any of these runs asks for, for each group of devices and kind of pool."""
+    widest: dict[tuple[Devices, str], PoolSetup] = {}
+    for found in asked.values():
+        for devices, (setup, _) in found.items() if isinstance(found, dict) else ():
+            if setup.server is not None:
+                key = devices, setup.kind
+                widest[key] = setup.widened(widest.get(key, setup))
+    return widest
+
+
+def _taken(device: Device) -> Taken:
+    note = holder_of(device)
+    return Taken(held_in_words(device, note), note is not None and note.idle_since is not None)
