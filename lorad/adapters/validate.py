@@ -14,7 +14,7 @@ from lorad.adapters.adapter import Adapter, AdapterConfig, Outline
 from lorad.adapters.targets import HEAD, leaf
 from lorad.errors import AdapterRefused
 
-OTHER_BASE = "was it made for another base?"
+_OTHER_BASE = "was it made for another base?"
 
 
 def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
@@ -42,7 +42,7 @@ def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[
     _check_keys(found.shapes.keys(), wanted)
     for name, shape in wanted.items():
         if (there := found.shapes[name]) != shape:
-            _refuse(f"{name} has shape {list(there)}, the base needs {list(shape)}", OTHER_BASE)
+            _refuse(f"{name} has shape {list(there)}, the base needs {list(shape)}", _OTHER_BASE)
     return wanted
 
 
@@ -61,7 +61,7 @@ def expected_shapes(
                 "train without lm_head in target_modules",
             )
         if module not in shapes:
-            _refuse(f"the base has no linear {module}", OTHER_BASE)
+            _refuse(f"the base has no linear {module}", _OTHER_BASE)
         out, width = shapes[module]
         expected[f"{module}.lora_A.weight"] = (config.rank, width)
         expected[f"{module}.lora_B.weight"] = (out, config.rank)

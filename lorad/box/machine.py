@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NO_LIMIT = 1 << 60  # bytes; version 1 writes a number near 2**63 when there is none
-FOREIGN_ALLOCATOR = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|snmalloc|hoard|scudo)[^/]*\.so")
+_FOREIGN_ALLOCATOR = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|snmalloc|hoard|scudo)[^/]*\.so")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _quotas(groups: list[tuple[str, Path]]) -> Iterator[float]:
 
 def _allocator(root: Path, pid: int | str) -> str:
     """Return which library answers malloc: one that was loaded in front (LD_PRELOAD), else the C library."""
-    if found := FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
+    if found := _FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
         return found[1]
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "another C library than glibc"

@@ -43,12 +43,12 @@ def apply(function: type[Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-FEW, LARGE = 4, 1 << 18  # rows; numbers in a weight that has to come from memory each time
+FEW, _LARGE = 4, 1 << 18  # rows; numbers in a weight that has to come from memory each time
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [rows, in] times weight [out, in] transposed, plus bias: contiguous [rows, out]."""
-    is_bound_by_memory = len(x) <= FEW and weight.numel() >= LARGE
+    is_bound_by_memory = len(x) <= FEW and weight.numel() >= _LARGE
     if (
         is_bound_by_memory
         and x.dtype == torch.float32

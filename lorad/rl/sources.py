@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from lorad.errors import SpecError
 
-HUB = re.compile(r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?::(?P<parts>[\w.:\[\]%+-]+))?")
-FORMS = "a builtin task, a .jsonl or .parquet file, or hub:org/name[:config]:split"
+_HUB = re.compile(r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?::(?P<parts>[\w.:\[\]%+-]+))?")
+_FORMS = "a builtin task, a .jsonl or .parquet file, or hub:org/name[:config]:split"
 
 
 class Row(Struct, frozen=True):
@@ -76,12 +76,12 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
-    found = HUB.fullmatch(source)
+    found = _HUB.fullmatch(source)
     if found is None or path.exists():
         raise SpecError(
             f"{source} is no task, no .jsonl or .parquet file and no hub name",
             key="data",
-            hint=f"Give {FORMS}.",
+            hint=f"Give {_FORMS}.",
         )
     try:
         import datasets

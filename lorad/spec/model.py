@@ -25,12 +25,12 @@ Positive = Annotated[int, Meta(gt=0, le=COUNT_LIMIT)]
 NonNegative = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-Probability = Annotated[float, Meta(ge=0, lt=1)]
-Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
-LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
+_PositiveFloat = Annotated[float, Meta(gt=0)]
+_Probability = Annotated[float, Meta(ge=0, lt=1)]
+_Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
+_LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
-MOST_ERRORS = 20  # that are found at once
+_MOST_ERRORS = 20  # that are found at once
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -69,8 +69,8 @@ class Lora(Part, frozen=True):
     """
 
     rank: Positive = 16
-    alpha: PositiveFloat = 32
-    dropout: Probability = 0.0
+    alpha: _PositiveFloat = 32
+    dropout: _Probability = 0.0
     target_modules: str | list[str] = "all-linear"
     exclude_modules: str | list[str] = msgspec.field(default_factory=lambda: ["lm_head"])
     init: Literal["kaiming", "xavier", "normal", "zero"] = "kaiming"
@@ -127,7 +127,7 @@ class Algorithm(Part, frozen=True):
     loss_level: Literal["token", "sequence"] = "token"
     drop_zero_variance: bool = True
     skip_empty_updates: bool = True
-    importance_cap: PositiveFloat | None = None
+    importance_cap: _PositiveFloat | None = None
 
 
 class Data(Part, frozen=True):
@@ -184,7 +184,7 @@ class RewardSpec(Part, frozen=True):
 
     name: str = "exact_match"
     pattern: str | None = None
-    timeout: PositiveFloat = 10.0
+    timeout: _PositiveFloat = 10.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 1
     max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3
     env: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]] = []
@@ -193,13 +193,13 @@ class RewardSpec(Part, frozen=True):
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name != "regex":
             raise ValueError(f"pattern is for regex, not for {self.name}")
-        if self.memory is not None and self.memory_bytes < LEAST_MEMORY:
-            raise ValueError(f"memory is at least {LEAST_MEMORY >> 20}MiB: Python itself needs that")
+        if self.memory is not None and self.memory_bytes < _LEAST_MEMORY:
+            raise ValueError(f"memory is at least {_LEAST_MEMORY >> 20}MiB: Python itself needs that")
 
     @property
     def memory_bytes(self) -> int:
         """Return the limit of `memory`; 0 where none is given. Raises ValueError."""
-        return bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
+        return _bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
 
 
 class Trainer(Part, frozen=True):
@@ -235,8 +235,8 @@ class Trainer(Part, frozen=True):
     warmup_steps: NonNegative = 0
     min_lr: NonNegativeFloat = 0.0
     steps: Positive = 60
-    betas: tuple[Probability, Probability] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
+    betas: tuple[_Probability, _Probability] = (0.9, 0.999)
+    eps: _PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: NonNegativeFloat = 1.0
     max_skipped_steps: Positive = 3
@@ -276,7 +276,7 @@ class Rollout(Part, frozen=True):
 
     backend: str = "builtin"
     max_new_tokens: Positive = 16
-    temperature: Temperature = 1.0
+    temperature: _Temperature = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: NonNegative = 0
     stop: list[Annotated[str, Meta(min_length=1)]] = []
@@ -410,7 +410,7 @@ class Spec(Part, frozen=True):
         return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
 
 
-def bytes_of(text: str) -> int:
+def _bytes_of(text: str) -> int:
     """`4GiB` or `4GB` -> 4 << 30. Raises ValueError."""
     found = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
     if found is None:
@@ -430,7 +430,7 @@ def convert(data: Any) -> Spec:
         )
     known, wrong = without_unknown(data, Spec)
     rest: dict[str, Any] | None = known
-    while rest is not None and len(wrong) < MOST_ERRORS:
+    while rest is not None and len(wrong) < _MOST_ERRORS:
         try:
             spec = msgspec.convert(rest, Spec)
             break

@@ -9,12 +9,12 @@ from typing import Any
 
 from lorad.engines.remote.dialect import ServerSettings
 
-LAUNCHER = Path(__file__).with_name("launch.py")
+_LAUNCHER = Path(__file__).with_name("launch.py")
 
 # SGLang takes only prompts that are some tokens shorter than the context that it is given.
 CONTEXT_MARGIN = 8
 # Versions that are loaded for a moment: a successor beside its predecessor, copies to attest them.
-LOADED_MARGIN = 4
+_LOADED_MARGIN = 4
 
 _WHO_REACHES_IT = """
     host port uds api-key admin-api-key config enable-http2 enable-ssl-refresh ssl-keyfile ssl-certfile
@@ -42,7 +42,7 @@ def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
         **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings)),
     }
     flags.update({_flag_name(name): value for name, value in settings.engine_args.items()})
-    return [python, str(LAUNCHER), "--uds", str(socket), *_words(flags)]
+    return [python, str(_LAUNCHER), "--uds", str(socket), *_words(flags)]
 
 
 def environment(settings: ServerSettings) -> dict[str, str]:
@@ -73,7 +73,7 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "lora-target-modules": list(settings.targets),
         "max-loras-per-batch": settings.slots + 1,  # the base counts
         # Above this SGLang unloads one by itself and says nothing.
-        "max-loaded-loras": max(settings.max_versions, settings.slots) + LOADED_MARGIN,
+        "max-loaded-loras": max(settings.max_versions, settings.slots) + _LOADED_MARGIN,
         "sampling-backend": "pytorch",  # the only one of a GPU that takes seeds
         "grammar-backend": "none",
         "incremental-streaming-output": True,

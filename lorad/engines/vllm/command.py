@@ -12,18 +12,18 @@ from lorad.engines.remote.dialect import ServerSettings
 from lorad.models.directory import BYTES
 from lorad.models.facts import read_facts
 
-LAUNCHER = Path(__file__).with_name("launch.py")
+_LAUNCHER = Path(__file__).with_name("launch.py")
 BASE_NAME = "base"  # what the server calls the base
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as the highest
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as the highest
 
 # To score takes one token more than it scores.
 CONTEXT_MARGIN = 1
 
 # An adapter is loaded while the one that it takes the place of is still there.
-VERSIONS_MARGIN = 1
+_VERSIONS_MARGIN = 1
 
-CPU_CACHE_BYTES = 1 << 30
-CPU_CACHE_CONTEXTS = 4  # for how many whole contexts there is room in any case
+_CPU_CACHE_BYTES = 1 << 30
+_CPU_CACHE_CONTEXTS = 4  # for how many whole contexts there is room in any case
 
 _WHO_REACHES_IT = """
     host port uds api-key config ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs ssl-ciphers
@@ -58,7 +58,7 @@ def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
         name = given.lstrip("-").replace("_", "-")
         valued = name in flags and not isinstance(flags[name], bool)
         flags[name] = None if value is False and valued else value
-    return [python, str(LAUNCHER), str(settings.model), "--uds", str(socket), *_words(flags)]
+    return [python, str(_LAUNCHER), str(settings.model), "--uds", str(socket), *_words(flags)]
 
 
 def environment(settings: ServerSettings) -> dict[str, str]:
@@ -97,9 +97,9 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "tensor-parallel-size": settings.tp,
         "max-num-seqs": settings.max_running,
         "enable-lora": True,
-        "max-lora-rank": next((rank for rank in RANKS if rank >= settings.max_rank), settings.max_rank),
+        "max-lora-rank": next((rank for rank in _RANKS if rank >= settings.max_rank), settings.max_rank),
         "max-loras": settings.slots,
-        "max-cpu-loras": max(settings.max_versions, settings.slots) + VERSIONS_MARGIN,
+        "max-cpu-loras": max(settings.max_versions, settings.slots) + _VERSIONS_MARGIN,
         "lora-target-modules": list(settings.targets),
         "logprobs-mode": "processed_logprobs" if settings.scaled_logprobs else "raw_logprobs",
         "generation-config": "vllm",  # not the model's own: it has stop tokens, top_k and the like
@@ -122,7 +122,7 @@ def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
 def _cpu_cache(settings: ServerSettings) -> int:
     """Return the bytes for keys and values."""
     context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
-    return max(CPU_CACHE_BYTES, CPU_CACHE_CONTEXTS * context)
+    return max(_CPU_CACHE_BYTES, _CPU_CACHE_CONTEXTS * context)
 
 
 def _devices(settings: ServerSettings) -> str:
