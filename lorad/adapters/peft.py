@@ -223,7 +223,8 @@ def _check_numbers(settings: Mapping[str, Any], path: Path) -> None:
 def _weights(directory: Path) -> Path:
     path = directory / WEIGHTS
     others = directory.iterdir() if directory.is_dir() and not os.path.lexists(path) else ()
-    if pickles := sorted(other.name for other in others if _is_pickle(other)):
+    # what torch and its checkpoints unpickle
+    if pickles := sorted(each.name for each in others if each.suffix in PICKLES or each.name == ".metadata"):
         raise AdapterRefused(
             f"{directory / pickles[0]}: pickled weights are never read, they could run code",
             hint=f"load it with peft and save_pretrained(safe_serialization=True), which writes {WEIGHTS}",
@@ -241,11 +242,6 @@ def _refuse_outside(directory: Path, path: Path) -> None:
         raise AdapterRefused(
             f"{path}: a link that leads out of the directory", hint=f"replace it by a copy of {target}"
         )
-
-
-def _is_pickle(path: Path) -> bool:
-    """Return whether a file's name marks it as something torch and its checkpoints unpickle."""
-    return path.suffix in PICKLES or path.name == ".metadata"
 
 
 def _logical(name: str, directory: Path) -> str:

@@ -30,7 +30,8 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
             _refuse(f"{name} is {dtype}, not float32", "export it in fp32")
     if not adapter.is_finite():
         name = next(name for name in wanted if not np.isfinite(adapter.tensors[name]).all())
-        bad = _count(adapter.tensors[name])
+        tensor = adapter.tensors[name]
+        bad = f"{np.count_nonzero(~np.isfinite(tensor))} of {tensor.size} values that are NaN or infinite"
         _refuse(f"{name} holds {bad}", "lower the learning rate, or start from an earlier version")
 
 
@@ -75,11 +76,6 @@ def _check_keys(there: Collection[str], wanted: Mapping[str, tuple[int, int]]) -
         _refuse(f"{missing[0]} is missing ({len(missing)} of {len(wanted)} tensors)", "export it again")
     if extra := sorted(set(there) - set(wanted)):
         _refuse(f"{extra[0]} belongs to none of its modules ({len(extra)} such tensors)", "export it again")
-
-
-def _count(tensor: np.ndarray) -> str:
-    bad = np.count_nonzero(~np.isfinite(tensor))
-    return f"{bad} of {tensor.size} values that are NaN or infinite"
 
 
 def _refuse(what: str, hint: str) -> None:

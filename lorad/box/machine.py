@@ -45,7 +45,7 @@ class Machine:
 
 def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
     """Return the machine as process `pid` has it. `root`: where `proc` and `sys` are."""
-    affinity = _affinity(root, pid)
+    affinity = _cpu_list(_field(root / f"proc/{pid}/status", "Cpus_allowed_list", "0"))
     groups = list(_groups(root, pid))
     limits = [
         int(text)
@@ -64,10 +64,6 @@ def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
         memory=min([total or NO_LIMIT, *(limit for limit in limits if limit < NO_LIMIT)]),
         allocator=_allocator(root, pid),
     )
-
-
-def _affinity(root: Path, pid: int | str) -> list[int]:
-    return _cpu_list(_field(root / f"proc/{pid}/status", "Cpus_allowed_list", "0"))
 
 
 def _cores(root: Path, cpus: Iterable[int]) -> int:

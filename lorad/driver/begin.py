@@ -75,7 +75,8 @@ def begin(session: Session) -> PoolInfo:
     session.journal.append("attempt", restored.state.step if restored else 0, begun)
     if any(r.kind in ("step", "version", "eval") for r in records):
         session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
-    _restore(session.state, restored)
+    for field in State.__struct_fields__:
+        setattr(session.state, field, getattr(restored.state if restored else State(), field))
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
@@ -86,7 +87,8 @@ def begin(session: Session) -> PoolInfo:
 
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
-    spec = session.spec
+    spec, kl = session.spec, session.params.reference
+    adapter = spec.lora.adapter_path
     opened: Opened = session.pool.call(
         "open",
         Open(
@@ -103,27 +105,17 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             weight_decay=spec.trainer.weight_decay,
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
             activation_checkpointing=spec.trainer.activation_checkpointing,
-            source=_source(session),
+            source=str(session.params.cwd / Path(adapter).expanduser()) if adapter else None,
             resume_from=str(restored.path) if restored else session.params.start_from,
             canaries=spec.attest.canaries,
             canary_tokens=spec.attest.tokens,
             amplified_every=spec.attest.amplified_every,
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
-            reference=_reference(session),
+            reference=LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None,
         ),
     )
     return opened
-
-
-def _source(session: Session) -> str | None:
-    path = session.spec.lora.adapter_path
-    return str(session.params.cwd / Path(path).expanduser()) if path else None
-
-
-def _reference(session: Session) -> LoadVersion | None:
-    kl = session.params.reference
-    return LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
@@ -224,11 +216,6 @@ def _attempt(
         inputs=inputs,
         reference=kl and replace(kl, bases=[], attested=opened.reference.verdict if opened.reference else ""),
     )
-
-
-def _restore(state: State, restored: checkpoint.Restored | None) -> None:
-    for field in State.__struct_fields__:
-        setattr(state, field, getattr(restored.state if restored else State(), field))
 
 
 def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:

@@ -37,7 +37,10 @@ def memory_for_adapters(config: PoolSetup) -> int:
         return _of_machine(config)
     if config.ranks is not None or config.server is not None:
         return 0
-    return _beside_base(config, read_facts(Path(config.model_path))) // ADAPTERS
+    beside_base = int(_total(config) * config.memory_fraction) - _trainer_bytes(
+        config, read_facts(Path(config.model_path))
+    )
+    return max(0, beside_base) // ADAPTERS
 
 
 def _of_machine(config: PoolSetup) -> int:
@@ -121,11 +124,6 @@ def server_share(config: PoolSetup, facts: ModelFacts) -> float:
             hint="Use rollout.backend: builtin, which shares one copy, or raise pool.memory_fraction.",
         )
     return share
-
-
-def _beside_base(config: PoolSetup, facts: ModelFacts) -> int:
-    """Return the bytes of a GPU that the pool may use and its one base does not take."""
-    return max(0, int(_total(config) * config.memory_fraction) - _trainer_bytes(config, facts))
 
 
 def _total(config: PoolSetup) -> int:

@@ -242,7 +242,9 @@ def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int,
     """
     excluded = entries(spec.lora.exclude_modules)
     beyond = [
-        name for name in (*facts.linears, *facts.experts) if name not in shapes and not _named(excluded, name)
+        name
+        for name in (*facts.linears, *facts.experts)
+        if name not in shapes and not any(entry_matches(entry, name) for entry in excluded)
     ]
     for entry in entries(spec.lora.target_modules):
         dense = [name for name in beyond if entry_matches(entry, name) and name in facts.linears]
@@ -262,7 +264,3 @@ def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int,
     if not facts.experts:
         return []
     return [f"lora.target_modules: the {len(facts.experts)} linears of the experts get no adapters"]
-
-
-def _named(modules: list[str], name: str) -> bool:
-    return any(entry_matches(entry, name) for entry in modules)

@@ -13,7 +13,7 @@ from typing import Any
 from sqlite_utils import Database
 
 from lorad.errors import Conflict, IntegrityError, LoradError
-from lorad.files import names
+from lorad.files import fsync_directory, names
 from lorad.migrations import MIGRATIONS
 from lorad.store.record import Journal, Recorder, number_of
 from lorad.store.record import Row as Row
@@ -272,20 +272,12 @@ class Store(Rows):
         with contextlib.closing(sqlite3.connect(part)) as copy:
             self._connection.backup(copy)
         part.replace(path)
-        _fsync(path.parent)
+        fsync_directory(path.parent)
 
 
 def _create(path: Path) -> None:
     """Make a file that only its owner can read, which SQLite would not."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-def _fsync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -192,7 +192,9 @@ class Call:
             async with aclosing(cast("AsyncGenerator[Piece, None]", pieces)):
                 async for piece in pieces:
                     server.listening()
-                    _check(piece, server)
+                    finite = [value for value in piece.logprobs if math.isfinite(value)]
+                    if not len(piece.tokens) == len(piece.logprobs) == len(finite):
+                        raise NotFinite(f"{server} answered without a finite log-probability for every token")
                     if piece.finish == "abort" and not self.aborted:
                         raise ServerGone(f"{server} gave up a sample")
                     yield piece
@@ -208,12 +210,6 @@ class Call:
             logprobs=np.array(piece.logprobs, np.float32),
             finish=piece.finish,
         )
-
-
-def _check(piece: Piece, server: Server) -> None:
-    """Raise NotFinite unless every token of the piece has a finite log-probability."""
-    if len(piece.tokens) != len(piece.logprobs) or not all(map(math.isfinite, piece.logprobs)):
-        raise NotFinite(f"{server} answered without a finite log-probability for every token")
 
 
 async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:

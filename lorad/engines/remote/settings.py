@@ -30,6 +30,7 @@ def settings_of(
     devices: int = 1,
 ) -> ServerSettings:
     """Make the settings of the first server; see `of_server` for the others."""
+    most_on_a_device = -(-setup.servers // max(1, devices // setup.tp))
     return ServerSettings(
         model=model,
         dtype=dtype,
@@ -39,7 +40,7 @@ def settings_of(
         targets=setup.targets,
         slots=_SLOTS,
         max_versions=MAX_VERSIONS,
-        memory_fraction=memory_fraction / _crowd(setup, devices),
+        memory_fraction=memory_fraction / most_on_a_device,
         threads=threads,
         tp=setup.tp,
         devices=devices,
@@ -57,11 +58,6 @@ def of_server(settings: ServerSettings, index: int) -> ServerSettings:
         return settings
     place = index % max(1, settings.devices // settings.tp) * settings.tp
     return replace(settings, device=f"{kind}:{int(first) + place}")
-
-
-def _crowd(setup: ServerSetup, devices: int) -> int:
-    """Return the most servers on one device."""
-    return -(-setup.servers // max(1, devices // setup.tp))
 
 
 def addresses(setup: ServerSetup) -> list[Address]:

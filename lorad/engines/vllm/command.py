@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lorad.engines.remote.dialect import ServerSettings
+from lorad.engines.remote.dialect import ServerSettings, visible_devices
 from lorad.models.directory import BYTES
 from lorad.models.facts import read_facts
 
@@ -86,7 +85,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCHDYNAMO_DISABLE": "1",  # the first sample would wait for a C++ compiler
         }
-    return {**common, "CUDA_VISIBLE_DEVICES": _devices(settings)}
+    return {**common, "CUDA_VISIBLE_DEVICES": visible_devices(settings)}
 
 
 def _common_flags(settings: ServerSettings) -> dict[str, Any]:
@@ -111,28 +110,16 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
 
 
 def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:
-    return {"enforce-eager": True, "kv-cache-memory-bytes": _cpu_cache(settings)}
+    context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
+    return {
+        "enforce-eager": True,
+        "kv-cache-memory-bytes": max(_CPU_CACHE_BYTES, _CPU_CACHE_CONTEXTS * context),
+    }
 
 
 def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
     share = {"gpu-memory-utilization": round(settings.memory_fraction, 4)}
     return {**share, "enable-sleep-mode": True} if settings.sleep else share
-
-
-def _cpu_cache(settings: ServerSettings) -> int:
-    """Return the bytes for keys and values."""
-    context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
-    return max(_CPU_CACHE_BYTES, _CPU_CACHE_CONTEXTS * context)
-
-
-def _devices(settings: ServerSettings) -> str:
-    """List the devices for the server: `tp` of them from the settings' device on, counted among those this
-    process sees.
-    """
-    first = int(settings.device.partition(":")[2] or 0)
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    wanted = range(first, first + settings.tp)
-    return ",".join(seen[index] if index < len(seen) else str(index) for index in wanted)
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

@@ -91,7 +91,7 @@ class VllmDialect(Dialect):
             max_tokens=int(base["max_model_len"]) - command.CONTEXT_MARGIN,
             lora=lora,
             sleep=bool(info),
-            scaled_logprobs=_scaled(model),
+            scaled_logprobs=str(model.get("logprobs_mode", "raw_logprobs")).startswith("processed"),
             missing=tuple(_missing(info, route)),
         )
 
@@ -249,13 +249,6 @@ async def _info(http: Http) -> dict[str, Any]:
         info = await http.get("/server_info?config_format=json", timeout=_INFO_SECONDS)
         return dict(info["vllm_config"])
     return {}
-
-
-def _scaled(model: dict[str, Any]) -> bool:
-    """Return whether log-probabilities are scaled by temperature; assume vLLM's default when the server does
-    not say.
-    """
-    return str(model.get("logprobs_mode", "raw_logprobs")).startswith("processed")
 
 
 def _missing(info: dict[str, Any], route: bool) -> Iterator[str]:

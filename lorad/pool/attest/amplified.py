@@ -82,7 +82,11 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
     told = {f"amplified_{key}": facts[key] for key in ("rel", "slope", "z", "signal") if key in facts}
     told["amplified"] = prediction.times
     if facts["signal"] < _GATE_SIGMAS * facts["sigma"]:
-        return Amplified(Attestation("inconclusive", _weak(prediction, facts), told), again=True)
+        why = (
+            f"too little signal also when amplified {prediction.times:g} times: {facts['signal']:.2g} nats "
+            f"rms, noise {facts['sigma']:.2g}"
+        )
+        return Amplified(Attestation("inconclusive", why, told), again=True)
     noise = _NOISE_RATIO * facts["sigma"] / facts["signal"]
     limit = min(max(noise, _LEAST_LIMIT * limits.amplified), limits.amplified)
     if facts["rel"] > limit:
@@ -96,13 +100,6 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
         return Amplified(Attestation("failed", _wrong(prediction, facts, "z_error", limits.z), told))
     detail = f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, z {facts['z']:.3f}"
     return Amplified(Attestation("passed", detail, told))
-
-
-def _weak(prediction: Prediction, facts: dict[str, float]) -> str:
-    return (
-        f"too little signal also when amplified {prediction.times:g} times: {facts['signal']:.2g} nats rms, "
-        f"noise {facts['sigma']:.2g}"
-    )
 
 
 def _wrong(prediction: Prediction, facts: dict[str, float], key: str, limit: float) -> str:

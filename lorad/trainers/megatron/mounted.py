@@ -243,15 +243,11 @@ class MegatronMounted(Mounted):
         for first, *others in self._sharing:  # of all stages, so that all refuse the same
             for other in others:
                 if not np.array_equal(logical[f"{first}.lora_A.weight"], logical[f"{other}.lora_A.weight"]):
-                    raise _differing(first, other)
+                    raise AdapterRefused(
+                        f"fused LoRA shares A over {first} and {other}, but theirs differ",
+                        hint="such an adapter needs lora.type: canonical_lora",
+                    )
         parts = [np.zeros(p.shape, np.float32) for p in self.parameters]
         for name, piece in self.layout.items():
             piece.copy(logical[name], parts[self._holder[name]])
         return [torch.from_numpy(part) for part in parts]
-
-
-def _differing(here: str, there: str) -> AdapterRefused:
-    return AdapterRefused(
-        f"fused LoRA shares A over {here} and {there}, but theirs differ",
-        hint="such an adapter needs lora.type: canonical_lora",
-    )

@@ -36,7 +36,8 @@ def main() -> int:
         return _EX_EXEC
     codes = _first_end(ranks)
     for rank, code in codes.items():
-        _say(f"rank {rank} {_in_words(code)}")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        _say(f"rank {rank} {how}")
     _end(ranks)
     return int(any(codes.values()))
 
@@ -77,10 +78,6 @@ def _end(ranks: _Ranks) -> None:
     for process in ranks.values():
         process.kill()
         process.wait()
-
-
-def _in_words(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
 def _say(text: str) -> None:

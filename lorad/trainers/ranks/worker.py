@@ -42,7 +42,10 @@ def main(path: Path, rank: int) -> None:
     try:
         trainer, calls = _opened(config, rank)
     except LoradError as error:
-        _refuse(path, rank, error)
+        # the pool cannot hear from this rank in any other way yet
+        draft = path.with_name(f"refusal-{rank}.json")
+        draft.write_bytes(msgspec.json.encode(to_wire(error)))
+        draft.rename(refusal_file(path))
         raise
     with _Pool(config.socket if rank == 0 else None) as pool:
         pool.tell(Ready(trainer.capabilities(), trainer.modules(), _software()))
@@ -77,13 +80,6 @@ def _opener(place: str) -> Callable[[BodySettings], Body]:
             hint="`lorad doctor` says what to install there, or name another interpreter in config.yaml.",
         ) from error
     return found
-
-
-def _refuse(path: Path, rank: int, error: LoradError) -> None:
-    """Write the error to a file for the pool, which cannot hear from this rank in any other way yet."""
-    draft = path.with_name(f"refusal-{rank}.json")
-    draft.write_bytes(msgspec.json.encode(to_wire(error)))
-    draft.rename(refusal_file(path))
 
 
 def _serve(trainer: RankTrainer, calls: Calls, pool: _Pool, rank: int) -> None:
