@@ -17,20 +17,20 @@ from lorad.box.config import AlarmLimits
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.shapes import Run, Signals
 
-Level = Literal["bad", "look"]
+_Level = Literal["bad", "look"]
 
-SLOW = 10.0  # times its last step's seconds without another step
-FIRST = 5.0  # times as patient with the first step of an attempt
-HOUR = 3600.0
-FULL = 0.95  # of a device's memory
-GIB = 2.0**30
+_SLOW = 10.0  # times its last step's seconds without another step
+_FIRST = 5.0  # times as patient with the first step of an attempt
+_HOUR = 3600.0
+_FULL = 0.95  # of a device's memory
+_GIB = 2.0**30
 
 
 class Alarm(Struct, frozen=True):
     """level: `bad` is broken, `look` may be well. kind: a word to filter by. on: what `subject` names,
     `daemon` has none. says: one line."""
 
-    level: Level
+    level: _Level
     kind: str
     on: Literal["run", "pool", "device", "daemon"]
     subject: str
@@ -38,13 +38,13 @@ class Alarm(Struct, frozen=True):
 
 
 # Worst first; of one kind those that are bad come before those that may be well.
-KINDS = (
+_KINDS = (
     *("daemon", "disk", "attestation", "ended", "engine", "trainer", "not-finite"),
     *("stall", "kl", "logprobs", "rewards", "entropy", "zero-variance", "truncation", "memory"),
 )
-Found = Iterator[tuple[Level, str, str]]  # level, kind, says
+_Found = Iterator[tuple[_Level, str, str]]  # level, kind, says
 # Signals that have a limit, and what is said of them.
-MEASURED: tuple[tuple[str, Level, str, str], ...] = (
+MEASURED: tuple[tuple[str, _Level, str, str], ...] = (
     ("kl", "bad", "kl", "KL {:.3g} nats per token to the reference policy"),
     ("logprob_difference", "bad", "logprobs", "engine and trainer differ by {:.3g} nats per token"),
     ("entropy", "look", "entropy", "entropy {:.2g} nats per token: hardly anything is tried any more"),
@@ -66,24 +66,24 @@ def alarms(
     at = time.time() if now is None else now
     found: list[Alarm] = []
     if status is not None:
-        found += [Alarm(level, kind, "daemon", "", says) for level, kind, says in of_daemon(status, limits)]
+        found += [Alarm(level, kind, "daemon", "", says) for level, kind, says in _of_daemon(status, limits)]
     for run in runs:
-        found += [Alarm(level, kind, "run", run.name, says) for level, kind, says in of_run(run, limits, at)]
+        found += [Alarm(level, kind, "run", run.name, says) for level, kind, says in _of_run(run, limits, at)]
     for pool in pools:
-        found += [Alarm(level, kind, "pool", pool.pool, says) for level, kind, says in of_pool(pool)]
+        found += [Alarm(level, kind, "pool", pool.pool, says) for level, kind, says in _of_pool(pool)]
     for device in devices:
         found += [
-            Alarm(level, kind, "device", device.device, says) for level, kind, says in of_device(device)
+            Alarm(level, kind, "device", device.device, says) for level, kind, says in _of_device(device)
         ]
     return sorted(found, key=order)
 
 
 def order(alarm: Alarm) -> tuple[str, int]:
     """Worst first."""
-    return alarm.level, KINDS.index(alarm.kind)
+    return alarm.level, _KINDS.index(alarm.kind)
 
 
-def of_run(run: Run, limits: AlarmLimits, now: float) -> Found:
+def _of_run(run: Run, limits: AlarmLimits, now: float) -> _Found:
     """What is wrong with how it goes, while it does; for a while, that its end was none."""
     if run.state == "running":
         yield from _of_numbers(run)
@@ -93,7 +93,7 @@ def of_run(run: Run, limits: AlarmLimits, now: float) -> Found:
         yield from _of_end(run, now)
 
 
-def _of_pace(run: Run, limits: AlarmLimits, now: float) -> Found:
+def _of_pace(run: Run, limits: AlarmLimits, now: float) -> _Found:
     signals = run.signals
     step, begun = _number(signals.at), _number(signals.begun) or _number(run.started_at)
     since = max(step or 0.0, begun or 0.0)
@@ -102,11 +102,11 @@ def _of_pace(run: Run, limits: AlarmLimits, now: float) -> Found:
     is_first = (step or 0.0) < (begun or 0.0)
     took = _number(run.rates.step_seconds) or 0.0
     quiet = now - since
-    if quiet > max(limits.stall * (FIRST if is_first else 1.0), SLOW * took):
+    if quiet > max(limits.stall * (_FIRST if is_first else 1.0), _SLOW * took):
         yield "bad", "stall", f"no step for {_minutes(quiet)}" + (" since it began" if is_first else "")
 
 
-def _of_numbers(run: Run) -> Found:
+def _of_numbers(run: Run) -> _Found:
     """What is no number is an alarm, whatever the limit."""
     told = set(run.signals.not_finite)
     values = {**asdict(run.signals), "reward": run.reward}
@@ -115,7 +115,7 @@ def _of_numbers(run: Run) -> Found:
         yield "bad", "not-finite", f"{', '.join(sorted(told))}: NaN or infinite at step {run.step}"
 
 
-def _of_signals(signals: Signals, limits: AlarmLimits) -> Found:
+def _of_signals(signals: Signals, limits: AlarmLimits) -> _Found:
     value = {
         key: number for key, signal in asdict(signals).items() if (number := _number(signal)) is not None
     }
@@ -136,40 +136,40 @@ def _of_signals(signals: Signals, limits: AlarmLimits) -> Found:
         yield "look", "attestation", "the attestation of the current version is inconclusive"
 
 
-def _of_end(run: Run, now: float) -> Found:
+def _of_end(run: Run, now: float) -> _Found:
     if run.reason not in ("attestation_failed", "failed", "lost"):
         return
     age = now - (_number(run.ended_at) or 0.0)
     detail = " ".join(run.detail.split())
-    if run.reason == "attestation_failed" and age < 24 * HOUR:
+    if run.reason == "attestation_failed" and age < 24 * _HOUR:
         yield "bad", "attestation", f"ended: {detail or 'its attestation failed'}"
-    elif run.reason in ("failed", "lost") and age < HOUR:
+    elif run.reason in ("failed", "lost") and age < _HOUR:
         yield "bad", "ended", f"{run.reason}" + (f": {detail}" if detail else "")
 
 
-def of_pool(pool: Pool) -> Found:
+def _of_pool(pool: Pool) -> _Found:
     for part, about in (("engine", pool.engine), ("trainer", pool.trainer)):
         if about.alive is False:
             detail = " ".join(str(about.detail or "").split())
             yield "bad", part, f"its {part} {about.name} is gone" + (f": {detail}" if detail else "")
 
 
-def of_device(device: Device) -> Found:
+def _of_device(device: Device) -> _Found:
     """Memory that others fill."""
     total, used = _number(device.memory_total), _number(device.memory_used)
     others = [one for one in device.processes if not one.ours]
-    if total and used is not None and used >= FULL * total and others:
+    if total and used is not None and used >= _FULL * total and others:
         users = ", ".join(sorted({str(one.user or "unknown user") for one in others}))
         size = sum(_number(one.memory) or 0.0 for one in others)
-        yield "look", "memory", f"{used / total:.0%} is used, {size / GIB:.1f} GiB by others ({users})"
+        yield "look", "memory", f"{used / total:.0%} is used, {size / _GIB:.1f} GiB by others ({users})"
 
 
-def of_daemon(status: Status, limits: AlarmLimits) -> Found:
+def _of_daemon(status: Status, limits: AlarmLimits) -> _Found:
     for trouble in status.troubles:
         yield "bad", "daemon", " ".join(trouble.split())
     free = status.disk.free if status.disk else None
     if free is not None and limits.disk is not None and free < limits.disk:
-        yield "bad", "disk", f"{free / GIB:.1f} GiB free where runs are: versions and checkpoints need room"
+        yield "bad", "disk", f"{free / _GIB:.1f} GiB free where runs are: versions and checkpoints need room"
 
 
 def _number(value: Any) -> float | None:
@@ -180,4 +180,4 @@ def _number(value: Any) -> float | None:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"

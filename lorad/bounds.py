@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # Requests to the daemon
 BODY_BYTES = 4 * MIB  # of JSON; beyond: 413
 # of events, written to a follower at a time; what it has not read waits in the database
-STREAM_BYTES = 64 * KIB
+STREAM_BYTES = 64 * _KIB
 
 # Specs and config.yaml
 SPEC_BYTES = 1 * MIB
@@ -22,7 +22,7 @@ YAML_DEPTH = 32
 YAML_ALIASES = 20
 YAML_DIGITS = 40  # of one number
 OVERRIDES = 256
-OVERRIDE_CHARACTERS = 64 * KIB  # of one
+OVERRIDE_CHARACTERS = 64 * _KIB  # of one
 
 # Aliases of one user
 ALIASES = 1024
@@ -32,14 +32,14 @@ FOREIGN_ALIASES = 16  # those that serve versions of others: each keeps a versio
 RECORD_BYTES = 8 * MIB  # one record; a step of 100,000 prompts fits
 METRICS = 256  # of one step: the first by name stay
 METRIC_NAME = 128  # characters
-EVENT_BYTES = 256 * KIB  # part of a record that an event holds beside the ids of its prompts
-TEXT = 16 * KIB  # characters of a message: a warning, a reason, an attestation
+EVENT_BYTES = 256 * _KIB  # part of a record that an event holds beside the ids of its prompts
+TEXT = 16 * _KIB  # characters of a message: a warning, a reason, an attestation
 
 # Files of samples and logs, when they are shown
 SAMPLES_BYTES = 1 * GIB  # the file of one step
-SAMPLE_TEXT = 256 * KIB  # characters of one text in an answer
+SAMPLE_TEXT = 256 * _KIB  # characters of one text in an answer
 ANSWER_BYTES = 64 * MIB  # of samples in one answer
-LINE_CHARACTERS = 16 * KIB  # of one line of a log
+LINE_CHARACTERS = 16 * _KIB  # of one line of a log
 
 # Answers of pools, which are processes of users
 POOL_BYTES = 64 * MIB  # in one frame
@@ -50,7 +50,7 @@ POOL_TOKENS = 1 << 22  # of all completions of one request to the daemon
 ADAPTER_BYTES = 16 * GIB  # rank 256 on every linear of 70 billion parameters is 13 GiB in fp32
 ADAPTER_HEADER = 32 * MIB  # 14,000 tensors of a large mixture of experts need 5 MiB
 JSON_BYTES = 64 * MIB  # a JSON file of an adapter or a model
-SECRET_BYTES = 64 * KIB
+_SECRET_BYTES = 64 * _KIB
 SPARSE = 16 * MIB  # holes in files smaller than this hurt nobody
 
 # Chat templates: programs that come with a model

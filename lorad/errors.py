@@ -135,7 +135,7 @@ class Fenced(LoradError):
     status = 409
 
 
-KINDS: dict[str, type[LoradError]] = {
+_KINDS: dict[str, type[LoradError]] = {
     kind.__name__: kind
     for kind in (
         LoradError,
@@ -171,7 +171,7 @@ def to_wire(error: BaseException) -> dict[str, Any]:
 def from_wire(data: dict[str, Any]) -> LoradError:
     """The inverse of `to_wire`; an unknown kind becomes a plain LoradError."""
     others = [from_wire(other | {"others": []}) for other in data.get("others", [])]
-    kind = KINDS.get(data.get("kind", ""), LoradError)
+    kind = _KINDS.get(data.get("kind", ""), LoradError)
     if kind is SpecError and data.get("key"):
         about = {"where": data.get("where", ""), "key": data["key"], "hint": data.get("hint", "")}
         return SpecError(data.get("problem", ""), others=others, **about)

@@ -59,15 +59,15 @@ class Move(StrEnum):
     RESTART = "restart"
 
 
-Q, S, R, T, P, E = RunState
+_Q, _S, _R, _T, _P, _E = RunState
 MOVES: dict[Move, dict[RunState, RunState]] = {
-    Move.PLACE: {Q: S},  # devices leased, pool and driver are being started
-    Move.CONFIRM: {S: R},  # the driver's first record was read
-    Move.STOP: {S: T, R: T},  # a graceful stop was asked for (pause, stop) or a kill
-    Move.PAUSE: {T: P, Q: P},  # the graceful stop is over and the run is to be resumed later
-    Move.END: {Q: E, S: E, R: E, T: E, P: E},
-    Move.RESUME: {P: Q, E: Q},
-    Move.RESTART: {E: Q},  # by the daemon itself, after an end that the run's spec wants mended
+    Move.PLACE: {_Q: _S},  # devices leased, pool and driver are being started
+    Move.CONFIRM: {_S: _R},  # the driver's first record was read
+    Move.STOP: {_S: _T, _R: _T},  # a graceful stop was asked for (pause, stop) or a kill
+    Move.PAUSE: {_T: _P, _Q: _P},  # the graceful stop is over and the run is to be resumed later
+    Move.END: {_Q: _E, _S: _E, _R: _E, _T: _E, _P: _E},
+    Move.RESUME: {_P: _Q, _E: _Q},
+    Move.RESTART: {_E: _Q},  # by the daemon itself, after an end that the run's spec wants mended
 }
 
 

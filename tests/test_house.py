@@ -25,6 +25,18 @@ LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # lines
 MOST_FILES = 20  # of Python, in a folder
 FRAGMENT = re.compile(r"(Of|Those|That|As|By|With|To|It|And|But|From|For)\b")  # how half a sentence begins
 MOST_FRAGMENTS = 0.02  # of all docstrings
+EVERYWHERE = {"main", "app", "log"}  # names that every module may have
+# public names that only their own module uses, at most: a number only ever gets smaller
+UNSHARED = {
+    "lorad/spec": 3,
+    "lorad/client": 4,
+    "lorad/gateway": 52,
+    "cli": 123,
+    "tui": 215,
+    "lorad/daemon": 433,
+}
+
+PRIVATE = re.compile(r"_(?!_)")
 
 TORCH = {"torch", "transformers", "peft"}
 SLOW = TORCH | {
@@ -135,6 +147,77 @@ def imported_packages() -> set[str]:
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"lorad"}
+
+
+def words_of(path: Path) -> frozenset[str]:
+    """All words of a file, also those of its texts."""
+    return frozenset(re.findall(r"\w+", path.read_text()))
+
+
+def defined_names(tree: ast.Module) -> Iterator[str]:
+    """Yield what a module defines: functions, classes and constants, but no type variables."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and "TypeVar(" not in ast.unparse(node):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (
+                each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
+            )
+
+
+def unshared_names() -> Iterator[tuple[str, str]]:
+    """Yield (area, file and name) of what is public and in no other file that names its module."""
+    tests = (ROOT / "tests").rglob("*.py")
+    words = {path: words_of(path) for path in [*own_code(), *tests, ROOT / "pyproject.toml"]}
+    for path in own_code():
+        if path.parent.name == "migrations":  # found by their numbers
+            continue
+        module = path.parent.name if path.stem in ("__init__", "__main__") else path.stem
+        others = [found for other, found in words.items() if other != path and module in found]
+        parts = path.relative_to(ROOT).parts
+        for name in defined_names(ast.parse(path.read_text())):
+            if (
+                not name.startswith("_")
+                and name not in EVERYWHERE
+                and not any(name in found for found in others)
+            ):
+                area = "lorad/" + parts[1] if parts[0] == "lorad" and len(parts) > 2 else parts[0]
+                yield area, f"{path.relative_to(ROOT)} {name}"
+
+
+def test_what_only_its_own_module_uses_is_private() -> None:
+    found = list(unshared_names())
+    counts = Counter(area for area, _ in found)
+    too_many = {area for area, count in counts.items() if count > UNSHARED.get(area, 0)}
+    assert [place for area, place in found if area in too_many] == []
+
+
+def private_names_taken(path: Path) -> Iterator[str]:
+    """Yield the private names of other modules of lorad that a file imports or reads."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    taken = [
+        (node, alias) for node in imports for alias in node.names if (node.module or "").startswith("lorad")
+    ]
+    modules = set()
+    for statement, alias in taken:
+        place = ROOT / (statement.module or "").replace(".", "/") / alias.name
+        if place.is_dir() or place.with_suffix(".py").exists():
+            modules.add(alias.asname or alias.name)
+        if PRIVATE.match(alias.name):
+            yield f"{path.relative_to(ROOT)}:{statement.lineno} {alias.name}"
+    for node in nodes:
+        if (
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node.value) in modules
+            and PRIVATE.match(node.attr)
+        ):
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+
+
+def test_no_module_uses_a_private_name_of_another() -> None:
+    assert [found for path in own_code() for found in private_names_taken(path)] == []
 
 
 SQL = re.compile(

@@ -36,7 +36,7 @@ class FileFact(Struct, frozen=True):
     bytes: int
 
 
-class Manifest(Struct, frozen=True):
+class _Manifest(Struct, frozen=True):
     """The files of a directory with their digests, and what the writer noted about them.
 
     files: by path below the directory, without the manifest itself.
@@ -57,7 +57,7 @@ def write_directory(
     final: Path,
     write: Callable[[Path], Mapping[str, FileFact] | None],
     facts: Mapping[str, Any] | None = None,
-) -> Manifest:
+) -> _Manifest:
     """Make `final` with what `write` puts into the directory that it gets.
 
     Files for which `write` returns facts are not read again: it hashed the bytes that it wrote.
@@ -90,7 +90,7 @@ def commit(
     final: Path,
     facts: Mapping[str, Any] | None = None,
     known: Mapping[str, FileFact] | None = None,
-) -> Manifest:
+) -> _Manifest:
     """Make `temporary` durable and turn it into `final`.
 
     Raises Conflict, StorageError; `temporary` stays then.
@@ -113,11 +113,11 @@ def discard(temporary: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path) -> _Manifest:
     """Raises IntegrityError when it is missing or damaged."""
     path = directory / MANIFEST
     try:
-        manifest = msgspec.json.decode(read_file(path, JSON_BYTES, links=False), type=Manifest)
+        manifest = msgspec.json.decode(read_file(path, JSON_BYTES, links=False), type=_Manifest)
     except OSError as error:
         raise IntegrityError(f"{path}: not readable: {error.strerror}", hint=_ELSEWHERE) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -176,15 +176,15 @@ def sweep(parent: Path) -> list[Path]:
 _ELSEWHERE = "Use another one: `lorad adapters RUN` and `lorad checkpoints RUN` show what there is."
 
 
-def _seal(directory: Path, files: dict[str, FileFact], facts: dict[str, Any]) -> Manifest:
+def _seal(directory: Path, files: dict[str, FileFact], facts: dict[str, Any]) -> _Manifest:
     manifest = _sealed(files, facts)
     (directory / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
     return manifest
 
 
-def _sealed(files: dict[str, FileFact], facts: dict[str, Any]) -> Manifest:
+def _sealed(files: dict[str, FileFact], facts: dict[str, Any]) -> _Manifest:
     content = msgspec.json.encode([files, facts], order="deterministic")
-    return Manifest(files=files, facts=facts, sha256=hashlib.sha256(content).hexdigest())
+    return _Manifest(files=files, facts=facts, sha256=hashlib.sha256(content).hexdigest())
 
 
 def _walk(directory: Path) -> tuple[list[str], list[str]]:

@@ -26,9 +26,9 @@ from lorad.files import read_file
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-MOST_COMPARED = 1 << 20  # names with target_modules; an adapter of 200 layers with 7 targets compares 10,000
-COPY = ".base_layer.weight"
-TIED = (
+_MOST_COMPARED = 1 << 20  # names with target_modules; an adapter of 200 layers with 7 targets compares 10,000
+_COPY = ".base_layer.weight"
+_TIED = (
     "model.embed_tokens",
     "embed_tokens",
     "transformer.wte",
@@ -86,9 +86,9 @@ def outline(directory: Path) -> Outline:
     settings = _read_settings(directory)
     shapes = read_shapes(weights)
     copies = tuple(
-        sorted(name.removeprefix(PEFT_PREFIX).removesuffix(COPY) for name in shapes if name.endswith(COPY))
+        sorted(name.removeprefix(PEFT_PREFIX).removesuffix(_COPY) for name in shapes if name.endswith(_COPY))
     )
-    named = {_logical(name, directory): shape for name, shape in shapes.items() if not name.endswith(COPY)}
+    named = {_logical(name, directory): shape for name, shape in shapes.items() if not name.endswith(_COPY)}
     modules = _paired_modules(named, directory)
     _check_ranks(named, settings["r"], directory)
     _check_targets(modules, settings, directory)
@@ -124,8 +124,8 @@ def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
 
 def _refuse_other_weight(weights: Path, module: str, base: Sequence[Path]) -> None:
     """The copy of a weight that the base has says nothing new; another one would change the base itself."""
-    names = [f"{module}.weight"] + [f"{tied}.weight" for tied in TIED if leaf(module) == HEAD]
-    copy = f"{PEFT_PREFIX}{module}{COPY}"
+    names = [f"{module}.weight"] + [f"{tied}.weight" for tied in _TIED if leaf(module) == HEAD]
+    copy = f"{PEFT_PREFIX}{module}{_COPY}"
     try:
         there = [(path, name) for name in names if (path := find_tensor(base, name))]
         is_own = bool(there) and same_values(weights, copy, there[0][0], there[0][1])
@@ -223,7 +223,8 @@ def _check_numbers(settings: Mapping[str, Any], path: Path) -> None:
 def _weights(directory: Path) -> Path:
     path = directory / WEIGHTS
     others = directory.iterdir() if directory.is_dir() and not os.path.lexists(path) else ()
-    if pickles := sorted(other.name for other in others if is_pickle(other)):
+    # what torch and its checkpoints unpickle
+    if pickles := sorted(each.name for each in others if each.suffix in PICKLES or each.name == ".metadata"):
         raise AdapterRefused(
             f"{directory / pickles[0]}: pickled weights are never read, they could run code",
             hint=f"load it with peft and save_pretrained(safe_serialization=True), which writes {WEIGHTS}",
@@ -241,11 +242,6 @@ def _refuse_outside(directory: Path, path: Path) -> None:
         raise AdapterRefused(
             f"{path}: a link that leads out of the directory", hint=f"replace it by a copy of {target}"
         )
-
-
-def is_pickle(path: Path) -> bool:
-    """Return whether a file's name marks it as something torch and its checkpoints unpickle."""
-    return path.suffix in PICKLES or path.name == ".metadata"
 
 
 def _logical(name: str, directory: Path) -> str:
@@ -297,7 +293,7 @@ def _check_targets(modules: tuple[str, ...], settings: Mapping[str, Any], direct
     kinds = {_LAYER.sub("*", module) for module in modules}
     layers = {found.group() for module in modules if (found := _LAYER.search(module))}
     compared = len(targets) + (len(excluded) if isinstance(excluded, list) else 0)
-    if len(kinds) * max(len(layers), 1) * compared > MOST_COMPARED:
+    if len(kinds) * max(len(layers), 1) * compared > _MOST_COMPARED:
         raise AdapterRefused(
             f"{directory / CONFIG}: {len(targets)} target_modules for {len(modules)} modules are no "
             "adapter's",

@@ -13,10 +13,10 @@ import numpy as np
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.tensors import bfloat16_bits
 
-Shapes = Mapping[str, tuple[int, int]]
+_Shapes = Mapping[str, tuple[int, int]]
 
 
-def served(adapter: Adapter, shapes: Shapes, joined: Sequence[Sequence[str]], dtype: str) -> Adapter:
+def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], dtype: str) -> Adapter:
     """`adapter` with its scale written as alpha / rank, partners with a zero B where its modules need them,
     and cast.
 
@@ -25,7 +25,7 @@ def served(adapter: Adapter, shapes: Shapes, joined: Sequence[Sequence[str]], dt
     `bfloat16_bits`. An adapter that has this form already is returned as it is.
     """
     config = adapter.config
-    partners = partners_of(config.modules, shapes, joined)
+    partners = _partners_of(config.modules, shapes, joined)
     if not (config.rslora or partners) and dtype == "float32":
         return adapter
     modules = tuple(sorted((*config.modules, *partners)))
@@ -36,7 +36,7 @@ def served(adapter: Adapter, shapes: Shapes, joined: Sequence[Sequence[str]], dt
     )
 
 
-def partners_of(modules: Sequence[str], shapes: Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
+def _partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
     """Return the linears beside `modules`, in the same part of the same layer, that the server wants an
     adapter on as well.
     """
@@ -49,7 +49,7 @@ def partners_of(modules: Sequence[str], shapes: Shapes, joined: Sequence[Sequenc
     return sorted(name for name in partners - there if name in shapes)
 
 
-def _zeros(modules: Sequence[str], shapes: Shapes, rank: int) -> dict[str, np.ndarray]:
+def _zeros(modules: Sequence[str], shapes: _Shapes, rank: int) -> dict[str, np.ndarray]:
     made = {}
     for module in modules:
         out, width = shapes[module]

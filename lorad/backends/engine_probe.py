@@ -32,11 +32,11 @@ from lorad.children.interpreter import Finding, Wanted, installation
 from lorad.engines.remote.transport import LEAST_FREE
 from lorad.errors import LoradError, SpecError
 
-EXPECTED = "starting it on the builtin tiny model: half a minute to two minutes, the first time more"
-PACKAGES = ("transformers", "triton", "flashinfer-python", "sglang-kernel")
-WANTED = {
-    "sglang": Wanted(PACKAGES, ("sgl_kernel",), for_gpus=("flashinfer",)),
-    "vllm": Wanted(PACKAGES, ("vllm._C",)),
+_EXPECTED = "starting it on the builtin tiny model: half a minute to two minutes, the first time more"
+_PACKAGES = ("transformers", "triton", "flashinfer-python", "sglang-kernel")
+_WANTED = {
+    "sglang": Wanted(_PACKAGES, ("sgl_kernel",), for_gpus=("flashinfer",)),
+    "vllm": Wanted(_PACKAGES, ("vllm._C",)),
 }
 
 
@@ -45,44 +45,44 @@ def main() -> None:
     parser.add_argument("kind", choices=sorted(DISTRIBUTIONS))
     parser.add_argument("--no-start", action="store_true")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, handlers=[Notes()])
-    asyncio.run(report(arguments.kind, start=not arguments.no_start))
+    logging.basicConfig(level=logging.INFO, handlers=[_Notes()])
+    asyncio.run(_report(arguments.kind, start=not arguments.no_start))
 
 
-async def report(kind: str, *, start: bool) -> None:
-    async for finding in findings(kind, start=start):
-        write({"check": msgspec.to_builtins(finding)})
+async def _report(kind: str, *, start: bool) -> None:
+    async for finding in _findings(kind, start=start):
+        _write({"check": msgspec.to_builtins(finding)})
 
 
-async def findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
+async def _findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
     """Yield what was found; an engine is only tried when nothing before speaks against it."""
     try:
         backend = load(Home(default_home()).config).backends.get(kind)
     except LoradError as error:
         yield Finding("config", False, error.message, error.hint)
         return
-    first = interpreter(kind, backend)
+    first = _interpreter(kind, backend)
     yield first
     if backend is None or backend.python is None or not first.ok:
         return
     device, sound = "cpu", True
-    for finding in installation(backend.python, backend.env, WANTED[kind], install_hint(kind)):
+    for finding in installation(backend.python, backend.env, _WANTED[kind], install_hint(kind)):
         sound = sound and finding.ok
         device = "cuda:0" if finding.facts.get("cuda_available") else device
         yield finding
-    yield memory_filesystem()
+    yield _memory_filesystem()
     if sound:
-        async for finding in tried(kind, backend, device, start=start):
+        async for finding in _tried(kind, backend, device, start=start):
             yield finding
 
 
-async def tried(kind: str, backend: Backend, device: str, *, start: bool) -> AsyncIterator[Finding]:
+async def _tried(kind: str, backend: Backend, device: str, *, start: bool) -> AsyncIterator[Finding]:
     from lorad.backends.engine_trial import command, trial
 
     yield command(kind, backend, device)
     if not start:
         return
-    write({"note": EXPECTED})
+    _write({"note": _EXPECTED})
     work = Path(tempfile.mkdtemp(prefix="lr-doctor-"))
     try:
         async for finding in trial(kind, backend, device, work):
@@ -94,18 +94,18 @@ async def tried(kind: str, backend: Backend, device: str, *, start: bool) -> Asy
         shutil.rmtree(work, ignore_errors=True)
 
 
-class Notes(logging.Handler):
+class _Notes(logging.Handler):
     """What the engine logs while it starts."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        write({"note": record.getMessage()})
+        _write({"note": record.getMessage()})
 
 
-def write(line: object) -> None:
+def _write(line: object) -> None:
     os.write(1, msgspec.json.encode(line) + b"\n")
 
 
-def interpreter(kind: str, backend: Backend | None) -> Finding:
+def _interpreter(kind: str, backend: Backend | None) -> Finding:
     """Is the server installed beside the interpreter that config.yaml names?"""
     if backend is None or backend.python is None:
         lines = "\n".join(install_lines(kind))
@@ -124,7 +124,7 @@ def interpreter(kind: str, backend: Backend | None) -> Finding:
     )
 
 
-def memory_filesystem() -> Finding:
+def _memory_filesystem() -> Finding:
     """Adapters travel through it where they can; where not, nothing is wrong."""
     try:
         free = shutil.disk_usage(MEMORY).free

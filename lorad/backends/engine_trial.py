@@ -24,14 +24,14 @@ from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.protocol.batch import Batch, Prompt, Sampling
 from lorad.protocol.pool_setup import ServerSetup
 
-TINY = resolve("builtin:tiny")
-SHAPES = linear_shapes(read_config(TINY))
-RANK = 8
-MEMORY_FRACTION = 0.3  # of a GPU that others may be using
-SAMPLES, NEW_TOKENS = 8, 32
-LIMITS = {"float32": 1e-3, "bfloat16": 0.1}  # nats, mean: the servers were seen at 1e-7 and 2e-3
-VERSION = "trial@1"
-CANARIES = Batch.of(
+_TINY = resolve("builtin:tiny")
+_SHAPES = linear_shapes(read_config(_TINY))
+_RANK = 8
+_MEMORY_FRACTION = 0.3  # of a GPU that others may be using
+_SAMPLES, _NEW_TOKENS = 8, 32
+_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}  # nats, mean: the servers were seen at 1e-7 and 2e-3
+_VERSION = "trial@1"
+_CANARIES = Batch.of(
     [
         (np.array([5, 9, 7, 11], np.int32), [np.array([8, 6, 10, 7, 12], np.int32), np.array([7], np.int32)]),
         (np.array([12, 4], np.int32), [np.arange(4, 20, dtype=np.int32)]),
@@ -39,50 +39,50 @@ CANARIES = Batch.of(
 )
 
 
-def setup_of(backend: Backend) -> ServerSetup:
+def _setup_of(backend: Backend) -> ServerSetup:
     return ServerSetup(
         python=str(backend.python),
         env=backend.env,
         max_rank=16,
-        targets=tuple(sorted({leaf(module) for module in SHAPES})),
+        targets=tuple(sorted({leaf(module) for module in _SHAPES})),
         context_length=256,
     )
 
 
-def dtype_on(device: str) -> str:
+def _dtype_on(device: str) -> str:
     return "float32" if device == "cpu" else "bfloat16"
 
 
 def command(kind: str, backend: Backend, device: str) -> Finding:
     """Report the command that lorad starts, so that it can be started by hand."""
-    settings = settings_on(backend, device)
-    dialect = remote(kind).dialect()
+    settings = _settings_on(backend, device)
+    dialect = _remote(kind).dialect()
     argv = dialect.command(str(backend.python), settings, Path("SOCKET"))
     facts = {"argv": argv, "environment": dialect.environment(settings), "env_of_config": sorted(backend.env)}
     return Finding("command", True, f"{len(argv)} arguments; --json lists them", facts=facts)
 
 
-def settings_on(backend: Backend, device: str) -> ServerSettings:
+def _settings_on(backend: Backend, device: str) -> ServerSettings:
     return settings_of(
-        setup_of(backend),
-        model=TINY,
-        dtype=dtype_on(device),
+        _setup_of(backend),
+        model=_TINY,
+        dtype=_dtype_on(device),
         device=device,
         threads=1,
-        memory_fraction=MEMORY_FRACTION,
+        memory_fraction=_MEMORY_FRACTION,
         sleep=False,
     )
 
 
-def remote(kind: str) -> type[RemoteEngine]:
+def _remote(kind: str) -> type[RemoteEngine]:
     found = engine_class(kind)
     assert issubclass(found, RemoteEngine)
     return found
 
 
 @asynccontextmanager
-async def started(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[RemoteEngine]:
-    engine = await remote(kind).open(setup_of(backend), settings_on(backend, device), SHAPES, work=work)
+async def _started(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[RemoteEngine]:
+    engine = await _remote(kind).open(_setup_of(backend), _settings_on(backend, device), _SHAPES, work=work)
     try:
         yield engine
     finally:
@@ -94,23 +94,23 @@ async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIt
 
     Raises LoradError when the server does not start or refuses the adapter.
     """
-    adapter = random_adapter()
+    adapter = _random_adapter()
     source = AdapterSource(adapter.digest(), adapter=adapter)
-    clock = Clock()
-    async with started(kind, backend, device, work) as engine:
+    clock = _Clock()
+    async with _started(kind, backend, device, work) as engine:
         yield clock.finding("start", "until it took requests")
-        await engine.load(VERSION, source)
+        await engine.load(_VERSION, source)
         yield clock.finding("load", "for one adapter")
-        tokens = await sample(engine)
-        yield clock.finding("sample", f"for {tokens} tokens of {SAMPLES} samples")
-        theirs = [await engine.score(version, CANARIES) for version in (BASE, VERSION)]
-        yield clock.finding("score", f"for {CANARIES.completions.size} tokens, twice")
+        tokens = await _sample(engine)
+        yield clock.finding("sample", f"for {tokens} tokens of {_SAMPLES} samples")
+        theirs = [await engine.score(version, _CANARIES) for version in (BASE, _VERSION)]
+        yield clock.finding("score", f"for {_CANARIES.completions.size} tokens, twice")
     yield clock.finding("stop", "until nothing of it was left")
-    ours = await builtin_scores(source)
-    yield compared(theirs, ours, dtype_on(device))
+    ours = await _builtin_scores(source)
+    yield compared(theirs, ours, _dtype_on(device))
 
 
-class Clock:
+class _Clock:
     def __init__(self) -> None:
         self._last = time.monotonic()
 
@@ -120,25 +120,25 @@ class Clock:
         return Finding(name, True, f"{seconds:.2f} s {what}", facts={"seconds": seconds})
 
 
-async def sample(engine: Engine) -> int:
-    prompt = Prompt("p", np.array([5, 9, 7, 11], np.int32), np.arange(SAMPLES, dtype=np.uint64))
-    sampling = Sampling(max_new_tokens=NEW_TOKENS, stream=False)
-    return sum([chunk.tokens.size async for chunk in engine.generate("trial", VERSION, [prompt], sampling)])
+async def _sample(engine: Engine) -> int:
+    prompt = Prompt("p", np.array([5, 9, 7, 11], np.int32), np.arange(_SAMPLES, dtype=np.uint64))
+    sampling = Sampling(max_new_tokens=_NEW_TOKENS, stream=False)
+    return sum([chunk.tokens.size async for chunk in engine.generate("trial", _VERSION, [prompt], sampling)])
 
 
-def random_adapter() -> Adapter:
+def _random_adapter() -> Adapter:
     """Make an adapter on every linear, with an unmistakable effect."""
     rng = np.random.default_rng(0)
-    modules = tuple(sorted(module for module in SHAPES if module != "lm_head"))
+    modules = tuple(sorted(module for module in _SHAPES if module != "lm_head"))
     tensors = {}
     for module in modules:
-        out, into = SHAPES[module]
-        tensors[f"{module}.lora_A.weight"] = rng.normal(0, 0.1, (RANK, into)).astype(np.float32)
-        tensors[f"{module}.lora_B.weight"] = rng.normal(0, 0.1, (out, RANK)).astype(np.float32)
-    return Adapter(AdapterConfig(RANK, 2.0 * RANK, modules), tensors)
+        out, into = _SHAPES[module]
+        tensors[f"{module}.lora_A.weight"] = rng.normal(0, 0.1, (_RANK, into)).astype(np.float32)
+        tensors[f"{module}.lora_B.weight"] = rng.normal(0, 0.1, (out, _RANK)).astype(np.float32)
+    return Adapter(AdapterConfig(_RANK, 2.0 * _RANK, modules), tensors)
 
 
-async def builtin_scores(source: AdapterSource) -> list[np.ndarray]:
+async def _builtin_scores(source: AdapterSource) -> list[np.ndarray]:
     """Score the canaries by lorad's own forward, in fp32 on the CPU: of the base, then of the adapter."""
     import torch
 
@@ -147,10 +147,10 @@ async def builtin_scores(source: AdapterSource) -> list[np.ndarray]:
     from lorad.models.loading import load_base
 
     compute = Compute()
-    engine = BuiltinEngine(load_base(TINY, torch.float32, torch.device("cpu")), compute, TINY)
+    engine = BuiltinEngine(load_base(_TINY, torch.float32, torch.device("cpu")), compute, _TINY)
     try:
-        await engine.load(VERSION, source)
-        return [await engine.score(version, CANARIES) for version in (BASE, VERSION)]
+        await engine.load(_VERSION, source)
+        return [await engine.score(version, _CANARIES) for version in (BASE, _VERSION)]
     finally:
         await engine.close()
         compute.close()
@@ -160,7 +160,7 @@ def compared(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], dtype: st
     """Base against base and adapter against adapter; NaN is a difference."""
     differences = [np.abs(a.astype(np.float64) - b) for a, b in zip(theirs, ours, strict=True)]
     worst = [float(difference.max()) for difference in differences]
-    limit = LIMITS[dtype]
+    limit = _LIMITS[dtype]
     ok = all(float(difference.mean()) <= limit for difference in differences)
     base, adapter = worst
     detail = f"differ by at most {base:.1e} (base) and {adapter:.1e} (adapter) from lorad's own, in {dtype}"

@@ -15,11 +15,11 @@ ENGINES = {
     "sglang": "lorad.engines.sglang.dialect:SglangEngine",
     "vllm": "lorad.engines.vllm.dialect:VllmEngine",
 }
-DIALECTS = {
+_DIALECTS = {
     "sglang": "lorad.engines.sglang.dialect:SglangDialect",
     "vllm": "lorad.engines.vllm.dialect:VllmDialect",
 }
-SERVERS = frozenset(DIALECTS)  # backends whose engine is a server in a process of its own
+SERVERS = frozenset(_DIALECTS)  # backends whose engine is a server in a process of its own
 TRAINERS = {
     "builtin": "lorad.trainers.builtin.trainer:BuiltinTrainer",
     "fsdp": "lorad.trainers.ranks.remote:RemoteTrainer",
@@ -28,7 +28,7 @@ TRAINERS = {
 RANKED = frozenset({"fsdp", "megatron"})  # backends whose trainer is made of processes of its own
 
 
-def class_behind(
+def _class_behind(
     name: str, override: str | None, backends: Mapping[str, str], kind: type[Any], *, what: str, key: str
 ) -> type[Any]:
     """Import the subclass of `kind` that `backends` has for a name, or that `override` ("module:Class")
@@ -62,17 +62,17 @@ if TYPE_CHECKING:
 
 
 def engine_class(name: str, override: str | None = None) -> type[Engine]:
-    """Return the class behind a backend name, or behind `override`. Raises SpecError, see `class_behind`."""
-    return class_behind(name, override, ENGINES, Engine, what="engine", key="rollout.backend")
+    """Return the class behind a backend name, or behind `override`. Raises SpecError, see `_class_behind`."""
+    return _class_behind(name, override, ENGINES, Engine, what="engine", key="rollout.backend")
 
 
 def dialect_class(name: str) -> type[Dialect]:
     """Return the class that speaks with the servers of a backend in SERVERS. It imports no torch."""
-    module, _, attribute = DIALECTS[name].partition(":")
+    module, _, attribute = _DIALECTS[name].partition(":")
     found: type[Dialect] = getattr(importlib.import_module(module), attribute)
     return found
 
 
 def trainer_class(name: str, override: str | None = None) -> type[Trainer]:
-    """Return the class behind a backend name, or behind `override`. Raises SpecError, see `class_behind`."""
-    return class_behind(name, override, TRAINERS, Trainer, what="trainer", key="trainer.backend")
+    """Return the class behind a backend name, or behind `override`. Raises SpecError, see `_class_behind`."""
+    return _class_behind(name, override, TRAINERS, Trainer, what="trainer", key="trainer.backend")

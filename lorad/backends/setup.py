@@ -22,7 +22,7 @@ from lorad.spec.model import Spec
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
 AXES = ("tp", "pp", "ep", "dp")
-Shapes = Mapping[str, tuple[int, int]]
+_Shapes = Mapping[str, tuple[int, int]]
 _MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+")
 _FUSED = {names[0]: names for names in MEGATRON.values() if len(names) > 1}
 _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
@@ -42,9 +42,9 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         env={} if rollout.urls else backend.env,
         servers=len(rollout.urls) or rollout.servers,
         tp=rollout.tp,
-        max_rank=max_rank(spec.lora.rank),
+        max_rank=_max_rank(spec.lora.rank),
         targets=targets(facts.modules, facts.linears),
-        context_length=context_length(spec, facts.max_positions),
+        context_length=_context_length(spec, facts.max_positions),
         scaled_logprobs=rollout.temperature != 1.0,
         urls=rollout.urls,
         key_file=absolute(rollout.key_file, cwd),
@@ -53,7 +53,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
     )
 
 
-def max_rank(rank: int) -> int:
+def _max_rank(rank: int) -> int:
     if rank > RANKS[-1]:
         raise SpecError(
             f"{rank} is more than the {RANKS[-1]} that servers take", key="lora.rank", hint="Lower it."
@@ -77,7 +77,7 @@ def longest(spec: Spec) -> int:
     return max(sample, CANARY_PROMPT + spec.attest.tokens + 1)
 
 
-def context_length(spec: Spec, positions: int) -> int:
+def _context_length(spec: Spec, positions: int) -> int:
     """Return the next power of two, so that runs of about the same length share the server; at most the
     base's positions.
     """
@@ -111,7 +111,7 @@ def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
     )
 
 
-def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
+def targets_of(backend: str, linears: _Shapes) -> dict[str, tuple[int, int]]:
     """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name
     for.
 

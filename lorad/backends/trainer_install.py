@@ -29,7 +29,7 @@ TRIED = {
     "fsdp": {"torch": "2.9", "transformers": "4.57"},
 }
 """The oldest that lorad was tried with."""
-NVIDIA = Path("/proc/driver/nvidia/version")
+_NVIDIA = Path("/proc/driver/nvidia/version")
 _BESIDE_MEGATRON = (
     "'transformers<=5.12.1,>=5.8' peft accelerate safetensors msgspec 'hydra-core<1.4,>=1.3.2' omegaconf "
     "pyyaml rich tqdm einops triton"
@@ -42,7 +42,7 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
     On a CPU, Megatron needs what lorad's own tests bring along. Without a checkout of lorad, fsdp is named
     instead.
     """
-    if backend == "megatron" and not (NVIDIA.exists() if gpu is None else gpu):
+    if backend == "megatron" and not (_NVIDIA.exists() if gpu is None else gpu):
         if tree := checkout():
             env = f"{{PYTHONPATH: {tree}/tests/trainers/real/megatron_cpu}}"
             return [
@@ -78,7 +78,7 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
     return [*commands, "# config.yaml:", "backends:", f"  {backend}: {{python: {venv}/bin/python}}"]
 
 
-def install_hint(backend: str) -> str:
+def _install_hint(backend: str) -> str:
     lines = "\n".join(f"    {line}" for line in install_lines(backend))
     where = "" if backend == "megatron" else " beside lorad, or apart from it"
     return (
@@ -101,7 +101,7 @@ def interpreter_of(backend: str, named: Path | None) -> Path:
         return named
     if backend == "megatron":
         raise SpecError(
-            f"config.yaml names no python for {backend}", key="trainer.backend", hint=install_hint(backend)
+            f"config.yaml names no python for {backend}", key="trainer.backend", hint=_install_hint(backend)
         )
     return Path(sys.executable)
 
@@ -115,13 +115,13 @@ def installed_versions(backend: str, python: Path, *, gpu: bool = False) -> Mapp
         found = installed(python, needed)
     except NoInterpreter as error:
         raise SpecError(
-            f"{python}, for {backend}: {error}", key="trainer.backend", hint=install_hint(backend)
+            f"{python}, for {backend}: {error}", key="trainer.backend", hint=_install_hint(backend)
         ) from None
     if missing := [name for name in needed if name not in found]:
         raise SpecError(
             f"{backend} needs {', '.join(missing)}, not installed beside {python}",
             key="trainer.backend",
-            hint=install_hint(backend),
+            hint=_install_hint(backend),
         )
     return found
 

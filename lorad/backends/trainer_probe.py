@@ -41,11 +41,11 @@ WANTED = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lorad.backends.trainer_probe")
     parser.add_argument("kind", choices=sorted(NEEDED))
-    for finding in findings(parser.parse_args().kind):
+    for finding in _findings(parser.parse_args().kind):
         os.write(1, msgspec.json.encode({"check": finding}) + b"\n")
 
 
-def findings(kind: str) -> Iterator[Finding]:
+def _findings(kind: str) -> Iterator[Finding]:
     try:
         backend = load(Home(default_home()).config).backends.get(kind, Backend())
     except LoradError as error:

@@ -17,10 +17,10 @@ from lorad.box.paths import Home
 from lorad.errors import SpecError
 from lorad.files import read_file
 
-Variable = Annotated[str, Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
-PositiveSeconds = Annotated[float, Meta(gt=0)]
-Positive = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(gt=0, le=1)]
+_Variable = Annotated[str, Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
+_PositiveSeconds = Annotated[float, Meta(gt=0)]
+_Positive = Annotated[float, Meta(gt=0)]
+_Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class AlarmLimits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,12 +36,12 @@ class AlarmLimits(Struct, frozen=True, forbid_unknown_fields=True):
         disk: free bytes on the disk of the runs, below which the alarm is raised.
     """
 
-    stall: Positive | None = 120.0
-    kl: Positive | None = 0.5
-    entropy: Positive | None = 0.005
-    truncated: Share | None = 0.5
-    zero_variance: Share | None = 0.8
-    logprob_difference: Positive | None = 0.05
+    stall: _Positive | None = 120.0
+    kl: _Positive | None = 0.5
+    entropy: _Positive | None = 0.005
+    truncated: _Share | None = 0.5
+    zero_variance: _Share | None = 0.8
+    logprob_difference: _Positive | None = 0.05
     disk: Annotated[int, Meta(gt=0)] | None = 5 << 30
 
 
@@ -109,8 +109,8 @@ class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
         log_bytes: size in bytes above which the older half of a log is removed.
     """
 
-    hang: PositiveSeconds = 120.0
-    stall: PositiveSeconds = 1800.0
+    hang: _PositiveSeconds = 120.0
+    stall: _PositiveSeconds = 1800.0
     log_bytes: Annotated[int, Meta(ge=1 << 16)] = 64 << 20
 
 
@@ -142,7 +142,7 @@ class Queue(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     preemption: bool = True
-    idle_timeout_wanted: PositiveSeconds = 10.0
+    idle_timeout_wanted: _PositiveSeconds = 10.0
     limits: Limit = Limit()
     users: dict[str, Limit] = {}
 
@@ -215,8 +215,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     storage: Path | None = None
     idle_timeout: float = 600.0
     disk_budget: Annotated[int, Meta(gt=0)] | None = None
-    environment: list[Variable] = []
-    secrets: dict[Variable, Path] = {}
+    environment: list[_Variable] = []
+    secrets: dict[_Variable, Path] = {}
     supervision: Supervision = Supervision()
     queue: Queue = Queue()
     sharing: Sharing = Sharing()

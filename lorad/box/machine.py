@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NO_LIMIT = 1 << 60  # bytes; version 1 writes a number near 2**63 when there is none
-FOREIGN_ALLOCATOR = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|snmalloc|hoard|scudo)[^/]*\.so")
+_FOREIGN_ALLOCATOR = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|snmalloc|hoard|scudo)[^/]*\.so")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Machine:
 
 def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
     """Return the machine as process `pid` has it. `root`: where `proc` and `sys` are."""
-    affinity = _affinity(root, pid)
+    affinity = _cpu_list(_field(root / f"proc/{pid}/status", "Cpus_allowed_list", "0"))
     groups = list(_groups(root, pid))
     limits = [
         int(text)
@@ -64,10 +64,6 @@ def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
         memory=min([total or NO_LIMIT, *(limit for limit in limits if limit < NO_LIMIT)]),
         allocator=_allocator(root, pid),
     )
-
-
-def _affinity(root: Path, pid: int | str) -> list[int]:
-    return _cpu_list(_field(root / f"proc/{pid}/status", "Cpus_allowed_list", "0"))
 
 
 def _cores(root: Path, cpus: Iterable[int]) -> int:
@@ -116,7 +112,7 @@ def _quotas(groups: list[tuple[str, Path]]) -> Iterator[float]:
 
 def _allocator(root: Path, pid: int | str) -> str:
     """Return which library answers malloc: one that was loaded in front (LD_PRELOAD), else the C library."""
-    if found := FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
+    if found := _FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
         return found[1]
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "another C library than glibc"

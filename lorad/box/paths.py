@@ -17,19 +17,19 @@ SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
 MEMORY = Path("/dev/shm")
 
 
-INSTALLED = Path(__file__).resolve().parents[2]  # where `import lorad` finds it
+_INSTALLED = Path(__file__).resolve().parents[2]  # where `import lorad` finds it
 
 
 def checkout() -> Path | None:
     """Return the source tree that lorad runs from; None where it was installed from a wheel, which has no
     tests.
     """
-    return INSTALLED if (INSTALLED / ".ci" / "setup-engines").is_file() else None
+    return _INSTALLED if (_INSTALLED / ".ci" / "setup-engines").is_file() else None
 
 
 def python_path(*others: str | None) -> str:
     """A PYTHONPATH in which this lorad comes first, then what others say."""
-    entries = [str(INSTALLED), *(entry for entry in others if entry)]
+    entries = [str(_INSTALLED), *(entry for entry in others if entry)]
     return os.pathsep.join(dict.fromkeys(os.pathsep.join(entries).split(os.pathsep)))
 
 
@@ -41,7 +41,7 @@ def default_home() -> Path:
     return Path(data) / "lorad"
 
 
-def socket_path(wanted: Path) -> Path:
+def _socket_path(wanted: Path) -> Path:
     """`wanted`, or a short stand-in under the user's runtime directory when it is too long for a Unix socket.
 
     The stand-in is derived from `wanted` alone, so that every process finds the same one. Its directory is
@@ -88,7 +88,7 @@ def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
     wrong = ""
     if there.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
         wrong = f"belongs to user {there.st_uid}"
-    elif there.st_mode & stat.S_IWOTH or (there.st_mode & stat.S_IWGRP and not is_own_group(there.st_gid)):
+    elif there.st_mode & stat.S_IWOTH or (there.st_mode & stat.S_IWGRP and not _is_own_group(there.st_gid)):
         wrong = "" if shared_place and there.st_mode & stat.S_ISVTX else "may be written to by other users"
     if wrong:
         raise NotAllowed(
@@ -98,7 +98,7 @@ def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
         )
 
 
-def is_own_group(gid: int) -> bool:
+def _is_own_group(gid: int) -> bool:
     """Return whether it is the group of this user alone, as many systems make one for each user."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
@@ -223,7 +223,7 @@ class Home:
 
     @property
     def socket(self) -> Path:
-        return socket_path(self.root / "lorad.sock")
+        return _socket_path(self.root / "lorad.sock")
 
     @property
     def shared_by(self) -> int | None:
@@ -275,7 +275,7 @@ class Home:
 
     @property
     def gateway_socket(self) -> Path:
-        return socket_path(self.root / "gateway.sock")
+        return _socket_path(self.root / "gateway.sock")
 
     def gateway_of(self, uid: int) -> Path:
         """Return the directory of the gateway that runs as this user and serves their versions (shared daemon
@@ -290,4 +290,4 @@ class Home:
         return self.pools / pool_id
 
     def pool_socket(self, pool_id: str) -> Path:
-        return socket_path(self.pool(pool_id) / "pool.sock")
+        return _socket_path(self.pool(pool_id) / "pool.sock")

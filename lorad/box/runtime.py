@@ -35,24 +35,24 @@ from lorad.box.machine import Machine
 
 SMALL_MODEL = 25_000_000  # parameters; below, a second CPU thread makes decoding no faster
 PER_THREAD = 6_000_000  # parameters: with fewer for each thread, they wait more than they compute
-GPU_THREADS = 4  # the GPU computes; these load files and prepare batches
-KEEP = 1 << 30  # bytes that malloc keeps on a machine that has plenty
-KEEP_SHARE = 16  # at most this part of the memory
-LEAST_KEPT = 32 << 20
+_GPU_THREADS = 4  # the GPU computes; these load files and prepare batches
+_KEEP = 1 << 30  # bytes that malloc keeps on a machine that has plenty
+_KEEP_SHARE = 16  # at most this part of the memory
+_LEAST_KEPT = 32 << 20
 # before it, a larger MALLOC_MMAP_THRESHOLD_ is ignored, without a word
-OLD_GLIBC, OLD_GLIBC_LIMIT = (2, 35), 32 << 20
-MALLOC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+_OLD_GLIBC, _OLD_GLIBC_LIMIT = (2, 35), 32 << 20
+_MALLOC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 # 1: blocks over 64 MiB stay only in the main arena, and one thread of a pool computes
-ARENAS = "MALLOC_ARENA_MAX"
+_ARENAS = "MALLOC_ARENA_MAX"
 
-Source = Literal["run", "spec", "config", "environment", "automatic", "load"]
-WaitPolicy = Literal["passive", "active"]
+_Source = Literal["run", "spec", "config", "environment", "automatic", "load"]
+_WaitPolicy = Literal["passive", "active"]
 
 
 class Why(Struct, frozen=True):
     """Who decided, and why. `load`: chosen automatically; at another load it would be another choice."""
 
-    source: Source
+    source: _Source
     text: str
 
 
@@ -75,7 +75,7 @@ class Runtime:
     """
 
     threads: int
-    wait_policy: WaitPolicy = "passive"
+    wait_policy: _WaitPolicy = "passive"
     malloc: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, Why] = field(default_factory=dict)
 
@@ -110,8 +110,8 @@ def choose_runtime(
     slots: pools that may share the CPU.
     """
     threads, why_threads = choose_threads(parameters, machine, device, overrides, slots)
-    wait_policy, why_waiting = choose_wait_policy(threads, machine, overrides)
-    malloc, why_malloc = choose_malloc(machine, overrides)
+    wait_policy, why_waiting = _choose_wait_policy(threads, machine, overrides)
+    malloc, why_malloc = _choose_malloc(machine, overrides)
     reasons = {"threads": why_threads, "wait_policy": why_waiting, "malloc": why_malloc}
     return Runtime(threads, wait_policy, malloc, reasons)
 
@@ -119,7 +119,7 @@ def choose_runtime(
 def choose_threads(
     parameters: int, machine: Machine, device: str, overrides: Overrides, slots: int = 1
 ) -> tuple[int, Why]:
-    asked: list[tuple[int | None, Source, str]] = [
+    asked: list[tuple[int | None, _Source, str]] = [
         (overrides.run, "run", "as in its first attempt: a deterministic run keeps its threads"),
         (overrides.spec, "spec", "pool.threads"),
         (_number(overrides.config.threads), "config", "runtime.threads"),
@@ -137,7 +137,7 @@ def choose_threads(
 def _automatic_threads(parameters: int, machine: Machine, device: str, slots: int) -> tuple[int, Why]:
     usable = machine.usable
     if device != "cpu":
-        return min(GPU_THREADS, usable), Why("automatic", f"{device} computes")
+        return min(_GPU_THREADS, usable), Why("automatic", f"{device} computes")
     millions = f"{parameters / 1e6:,.{1 if parameters < 1e7 else 0}f} M parameters"
     if parameters < SMALL_MODEL:
         return 1, Why(
@@ -150,8 +150,8 @@ def _automatic_threads(parameters: int, machine: Machine, device: str, slots: in
     return threads, Why("load", seen)
 
 
-def choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) -> tuple[WaitPolicy, Why]:
-    asked: list[tuple[str, Source, str]] = [
+def _choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) -> tuple[_WaitPolicy, Why]:
+    asked: list[tuple[str, _Source, str]] = [
         (overrides.config.wait_policy, "config", "runtime.wait_policy"),
         (overrides.environment.get("OMP_WAIT_POLICY", "").lower(), "environment", "OMP_WAIT_POLICY"),
     ]
@@ -169,23 +169,23 @@ def choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) -> 
     return "passive", Why("automatic", "threads that wait leave the CPU to others")
 
 
-def choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int], Why]:
+def _choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int], Why]:
     """Return the variables to add; none where the user has set a threshold."""
     found = re.fullmatch(r"glibc (\d+)\.(\d+).*", machine.allocator)
     if not found:
         return {}, Why("automatic", f"malloc is {machine.allocator}: MALLOC_* has no effect on it")
     if not overrides.config.tunes_malloc:
         return {}, Why("config", "runtime.malloc is off")
-    own = [name for name in MALLOC if name in overrides.environment]
+    own = [name for name in _MALLOC if name in overrides.environment]
     if re.search(r"glibc\.malloc\.(mmap|trim)_threshold", overrides.environment.get("GLIBC_TUNABLES", "")):
         own.append("GLIBC_TUNABLES")
     if own:
         return {}, Why("environment", ", ".join(own))
-    keep = max(LEAST_KEPT, min(KEEP, 1 << (machine.memory // KEEP_SHARE).bit_length() - 1))
-    old = (int(found[1]), int(found[2])) < OLD_GLIBC
-    sizes = {MALLOC[0]: min(keep, OLD_GLIBC_LIMIT) if old else keep, MALLOC[1]: keep}
-    if ARENAS not in overrides.environment:
-        sizes[ARENAS] = 1
+    keep = max(_LEAST_KEPT, min(_KEEP, 1 << (machine.memory // _KEEP_SHARE).bit_length() - 1))
+    old = (int(found[1]), int(found[2])) < _OLD_GLIBC
+    sizes = {_MALLOC[0]: min(keep, _OLD_GLIBC_LIMIT) if old else keep, _MALLOC[1]: keep}
+    if _ARENAS not in overrides.environment:
+        sizes[_ARENAS] = 1
     return sizes, Why("automatic", f"{machine.allocator}, {machine.memory / 2**30:.1f} GiB of memory")
 
 

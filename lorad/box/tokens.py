@@ -16,8 +16,8 @@ from typing import Any
 from lorad.box.config import GatewaySettings
 from lorad.errors import SpecError
 
-DIGEST = "sha256:"
-SHORTEST = 16  # characters of a token; shorter ones can be guessed
+_DIGEST = "sha256:"
+_SHORTEST = 16  # characters of a token; shorter ones can be guessed
 Digests = dict[str, list[bytes]]
 Stamp = tuple[int, ...] | None
 
@@ -66,24 +66,26 @@ def read_tokens(path: Path) -> Digests:
         raise SpecError(f"{path} is not YAML", hint="Write `owner: token`, one a line.") from None
     if not isinstance(data, dict):
         raise SpecError(f"{path} names no owners", hint="Write `owner: token`, one a line.")
-    return {str(owner): [digest_of(token, path) for token in several(given)] for owner, given in data.items()}
+    return {
+        str(owner): [_digest_of(token, path) for token in _several(given)] for owner, given in data.items()
+    }
 
 
-def several(given: Any) -> Iterator[Any]:
+def _several(given: Any) -> Iterator[Any]:
     yield from given if isinstance(given, list) else [given]
 
 
-def digest_of(token: Any, path: Path) -> bytes:
-    if isinstance(token, str) and token.startswith(DIGEST):
+def _digest_of(token: Any, path: Path) -> bytes:
+    if isinstance(token, str) and token.startswith(_DIGEST):
         try:
-            digest = bytes.fromhex(token.removeprefix(DIGEST))
+            digest = bytes.fromhex(token.removeprefix(_DIGEST))
         except ValueError:
             digest = b""
         if len(digest) == hashlib.sha256().digest_size:
             return digest
         raise SpecError(f"{path} has a sha256 that is none", hint="It is 64 hexadecimal digits.")
-    if not isinstance(token, str) or len(token) < SHORTEST:
+    if not isinstance(token, str) or len(token) < _SHORTEST:
         raise SpecError(
-            f"{path} has a token that is no string of at least {SHORTEST} characters", hint="Quote it."
+            f"{path} has a token that is no string of at least {_SHORTEST} characters", hint="Quote it."
         )
     return hashlib.sha256(token.encode()).digest()

@@ -24,15 +24,15 @@ import sys
 import time
 
 KILL_NOW = signal.SIGALRM  # the guard's own alarm included
-TO_CHILD = {signal.SIGTERM: signal.SIGTERM, KILL_NOW: signal.SIGKILL}
-HEARD = (*TO_CHILD, signal.SIGCHLD)
-IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
-GRACE_SECONDS = 10  # for the child, once the pool is gone
+_TO_CHILD = {signal.SIGTERM: signal.SIGTERM, KILL_NOW: signal.SIGKILL}
+_HEARD = (*_TO_CHILD, signal.SIGCHLD)
+_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
+_GRACE_SECONDS = 10  # for the child, once the pool is gone
 # for what the child leaves: multiprocessing's tracker frees shared memory as its last act
 LINGER_SECONDS = 1.0
 KILL_SECONDS = 5.0  # for killed processes to go; some never do, while a driver holds them
-EX_EXEC = 127  # the child's program could not be executed
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_EX_EXEC = 127  # the child's program could not be executed
+_PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> int:
@@ -42,25 +42,25 @@ def main() -> int:
     for lock in locks:
         os.set_inheritable(lock, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    heard = listen()
+    heard = _listen()
     child = start(argv, pool)
     try:  # noqa: SIM105 - contextlib would double the start-up
         os.write(pool, b"%d" % child)
     except BrokenPipeError:
         pass  # the pool is gone: `watch` hears of it
-    code = os.waitstatus_to_exitcode(watch(child, pool, heard))
+    code = os.waitstatus_to_exitcode(_watch(child, pool, heard))
     end_the_rest()
     return code if code >= 0 else 128 - code
 
 
-def listen() -> int:
+def _listen() -> int:
     """A file descriptor that the numbers of all signals in HEARD can be read from."""
     heard, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    for number in IGNORED:
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    for number in HEARD:
+    for number in _HEARD:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     return heard
@@ -72,15 +72,15 @@ def start(argv: list[str], pool: int) -> int:
     It leads a process group, so that what it sends to its own group spares the guard.
     """
     guard = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     child = os.fork()
     if child == 0:
         try:
             os.close(pool)
             os.setpgid(0, 0)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.set_wakeup_fd(-1)
-            for number in (*HEARD, *IGNORED):
+            for number in (*_HEARD, *_IGNORED):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             if os.getppid() == guard:
@@ -88,29 +88,29 @@ def start(argv: list[str], pool: int) -> int:
         except BaseException as error:
             os.write(2, f"lorad: cannot start {argv[0]}: {error}\n".encode())
         finally:
-            os._exit(EX_EXEC)
+            os._exit(_EX_EXEC)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     return child
 
 
-def watch(child: int, pool: int, heard: int) -> int:
+def _watch(child: int, pool: int, heard: int) -> int:
     """Return the child's wait status."""
     sources = select.poll()
     sources.register(heard, select.POLLIN)
     sources.register(pool, select.POLLIN)
-    while (status := reap(child)) is None:
+    while (status := _reap(child)) is None:
         for source, _ in sources.poll():
             if source == pool:
                 sources.unregister(pool)
-                signal.alarm(GRACE_SECONDS)
+                signal.alarm(_GRACE_SECONDS)
                 os.kill(child, signal.SIGTERM)
             else:
-                for number in set(os.read(heard, 512)) & set(TO_CHILD):
-                    os.kill(child, TO_CHILD[signal.Signals(number)])
+                for number in set(os.read(heard, 512)) & set(_TO_CHILD):
+                    os.kill(child, _TO_CHILD[signal.Signals(number)])
     return status
 
 
-def reap(child: int) -> int | None:
+def _reap(child: int) -> int | None:
     """Return the child's wait status once it ended. Its orphans leave the process table on the way."""
     while (ended := os.waitpid(-1, os.WNOHANG))[0]:
         if ended[0] == child:
@@ -127,7 +127,7 @@ def end_the_rest() -> None:
                 pass
         except ChildProcessError:
             return
-        for child in children() if now >= lingered else ():
+        for child in _children() if now >= lingered else ():
             try:  # noqa: SIM105
                 os.kill(child, signal.SIGKILL)
             except PermissionError:
@@ -135,7 +135,7 @@ def end_the_rest() -> None:
         time.sleep(0.01)
 
 
-def children() -> list[int]:
+def _children() -> list[int]:
     """Return the pids of this process's own children."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if (stat := read_stat(pid)) and int(stat[1]) == os.getpid()]

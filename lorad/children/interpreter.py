@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-ASK_SECONDS = 20.0
-ASK = """
+_ASK_SECONDS = 20.0
+_ASK = """
 import importlib.metadata, json, sys
 found = {}
 for name in sys.argv[1:]:
@@ -22,8 +22,8 @@ for name in sys.argv[1:]:
         pass
 print(json.dumps(found))
 """
-LOOK_SECONDS = 60.0
-LOOK = """
+_LOOK_SECONDS = 60.0
+_LOOK = """
 import importlib.metadata, json, platform, sys
 def version(name):
     try:
@@ -57,10 +57,10 @@ def installed(python: Path, names: Sequence[str]) -> Mapping[str, str]:
         raise NoInterpreter("it is no program")
     try:
         done = subprocess.run(
-            [str(python), "-I", "-c", ASK, *names],
+            [str(python), "-I", "-c", _ASK, *names],
             capture_output=True,
             text=True,
-            timeout=ASK_SECONDS,
+            timeout=_ASK_SECONDS,
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
@@ -109,14 +109,14 @@ def installation(python: Path, env: Mapping[str, str], wanted: Wanted, hint: str
         whole = f"Is the installation whole?\n{hint}"
         yield Finding("torch", False, f"{python} could not be asked: {seen}", whole)
         return
-    yield torch_and_gpus(seen)
+    yield _torch_and_gpus(seen)
     for module, fault in seen["kernels"].items():
         needed = bool(seen["gpus"]) or module not in wanted.for_gpus
         detail = "imports" if not fault else fault if needed else "not there; only GPUs need it"
         yield Finding(module, not (fault and needed), detail, hint)
 
 
-def torch_and_gpus(seen: dict[str, Any]) -> Finding:
+def _torch_and_gpus(seen: dict[str, Any]) -> Finding:
     build = f"CUDA {seen['torch_cuda']}" if seen["torch_cuda"] else "a CPU build"
     gpus = ", ".join(seen["gpus"]) or "no GPU"
     driver = Path("/proc/driver/nvidia/version").exists()
@@ -135,7 +135,7 @@ def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any]
     command = [
         str(python),
         "-c",
-        LOOK,
+        _LOOK,
         json.dumps([list(wanted.packages), [*wanted.modules, *wanted.for_gpus]]),
     ]
     try:
@@ -143,7 +143,7 @@ def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any]
             command,
             capture_output=True,
             text=True,
-            timeout=LOOK_SECONDS,
+            timeout=_LOOK_SECONDS,
             check=True,
             cwd="/",
             env={**os.environ, **env},
@@ -151,7 +151,7 @@ def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any]
         found = json.loads(done.stdout.splitlines()[-1])
         return found if isinstance(found, dict) else "it gave no answer"
     except subprocess.TimeoutExpired:
-        return f"it said nothing for {LOOK_SECONDS:.0f} s"
+        return f"it said nothing for {_LOOK_SECONDS:.0f} s"
     except subprocess.CalledProcessError as error:
         return str((error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1])
     except (ValueError, IndexError):

@@ -19,7 +19,7 @@ from lorad.box.paths import memory_directory, private_directory
 from lorad.children.process import sweep
 
 LOCK = "life.lock"
-RECORDS = ("trainer.json", "engine-[0-9]*.json")  # of children, see `Child`
+_RECORDS = ("trainer.json", "engine-[0-9]*.json")  # of children, see `Child`
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def clean_leftovers(directory: Path) -> bool:
             return False
         with open(directory / LOCK, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for pattern in RECORDS:
+            for pattern in _RECORDS:
                 for record in directory.glob(pattern):
                     sweep(record)
             for left in places(directory):

@@ -23,10 +23,10 @@ from lorad.errors import PoolLost
 from lorad.files import write_whole
 
 KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
-TAIL_BYTES = 65536
-STARTED = 19  # of guard.read_stat: clock ticks after boot
-FAULT = re.compile(r"^(?>.*?(?:Error|Exception)\b).*:|[Oo]ut of memory|error: ", re.MULTILINE)
-NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
+_TAIL_BYTES = 65536
+_STARTED = 19  # of guard.read_stat: clock ticks after boot
+_FAULT = re.compile(r"^(?>.*?(?:Error|Exception)\b).*:|[Oo]ut of memory|error: ", re.MULTILINE)
+_NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -125,14 +125,14 @@ class Child:
             with self.log.open("rb") as file:
                 size, begin = file.seek(0, os.SEEK_END), max(self._began, since)
                 # the daemon cuts what is too large
-                file.seek(max(begin if begin <= size else 0, size - TAIL_BYTES))
+                file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))
                 text = file.read().decode(errors="replace")
         except OSError:
             return ""
         return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        fds = [fd, *held_locks()]
+        fds = [fd, *_held_locks()]
         command = [sys.executable, "-I", "-S", guard.__file__, *map(str, fds), "--", *self.argv]
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -169,20 +169,20 @@ class Child:
             await asyncio.to_thread(sweep, self.record)
         self.record.unlink(missing_ok=True)
         os.close(self._pidfd)
-        return in_words(code)
+        return _in_words(code)
 
     def _write_record(self, guard_pid: int) -> None:
-        life = Life(guard_pid, int(guard.read_stat(guard_pid)[STARTED]), boot_id(), str(self.log.resolve()))
+        life = Life(guard_pid, int(guard.read_stat(guard_pid)[_STARTED]), boot_id(), str(self.log.resolve()))
         write_whole(self.record, msgspec.json.encode(life), durable=False)
 
 
-def held_locks() -> list[int]:
+def _held_locks() -> list[int]:
     """File descriptors of the locks that this process was started with, of devices: its shim took them. The
     one of its own life (`AttemptDir.lock`) is not among them."""
-    return [fd for name in os.listdir("/proc/self/fd") if (fd := int(name)) > 2 and is_lock(fd)]
+    return [fd for name in os.listdir("/proc/self/fd") if (fd := int(name)) > 2 and _is_lock(fd)]
 
 
-def is_lock(fd: int) -> bool:
+def _is_lock(fd: int) -> bool:
     with contextlib.suppress(OSError):
         place = Path(os.readlink(f"/proc/self/fd/{fd}"))
         is_own = place.name == AttemptDir(place.parent).lock.name
@@ -192,7 +192,7 @@ def is_lock(fd: int) -> bool:
     return False
 
 
-def in_words(code: int) -> str:
+def _in_words(code: int) -> str:
     """Describe a guard's exit code; negative when the guard itself was killed, and the child with it."""
     if code < 0:
         return f"was killed with its guard, by {signal.Signals(-code).name}"
@@ -213,15 +213,15 @@ def sweep(record: Path) -> bool:
         return False
     found = False
     if life.boot_id == boot_id():
-        found = end_guard(life)
-        found |= kill_writers(life)
+        found = _end_guard(life)
+        found |= _kill_writers(life)
     record.unlink(missing_ok=True)
     return found
 
 
-def end_guard(life: Life) -> bool:
+def _end_guard(life: Life) -> bool:
     """Have the guard kill its child; False when the guard is gone."""
-    with contextlib.suppress(ProcessLookupError), closing_pidfd(life.guard_pid) as pidfd:
+    with contextlib.suppress(ProcessLookupError), _closing_pidfd(life.guard_pid) as pidfd:
         if start_time(life.guard_pid) != life.start_time:
             return False
         over = select.poll()
@@ -234,24 +234,24 @@ def end_guard(life: Life) -> bool:
     return False
 
 
-def kill_writers(life: Life) -> bool:
+def _kill_writers(life: Life) -> bool:
     """Kill what a killed guard could not: the processes of this life whose output is the child's log."""
     found, deadline = False, time.monotonic() + KILL_SECONDS
-    while (pids := writers(life)) and time.monotonic() < deadline:
+    while (pids := _writers(life)) and time.monotonic() < deadline:
         found = True
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError), closing_pidfd(pid) as pidfd:
-                if writes_for(pid, life):
+            with contextlib.suppress(ProcessLookupError, PermissionError), _closing_pidfd(pid) as pidfd:
+                if _writes_for(pid, life):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         time.sleep(0.01)
     return found
 
 
-def writers(life: Life) -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and writes_for(int(name), life)]
+def _writers(life: Life) -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _writes_for(int(name), life)]
 
 
-def writes_for(pid: int, life: Life) -> bool:
+def _writes_for(pid: int, life: Life) -> bool:
     started = start_time(pid)
     if started is None or started < life.start_time or pid == os.getpid():
         return False
@@ -263,7 +263,7 @@ def writes_for(pid: int, life: Life) -> bool:
 
 
 @contextlib.contextmanager
-def closing_pidfd(pid: int) -> Iterator[int]:
+def _closing_pidfd(pid: int) -> Iterator[int]:
     fd = os.pidfd_open(pid)
     try:
         yield fd
@@ -274,7 +274,7 @@ def closing_pidfd(pid: int) -> Iterator[int]:
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which a process started; None when it is gone, a zombie included."""
     stat = guard.read_stat(pid)
-    return int(stat[STARTED]) if stat and stat[0] not in (b"Z", b"X") else None
+    return int(stat[_STARTED]) if stat and stat[0] not in (b"Z", b"X") else None
 
 
 def boot_id() -> str:
@@ -285,7 +285,7 @@ def cause(log_text: str) -> str:
     """Return what went wrong first in the end of a log:
     the traces of other processes that follow say less.
     """
-    lines = [line for line in log_text.splitlines() if not NOISE.search(line)]
-    first = next((number for number, line in enumerate(lines) if FAULT.search(line)), None)
+    lines = [line for line in log_text.splitlines() if not _NOISE.search(line)]
+    first = next((number for number, line in enumerate(lines) if _FAULT.search(line)), None)
     shown = lines[-3:] if first is None else lines[first : first + 3]
     return "its log: " + "\n".join(shown)

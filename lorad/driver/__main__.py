@@ -33,7 +33,7 @@ with quick_imports():
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import fitted
 
-JOURNAL_LOST = 74  # EX_IOERR
+_JOURNAL_LOST = 74  # EX_IOERR
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def main() -> int:
             journal.append("end", step, end)
     except OSError as error:
         print(f"the journal cannot be written: {error}", file=sys.stderr, flush=True)
-        return JOURNAL_LOST
+        return _JOURNAL_LOST
     print(f"{end.reason}: {end.detail}", flush=True)
     return 0 if end.reason in ("completed", "stopped") else 1
 
@@ -68,10 +68,10 @@ def attempt(
             session.state = state
             return drive(session), state.step
     except Exception as error:
-        return reason(cause(error, journal), params.run, run_dir), state.step
+        return _reason(_cause(error, journal), params.run, run_dir), state.step
 
 
-def cause(error: Exception, journal: JournalWriter) -> Exception:
+def _cause(error: Exception, journal: JournalWriter) -> Exception:
     """Return StorageError when the run's directory was moved away, where anything may fail; else `error`."""
     try:
         journal.check_place()
@@ -82,7 +82,7 @@ def cause(error: Exception, journal: JournalWriter) -> Exception:
     return error
 
 
-def reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
+def _reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
     """Return how an exception ends the run."""
     resume = f"`lorad resume {run}` continues from a checkpoint."
     match error:

@@ -32,11 +32,11 @@ from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.spec.model import Trainer
 
-OF_MODEL = (
+_OF_MODEL = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "chat_template.jinja"),
 )
-KEPT = "reward.py"  # in the directory of the attempt
+_KEPT = "reward.py"  # in the directory of the attempt
 
 
 def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
@@ -65,18 +65,19 @@ def begin(session: Session) -> PoolInfo:
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
     compare_with_before(session, info, records)
-    compare_with_reference(session.params.reference, info, sizes_of(session.spec.trainer))
-    inputs = keep_inputs(session, Path(info.model_path))
-    compare_inputs(session, inputs_before(records), inputs)
+    compare_with_reference(session.params.reference, info, _sizes_of(session.spec.trainer))
+    inputs = _keep_inputs(session, Path(info.model_path))
+    _compare_inputs(session, _inputs_before(records), inputs)
     restored = checkpoint.find(session, facts)
     made = pending.read(session, restored.path, facts) if restored else []
-    opened = open_slot(session, info, restored)
+    opened = _open_slot(session, info, restored)
     begun = _attempt(session, info, restored, opened, inputs)
     session.journal.append("attempt", restored.state.step if restored else 0, begun)
     if any(r.kind in ("step", "version", "eval") for r in records):
         session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
-    _restore(session.state, restored)
-    session.state.next_version = max(1 + newest_version(session, records), session.params.first_version)
+    for field in State.__struct_fields__:
+        setattr(session.state, field, getattr(restored.state if restored else State(), field))
+    session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
         evaluate(session)
@@ -85,8 +86,9 @@ def begin(session: Session) -> PoolInfo:
     return info
 
 
-def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
-    spec = session.spec
+def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
+    spec, kl = session.spec, session.params.reference
+    adapter = spec.lora.adapter_path
     opened: Opened = session.pool.call(
         "open",
         Open(
@@ -103,27 +105,17 @@ def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | 
             weight_decay=spec.trainer.weight_decay,
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
             activation_checkpointing=spec.trainer.activation_checkpointing,
-            source=_source(session),
+            source=str(session.params.cwd / Path(adapter).expanduser()) if adapter else None,
             resume_from=str(restored.path) if restored else session.params.start_from,
             canaries=spec.attest.canaries,
             canary_tokens=spec.attest.tokens,
             amplified_every=spec.attest.amplified_every,
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
-            reference=_reference(session),
+            reference=LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None,
         ),
     )
     return opened
-
-
-def _source(session: Session) -> str | None:
-    path = session.spec.lora.adapter_path
-    return str(session.params.cwd / Path(path).expanduser()) if path else None
-
-
-def _reference(session: Session) -> LoadVersion | None:
-    kl = session.params.reference
-    return LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
@@ -134,7 +126,7 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
     attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
     if not attempts:
         return
-    same = is_same_base(attempts, info, sizes_of(session.spec.trainer))
+    same = _is_same_base(attempts, info, _sizes_of(session.spec.trainer))
     if same is None:
         session.warn(
             f"nothing shows whether the weights of {info.model} are still those of the attempts before"
@@ -151,7 +143,7 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
         )
 
 
-def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
+def _inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
     """Return the inputs of the attempt before; empty when there was none."""
     told = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
     found: Mapping[str, Any] = told.get("inputs", {})
@@ -160,7 +152,7 @@ def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
 
 def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: Mapping[str, int]) -> None:
     """Raise Conflict where the reference is a version of a run on other weights."""
-    if reference is not None and is_same_base(reference.bases, info, sizes) is False:
+    if reference is not None and _is_same_base(reference.bases, info, sizes) is False:
         raise Conflict(
             f"the weights of {info.model} are not those that {reference.name}, algorithm.kl.reference, was "
             "trained on",
@@ -168,7 +160,7 @@ def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: M
         )
 
 
-def is_same_base(
+def _is_same_base(
     attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]
 ) -> bool | None:
     """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that
@@ -187,11 +179,11 @@ def is_same_base(
     return None
 
 
-def sizes_of(trainer: Trainer) -> dict[str, int]:
+def _sizes_of(trainer: Trainer) -> dict[str, int]:
     return {axis: size for axis in AXES if (size := getattr(trainer, axis)) > 1}
 
 
-def newest_version(session: Session, records: list[Record]) -> int:
+def _newest_version(session: Session, records: list[Record]) -> int:
     """Return the highest version number ever used, journaled or only on disk: numbers never rewind."""
     journaled = [r.data["version"] for r in records if r.kind == "version"]
     directory = session.run_dir.versions
@@ -219,25 +211,20 @@ def _attempt(
         base_parameters=info.parameters,
         trainer=info.trainer,
         engine=info.engine,
-        sizes=sizes_of(session.spec.trainer),
+        sizes=_sizes_of(session.spec.trainer),
         inputs=inputs,
         reference=kl and replace(kl, bases=[], attested=opened.reference.verdict if opened.reference else ""),
     )
 
 
-def _restore(state: State, restored: checkpoint.Restored | None) -> None:
-    for field in State.__struct_fields__:
-        setattr(state, field, getattr(restored.state if restored else State(), field))
-
-
-def keep_inputs(session: Session, model: Path) -> dict[str, Input]:
+def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the reward's
     text cannot be kept.
     """
     found: dict[str, Input] = {}
     if (file := session.rewarder.file) is not None:
         source = session.rewarder.source
-        (session.run_dir.attempt(session.params.attempt).work / KEPT).write_bytes(source)
+        (session.run_dir.attempt(session.params.attempt).work / _KEPT).write_bytes(source)
         mtime = file.stat().st_mtime_ns if file.exists() else 0
         found["reward"] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
     data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
@@ -246,13 +233,13 @@ def keep_inputs(session: Session, model: Path) -> dict[str, Input]:
             found |= (
                 {key: look(Path(session.params.cwd) / Path(name).expanduser(), hashed=False)} if name else {}
             )
-    for name in OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
+    for name in _OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
         with contextlib.suppress(OSError):
             found[f"model: {name}"] = look(model / name)
     return found
 
 
-def compare_inputs(session: Session, before: Mapping[str, Any], now: Mapping[str, Input]) -> None:
+def _compare_inputs(session: Session, before: Mapping[str, Any], now: Mapping[str, Input]) -> None:
     """Warn of every file whose text changed since the attempt before; changed data are detected by their
     rows.
     """

@@ -14,7 +14,7 @@ from lorad.errors import IntegrityError, NotFound
 from lorad.protocol.calls import Save
 from lorad.protocol.journal import CheckpointFact, Record, lineage, read
 
-STATE = "state.json"
+_STATE = "state.json"
 
 
 class Restored(Struct, frozen=True):
@@ -49,7 +49,7 @@ def checkpoint(session: Session) -> None:
         made = session.ahead.made() if session.ahead is not None else []
         temporary = directory.begin(final)
         session.pool.call("save", Save(str(temporary)))
-        (temporary / STATE).write_bytes(msgspec.json.encode(state))
+        (temporary / _STATE).write_bytes(msgspec.json.encode(state))
         pending.write(temporary, made)
         manifest = directory.commit(temporary, final, {"run": session.params.run, "step": state.step})
         size = sum(file.bytes for file in manifest.files.values())
@@ -89,4 +89,4 @@ def _read(session: Session, fact: Record, present: list[Record]) -> Restored:
         run = session.params.run
         hint = f"Continue from the one before: `lorad resume {run} --from {before[-1]}`." if before else ""
         raise IntegrityError(f"checkpoint at step {fact.step}: {error.message}", hint=hint) from None
-    return Restored(path, msgspec.json.decode((path / STATE).read_bytes(), type=State))
+    return Restored(path, msgspec.json.decode((path / _STATE).read_bytes(), type=State))

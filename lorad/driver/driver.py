@@ -29,7 +29,7 @@ def drive(session: Session) -> EndFact:
     info = begin(session)
     with session.ahead or contextlib.nullcontext():
         while session.steps_left and not session.stop.wanted:
-            step(session)
+            _step(session)
         if session.state.step and not checkpoint.is_due(session):
             checkpoint.checkpoint(session)
     closed: Closed = session.pool.call("close", Nothing())
@@ -39,7 +39,7 @@ def drive(session: Session) -> EndFact:
     return EndFact("stopped", done) if session.steps_left else EndFact("completed", done)
 
 
-def step(session: Session) -> None:
+def _step(session: Session) -> None:
     """One step on samples of the current version, or of one that is not too old. Without an update there is
     no new version. Raises LoradError where too many rewards failed, or too many steps in a row were
     skipped."""
@@ -49,7 +49,7 @@ def step(session: Session) -> None:
     scores = score(session, rollout)
     weighed = weigh(session, rollout, scores)
     if error := too_many_failed(session, scores):
-        give_up(session, rollout, weighed, started)
+        _give_up(session, rollout, weighed, started)
         raise error
     trained = train(session, rollout, weighed)
     if trained.steps:
@@ -58,7 +58,7 @@ def step(session: Session) -> None:
     if session.ahead is not None:
         session.ahead.go_on(session.state.step + 1)
     record(session, rollout, weighed, trained, started)
-    endless = endless_skips(session)
+    endless = _endless_skips(session)
     if evaluation_due(session):
         evaluate(session)
     if endless or checkpoint.is_due(session):
@@ -67,7 +67,7 @@ def step(session: Session) -> None:
         raise endless
 
 
-def give_up(session: Session, rollout: Rollout, weighed: Weighed, started: float) -> None:
+def _give_up(session: Session, rollout: Rollout, weighed: Weighed, started: float) -> None:
     """Leave a checkpoint from which a resume makes this step again, and the step's samples to be read."""
     session.state.position = rollout.plan.position
     if session.ahead is not None:
@@ -77,7 +77,7 @@ def give_up(session: Session, rollout: Rollout, weighed: Weighed, started: float
     record(session, rollout, weighed, untrained(session), started)
 
 
-def endless_skips(session: Session) -> LoradError | None:
+def _endless_skips(session: Session) -> LoradError | None:
     """Return the error that ends a run after trainer.max_skipped_steps skipped steps in a row; None: fewer
     were skipped.
 

@@ -20,10 +20,10 @@ from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
 from lorad.rl.data import Example
 
-FILE = "rollouts.msgpack"
+_FILE = "rollouts.msgpack"
 
 
-class Kept(Struct, frozen=True):
+class _Kept(Struct, frozen=True):
     """A rollout. prompts: how many; digest: of them. Of its samples, in order: tokens, int32, and logprobs,
     float32, little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a
     resume scores them again, perhaps with a reward that was mended."""
@@ -46,7 +46,7 @@ class Kept(Struct, frozen=True):
 def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
     """Into a checkpoint that is being written; none, no file."""
     if rollouts:
-        (directory / FILE).write_bytes(msgspec.msgpack.encode([_kept(rollout) for rollout in rollouts]))
+        (directory / _FILE).write_bytes(msgspec.msgpack.encode([_kept(rollout) for rollout in rollouts]))
 
 
 def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Rollout]:
@@ -56,10 +56,10 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
     surviving lineage.
     Raises IntegrityError for a rollout of a version that the journal does not list as attested at its step.
     """
-    path = checkpoint / FILE
+    path = checkpoint / _FILE
     if not session.spec.rollout.max_staleness or not path.exists():
         return []
-    found = msgspec.msgpack.decode(path.read_bytes(), type=list[Kept])
+    found = msgspec.msgpack.decode(path.read_bytes(), type=list[_Kept])
     attested = [(r.step, r.data["version"]) for r in facts if r.kind == "version"]
     for kept in found:
         if kept.version not in _current(attested, kept.trained):
@@ -79,7 +79,7 @@ def _current(attested: list[tuple[int, int]], step: int) -> set[int]:
     return {version for made, version in attested if made == newest}
 
 
-def _usable(session: Session, found: list[Kept]) -> Iterator[Rollout]:
+def _usable(session: Session, found: list[_Kept]) -> Iterator[Rollout]:
     limit = session.spec.rollout.max_staleness
     for kept in found:
         examples = session.train_data.take(kept.position, kept.prompts)
@@ -94,9 +94,9 @@ def _usable(session: Session, found: list[Kept]) -> Iterator[Rollout]:
         yield _rollout(session, kept, examples)
 
 
-def _kept(rollout: Rollout) -> Kept:
+def _kept(rollout: Rollout) -> _Kept:
     wanted, samples = rollout.plan, rollout.samples
-    return Kept(
+    return _Kept(
         step=wanted.step,
         position=wanted.position,
         version=wanted.version,
@@ -113,7 +113,7 @@ def _kept(rollout: Rollout) -> Kept:
     )
 
 
-def _rollout(session: Session, kept: Kept, examples: list[Example]) -> Rollout:
+def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
     version, size = session.name_of(kept.version), len(kept.lengths) // kept.prompts
     cuts = np.cumsum(kept.lengths)[:-1]
     tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)

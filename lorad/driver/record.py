@@ -27,7 +27,7 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
     state.failed_rewards += int((~weighed.scored).sum())
     state.skipped_updates += trained.skipped
     state.skipped_steps = state.skipped_steps + 1 if trained.skipped and not trained.steps else 0
-    path, digest = write_samples(session, step, rollout, weighed)
+    path, digest = _write_samples(session, step, rollout, weighed)
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
         version=rollout.plan.version,
@@ -35,7 +35,7 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
         position=rollout.plan.position,
         samples=path,
         samples_sha256=digest,
-        metrics=metrics(session, rollout, weighed, trained),
+        metrics=_metrics(session, rollout, weighed, trained),
     )
     session.journal.append("step", step, fact)
     state.step = step
@@ -56,7 +56,7 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
     )
 
 
-def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained) -> dict[str, float]:
+def _metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained) -> dict[str, float]:
     """Means over samples or tokens; seconds are wall time. What was not measured is absent.
 
     reward, reward_std: of the samples that have one; response_length, truncated: of all; entropy, ratio,
@@ -86,11 +86,11 @@ def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Train
         "seconds_sampling": rollout.seconds,
         "seconds_waited": rollout.waited + sum(step.waited for step in trained.steps),
     }
-    values |= policy_metrics(session, rollout, weighed, trained) | trainer_metrics(trained.steps)
+    values |= _policy_metrics(session, rollout, weighed, trained) | trainer_metrics(trained.steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
-def policy_metrics(
+def _policy_metrics(
     session: Session, rollout: Rollout, weighed: Weighed, trained: Trained
 ) -> dict[str, float]:
     """Collect what was measured of rewards, loss and policy; see `metrics`."""
@@ -135,7 +135,7 @@ def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     return found
 
 
-def write_samples(session: Session, step: int, rollout: Rollout, weighed: Weighed) -> tuple[str, str]:
+def _write_samples(session: Session, step: int, rollout: Rollout, weighed: Weighed) -> tuple[str, str]:
     """JSON lines, one for each sample; (path relative to the run, sha256)."""
     directory = session.run_dir.samples
     directory.mkdir(exist_ok=True)

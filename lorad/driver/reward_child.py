@@ -31,8 +31,8 @@ with quick_imports():
     from lorad.errors import LoradError
     from lorad.rl.reward import RewardInput, as_reward, builtin
 
-ERROR_LIMIT = 2000  # characters of an error that travel
-MOST = 1 << 60  # bytes of memory: no limit
+_ERROR_LIMIT = 2000  # characters of an error that travel
+_MOST = 1 << 60  # bytes of memory: no limit
 
 
 class Setup(Struct):
@@ -66,21 +66,21 @@ class Reply(Struct):
 
 
 def main(lifeline: int) -> None:
-    die_with(lifeline)
-    requests, replies = take_pipes()
+    _die_with(lifeline)
+    requests, replies = _take_pipes()
     setup = msgspec.json.decode(requests.readline(), type=Setup)
     try:
-        limit_memory(setup.memory)
-        score, required = load(setup)
+        _limit_memory(setup.memory)
+        score, required = _load(setup)
     except BaseException as error:
-        send(replies, Ready(error=describe(error, setup.file), hint=getattr(error, "hint", "")))
+        _send(replies, Ready(error=_describe(error, setup.file), hint=getattr(error, "hint", "")))
         return
-    send(replies, Ready(required=required))
+    _send(replies, Ready(required=required))
     for line in requests:
-        send(replies, run(score, msgspec.json.decode(line, type=RewardInput), setup.file))
+        _send(replies, run(score, msgspec.json.decode(line, type=RewardInput), setup.file))
 
 
-def die_with(lifeline: int) -> None:
+def _die_with(lifeline: int) -> None:
     """Have the kernel SIGKILL this process group when the other end of `lifeline` closes (see fcntl(2),
     O_ASYNC).
     """
@@ -91,16 +91,16 @@ def die_with(lifeline: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def limit_memory(limit: int) -> None:
+def _limit_memory(limit: int) -> None:
     """Limit the memory of this process and of each that it starts; address space alone is free, since CUDA
     reserves much.
     """
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    least = min(limit or MOST, MOST if hard == resource.RLIM_INFINITY else hard)
+    least = min(limit or _MOST, _MOST if hard == resource.RLIM_INFINITY else hard)
     resource.setrlimit(resource.RLIMIT_DATA, (least, least))
 
 
-def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """stdin and stdout for the protocol alone; user code finds an empty stdin, and stderr as its stdout."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
@@ -110,11 +110,11 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
-def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
+def _load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
     """Return the function, called with a sample, and the keywords that it requires."""
     if setup.name:
         return builtin(setup.name, setup.pattern), []
-    function = import_function(Path(setup.file), setup.source, setup.function)
+    function = _import_function(Path(setup.file), setup.source, setup.function)
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
         raise LoradError(
@@ -131,7 +131,7 @@ def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
     return score, required
 
 
-def import_function(file: Path, source: bytes, name: str) -> Callable[..., Any]:
+def _import_function(file: Path, source: bytes, name: str) -> Callable[..., Any]:
     """`name` of the module in `file`, of this text; its directory comes first on sys.path,
     as for a script.
     """
@@ -154,11 +154,11 @@ def run(score: Callable[[RewardInput], Any], sample: RewardInput, file: str) -> 
     try:
         value, error = as_reward(score(sample)), ""
     except BaseException as raised:
-        value, error, is_last = None, describe(raised, file), isinstance(raised, MemoryError)
+        value, error, is_last = None, _describe(raised, file), isinstance(raised, MemoryError)
     return Reply(value=value, error=error, seconds=time.monotonic() - started, is_last=is_last)
 
 
-def describe(error: BaseException, file: str) -> str:
+def _describe(error: BaseException, file: str) -> str:
     """`rewards.py:12: ValueError: what`, the line being the last one in the user's file."""
     if isinstance(error, LoradError):
         return str(error)
@@ -170,10 +170,10 @@ def describe(error: BaseException, file: str) -> str:
     if isinstance(error, MemoryError):
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         text = f"MemoryError: it needs more than its limit of {limit / (1 << 20):,.0f} MiB (reward.memory)"
-    return f"{where}{text}"[:ERROR_LIMIT]
+    return f"{where}{text}"[:_ERROR_LIMIT]
 
 
-def send(replies: BinaryIO, message: Struct) -> None:
+def _send(replies: BinaryIO, message: Struct) -> None:
     replies.write(msgspec.json.encode(message) + b"\n")
     replies.flush()
 

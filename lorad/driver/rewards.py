@@ -27,10 +27,10 @@ from lorad.protocol.heartbeat import HEART
 from lorad.rl.reward import BUILTIN, RewardInput, builtin
 from lorad.spec.model import RewardSpec
 
-START_LIMIT = 60.0  # seconds for the import of a reward file
-END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started
-PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
-PASSED = (
+_START_LIMIT = 60.0  # seconds for the import of a reward file
+_END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started
+_PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
+_PASSED = (
     *(
         "PATH",
         "HOME",
@@ -48,12 +48,12 @@ PASSED = (
     *("HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
     *("LORAD_HOME", "LORAD_ATTEMPT"),  # by which what a run leaves is found
 )
-PASSED_PREFIXES = ("LC_", "PYTHON", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_")
+_PASSED_PREFIXES = ("LC_", "PYTHON", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_")
 _Message = TypeVar("_Message", Ready, Reply)
 _FORM = "Name it path/to/file.py:function; relative paths start where the spec file is."
-BURST, RATE = 4 << 20, 256 << 10  # bytes at once, and in a second
-PART = 1 << 16
-PAUSE_SECONDS = 0.001  # between parts that are left out: reading them all must not take a core
+_BURST, _RATE = 4 << 20, 256 << 10  # bytes at once, and in a second
+_PART = 1 << 16
+_PAUSE_SECONDS = 0.001  # between parts that are left out: reading them all must not take a core
 
 
 class Score(Struct, frozen=True):
@@ -99,7 +99,7 @@ class Rewarder:
         if self._closed:  # by another thread, which may not have seen the child
             self._child.signal()
         try:
-            ready = self._child.ask(self._setup, Ready, START_LIMIT)
+            ready = self._child.ask(self._setup, Ready, _START_LIMIT)
         except _Lost as lost:
             self._stop()
             raise SpecError(
@@ -192,7 +192,7 @@ class _Child:
         self._in, self._out = self._process.stdin, self._process.stdout
         os.set_blocking(self._in.fileno(), False)
         assert self._process.stderr is not None
-        self._printed = pass_on(self._process.stderr)
+        self._printed = _start_passing_on(self._process.stderr)
 
     @property
     def alive(self) -> bool:
@@ -215,7 +215,7 @@ class _Child:
 
     def kill(self) -> None:
         self._end()
-        self._printed.join(PRINTED_SECONDS)
+        self._printed.join(_PRINTED_SECONDS)
         for pipe in (self._in, self._out, self._socket):
             pipe.close()
         os.close(self._lifeline)
@@ -223,7 +223,7 @@ class _Child:
     def _end(self) -> None:
         self.signal()
         try:
-            self._process.wait(timeout=END_SECONDS)
+            self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:  # the guard itself is stopped, or waits for what cannot be killed
             self._process.kill()
             self._process.wait()
@@ -253,7 +253,7 @@ class _Child:
 
     def _death(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=END_SECONDS)
+            self._process.wait(timeout=_END_SECONDS)
         code = self._process.poll()
         if code is not None and code - 128 in {number.value for number in signal.Signals}:
             return f"the reward process died of {signal.Signals(code - 128).name}"
@@ -268,9 +268,9 @@ def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str
     found = {
         name: value
         for name, value in given.items()
-        if name in PASSED
+        if name in _PASSED
         or name in named
-        or name.startswith(PASSED_PREFIXES)
+        or name.startswith(_PASSED_PREFIXES)
         or name.lower().endswith("_proxy")
     }
     return {**found, "PYTHONPATH": python_path(given.get("PYTHONPATH"))}
@@ -292,7 +292,7 @@ def _setup(spec: RewardSpec, cwd: Path) -> Setup:
     return Setup(file=str(file), function=function, source=source, memory=memory)
 
 
-def pass_on(source: IO[bytes], target: int = 2) -> threading.Thread:
+def _start_passing_on(source: IO[bytes], target: int = 2) -> threading.Thread:
     """A thread that ends with `source`, which it closes. Who prints waits for a millisecond at most."""
     thread = threading.Thread(target=_pass_on, args=(source, target), name="printed", daemon=True)
     thread.start()
@@ -300,14 +300,14 @@ def pass_on(source: IO[bytes], target: int = 2) -> threading.Thread:
 
 
 def _pass_on(source: IO[bytes], target: int) -> None:
-    room, looked, left_out = float(BURST), time.monotonic(), 0
+    room, looked, left_out = float(_BURST), time.monotonic(), 0
     with source:
-        while data := os.read(source.fileno(), PART):
+        while data := os.read(source.fileno(), _PART):
             now = time.monotonic()
-            room, looked = min(BURST, room + RATE * (now - looked)), now
+            room, looked = min(_BURST, room + _RATE * (now - looked)), now
             if len(data) > room:
                 left_out += len(data)
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(_PAUSE_SECONDS)
                 continue
             room -= len(data)
             left_out = _say(target, left_out)

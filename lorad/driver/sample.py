@@ -53,7 +53,7 @@ def plan(session: Session, step: int, position: int, trained: int | None = None)
 def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
     """Make the samples as planned. Reads only what does not change in the session, so that any thread may."""
     started = time.perf_counter()
-    groups, made = complete(session, pool, wanted, session.spec.algorithm.group_size, sampling(session))
+    groups, made = _complete(session, pool, wanted, session.spec.algorithm.group_size, _sampling(session))
     return Rollout(wanted, groups, time.perf_counter() - started, made.waited)
 
 
@@ -68,7 +68,7 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
         )
 
 
-def sampling(session: Session, *, greedy: bool = False) -> Sampling:
+def _sampling(session: Session, *, greedy: bool = False) -> Sampling:
     return sampling_of(session.spec.rollout, session.tokenizer.eos_ids, greedy=greedy)
 
 
@@ -84,7 +84,7 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
     )
 
 
-def complete(
+def _complete(
     session: Session, pool: Connection, wanted: Plan, n: int, how: Sampling
 ) -> tuple[list[list[Sample]], Generated]:
     """Sample `n` completions of each example with the plan's version; returns them in order, and the pool's
@@ -102,7 +102,7 @@ def complete(
     return [[_sample(session, e, i, parts[p.id, i]) for i in range(n)] for e, p in pairs], made
 
 
-def seed_of(run_seed: int, step: int, prompt: str, index: int) -> int:
+def _seed_of(run_seed: int, step: int, prompt: str, index: int) -> int:
     """Return the seed of one sample: of nothing that a resume changes."""
     text = f"{run_seed}|{step}|{prompt}|{index}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
@@ -114,7 +114,7 @@ def _prompts(session: Session, wanted: Plan, n: int) -> list[Prompt]:
     for place, example in enumerate(wanted.examples):
         first = seen[example.id] * n  # a prompt that comes twice in a step gets other samples
         seen[example.id] += 1
-        seeds = [seed_of(session.spec.seed, wanted.step, example.id, first + i) for i in range(n)]
+        seeds = [_seed_of(session.spec.seed, wanted.step, example.id, first + i) for i in range(n)]
         prompts.append(Prompt(str(place), np.array(example.tokens, np.int32), np.array(seeds, np.uint64)))
     return prompts
 
@@ -145,7 +145,7 @@ def evaluate(session: Session) -> float | None:
     HEART.work("evaluate")
     state = session.state
     wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
-    groups, _ = complete(session, session.pool, wanted, 1, sampling(session, greedy=True))
+    groups, _ = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))
     scores = session.rewarder.score([group[0].for_reward() for group in groups])
     values = [s.value for s in scores if s.value is not None]
     score, failed = sum(values) / len(values) if values else None, len(scores) - len(values)

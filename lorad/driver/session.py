@@ -56,7 +56,7 @@ class State(Struct):
     skipped_steps: int = 0
 
 
-class Sampler(Protocol):
+class _Sampler(Protocol):
     """Sampling that runs ahead of training, see `ahead.py`."""
 
     def __enter__(self) -> Self: ...
@@ -97,7 +97,7 @@ class Session:
     stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
-    ahead: Sampler | None = None
+    ahead: _Sampler | None = None
 
     @property
     def steps_left(self) -> bool:

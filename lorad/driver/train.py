@@ -13,11 +13,11 @@ from lorad.protocol.calls import ForwardBackward, Logprobs, LogprobsOf, Nothing,
 from lorad.rl.schedule import learning_rate
 from lorad.spec.model import Spec
 
-ASYNC_CAP = 2.0  # of importance weights where sampling runs ahead; see `importance_cap`
+_ASYNC_CAP = 2.0  # of importance weights where sampling runs ahead; see `_importance_cap`
 
 
 @dataclass(frozen=True)
-class Update:
+class _Update:
     """stats: None where nothing was computed, or it was not finite. step: what the pool said of the
     optimizer's step, None where it made none. is_finite: False where loss or gradient was not, so that the
     update was skipped."""
@@ -28,7 +28,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class _Mismatch:
     """|trainer - engine| log-probability of the same tokens under the same weights, nats: its mean and its
     maximum.
     """
@@ -44,9 +44,9 @@ class Trained:
     """
 
     lr: float
-    updates: list[Update]
+    updates: list[_Update]
     first: LossStats
-    mismatch: Mismatch | None
+    mismatch: _Mismatch | None
 
     @property
     def total(self) -> LossStats:
@@ -63,7 +63,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class MiniBatch:
+class _MiniBatch:
     """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost
     only.
 
@@ -78,7 +78,7 @@ class MiniBatch:
 
 def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
     """epochs x minibatches updates, as far as there is a gradient and it is finite."""
-    algorithm, rate = session.spec.algorithm, lr(session)
+    algorithm, rate = session.spec.algorithm, _lr(session)
     with session.timed("train"):
         minibatches = _minibatches(session, rollout, weighed)
         measured = _measured(session, rollout) if _must_measure(session, rollout, minibatches) else None
@@ -86,16 +86,16 @@ def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
     early = [update.stats for update in updates[: len(minibatches)] if update.stats is not None]
     first = sum(early, LossStats())
     if measured is None and first.tokens and _is_current(session, rollout) and not _is_noisy(session.spec):
-        measured = Mismatch(first.sampler_difference / first.tokens, first.sampler_difference_max)
+        measured = _Mismatch(first.sampler_difference / first.tokens, first.sampler_difference_max)
     return Trained(rate, updates, first, measured)
 
 
 def untrained(session: Session) -> Trained:
     """Return the result of a step in which nothing is trained."""
-    return Trained(lr(session), [], LossStats(), None)
+    return Trained(_lr(session), [], LossStats(), None)
 
 
-def lr(session: Session) -> float:
+def _lr(session: Session) -> float:
     """Return the learning rate of the step that is being made (the first step is number 0 to
     the schedule).
     """
@@ -110,8 +110,8 @@ def lr(session: Session) -> float:
     )
 
 
-def importance_cap(spec: Spec) -> float | None:
-    """algorithm.importance_cap; without one, ASYNC_CAP where samples may be of older versions than the
+def _importance_cap(spec: Spec) -> float | None:
+    """algorithm.importance_cap; without one, _ASYNC_CAP where samples may be of older versions than the
     trained one.
 
     The loss then is decoupled PPO: its clip is around the policy before the update, and exp(that - sampler),
@@ -120,16 +120,16 @@ def importance_cap(spec: Spec) -> float | None:
     off-policy training").
     """
     cap = spec.algorithm.importance_cap
-    return ASYNC_CAP if cap is None and spec.rollout.max_staleness else cap
+    return _ASYNC_CAP if cap is None and spec.rollout.max_staleness else cap
 
 
-def needs_old(spec: Spec) -> bool:
+def _needs_old(spec: Spec) -> bool:
     """Return whether the policy before the update differs from that of the update's own forward pass.
 
     It does when there are several updates, or when importance weights would have the noise of dropout.
     """
     algorithm = spec.algorithm
-    is_weighed = importance_cap(spec) is not None
+    is_weighed = _importance_cap(spec) is not None
     return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
 
 
@@ -144,23 +144,23 @@ def _is_noisy(spec: Spec) -> bool:
     """Return whether the log-probabilities of the update's forward pass are compared with the engine's and
     have dropout.
     """
-    return spec.lora.dropout > 0 and not needs_old(spec)
+    return spec.lora.dropout > 0 and not _needs_old(spec)
 
 
-def _must_measure(session: Session, rollout: Rollout, minibatches: list[MiniBatch | None]) -> bool:
+def _must_measure(session: Session, rollout: Rollout, minibatches: list[_MiniBatch | None]) -> bool:
     """Return whether the mismatch can be known, and the updates do not say it."""
     return _is_current(session, rollout) and (_is_noisy(session.spec) or not any(minibatches))
 
 
-def _measured(session: Session, rollout: Rollout) -> Mismatch:
+def _measured(session: Session, rollout: Rollout) -> _Mismatch:
     """Measure the mismatch on the first group only, which is cheap and enough for an alarm."""
     group = rollout.groups[0]
     batch = Batch.of([(_prompt(group), [s.tokens for s in group])])
     difference = np.abs(_logprobs(session, "slot", batch) - np.concatenate([s.logprobs for s in group]))
-    return Mismatch(float(difference.mean()), float(difference.max()))
+    return _Mismatch(float(difference.mean()), float(difference.max()))
 
 
-def _update(session: Session, m: MiniBatch | None, rate: float) -> Update:
+def _update(session: Session, m: _MiniBatch | None, rate: float) -> _Update:
     """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
 
     Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
@@ -168,16 +168,16 @@ def _update(session: Session, m: MiniBatch | None, rate: float) -> Update:
     """
     skips = session.spec.algorithm.skip_empty_updates
     if m is None:
-        return Update(step=None if skips else _step(session, rate))
+        return _Update(step=None if skips else _step(session, rate))
     stats = _gradient(session, m)
     if not math.isfinite(stats.loss) or (skips and not m.has_gradient):
         session.pool.call("discard_grads", Nothing())
-        return Update(stats) if math.isfinite(stats.loss) else Update(is_finite=False)
+        return _Update(stats) if math.isfinite(stats.loss) else _Update(is_finite=False)
     step = _step(session, rate)
-    return Update(stats, step) if step.applied else Update(is_finite=False)
+    return _Update(stats, step) if step.applied else _Update(is_finite=False)
 
 
-def _gradient(session: Session, m: MiniBatch) -> LossStats:
+def _gradient(session: Session, m: _MiniBatch) -> LossStats:
     a = session.spec.algorithm
     loss = PolicyLoss(
         clip_low=a.clip[0],
@@ -185,7 +185,7 @@ def _gradient(session: Session, m: MiniBatch) -> LossStats:
         kl_coef=a.kl.coef,
         kl_type=a.kl.type,
         level=a.loss_level,
-        importance_cap=importance_cap(session.spec),
+        importance_cap=_importance_cap(session.spec),
         temperature=session.spec.rollout.temperature,
     )
     stats: LossStats = session.pool.call(
@@ -199,7 +199,7 @@ def _step(session: Session, rate: float) -> Stepped:
     return result
 
 
-def _minibatches(session: Session, rollout: Rollout, weighed: Weighed) -> list[MiniBatch | None]:
+def _minibatches(session: Session, rollout: Rollout, weighed: Weighed) -> list[_MiniBatch | None]:
     """Contiguous runs of groups; None where no group of it is alive. Old and reference log-probabilities are
     taken before the first update."""
     count = min(session.spec.algorithm.minibatches, len(rollout.groups))
@@ -210,7 +210,7 @@ def _minibatches(session: Session, rollout: Rollout, weighed: Weighed) -> list[M
 
 def _minibatch(
     session: Session, rollout: Rollout, weighed: Weighed, groups: list[int], size: int
-) -> MiniBatch | None:
+) -> _MiniBatch | None:
     algorithm = session.spec.algorithm
     alive = [g for g in groups if weighed.alive[g]]
     if not alive:
@@ -226,12 +226,12 @@ def _minibatch(
     targets = PolicyTargets(
         advantages=advantages,
         sampler_logprobs=np.concatenate([s.logprobs for s in samples]),
-        old_logprobs=_logprobs(session, "slot", batch) if needs_old(session.spec) else None,
+        old_logprobs=_logprobs(session, "slot", batch) if _needs_old(session.spec) else None,
         reference_logprobs=_logprobs(session, reference, batch) if algorithm.kl.coef else None,
     )
     tokens = sum(s.tokens.size for s in everything)
     normaliser = float(tokens if algorithm.loss_level == "token" else len(everything))
-    return MiniBatch(batch, targets, normaliser, has_gradient=bool(algorithm.kl.coef or advantages.any()))
+    return _MiniBatch(batch, targets, normaliser, has_gradient=bool(algorithm.kl.coef or advantages.any()))
 
 
 def _prompt(group: list[Sample]) -> np.ndarray:

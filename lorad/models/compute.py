@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Quantum(Generic[T]):
+class _Quantum(Generic[T]):
     """What to compute, and for whom. repeats: until there is a result that is not None."""
 
     __slots__ = ("asked", "compute", "found", "repeats", "work")
@@ -63,20 +63,20 @@ class Compute:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
-        self._turns: Turns[Quantum[Any]] = Turns()
+        self._turns: Turns[_Quantum[Any]] = Turns()
         self._lock = threading.Lock()
         self._clock = clock
 
     async def run(self, quantum: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of `quantum`, which runs to its end even when the caller is cancelled."""
-        result: T = await self._asked(Quantum(WORK.get(), partial(quantum, *args, **kwargs), repeats=False))
+        result: T = await self._asked(_Quantum(WORK.get(), partial(quantum, *args, **kwargs), repeats=False))
         return result
 
     async def until(self, quantum: Callable[[], T | None]) -> T:
         """Return the first result of `quantum` that is not None; it runs again and again, whenever it is its
         turn.
         """
-        result: T = await self._asked(Quantum(WORK.get(), quantum, repeats=True))
+        result: T = await self._asked(_Quantum(WORK.get(), quantum, repeats=True))
         return result
 
     async def each(self, quanta: Iterable[Callable[[], T]]) -> list[T]:
@@ -95,11 +95,11 @@ class Compute:
 
         return await self.until(quantum)
 
-    async def _asked(self, quantum: Quantum[Any]) -> Any:
+    async def _asked(self, quantum: _Quantum[Any]) -> Any:
         self._put(quantum)
         return await asyncio.wrap_future(quantum.found)
 
-    def _put(self, quantum: Quantum[Any]) -> None:
+    def _put(self, quantum: _Quantum[Any]) -> None:
         quantum.asked = self._clock()
         with self._lock:
             self._turns.put(quantum.work, quantum)

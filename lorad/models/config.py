@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class _Family:
     """What transformers' code fixes for an architecture.
 
     A bias is there always, never, or if that field says so.
@@ -37,14 +37,14 @@ class Family:
     """Values of fields that `config.json` leaves out."""
 
 
-FAMILIES = {
-    "Qwen2ForCausalLM": Family("qwen2", False, True, False, False, {"num_key_value_heads": 32}),
-    "Qwen3ForCausalLM": Family(
+_FAMILIES = {
+    "Qwen2ForCausalLM": _Family("qwen2", False, True, False, False, {"num_key_value_heads": 32}),
+    "Qwen3ForCausalLM": _Family(
         "qwen3", True, "attention_bias", "attention_bias", False, {"num_key_value_heads": 32, "head_dim": 128}
     ),
-    "LlamaForCausalLM": Family("llama", False, "attention_bias", "attention_bias", "mlp_bias"),
+    "LlamaForCausalLM": _Family("llama", False, "attention_bias", "attention_bias", "mlp_bias"),
 }
-SUPPORTED = tuple(FAMILIES)
+_SUPPORTED = tuple(_FAMILIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
     Raises: SpecError for an architecture or an option that the builtin forward does not compute.
     """
     architecture = _architecture(data, where)
-    family = FAMILIES[architecture]
+    family = _FAMILIES[architecture]
     data = {**family.defaults, **data}
     layers, positions = (
         _integer(data, key, where) for key in ("num_hidden_layers", "max_position_embeddings")
@@ -116,16 +116,16 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
 
 def _architecture(data: Mapping[str, Any], where: str) -> str:
     model_type = data.get("model_type")
-    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    by_type = {family.model_type: name for name, family in _FAMILIES.items()}
     name = next(iter(data.get("architectures") or ()), None) or by_type.get(
         str(model_type), model_type or "none named"
     )
-    other_type = name in FAMILIES and model_type not in (None, FAMILIES[name].model_type)
-    if name not in FAMILIES or other_type:
+    other_type = name in _FAMILIES and model_type not in (None, _FAMILIES[name].model_type)
+    if name not in _FAMILIES or other_type:
         raise SpecError(
             f"{where}: the builtin backend does not know the architecture {name}"
             + (f" of model_type {model_type}" if other_type else ""),
-            hint=f"supported: {', '.join(SUPPORTED)}; other models need trainer.backend: megatron or fsdp",
+            hint=f"supported: {', '.join(_SUPPORTED)}; other models need trainer.backend: megatron or fsdp",
         )
     return str(name)
 
@@ -171,8 +171,8 @@ def _refuse_options(data: Mapping[str, Any], layers: int, where: str) -> None:
         if found:
             raise SpecError(
                 f"{where}: the builtin backend does not compute {option}",
-                hint=f"use an unquantized checkpoint with full attention and silu of {', '.join(SUPPORTED)}, "
-                "or another backend",
+                hint="use an unquantized checkpoint with full attention and silu of "
+                f"{', '.join(_SUPPORTED)}, or another backend",
             )
 
 

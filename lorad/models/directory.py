@@ -17,7 +17,7 @@ from lorad.models.config import GROUPS, ModelConfig, parse_config
 BUILTIN = {"builtin:tiny": Path(__file__).parent / "tiny"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+_SINGLE = "model.safetensors"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
 _NOT_HUB_FILES = ["*/*", "consolidated*"]  # other forms of the same weights
@@ -116,8 +116,8 @@ def weight_files(directory: Path) -> list[Path]:
     Raises: SpecError when one is missing.
     """
     index = directory / INDEX
-    sharded = index.exists() and not (directory / SINGLE).exists()
-    names = _shards(index) if sharded else [SINGLE]
+    sharded = index.exists() and not (directory / _SINGLE).exists()
+    names = _shards(index) if sharded else [_SINGLE]
     missing = [name for name in names if not (directory / name).is_file()]
     if missing or not names:
         pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)

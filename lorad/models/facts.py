@@ -22,10 +22,10 @@ from lorad.files import open_file, refuse_sparse
 from lorad.models.config import ModelConfig, parse_config
 from lorad.models.directory import BYTES, linear_shapes, read_json, weight_files
 
-Shapes = dict[str, tuple[int, int]]
+_Shapes = dict[str, tuple[int, int]]
 
-HEADER_LIMIT = 100 << 20  # bytes, as the safetensors library has it
-CHUNK = 16 << 20
+_HEADER_LIMIT = 100 << 20  # bytes, as the safetensors library has it
+_CHUNK = 16 << 20
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _EMBEDDINGS = re.compile(r"embed|(^|\.)(wte|wpe)$")
 _ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)(\.|$)")
@@ -50,7 +50,7 @@ class ModelFacts:
     dtype: str
     parameters: int
     active: int
-    linears: Shapes
+    linears: _Shapes
     experts: tuple[str, ...]
     cached: int
     layers: int
@@ -89,7 +89,7 @@ def weights_sha256(directory: Path) -> str:
     for path in weight_files(directory):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
+            while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     return digest.hexdigest()
 
@@ -139,7 +139,7 @@ def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> M
     )
 
 
-def _linears(modules: Shapes, is_tied: bool, data: Mapping[str, Any]) -> Shapes:
+def _linears(modules: _Shapes, is_tied: bool, data: Mapping[str, Any]) -> _Shapes:
     """transformers' Conv1D, which has its weights transposed, is none: c_attn is wider than high there."""
     found = {
         name: shape for name, shape in modules.items() if _is_target(name) and not (name == HEAD and is_tied)
@@ -203,7 +203,7 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         with open_file(path) as file:
             refuse_sparse(file, path)
             size = int.from_bytes(file.read(8), "little")
-            if size > HEADER_LIMIT:
+            if size > _HEADER_LIMIT:
                 raise ValueError("its header is too long")
             text = file.read(size)
             if len(text) < size:

@@ -16,8 +16,8 @@ from lorad.models.directory import linear_shapes, read_config, weight_files
 from lorad.models.rope import rope_tables
 from lorad.protocol.heartbeat import HEART
 
-EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-DERIVED = "rotary_emb.inv_freq"  # older Llama checkpoints hold what follows from config.json
+_EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_DERIVED = "rotary_emb.inv_freq"  # older Llama checkpoints hold what follows from config.json
 
 
 def load_base(directory: Path, dtype: torch.dtype, device: torch.device) -> Base:
@@ -29,8 +29,8 @@ def load_base(directory: Path, dtype: torch.dtype, device: torch.device) -> Base
     """
     config = read_config(directory)
     source = _Source(directory, dtype, device)
-    embed = source.take(EMBED, config.vocab_size, config.hidden_size)
-    head = embed if config.tie_word_embeddings else source.take(HEAD, config.vocab_size, config.hidden_size)
+    embed = source.take(_EMBED, config.vocab_size, config.hidden_size)
+    head = embed if config.tie_word_embeddings else source.take(_HEAD, config.vocab_size, config.hidden_size)
     layers = tuple(_layer(source, config, index) for index in range(config.num_hidden_layers))
     norm = source.take("model.norm.weight", config.hidden_size)
     source.check_rest(embed)
@@ -85,12 +85,12 @@ class _Source:
         """Check that unread tensors change nothing: a second copy of tied embeddings, frequencies that
         config.json implies.
         """
-        if HEAD in self.rest and not torch.equal(self.take(HEAD, *embed.shape), embed):
+        if _HEAD in self.rest and not torch.equal(self.take(_HEAD, *embed.shape), embed):
             raise SpecError(
-                f"{self.files[HEAD]}: {HEAD} differs from {EMBED}, config.json ties them",
+                f"{self.files[_HEAD]}: {_HEAD} differs from {_EMBED}, config.json ties them",
                 hint="set tie_word_embeddings to false in config.json",
             )
-        unread = sorted(name for name in self.rest if not name.endswith(DERIVED))
+        unread = sorted(name for name in self.rest if not name.endswith(_DERIVED))
         if unread:
             raise SpecError(
                 f"{self.files[unread[0]]}: {len(unread)} tensors have no place in the model that config.json "

@@ -15,8 +15,8 @@ from lorad.models.base import Base
 from lorad.models.config import GROUPS
 from lorad.models.directory import linear_shapes
 
-Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
-Pair = tuple[Tensor, Tensor]
+_Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
+_Pair = tuple[Tensor, Tensor]
 """A fused (A [rank, in], B [out, rank]); the scale is already in B."""
 
 
@@ -60,10 +60,10 @@ class FrozenLora:
     for rslora. number: of no other one in this process.
     """
 
-    def __init__(self, base: Base, tensors: Mapping[str, Array], scale: float) -> None:
+    def __init__(self, base: Base, tensors: Mapping[str, _Array], scale: float) -> None:
         shapes = linear_shapes(base.config)
         self.scale, self.number = scale, next(_numbers)
-        self.pairs: dict[tuple[int, str], Pair] = {}
+        self.pairs: dict[tuple[int, str], _Pair] = {}
         for place in fused_groups(base):
             pair = _fuse(members(*place), tensors, shapes, scale)
             if pair is not None:
@@ -80,10 +80,10 @@ class FrozenLora:
         return sum(t.numel() * t.element_size() for pair in self.pairs.values() for t in pair)
 
 
-Place = tuple[int, str]
+_Place = tuple[int, str]
 """(layer, fused group)"""
 
-Signature = tuple[tuple[Place, int], ...]
+Signature = tuple[tuple[_Place, int], ...]
 """The places at which any of some adapters has something, each with the largest rank there."""
 
 
@@ -112,7 +112,7 @@ class MixedLora:
 
     def __init__(self, base: Base, loras: Sequence[FrozenLora | None], per: int = 0, tokens: int = 0) -> None:
         self.count, self.per, self.device = len(loras), per, base.device
-        self.stacks: dict[Place, Pair] = {}
+        self.stacks: dict[_Place, _Pair] = {}
         for place, rank in signature(base, loras):
             pair = next(lora.pairs[place] for lora in loras if lora is not None and place in lora.pairs)
             a = pair[0].new_zeros(self.count, rank, pair[0].shape[1])
@@ -133,7 +133,7 @@ class MixedLora:
                     _put(a[index], b[index], None if lora is None else lora.pairs.get(place))
         self.numbers = [number_of(lora) for lora in loras]
 
-    def assign(self, owner: Array) -> None:
+    def assign(self, owner: _Array) -> None:
         """owner[token], int64: the index of the adapter that each token of the next forwards uses.
 
         When the forwards have more tokens, what is added to the rest of them is of no adapter in particular.
@@ -170,7 +170,7 @@ class MixedLora:
         return y.add_(delta.index_select(0, self.place[: len(y)]))
 
 
-def _put(a: Tensor, b: Tensor, pair: Pair | None) -> None:
+def _put(a: Tensor, b: Tensor, pair: _Pair | None) -> None:
     a.zero_()
     b.zero_()
     if pair is not None:
@@ -179,8 +179,8 @@ def _put(a: Tensor, b: Tensor, pair: Pair | None) -> None:
 
 
 def _fuse(
-    modules: Sequence[str], tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, int]], scale: float
-) -> Pair | None:
+    modules: Sequence[str], tensors: Mapping[str, _Array], shapes: Mapping[str, tuple[int, int]], scale: float
+) -> _Pair | None:
     present = [module for module in modules if f"{module}.lora_A.weight" in tensors]
     if not present:
         return None

@@ -14,8 +14,8 @@ from lorad.models.base import Base, Layer
 from lorad.models.config import GROUPS
 from lorad.models.lora import FrozenLora, LoraApply
 
-MERGE_BYTES = 32 << 20  # the largest base of which copies are made
-KEPT = 4  # copies at once
+_MERGE_BYTES = 32 << 20  # the largest base of which copies are made
+_KEPT = 4  # copies at once
 
 
 class Merger:
@@ -27,7 +27,7 @@ class Merger:
     def __init__(self, base: Base) -> None:
         self.base = base
         self.is_worth_it = (
-            base.device.type == "cpu" and base.dtype == torch.float32 and base.nbytes() <= MERGE_BYTES
+            base.device.type == "cpu" and base.dtype == torch.float32 and base.nbytes() <= _MERGE_BYTES
         )
         self.copies: OrderedDict[FrozenLora, Base] = OrderedDict()
 
@@ -36,8 +36,8 @@ class Merger:
         if lora is None or not self.is_worth_it:
             return self.base, lora
         if lora not in self.copies:
-            self.copies[lora] = merged(self.base, lora)
-            if len(self.copies) > KEPT:
+            self.copies[lora] = _merged(self.base, lora)
+            if len(self.copies) > _KEPT:
                 self.copies.popitem(last=False)
         self.copies.move_to_end(lora)
         return self.copies[lora], None
@@ -49,7 +49,7 @@ class Merger:
 
 
 @torch.no_grad()
-def merged(base: Base, lora: FrozenLora) -> Base:
+def _merged(base: Base, lora: FrozenLora) -> Base:
     """A base of its own in every linear that the adapter changes; all else is shared."""
 
     def add(layer: int, group: str, weight: torch.Tensor) -> torch.Tensor:

@@ -43,12 +43,12 @@ def apply(function: type[Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-FEW, LARGE = 4, 1 << 18  # rows; numbers in a weight that has to come from memory each time
+FEW, _LARGE = 4, 1 << 18  # rows; numbers in a weight that has to come from memory each time
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [rows, in] times weight [out, in] transposed, plus bias: contiguous [rows, out]."""
-    is_bound_by_memory = len(x) <= FEW and weight.numel() >= LARGE
+    is_bound_by_memory = len(x) <= FEW and weight.numel() >= _LARGE
     if (
         is_bound_by_memory
         and x.dtype == torch.float32
@@ -181,7 +181,7 @@ class _SwiGlu(Function):
 class _SplitRotate(Function):
     @staticmethod
     def plain(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        turned = _turned(qkv, heads)
+        turned = (qkv.shape[-2] + heads) // 2  # heads of q, k, v that belong to q and k
         qk = qkv[..., :turned, :]
         if norm is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], None, norm.eps) * norm.weight
@@ -208,8 +208,3 @@ class _SplitRotate(Function):
         if ctx.norm is not None:
             qk = _rms_norm_backward(qk, qkv[..., : qk.shape[-2], :], *ctx.norm)
         return torch.cat([qk, v], -2), None, None, None
-
-
-def _turned(qkv: Tensor, heads: int) -> int:
-    """Count the heads of q, k, v that belong to q and k."""
-    return (qkv.shape[-2] + heads) // 2

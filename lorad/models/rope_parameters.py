@@ -12,14 +12,14 @@ from typing import Any
 
 from lorad.errors import SpecError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
     """Under Hugging Face's field names; what a type does not use keeps its default.
 
-    rope_type: one of `ROPE_TYPES`. dynamic is default up to `max_position_embeddings`, and lorad never goes
+    rope_type: one of `_ROPE_TYPES`. dynamic is default up to `max_position_embeddings`, and lorad never goes
         beyond.
     attention_factor: cos and sin are multiplied by it.
     """
@@ -40,13 +40,13 @@ def parse_rope(data: Mapping[str, Any], max_positions: int, where: str) -> RopeP
     """Read `rope_parameters`, or the older `rope_scaling` beside `rope_theta`; the precedence is that of
     transformers.
 
-    Raises: SpecError for a type that is not in `ROPE_TYPES`, an embedding that differs by layer or covers a
+    Raises: SpecError for a type that is not in `_ROPE_TYPES`, an embedding that differs by layer or covers a
     part of the head, and a field that is missing or no positive number.
     """
     rope = _whole_model(data.get("rope_scaling") or data.get("rope_parameters") or {}, where)
     rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
     partial = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
-    if rope_type not in ROPE_TYPES:
+    if rope_type not in _ROPE_TYPES:
         raise _refused(f"rope type {rope_type}", where)
     if partial not in (None, 1):
         raise _refused(f"partial_rotary_factor {partial}", where)
@@ -109,5 +109,5 @@ def _positive(key: str, value: Any, where: str) -> float:
 def _refused(option: str, where: str) -> SpecError:
     return SpecError(
         f"{where}: the builtin backend does not compute {option}",
-        hint=f"supported: one rope type for the whole head and every layer, of {', '.join(ROPE_TYPES)}",
+        hint=f"supported: one rope type for the whole head and every layer, of {', '.join(_ROPE_TYPES)}",
     )

@@ -22,9 +22,9 @@ from typing import Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 ROUND = 0.01  # seconds of credit per round and unit of weight
-LEAST = 1e-6  # seconds that a piece of work costs at least
+_LEAST = 1e-6  # seconds that a piece of work costs at least
 FIRST_SHARE = 0.25  # of recent seconds (or rows of a batch): who goes first does so up to that
-RECENT = 1.0  # seconds of work after which what was done before counts half
+_RECENT = 1.0  # seconds of work after which what was done before counts half
 
 
 class Account(ABC):
@@ -123,7 +123,7 @@ def caller() -> Caller:
     return work if isinstance(work, Caller) else POOL
 
 
-class Turn(NamedTuple, Generic[T]):
+class _Turn(NamedTuple, Generic[T]):
     """is_ahead: it goes first, and pays nothing."""
 
     work: Work
@@ -135,7 +135,7 @@ class Turns(Generic[T]):
     """Lines of what waits, one for each account, and who is next. Not to be used by two threads at once."""
 
     def __init__(self) -> None:
-        self._lines: dict[Account, deque[Turn[T]]] = {}  # in the order of their turns
+        self._lines: dict[Account, deque[_Turn[T]]] = {}  # in the order of their turns
         self._credit: dict[Account, float] = {}
         self._recent = self._recent_first = 0.0
 
@@ -144,9 +144,9 @@ class Turns(Generic[T]):
 
     def put(self, work: Work, what: T) -> None:
         """Append work to the line of its account."""
-        self._lines.setdefault(work.account, deque()).append(Turn(work, what))
+        self._lines.setdefault(work.account, deque()).append(_Turn(work, what))
 
-    def take(self) -> Turn[T]:
+    def take(self) -> _Turn[T]:
         """Take the next turn off its line. There must be one; `charge` it when it is done."""
         first = self._first()
         account = self._next() if first is None else first
@@ -156,9 +156,9 @@ class Turns(Generic[T]):
             self._lines[account] = line  # behind all others
         return turn if first is None else turn._replace(is_ahead=True)
 
-    def charge(self, turn: Turn[T], seconds: float) -> None:
+    def charge(self, turn: _Turn[T], seconds: float) -> None:
         """Charge the cost of a turn to those who pay for its work."""
-        seconds = max(seconds, LEAST)
+        seconds = max(seconds, _LEAST)
         account = turn.work.account
         self._count(account, seconds)
         if not turn.is_ahead:
@@ -207,7 +207,7 @@ class Turns(Generic[T]):
             self._credit.pop(account, None)
 
     def _count(self, account: Account, seconds: float) -> None:
-        faded = 0.5 ** (seconds / RECENT)
+        faded = 0.5 ** (seconds / _RECENT)
         self._recent = self._recent * faded + seconds
         self._recent_first = self._recent_first * faded + (seconds if _goes_first(account) else 0.0)
 
@@ -225,7 +225,7 @@ class TurnLock:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._turns: Turns[asyncio.Future[None]] = Turns()
-        self._holder: Turn[asyncio.Future[None]] | None = None
+        self._holder: _Turn[asyncio.Future[None]] | None = None
         self._since = 0.0
 
     async def acquire(self) -> None:

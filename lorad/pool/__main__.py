@@ -33,7 +33,7 @@ def main() -> int:
         HEART.work("imports")
         config = configuration.read(root)
         with quick_imports():
-            prepare(config)
+            _prepare(config)
             from lorad.pool.host import run
 
         learn_structs()
@@ -47,7 +47,7 @@ def main() -> int:
     return 0
 
 
-def prepare(config: PoolSetup) -> None:
+def _prepare(config: PoolSetup) -> None:
     """Set what must be decided before torch is imported: its threads, and the path of the user's classes."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(config.threads)

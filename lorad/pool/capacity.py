@@ -20,11 +20,11 @@ from lorad.protocol.status import Capacity
 
 # one in so many bytes that the base leaves, of a GPU and at least of a machine; the cache has half
 ADAPTERS = 4
-CPU_CACHE, LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
+CPU_CACHE, _LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
 # what the trainer keeps while it does not train, in sizes of its base: adapters and Adam states
-TRAINER_SHARE = 1.2
-LODGER_SHARE = 0.2  # the same of a trainer whose base is moved away meanwhile
-LEAST_FRACTION = 0.1  # of a device: less is no room for any server
+_TRAINER_SHARE = 1.2
+_LODGER_SHARE = 0.2  # the same of a trainer whose base is moved away meanwhile
+_LEAST_FRACTION = 0.1  # of a device: less is no room for any server
 
 
 def memory_for_adapters(config: PoolSetup) -> int:
@@ -37,7 +37,10 @@ def memory_for_adapters(config: PoolSetup) -> int:
         return _of_machine(config)
     if config.ranks is not None or config.server is not None:
         return 0
-    return beside_base(config, read_facts(Path(config.model_path))) // ADAPTERS
+    beside_base = int(_total(config) * config.memory_fraction) - _trainer_bytes(
+        config, read_facts(Path(config.model_path))
+    )
+    return max(0, beside_base) // ADAPTERS
 
 
 def _of_machine(config: PoolSetup) -> int:
@@ -78,7 +81,7 @@ def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat
     return "float32" if wanted == "float32" else "bfloat16"
 
 
-def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
+def _trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
     """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron
     over tp and pp.
     """
@@ -98,9 +101,9 @@ def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool)
     """
     if base.device.type == "cpu":
         return CPU_CACHE
-    beside = int(TRAINER_SHARE * trainer_bytes(config, facts)) if own else 0
+    beside = int(_TRAINER_SHARE * _trainer_bytes(config, facts)) if own else 0
     left = int(_total(config) * config.memory_fraction) - base.nbytes() - beside
-    return max(LEAST_CACHE, left // 2)  # the other half is for training
+    return max(_LEAST_CACHE, left // 2)  # the other half is for training
 
 
 def server_share(config: PoolSetup, facts: ModelFacts) -> float:
@@ -113,19 +116,14 @@ def server_share(config: PoolSetup, facts: ModelFacts) -> float:
         return config.memory_fraction
     share = config.memory_fraction / 2
     if config.mode == "timesliced":
-        kept = LODGER_SHARE if config.ranks is not None else TRAINER_SHARE
-        share = config.memory_fraction - kept * trainer_bytes(config, facts) / _total(config)
-    if share < LEAST_FRACTION:
+        kept = _LODGER_SHARE if config.ranks is not None else _TRAINER_SHARE
+        share = config.memory_fraction - kept * _trainer_bytes(config, facts) / _total(config)
+    if share < _LEAST_FRACTION:
         raise SpecError(
             f"{config.device}: {config.model} twice, for trainer and engine, does not fit",
             hint="Use rollout.backend: builtin, which shares one copy, or raise pool.memory_fraction.",
         )
     return share
-
-
-def beside_base(config: PoolSetup, facts: ModelFacts) -> int:
-    """Return the bytes of a GPU that the pool may use and its one base does not take."""
-    return max(0, int(_total(config) * config.memory_fraction) - trainer_bytes(config, facts))
 
 
 def _total(config: PoolSetup) -> int:

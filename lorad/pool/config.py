@@ -10,12 +10,12 @@ import msgspec
 from lorad.errors import SpecError
 from lorad.protocol.pool_setup import PoolSetup
 
-FILE = "pool.json"
+_FILE = "pool.json"
 
 
 def read(directory: Path) -> PoolSetup:
     """Return the configuration of a pool. Raises SpecError when it is missing or not usable."""
-    path = directory / FILE
+    path = directory / _FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=PoolSetup)
     except OSError as error:
@@ -41,4 +41,4 @@ def log_directory(directory: Path) -> Path:
 
 def write(config: PoolSetup, directory: Path) -> None:
     """Put the configuration where `read` finds it."""
-    (directory / FILE).write_bytes(msgspec.json.encode(config))
+    (directory / _FILE).write_bytes(msgspec.json.encode(config))

@@ -17,13 +17,13 @@ from lorad.errors import Conflict, Fenced
 from lorad.protocol.calls import Call
 
 RECORDED = 16  # replies kept for each run
-IDLE = "idle"
+_IDLE = "idle"
 
-Work = Callable[[], Coroutine[Any, Any, Any]]
+_Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True)
-class Reply:
+class _Reply:
     """The outcome of a call, or the call itself as long as it is under way."""
 
     verb: str
@@ -36,10 +36,10 @@ class Fence:
     """
 
     def __init__(self, run: str, abort: Callable[[str], Awaitable[None]]) -> None:
-        self.run, self.attempt, self.phase = run, 0, IDLE
+        self.run, self.attempt, self.phase = run, 0, _IDLE
         self._abort = abort
         self._newest = 0  # seq
-        self._replies: dict[int, Reply] = {}
+        self._replies: dict[int, _Reply] = {}
         self._slot = asyncio.Lock()
         self._streams: dict[str, int] = {}  # request -> attempt
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -47,9 +47,9 @@ class Fence:
     @property
     def busy(self) -> str:
         """Return the verb under way, or `idle`."""
-        return self.phase if self.phase != IDLE or not self._streams else "generate"
+        return self.phase if self.phase != _IDLE or not self._streams else "generate"
 
-    async def once(self, call: Call, work: Work) -> Any:
+    async def once(self, call: Call, work: _Work) -> Any:
         """Outcome of a mutating call: done now, under way or recorded.
 
         Raises Fenced, Conflict, or what `work` does.
@@ -66,7 +66,7 @@ class Fence:
             )
         return await asyncio.shield(reply.task)
 
-    async def read(self, call: Call, work: Work) -> Any:
+    async def read(self, call: Call, work: _Work) -> Any:
         """Return the result of a call that reads the slot, between the ones that change it."""
         self._admit(call)
         return await asyncio.shield(self._spawn(call, work))
@@ -105,7 +105,7 @@ class Fence:
                 hint="This process is out of date and has nothing left to do.",
             )
 
-    def _start(self, call: Call, work: Work) -> Reply:
+    def _start(self, call: Call, work: _Work) -> _Reply:
         if call.seq <= self._newest:
             raise Fenced(
                 f"call {call.seq} of {self.run} attempt {call.attempt} is older than the {RECORDED} "
@@ -113,14 +113,14 @@ class Fence:
                 hint="Resume the run: its state in the pool is not what the caller thinks.",
             )
         self._newest = call.seq
-        reply = self._replies[call.seq] = Reply(call.verb, self._spawn(call, work))
+        reply = self._replies[call.seq] = _Reply(call.verb, self._spawn(call, work))
         for seq in [s for s, r in self._replies.items() if r.task.done()][
             : max(0, len(self._replies) - RECORDED)
         ]:
             del self._replies[seq]
         return reply
 
-    def _spawn(self, call: Call, work: Work) -> asyncio.Task[Any]:
+    def _spawn(self, call: Call, work: _Work) -> asyncio.Task[Any]:
         task = asyncio.create_task(self._alone(call, work), name=f"{self.run} {call.verb}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -132,7 +132,7 @@ class Fence:
         if not task.cancelled() and (error := task.exception()) is not None:
             traceback.clear_frames(error.__traceback__)  # a recorded error keeps no tensors alive
 
-    async def _alone(self, call: Call, work: Work) -> Any:
+    async def _alone(self, call: Call, work: _Work) -> Any:
         for request in [request for request, attempt in self._streams.items() if attempt < call.attempt]:
             await self._abort(request)
         async with self._slot:
@@ -141,4 +141,4 @@ class Fence:
             try:
                 return await work()
             finally:
-                self.phase = IDLE
+                self.phase = _IDLE

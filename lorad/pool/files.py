@@ -17,7 +17,7 @@ from lorad.adapters.peft import write_peft
 from lorad.errors import LoradError
 
 log = logging.getLogger(__name__)
-PENDING = 4  # versions of a run that may wait for the disk: each holds its tensors
+_PENDING = 4  # versions of a run that may wait for the disk: each holds its tensors
 
 
 class VersionFiles:
@@ -54,8 +54,8 @@ class VersionFiles:
     async def room(self, run: str) -> None:
         """Wait until few enough versions of `run` are waiting for the disk."""
         waiting = [future for future in self._pending.get(run, []) if not future.done()]
-        if len(waiting) >= PENDING:
-            await asyncio.to_thread(wait, waiting[: len(waiting) - PENDING + 1])
+        if len(waiting) >= _PENDING:
+            await asyncio.to_thread(wait, waiting[: len(waiting) - _PENDING + 1])
 
     async def flush(self, run: str) -> None:
         """Wait until every version of `run` is on disk. Raises what went wrong."""

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0  # between two looks at engine and trainer
 LOOP_SECONDS = 1.0  # between two signs of life of the event loop
 # without a daemon, which may be one that is restarted, before an idle pool ends by itself
-ALONE_SECONDS = 30.0
-SOFTWARE = ("torch", "numpy", "safetensors")
+_ALONE_SECONDS = 30.0
+_SOFTWARE = ("torch", "numpy", "safetensors")
 
 
 async def run(config: PoolSetup, root: Path) -> None:
@@ -56,7 +56,7 @@ async def run(config: PoolSetup, root: Path) -> None:
         with contextlib.closing(listen(path)) as listener:
             log.info("pool %s serves %s on %s", config.pool, config.model, config.socket)
             watch = asyncio.create_task(watch_both(pool))
-            alone = asyncio.create_task(end_when_alone(pool, config, Home(default_home())))
+            alone = asyncio.create_task(_end_when_alone(pool, config, Home(default_home())))
             try:
                 await Service(pool, listener).serve()
             finally:
@@ -80,17 +80,17 @@ async def watch_both(pool: Pool) -> PoolLost:
     """Stop the pool when its engine or trainer will never serve again: the next life of the pool begins with
     others.
     """
-    while not (lost := await what_is_lost(pool)):  # noqa: ASYNC110 (health is polled)
+    while not (lost := await _what_is_lost(pool)):  # noqa: ASYNC110 (health is polled)
         await asyncio.sleep(LOOK_SECONDS)
     pool.stopping.set()
     return PoolLost(lost, hint="Resume the runs; a new pool starts.")
 
 
-async def end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
+async def _end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
     """Stop a pool that nobody has needed for a while, when no daemon is there to end it and
     free its devices.
     """
-    alone_since, patience = time.monotonic(), min(ALONE_SECONDS, max(config.idle_timeout, 1.0))
+    alone_since, patience = time.monotonic(), min(_ALONE_SECONDS, max(config.idle_timeout, 1.0))
     while (now := time.monotonic()) - alone_since <= patience:
         if is_needed(pool, config, home):
             alone_since = now
@@ -112,7 +112,7 @@ def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
     return bool(pool.loaded.kept()) and answers(gateway)
 
 
-async def what_is_lost(pool: Pool) -> str:
+async def _what_is_lost(pool: Pool) -> str:
     """Describe which of engine and trainer was lost; "" while both are alive."""
     engine, trainer = await pool.engine.health(), await pool.work.health()
     if not engine.alive:
@@ -156,7 +156,7 @@ def _info(
     have others.
     """
     trainer = training.trainer.capabilities()
-    here = {name: importlib.metadata.version(name) for name in SOFTWARE}
+    here = {name: importlib.metadata.version(name) for name in _SOFTWARE}
     there = {f"trainer.{name}": version for name, version in training.trainer.software().items()}
     return PoolInfo(
         pool=config.pool,

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 SPARE = 8  # served versions that stay loaded though nobody uses them
 
-UNKNOWN = Attestation("inconclusive", "it is being attested")
+_UNKNOWN = Attestation("inconclusive", "it is being attested")
 
 _clock = itertools.count()
 
@@ -44,7 +44,7 @@ class Entry:
     held: bool
     served: bool
     kept: bool = False
-    verdict: Attestation = UNKNOWN
+    verdict: Attestation = _UNKNOWN
     users: int = 0
     delivered: str = ""
     used: int = field(default_factory=lambda: next(_clock))

@@ -30,12 +30,12 @@ MOST_WAITING = 1024  # callers
 LINGER = 0.1  # seconds after a training verb in which its run is expected to make the next call
 
 Kind = Literal["training", "serving"]
-KINDS: tuple[Kind, Kind] = ("training", "serving")
+_KINDS: tuple[Kind, Kind] = ("training", "serving")
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Waiter:
+class _Waiter:
     run: str
     is_stream: bool
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -56,7 +56,7 @@ class Phases:
         # None: a change failed, so that the engine is neither here nor there
         self._kind: Kind | None = "serving"
         self._inside = 0
-        self._waiting: dict[Kind, list[Waiter]] = {"training": [], "serving": []}
+        self._waiting: dict[Kind, list[_Waiter]] = {"training": [], "serving": []}
         self._change: asyncio.Task[None] | None = None
         self._trained, self._trained_at = "", 0.0
 
@@ -135,7 +135,7 @@ class Phases:
                 f"{MOST_WAITING} calls wait for their turn on the device",
                 hint="Ask for less at once, or later.",
             )
-        waiter = Waiter(run, is_stream)
+        waiter = _Waiter(run, is_stream)
         self._waiting[kind].append(waiter)
         self._advance()
         try:
@@ -148,7 +148,7 @@ class Phases:
         is_now = self._kind == kind and self._change is None
         return is_now and (kind == "training" or not self._waiting["training"])
 
-    def _give_up(self, kind: Kind, waiter: Waiter) -> None:
+    def _give_up(self, kind: Kind, waiter: _Waiter) -> None:
         """Withdraw a waiter whose caller was cancelled, perhaps in the moment in which its turn came."""
         if waiter in self._waiting[kind]:
             self._waiting[kind].remove(waiter)
@@ -164,10 +164,10 @@ class Phases:
 
     def _advance(self) -> None:
         """Let in who may enter now, and change to what is wanted when nothing is under way."""
-        for kind in KINDS:
+        for kind in _KINDS:
             if self._may_enter(kind):
                 self._let_in(kind)
-        wanted = next((kind for kind in KINDS if self._waiting[kind]), None)
+        wanted = next((kind for kind in _KINDS if self._waiting[kind]), None)
         if wanted is None or self._inside or self._change is not None:
             return
         if (seconds := self._lingers()) > 0:

@@ -27,7 +27,7 @@ from lorad.protocol.listener import may_call
 log = logging.getLogger(__name__)
 
 LAST_ANSWERS = 1.0  # seconds for callers to take their last answers at the end
-ABOUT = frozenset({"hello", "status", "shutdown"})  # calls that do not count as use of the pool
+_ABOUT = frozenset({"hello", "status", "shutdown"})  # calls that do not count as use of the pool
 
 
 class Service:
@@ -51,7 +51,7 @@ class Service:
             if self._answering:
                 await asyncio.wait(self._answering, timeout=LAST_ANSWERS)
         finally:
-            await cancelled(accepting, *self._answering, *self._connections)
+            await _cancelled(accepting, *self._answering, *self._connections)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -66,12 +66,12 @@ class Service:
                 log.error("a process of another user was turned away")
                 peer.close()
                 continue
-            wire = Wire(peer)
+            wire = _Wire(peer)
             task = asyncio.create_task(self._connection(wire))
             _keep(self._connections, task)
             task.add_done_callback(partial(_close, wire))  # also of one that is cancelled before it begins
 
-    async def _connection(self, wire: Wire) -> None:
+    async def _connection(self, wire: _Wire) -> None:
         """Read calls until the peer closes; then end its streams, but let calls that change a slot finish."""
         mine: dict[int, asyncio.Task[None]] = {}
         is_driver = False
@@ -89,11 +89,11 @@ class Service:
         finally:
             self._pool.meter.drivers -= is_driver
             try:
-                await cancelled(*mine.values())
+                await _cancelled(*mine.values())
             finally:
                 await wire.settle()
 
-    def _take(self, wire: Wire, call: Call, mine: dict[int, asyncio.Task[None]]) -> None:
+    def _take(self, wire: _Wire, call: Call, mine: dict[int, asyncio.Task[None]]) -> None:
         """Begin to answer a call, or end one. mine: of the connection, by their ids. Raises BadFrame."""
         if call.verb == CANCEL:
             if isinstance(call.args, int) and call.args in mine:
@@ -105,14 +105,14 @@ class Service:
         task.add_done_callback(lambda _: mine.pop(call.id))
         _keep(self._answering, task)
 
-    async def _answer(self, wire: Wire, call: Call) -> None:
+    async def _answer(self, wire: _Wire, call: Call) -> None:
         with contextlib.suppress(OSError):  # the peer is gone: its connection ends by itself
-            async with aclosing(answers(self._pool, call)) as replies:
+            async with aclosing(_answers(self._pool, call)) as replies:
                 async for reply in replies:
                     await wire.send(reply)
 
 
-async def cancelled(*tasks: asyncio.Task[None]) -> None:
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
     """Cancel, and wait until they have ended."""
     for task in tasks:
         task.cancel()
@@ -124,11 +124,11 @@ def _keep(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
     task.add_done_callback(tasks.discard)
 
 
-def _close(wire: Wire, _: asyncio.Task[None]) -> None:
+def _close(wire: _Wire, _: asyncio.Task[None]) -> None:
     wire.close()
 
 
-class Wire:
+class _Wire:
     """One connection, seen from the pool: the frames protocol on a non-blocking socket.
 
     A slow reader slows down the one who sends to it, nobody else.
@@ -191,7 +191,7 @@ class Wire:
         return data
 
 
-async def answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
+async def _answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
     """Yield everything that goes back to the caller, from a task of its own.
 
     Raises nothing but cancellation.
@@ -199,7 +199,7 @@ async def answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
     WORK.set(pool.parties.caller(call))
     try:
         kind, args = _checked(pool, call)
-        with contextlib.nullcontext() if call.verb in ABOUT else pool.meter.activity():
+        with contextlib.nullcontext() if call.verb in _ABOUT else pool.meter.activity():
             if kind.item is None:
                 yield Answer(call.id, "result", await _plain(pool, call, kind, args))
                 return
@@ -231,7 +231,7 @@ def _checked(pool: Pool, call: Call) -> tuple[Verb, Any]:
         raise Conflict(
             f"a pool has no verb {call.verb!r}", hint="Both sides must be of the same version of lorad."
         )
-    if pool.stopping.is_set() and call.verb not in ABOUT:
+    if pool.stopping.is_set() and call.verb not in _ABOUT:
         raise PoolLost("the pool is shutting down", hint="Resume the run; the daemon starts another pool.")
     if kind.of_run and (not call.run or call.attempt < 1 or (kind.mutates and call.seq < 1)):
         raise Conflict(

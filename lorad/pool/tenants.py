@@ -17,8 +17,8 @@ from lorad.pool.loaded import Entry
 from lorad.protocol.calls import Call, Open
 from lorad.trainers.base import SlotInfo
 
-LEAST_KEPT = 2  # versions of a run: the current one and the one before
-MOST_PRIORITY = 4  # and as far below zero
+_LEAST_KEPT = 2  # versions of a run: the current one and the one before
+_MOST_PRIORITY = 4  # and as far below zero
 
 
 def reference_slot(run: str) -> str:
@@ -27,7 +27,7 @@ def reference_slot(run: str) -> str:
 
 
 @dataclass(eq=False)
-class Proof:
+class _Proof:
     """The amplified tests of one attempt. returns: of the engine when the last one passed, see `Attester`;
     None: none has. since: versions since the last one. times: its K.
     """
@@ -68,7 +68,7 @@ class Tenant:
     versions: list[Entry] = field(default_factory=list)
     change: np.ndarray | None = None
     files: Files | None = None
-    proof: Proof = field(default_factory=Proof)
+    proof: _Proof = field(default_factory=_Proof)
 
     @property
     def reference(self) -> str:
@@ -96,14 +96,14 @@ class Tenant:
         """Make the entry the current one; returns those that the run lets go."""
         self.number, self.change, self.files = number, change, files
         self.versions.append(entry)
-        kept = max(LEAST_KEPT, self.spec.kept)
+        kept = max(_LEAST_KEPT, self.spec.kept)
         gone, self.versions = self.versions[:-kept], self.versions[-kept:]
         return gone
 
 
 def weight_of(priority: int) -> float:
     """Twice as much for each step, between 2^-4 and 2^4."""
-    return 2.0 ** max(-MOST_PRIORITY, min(priority, MOST_PRIORITY))
+    return 2.0 ** max(-_MOST_PRIORITY, min(priority, _MOST_PRIORITY))
 
 
 class Parties:

@@ -18,7 +18,7 @@ from lorad.protocol.batch import Batch
 from lorad.protocol.status import TrainerStatus
 from lorad.trainers.base import Trainer, TrainerHealth
 
-PEAKS: Mapping[str, float] = {
+_PEAKS: Mapping[str, float] = {
     "A100": 312e12,
     "A10": 125e12,
     "L40S": 362e12,
@@ -35,19 +35,21 @@ PEAKS: Mapping[str, float] = {
     "GB200": 2500e12,
 }
 """Flops per second in dense bf16, from NVIDIA's data sheets. A part of the name that torch tells -> peak."""
-FORWARD, BACKWARD = 2, 2
+_FORWARD, _BACKWARD = 2, 2
 """Flops per parameter of the base and token: y = W x, and the gradient of x. The base needs none of W, which
 would be two more (Kaplan et al., 2020, "Scaling laws for neural language models", section 2.1). The adapter
 is left out."""
-WINDOW = 10.0  # seconds
+_WINDOW = 10.0  # seconds
 
 
 def peak_of(name: str) -> float | None:
     """Return the peak FLOP/s of a GPU by the name that torch gives it; None: unknown. The longest part that
     fits decides.
     """
-    fitting = [part for part in PEAKS if all(word in name.replace("-", " ").split() for word in part.split())]
-    return PEAKS[max(fitting, key=len)] if fitting else None
+    fitting = [
+        part for part in _PEAKS if all(word in name.replace("-", " ").split() for word in part.split())
+    ]
+    return _PEAKS[max(fitting, key=len)] if fitting else None
 
 
 class Rate(Struct, frozen=True):
@@ -64,12 +66,12 @@ class Rate(Struct, frozen=True):
 
         Unlike there, FLOPs that are computed a second time count too.
         """
-        per_token = (FORWARD + BACKWARD + (FORWARD if recomputes else 0)) * self.parameters
+        per_token = (_FORWARD + _BACKWARD + (_FORWARD if recomputes else 0)) * self.parameters
         return per_token * tokens / (seconds * self.peak)
 
 
 @dataclass
-class Done:
+class _Done:
     """What one run has computed since its last optimizer step."""
 
     tokens: int = 0
@@ -82,7 +84,7 @@ class Work:
 
     trainer: Trainer
     rate: Rate | None
-    _done: dict[str, Done] = field(default_factory=dict)
+    _done: dict[str, _Done] = field(default_factory=dict)
     _peak: int | None = None  # the most memory since the last step of any run
 
     @contextmanager
@@ -90,13 +92,13 @@ class Work:
         """Count the seconds of a run's forward and backward pass, without the wait for its turn."""
         started, waited = time.perf_counter(), caller().waited
         yield
-        done = self._done.setdefault(run, Done())
+        done = self._done.setdefault(run, _Done())
         done.seconds += max(0.0, time.perf_counter() - started - (caller().waited - waited))
         done.tokens += tokens_of(batch)
 
-    def take(self, run: str, *, recomputes: bool) -> tuple[Done, float | None]:
+    def take(self, run: str, *, recomputes: bool) -> tuple[_Done, float | None]:
         """Return what was computed for `run` since the last call, and its share of the devices' peak."""
-        done = self._done.pop(run, Done())
+        done = self._done.pop(run, _Done())
         if self.rate is None or not done.seconds:
             return done, None
         share = self.rate.share(done.tokens, done.seconds, recomputes=recomputes)
@@ -161,7 +163,7 @@ class Meter:
 
     @property
     def trained_per_second(self) -> float:
-        since = time.monotonic() - WINDOW
+        since = time.monotonic() - _WINDOW
         while self._trained and self._trained[0][0] < since:
             self._trained.popleft()
-        return sum(tokens for _, tokens in self._trained) / WINDOW
+        return sum(tokens for _, tokens in self._trained) / _WINDOW

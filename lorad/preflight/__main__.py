@@ -55,14 +55,14 @@ with quick_imports():
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import Spec, convert, fitted
 
-Shapes = dict[str, tuple[int, int]]
-OPENED_AS = (
+_Shapes = dict[str, tuple[int, int]]
+_OPENED_AS = (
     "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
 )
 # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
-SLOT_COPIES = 8
-ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
+_SLOT_COPIES = 8
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
@@ -71,20 +71,20 @@ def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
     that one.
     """
     try:
-        return checked(spec, cwd=cwd, **machine)
+        return _checked(spec, cwd=cwd, **machine)
     except SpecError as error:
         others = {
-            other.message: other for other in wrong_on_disk(spec, cwd) if other.message != error.message
+            other.message: other for other in _wrong_on_disk(spec, cwd) if other.message != error.message
         }
         error.others = (*error.others, *others.values())
         raise
 
 
-def wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
+def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
     """Yield an error for everything that the spec names and that is missing or unreadable on disk."""
     looks: list[Callable[[], object]] = [
-        lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
-        *(partial(there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
+        lambda: _model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
+        *(partial(_there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
         lambda: Rewarder(spec.reward_spec, cwd),
     ]
     if spec.lora.adapter_path is not None:
@@ -98,13 +98,13 @@ def wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
             pass
 
 
-def there(source: str, cwd: Path) -> None:
+def _there(source: str, cwd: Path) -> None:
     """A builtin task, or a file that begins with a row. A hub dataset is not asked for. Raises SpecError."""
     if source not in TASKS and Path(source).suffix.lower() in (".jsonl", ".parquet"):
         next(iter(read_rows(source, "train", cwd)), None)
 
 
-def checked(
+def _checked(
     spec: Spec,
     *,
     cwd: Path,
@@ -124,25 +124,25 @@ def checked(
     check_backends(spec, box)
     check_devices(spec, device, devices)
     told = check_trainer(spec, box, device)
-    directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
-    model = model_facts(spec, directory)
+    directory = _model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
+    model = _model_facts(spec, directory)
     check_sizes(spec, model)
     shapes = targets_of(spec.trainer.backend, model.linears)
     told += check_adapted(spec, model, shapes)
-    adapter = adapter_config(spec, model)
+    adapter = _adapter_config(spec, model)
     check_fused(spec, adapter)
-    check_adapter(spec, adapter, shapes, cwd, directory)
+    _check_adapter(spec, adapter, shapes, cwd, directory)
     spec = fitted(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
-    frozen = check_reference(reference, shapes) if reference is not None else 0
+    frozen = _check_reference(reference, shapes) if reference is not None else 0
     needed = 0 if warm else base_memory(spec, model, device)
-    needed += 4 * (size * SLOT_COPIES + frozen)
+    needed += 4 * (size * _SLOT_COPIES + frozen)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
     data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
     held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
-    check_reward(spec, data, cwd)
+    _check_reward(spec, data, cwd)
     base = BaseFacts(
         modules=[*adapter.modules],
         linears=sorted({leaf(name) for name in model.linears}),
@@ -166,34 +166,34 @@ def checked(
         dataset_size=data.size,
         dropped=data.dropped,
         eval_size=len(held_out),
-        warnings=told + warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
+        warnings=told + _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
     )
 
 
-def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
+def _model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
     """Return the model's directory, like `resolve`, with relative paths from `cwd`."""
     local = cwd / Path(path).expanduser()
     found = str(local) if local.is_dir() and not path.startswith("builtin:") else path
     return resolve(found, any_architecture=any_architecture)
 
 
-def model_facts(spec: Spec, directory: Path) -> ModelFacts:
+def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
     """Every weight file is as long as its header says; tensors are checked when they are loaded.
 
     Raises SpecError.
     """
     if needs_base(spec):
         read_config(directory)
-    check_weights(directory)
+    _check_weights(directory)
     return read_facts(directory)
 
 
-def adapter_config(spec: Spec, model: ModelFacts) -> AdapterConfig:
+def _adapter_config(spec: Spec, model: ModelFacts) -> AdapterConfig:
     lora = spec.lora
     return AdapterConfig(lora.rank, float(lora.alpha), modules_of(spec, model), lora.rslora, lora.dropout)
 
 
-def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, model: Path) -> None:
+def _check_adapter(spec: Spec, wanted: AdapterConfig, shapes: _Shapes, cwd: Path, model: Path) -> None:
     """The adapter to start from exists, fits the base and is what the rest of `lora` says."""
     if spec.lora.adapter_path is None:
         return
@@ -220,7 +220,7 @@ def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, 
     check_shared(spec, found)
 
 
-def check_reference(directory: Path, shapes: Shapes) -> int:
+def _check_reference(directory: Path, shapes: _Shapes) -> int:
     """Count the parameters of the adapter that KL is measured against.
 
     Raises SpecError unless it fits the base.
@@ -233,7 +233,7 @@ def check_reference(directory: Path, shapes: Shapes) -> int:
     return sum(tensor.size for tensor in found.tensors.values())
 
 
-def check_weights(directory: Path) -> None:
+def _check_weights(directory: Path) -> None:
     """Every weight file is as long as its header says.
 
     Raises SpecError; tensors are checked when they are loaded.
@@ -249,7 +249,7 @@ def check_weights(directory: Path) -> None:
             ) from None
 
 
-def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
+def _check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
     """The reward can be loaded, and every row has what it asks for."""
     name = spec.reward_spec.name
     if unset := [variable for variable in spec.reward_spec.env if variable not in os.environ]:
@@ -261,7 +261,7 @@ def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
     example = data.take(0, 1)[0]
     with Rewarder(spec.reward_spec, cwd) as rewarder:
         required = set(rewarder.start())
-    there = (SAMPLE_KEYS | set(example.row)) - (set() if data.has_answers else {"answer"})
+    there = (_SAMPLE_KEYS | set(example.row)) - (set() if data.has_answers else {"answer"})
     if name in ANSWERED:
         required.add("answer")
     if missing := sorted(required - there):
@@ -271,7 +271,7 @@ def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
         )
 
 
-def warnings(
+def _warnings(
     spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset, held_out: list[Example]
 ) -> list[str]:
     """List settings that are allowed and probably not meant."""
@@ -281,7 +281,7 @@ def warnings(
         "lora.target_modules: attention alone learns less than with the MLP; all-linear adapts both": {
             leaf(module) for module in adapter.modules
         }
-        <= ATTENTION,
+        <= _ATTENTION,
         "model: its tokenizer names no end token; every sample will run to rollout.max_new_tokens": not (
             tokenizer.eos_ids or spec.rollout.stop
         ),
@@ -295,7 +295,7 @@ def warnings(
     return [text for text, holds in found.items() if holds]
 
 
-def refused(error: Exception) -> Answer:
+def _refused(error: Exception) -> Answer:
     return Answer(error=msgspec.convert(to_wire(error), ErrorSaid))
 
 
@@ -317,11 +317,11 @@ def main() -> int:
             )
             answer = Answer(facts=facts)
         except OSError as error:
-            told = SpecError(f"{error.filename or 'a file'}: {error.strerror or error}", hint=OPENED_AS)
-            answer = refused(told)
+            told = SpecError(f"{error.filename or 'a file'}: {error.strerror or error}", hint=_OPENED_AS)
+            answer = _refused(told)
         except Exception as error:
             traceback.print_exc()
-            answer = refused(error)
+            answer = _refused(error)
     with open(answers, "wb") as file:
         file.write(b"\n" + msgspec.json.encode(answer) + b"\n")
     return 0

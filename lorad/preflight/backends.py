@@ -12,8 +12,8 @@ from lorad.preflight.trainers import check_trainer_keys
 from lorad.protocol.pool_setup import UNIX
 from lorad.spec.model import Spec
 
-SERVER_NAMES = " or ".join(sorted(registry.SERVERS))
-KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
+_SERVER_NAMES = " or ".join(sorted(registry.SERVERS))
+_KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
 
 
 def check_backends(spec: Spec, config: Config) -> None:
@@ -22,13 +22,13 @@ def check_backends(spec: Spec, config: Config) -> None:
     Raises SpecError for a backend that is neither built in nor configured, and for keys and modes that belong
     to another.
     """
-    check_name("trainer.backend", spec.trainer.backend, registry.TRAINERS, config, "trainer")
-    check_name("rollout.backend", spec.rollout.backend, registry.ENGINES, config, "engine")
+    _check_name("trainer.backend", spec.trainer.backend, registry.TRAINERS, config, "trainer")
+    _check_name("rollout.backend", spec.rollout.backend, registry.ENGINES, config, "engine")
     check_trainer_keys(spec)
     if spec.rollout.backend in registry.SERVERS:
-        check_server_keys(spec)
+        _check_server_keys(spec)
     else:
-        check_other_keys(spec)
+        _check_other_keys(spec)
 
 
 def server_check() -> Callable[..., list[str]]:
@@ -40,7 +40,7 @@ def server_check() -> Callable[..., list[str]]:
     return check_server
 
 
-def check_name(key: str, name: str, known: Iterable[str], config: Config, kind: str) -> None:
+def _check_name(key: str, name: str, known: Iterable[str], config: Config, kind: str) -> None:
     """Check that `name` is one of `known`, or has a class of this kind (`trainer`, `engine`) in config.yaml.
 
     Raises SpecError.
@@ -51,16 +51,16 @@ def check_name(key: str, name: str, known: Iterable[str], config: Config, kind: 
         raise SpecError(f"no backend {name!r}", key=key, hint=f"There is {others}.")
 
 
-def check_other_keys(spec: Spec) -> None:
+def _check_other_keys(spec: Spec) -> None:
     """Refuse keys that are for servers where the engine is none. Raises SpecError."""
     rollout, backend = spec.rollout, spec.rollout.backend
     default = type(rollout)()
-    for key in KEYS_OF_SERVERS:
+    for key in _KEYS_OF_SERVERS:
         if getattr(rollout, key) != getattr(default, key):
             raise SpecError(
                 f"the {backend} engine is no server, this would do nothing",
                 key=f"rollout.{key}",
-                hint=f"Leave it out, or take the rollout.backend that it is for: {SERVER_NAMES}.",
+                hint=f"Leave it out, or take the rollout.backend that it is for: {_SERVER_NAMES}.",
             )
     if rollout.engine_args and backend == "builtin":
         given = ", ".join(rollout.engine_args)
@@ -73,17 +73,17 @@ def check_other_keys(spec: Spec) -> None:
         raise SpecError(
             f"timesliced is for an engine that can sleep, the {backend} engine cannot",
             key="pool.mode",
-            hint=f"Leave it out (auto is resident), or set rollout.backend to {SERVER_NAMES}.",
+            hint=f"Leave it out (auto is resident), or set rollout.backend to {_SERVER_NAMES}.",
         )
     if spec.trainer.backend not in registry.RANKED and spec.pool.mode in ("resident", "timesliced"):
         raise SpecError(
             f"{spec.pool.mode} is for an engine beside the trainer, the {backend} engine is one with it",
             key="pool.mode",
-            hint=f"Leave it out (auto), or set rollout.backend to {SERVER_NAMES}.",
+            hint=f"Leave it out (auto), or set rollout.backend to {_SERVER_NAMES}.",
         )
 
 
-def check_server_keys(spec: Spec) -> None:
+def _check_server_keys(spec: Spec) -> None:
     """Keys of servers that lorad starts, and of those that the user runs, are not mixed."""
     rollout, backend = spec.rollout, spec.rollout.backend
     if spec.pool.mode == "fused":
@@ -113,10 +113,10 @@ def check_server_keys(spec: Spec) -> None:
             hint="Leave it out: servers that lorad starts listen where nobody else can reach them.",
         )
     for url in rollout.urls:
-        check_url(url, rollout.urls)
+        _check_url(url, rollout.urls)
 
 
-def check_url(url: str, urls: tuple[str, ...]) -> None:
+def _check_url(url: str, urls: tuple[str, ...]) -> None:
     """Check that `url` is `http://host:port` or `unix:/path`, and listed once. Raises SpecError."""
     hint = "Write http://host:port, or unix:/path for a socket."
     if [other.rstrip("/") for other in urls].count(url.rstrip("/")) > 1:

@@ -12,10 +12,10 @@ from lorad.models.facts import ModelFacts
 from lorad.spec.model import Spec
 from lorad.text import size as in_units
 
-CGROUP = Path("/sys/fs/cgroup")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
-def available_memory(cgroup: Path = CGROUP) -> int:
+def available_memory(cgroup: Path = _CGROUP) -> int:
     """Bytes: what the kernel says is available, or what the control group still allows when that is less."""
     free = int(psutil.virtual_memory().available)
     try:

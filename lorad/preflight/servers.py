@@ -25,7 +25,7 @@ from lorad.protocol.pool_setup import ServerSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.spec.model import Spec
 
-ANSWER_SECONDS = 15.0
+_ANSWER_SECONDS = 15.0
 
 
 def check_server(
@@ -56,18 +56,18 @@ def check_server(
         memory_fraction=spec.pool.memory_fraction,
         sleep=spec.pool.mode == "timesliced",
     )
-    check_flags(dialect, setup)
-    check_sampling(spec, dialect, settings, stop_token_ids)
+    _check_flags(dialect, setup)
+    _check_sampling(spec, dialect, settings, stop_token_ids)
     if setup.urls:
         for url, address in zip(setup.urls, addresses(setup), strict=True):
-            check_attached(spec, dialect, url, address)
+            _check_attached(spec, dialect, url, address)
         return []
     version = installed_version(name, Path(setup.python))
     older = f"rollout.backend: {name} is {version}; lorad was tried with {TRIED[name]} and newer"
     return [older] if is_older(version, name) else []
 
 
-def check_flags(dialect: Dialect, setup: ServerSetup) -> None:
+def _check_flags(dialect: Dialect, setup: ServerSetup) -> None:
     """Refuse flags that lorad sets, and prefixes of them, which the servers take for the whole."""
     reserved = {flag.replace("_", "-") for flag in dialect.reserved}
     for given in setup.engine_args:
@@ -84,7 +84,7 @@ def check_flags(dialect: Dialect, setup: ServerSetup) -> None:
             )
 
 
-def check_sampling(
+def _check_sampling(
     spec: Spec, dialect: Dialect, settings: ServerSettings, stop_token_ids: Sequence[int]
 ) -> None:
     for greedy in (False, True) if spec.eval.every else (False,):
@@ -96,7 +96,7 @@ def check_sampling(
             )
 
 
-def check_attached(spec: Spec, dialect: Dialect, url: str, address: Address) -> None:
+def _check_attached(spec: Spec, dialect: Dialect, url: str, address: Address) -> None:
     """A server that the user runs answers, takes the key, and has room and a way to load adapters."""
     able = asyncio.run(_abilities(dialect, url, address))
     if not able.lora:
@@ -125,7 +125,7 @@ def check_attached(spec: Spec, dialect: Dialect, url: str, address: Address) -> 
 async def _abilities(dialect: Dialect, url: str, address: Address) -> Abilities:
     http = Http(address)
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(_ANSWER_SECONDS):
             return await dialect.abilities(http)
     except ServerRefused as error:
         if error.code in (401, 403):
@@ -139,7 +139,7 @@ async def _abilities(dialect: Dialect, url: str, address: Address) -> Abilities:
     except (ServerGone, ServerSilent) as error:
         raise _no_server(dialect, url, error.message) from None
     except TimeoutError:
-        raise _no_server(dialect, url, f"it said nothing for {ANSWER_SECONDS:.0f} s") from None
+        raise _no_server(dialect, url, f"it said nothing for {_ANSWER_SECONDS:.0f} s") from None
     except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
         raise _no_server(
             dialect, url, f"its answers are not {dialect.name}'s ({type(error).__name__})"

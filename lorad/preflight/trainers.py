@@ -21,8 +21,8 @@ from lorad.models.facts import ModelFacts
 from lorad.spec.model import Spec
 from lorad.trainers.arguments import ATTENTION, OWN, SPLITS
 
-AXES_OF = {"fsdp": ("dp",), "megatron": AXES}
-RANK_NAMES = " or ".join(sorted(RANKED))
+_AXES_OF = {"fsdp": ("dp",), "megatron": AXES}
+_RANK_NAMES = " or ".join(sorted(RANKED))
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
@@ -38,14 +38,14 @@ def check_trainer_keys(spec: Spec) -> None:
             hint="Leave it out. megatron has trainer.tp, pp and dp, fsdp has trainer.dp.",
         )
     for axis in AXES:
-        if getattr(trainer, axis) > 1 and axis not in AXES_OF.get(backend, ()):
+        if getattr(trainer, axis) > 1 and axis not in _AXES_OF.get(backend, ()):
             raise SpecError(f"{_why_not(backend)}", key=f"trainer.{axis}", hint=_instead(backend, axis))
     if trainer.backend_args and backend not in RANKED:
         given = ", ".join(trainer.backend_args)
         raise SpecError(
             f"the {backend} trainer takes none, {given} would do nothing",
             key="trainer.backend_args",
-            hint=f"Leave them out, or name the trainer.backend that they are for: {RANK_NAMES}.",
+            hint=f"Leave them out, or name the trainer.backend that they are for: {_RANK_NAMES}.",
         )
     if backend == "fsdp":
         _check_fsdp_args(trainer.backend_args)
@@ -68,7 +68,7 @@ def _why_not(backend: str) -> str:
 def _instead(backend: str, axis: str) -> str:
     if backend == "fsdp":
         return "Set it to 1 and use trainer.dp, or take trainer.backend: megatron."
-    fit = "megatron" if axis != "dp" else RANK_NAMES
+    fit = "megatron" if axis != "dp" else _RANK_NAMES
     return f"Set it to 1, or take a trainer.backend with ranks: {fit}."
 
 
@@ -154,7 +154,7 @@ def check_fused(spec: Spec, adapter: AdapterConfig) -> None:
     """Check that `lora.type: lora` targets all or none of the linears that Megatron fuses into one. Raises
     SpecError.
     """
-    if not shares(spec):
+    if not _shares(spec):
         return
     for members in fused(adapter.modules):
         there = [member for member in members if member in adapter.modules]
@@ -169,7 +169,7 @@ def check_fused(spec: Spec, adapter: AdapterConfig) -> None:
 
 def check_shared(spec: Spec, adapter: Adapter) -> None:
     """The adapter to start from has equal A where `lora.type: lora` has but one. Raises SpecError."""
-    if not shares(spec):
+    if not _shares(spec):
         return
     for first, *others in fused(adapter.config.modules):
         for other in others:
@@ -183,7 +183,7 @@ def check_shared(spec: Spec, adapter: Adapter) -> None:
                 )
 
 
-def shares(spec: Spec) -> bool:
+def _shares(spec: Spec) -> bool:
     """Return whether linears share an A."""
     return spec.trainer.backend == "megatron" and spec.lora.type == "lora"
 
@@ -242,7 +242,9 @@ def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int,
     """
     excluded = entries(spec.lora.exclude_modules)
     beyond = [
-        name for name in (*facts.linears, *facts.experts) if name not in shapes and not _named(excluded, name)
+        name
+        for name in (*facts.linears, *facts.experts)
+        if name not in shapes and not any(entry_matches(entry, name) for entry in excluded)
     ]
     for entry in entries(spec.lora.target_modules):
         dense = [name for name in beyond if entry_matches(entry, name) and name in facts.linears]
@@ -262,7 +264,3 @@ def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int,
     if not facts.experts:
         return []
     return [f"lora.target_modules: the {len(facts.experts)} linears of the experts get no adapters"]
-
-
-def _named(modules: list[str], name: str) -> bool:
-    return any(entry_matches(entry, name) for entry in modules)

@@ -16,7 +16,7 @@ from lorad.protocol import frames
 from lorad.protocol.calls import CANCEL, VERBS, Answer, Call
 from lorad.protocol.listener import answers_for_its_owner
 
-CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 5.0
 
 
 class AsyncConnection:
@@ -37,7 +37,7 @@ class AsyncConnection:
     async def open(cls, path: Path) -> Self:
         """Raises PoolLost when nobody answers."""
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(_CONNECT_SECONDS):
                 reader, writer = await asyncio.open_unix_connection(str(path))
             if not answers_for_its_owner(writer.get_extra_info("socket"), path):
                 writer.close()

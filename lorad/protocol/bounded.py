@@ -23,10 +23,10 @@ from lorad.errors import Conflict, LoradError, SpecError, to_wire
 from lorad.protocol.listener import uid_of
 
 LOOK = 1.0  # seconds between two looks at all connections
-LINGER = 0.5  # seconds for which what a refused request still sends is read
-REFUSED = 1.0  # seconds in which a connection too many may ask and is answered why not
-EVERYBODY = 0.75  # share of the process's file descriptors
-ADVICE = "Use the lorad command or lorad.client."
+_LINGER = 0.5  # seconds for which what a refused request still sends is read
+_REFUSED = 1.0  # seconds in which a connection too many may ask and is answered why not
+_EVERYBODY = 0.75  # share of the process's file descriptors
+_ADVICE = "Use the lorad command or lorad.client."
 
 
 class Doorkeeper:
@@ -35,15 +35,15 @@ class Doorkeeper:
     def __init__(self, server: web.Server | None, bounds: Bounds) -> None:
         assert server is not None
         self.server, self.bounds = server, bounds
-        self.there: dict[Guarded, int | None] = {}  # uid
+        self.there: dict[_Guarded, int | None] = {}  # uid
         self._counts: Counter[int | None] = Counter()
         self._is_looking = False
-        self._most = int(EVERYBODY * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._most = int(_EVERYBODY * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def __call__(self) -> RequestHandler:
-        return Guarded(self)
+        return _Guarded(self)
 
-    def let_in(self, guarded: Guarded, uid: int | None) -> str:
+    def let_in(self, guarded: _Guarded, uid: int | None) -> str:
         """Say why it is refused; "" when it is not."""
         if not self._is_looking:
             self._is_looking = True
@@ -61,7 +61,7 @@ class Doorkeeper:
         """
         return self.bounds.of_own if uid in (None, os.getuid()) else self.bounds.of_one
 
-    def let_go(self, guarded: Guarded) -> None:
+    def let_go(self, guarded: _Guarded) -> None:
         if guarded in self.there:
             self._counts[self.there.pop(guarded)] -= 1
             self._counts += Counter()  # forget who has none
@@ -79,7 +79,7 @@ class Doorkeeper:
             guarded.look(loop.time())
 
 
-class Guarded(RequestHandler):
+class _Guarded(RequestHandler):
     """A connection, its reasons to be dropped, and words for them."""
 
     def __init__(self, door: Doorkeeper) -> None:
@@ -127,7 +127,7 @@ class Guarded(RequestHandler):
         if self._unsent and now - self._moved_at >= bounds.write:
             transport.abort()
         elif self._refusal:
-            if now - self._silent_since >= REFUSED:
+            if now - self._silent_since >= _REFUSED:
                 self._drop()
         elif not self._is_busy:
             self._look_at_silence(now, bounds)
@@ -150,7 +150,7 @@ class Guarded(RequestHandler):
         if status >= 500 or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         first = (message or "no HTTP").strip().partition("\n")[0]
-        response = _in_words(SpecError(f"the request cannot be read: {first[:200]}", hint=ADVICE), status)
+        response = _in_words(SpecError(f"the request cannot be read: {first[:200]}", hint=_ADVICE), status)
         response.force_close()
         return response
 
@@ -189,4 +189,4 @@ def bounded(app: web.Application, **options: Any) -> web.AppRunner:
 
     It unpacks no compressed bodies: a kilobyte of gzip can be a gigabyte.
     """
-    return web.AppRunner(app, access_log=None, lingering_time=LINGER, auto_decompress=False, **options)
+    return web.AppRunner(app, access_log=None, lingering_time=_LINGER, auto_decompress=False, **options)

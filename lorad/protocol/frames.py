@@ -19,22 +19,22 @@ import numpy as np
 T = TypeVar("T")
 
 PREFIX = struct.Struct("<IIQ")
-ALIGNMENT = 8  # bytes, so that arrays can be used where they lie
-ARRAY = 1  # msgpack extension code of an array
-MAX_HEADER = 64 << 20
-MAX_BUFFERS = 1 << 20  # two for each prompt of a call
+_ALIGNMENT = 8  # bytes, so that arrays can be used where they lie
+_ARRAY = 1  # msgpack extension code of an array
+_MAX_HEADER = 64 << 20
+_MAX_BUFFERS = 1 << 20  # two for each prompt of a call
 MAX_BODY = 8 << 30
 JOIN_BELOW = 64 << 10  # bytes; the parts of a small frame are one
-_NAMES = ("float32", "float16", "int32", "int64", "uint64", "uint8", "uint16", "bool")
-DTYPES = {name: np.dtype(name) for name in _NAMES}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_KNOWN = ("float32", "float16", "int32", "int64", "uint64", "uint8", "uint16", "bool")
+DTYPES = {name: np.dtype(name) for name in _KNOWN}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class BadFrame(Exception):
     """The peer does not speak this protocol; the connection is of no further use."""
 
 
-class Prefix(NamedTuple):
+class _Prefix(NamedTuple):
     """What is said of a frame before its body."""
 
     header: int
@@ -58,10 +58,10 @@ def encode(message: Any) -> list[bytes | memoryview]:
     buffers: list[memoryview] = []
 
     def hook(value: Any) -> Any:
-        if isinstance(value, np.ndarray) and value.dtype in NAMES:
-            name, index = NAMES[value.dtype], len(buffers)
+        if isinstance(value, np.ndarray) and value.dtype in _NAMES:
+            name, index = _NAMES[value.dtype], len(buffers)
             buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-            return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode((name, value.shape, index)))
+            return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode((name, value.shape, index)))
         raise TypeError(f"{type(value).__name__} cannot travel in a frame")
 
     header = msgspec.msgpack.encode(message, enc_hook=hook)
@@ -79,7 +79,7 @@ def encode(message: Any) -> list[bytes | memoryview]:
     return [b"".join(parts)] if end < JOIN_BELOW else [part for part in parts if len(part)]
 
 
-def read(recv_exactly: Callable[[int], bytearray], most: int = MAX_BODY) -> tuple[Prefix, bytearray]:
+def read(recv_exactly: Callable[[int], bytearray], most: int = MAX_BODY) -> tuple[_Prefix, bytearray]:
     """Read one frame of at most `most` bytes from a blocking source, for `decode`. Raises BadFrame."""
     prefix = parse_prefix(recv_exactly(PREFIX.size))
     if prefix.body > most:
@@ -87,24 +87,24 @@ def read(recv_exactly: Callable[[int], bytearray], most: int = MAX_BODY) -> tupl
     return prefix, recv_exactly(prefix.body)
 
 
-def parse_prefix(data: bytes | bytearray) -> Prefix:
+def parse_prefix(data: bytes | bytearray) -> _Prefix:
     """Raises BadFrame on sizes that no peer of ours sends."""
-    prefix = Prefix(*PREFIX.unpack(data))
-    if prefix.header > MAX_HEADER or prefix.buffers > MAX_BUFFERS or prefix.body > MAX_BODY:
+    prefix = _Prefix(*PREFIX.unpack(data))
+    if prefix.header > _MAX_HEADER or prefix.buffers > _MAX_BUFFERS or prefix.body > MAX_BODY:
         raise BadFrame(
             f"a header of {prefix.header} bytes with {prefix.buffers} buffers in {prefix.body} bytes"
         )
     return prefix
 
 
-def decode(prefix: Prefix, body: bytes | bytearray, kind: type[T]) -> T:
+def decode(prefix: _Prefix, body: bytes | bytearray, kind: type[T]) -> T:
     """The message of a frame, checked against `kind`; its arrays are views of `body`. Raises BadFrame when it
     does not fit."""
     view = memoryview(body)
     header, buffers = _split(prefix, view)
 
     def array(code: int, data: memoryview) -> Any:
-        if code != ARRAY:
+        if code != _ARRAY:
             raise BadFrame(f"extension {code}")
         name, shape, index = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], int])
         if name not in DTYPES or not 0 <= index < len(buffers) or min(shape, default=0) < 0:
@@ -123,7 +123,7 @@ def decode(prefix: Prefix, body: bytes | bytearray, kind: type[T]) -> T:
         raise BadFrame(str(error)) from error
 
 
-def _split(prefix: Prefix, body: memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
+def _split(prefix: _Prefix, body: memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
     """The header, and where each buffer is."""
     start = 8 * prefix.buffers
     end = start + prefix.header
@@ -138,6 +138,6 @@ def _split(prefix: Prefix, body: memoryview) -> tuple[memoryview, list[tuple[int
 def _spans(end: int, sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield where buffers of these sizes begin and end, one after another behind `end`."""
     for size in sizes:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
         end = start + size
         yield start, end

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-CHUNK = 1 << 20
+_CHUNK = 1 << 20
 
 
 class Input(Struct, frozen=True):
@@ -29,7 +29,7 @@ def look(path: Path, *, hashed: bool = True) -> Input:
     """Raises OSError."""
     with path.open("rb") as file:
         there, digest = path.stat(), hashlib.sha256()
-        while hashed and (data := file.read(CHUNK)):
+        while hashed and (data := file.read(_CHUNK)):
             digest.update(data)
     return Input(str(path), there.st_size, there.st_mtime_ns, digest.hexdigest() if hashed else "")
 

@@ -29,7 +29,7 @@ from lorad.errors import Conflict, IntegrityError, StorageError
 from lorad.files import names, open_file
 from lorad.protocol.inputs import Input
 
-VERSION = 1
+_VERSION = 1
 
 
 class Record(Struct, frozen=True):
@@ -250,7 +250,7 @@ class JournalWriter:
         Raises OSError (disk full), IntegrityError (too long): nothing of it counts.
         """
         plain = data if isinstance(data, dict) else msgspec.to_builtins(data)
-        record = Record(VERSION, self._seq + 1, self.run, self.attempt, step, kind, time.time(), plain)
+        record = Record(_VERSION, self._seq + 1, self.run, self.attempt, step, kind, time.time(), plain)
         line, size = encode(record), os.fstat(self._fd).st_size
         if len(line) > RECORD_BYTES:
             raise _too_long(f"the record of {kind} at step {step}")

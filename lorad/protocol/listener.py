@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lorad.errors import Conflict
 
-BACKLOG = 64
+_BACKLOG = 64
 DAEMON_UID = "LORAD_DAEMON_UID"  # in the environment of what a shared daemon starts
 FOR_ALL = "LORAD_GATEWAY_FOR_ALL"  # in that of its gateway, where everybody may see everything
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -31,7 +31,7 @@ def listen(path: Path, mode: int = 0o600) -> socket.socket:
     try:
         listener.bind(str(path))
         path.chmod(mode)
-        listener.listen(BACKLOG)
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()

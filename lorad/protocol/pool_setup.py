@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 UNIX = "unix:"  # how the address of a server on a Unix socket begins
-Size = Annotated[int, Meta(ge=1)]
+_Size = Annotated[int, Meta(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Mode = Literal["fused", "resident", "timesliced"]
 
@@ -59,11 +59,11 @@ class RanksSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     python: str = ""
     env: dict[str, str] = {}
-    tp: Size = 1
-    pp: Size = 1
-    cp: Size = 1
-    dp: Size = 1
-    ep: Size = 1
+    tp: _Size = 1
+    pp: _Size = 1
+    cp: _Size = 1
+    dp: _Size = 1
+    ep: _Size = 1
     args: dict[str, Any] = {}
 
     @property
@@ -143,7 +143,7 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
                     self.device,
                 ),
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
-                *(part_key(part) for part in (self.server, self.ranks) if part),
+                *(_part_key(part) for part in (self.server, self.ranks) if part),
                 *self.devices,
             ]
         )
@@ -198,7 +198,7 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
         return both[0] if both[0].key == both[1].key else self
 
 
-def part_key(part: ServerSetup | RanksSetup) -> str:
+def _part_key(part: ServerSetup | RanksSetup) -> str:
     """Encode a server's or trainer's setup as JSON, with a digest in place of its environment."""
     environment = json.dumps(part.env, sort_keys=True).encode()
     digest = hashlib.sha256(environment).hexdigest() if part.env else ""

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from lorad.bounds import TEXT
 
-Count = Annotated[int, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=0)]
 
 
 class Question(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class BaseFacts(Struct, frozen=True, kw_only=True):
 
     modules: list[str] = []
     linears: list[str] = []
-    max_positions: Count = 0
+    max_positions: _Count = 0
 
 
 class SpecFacts(BaseFacts, frozen=True, kw_only=True):
@@ -64,14 +64,14 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
 
     model_path: str = ""
     model_dtype: str = ""
-    parameters: Count = 0
-    adapter_parameters: Count = 0
-    reference_parameters: Count = 0
-    memory_needed: Count = 0
-    memory_available: Count | None = None
-    dataset_size: Count | None = None
-    dropped: Count = 0
-    eval_size: Count = 0
+    parameters: _Count = 0
+    adapter_parameters: _Count = 0
+    reference_parameters: _Count = 0
+    memory_needed: _Count = 0
+    memory_available: _Count | None = None
+    dataset_size: _Count | None = None
+    dropped: _Count = 0
+    eval_size: _Count = 0
     warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
 
 

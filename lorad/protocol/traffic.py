@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 FILE = "traffic.json"
 FILE_BYTES = 1 << 18  # more than it ever is
 WINDOW = 60.0  # seconds
-Count = Annotated[int, Meta(ge=0)]
-Rate = Annotated[float, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=0)]
+_Rate = Annotated[float, Meta(ge=0)]
 
 
 class Figures(Struct, frozen=True):
@@ -28,17 +28,17 @@ class Figures(Struct, frozen=True):
     p50, p95: seconds until the end of an answer.
     """
 
-    requests: Count = 0
-    in_flight: Count = 0
-    failed: Count = 0
-    tokens: Count = 0
-    requests_per_second: Rate = 0.0
-    tokens_per_second: Rate = 0.0
-    ttft_p50: Rate | None = None
-    ttft_p95: Rate | None = None
-    p50: Rate | None = None
-    p95: Rate | None = None
-    window: Rate = WINDOW
+    requests: _Count = 0
+    in_flight: _Count = 0
+    failed: _Count = 0
+    tokens: _Count = 0
+    requests_per_second: _Rate = 0.0
+    tokens_per_second: _Rate = 0.0
+    ttft_p50: _Rate | None = None
+    ttft_p95: _Rate | None = None
+    p50: _Rate | None = None
+    p95: _Rate | None = None
+    window: _Rate = WINDOW
 
 
 class Report(Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-EPSILON = 1e-4
+_EPSILON = 1e-4
 
 
 def group_advantages(
@@ -23,7 +23,7 @@ def group_advantages(
     for start, group in _groups(rewards, group_sizes):
         if group.size and np.ptp(group) > 0:
             centred = group - group.mean()
-            scale = group.std(ddof=1) + EPSILON if kind == "std" else 1.0
+            scale = group.std(ddof=1) + _EPSILON if kind == "std" else 1.0
             advantages[start : start + group.size] = centred / scale
     return advantages.astype(np.float32)
 

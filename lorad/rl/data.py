@@ -22,9 +22,9 @@ from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.spec.model import Data
 
-Split = Literal["train", "test"]
-EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
-CHUNK = 1024  # prompts tokenised at once
+_Split = Literal["train", "test"]
+_EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
+_CHUNK = 1024  # prompts tokenised at once
 
 
 class Example(Struct, frozen=True):
@@ -62,10 +62,10 @@ class Dataset(ABC):
         """
 
 
-class TaskDataset(Dataset):
+class _TaskDataset(Dataset):
     """A builtin task: endless, and as plain text whatever the model's chat template."""
 
-    def __init__(self, task: str, split: Split, seed: int, tokenizer: Tokenizer, limit: int) -> None:
+    def __init__(self, task: str, split: _Split, seed: int, tokenizer: Tokenizer, limit: int) -> None:
         self._task, self._split, self._seed = task, split, seed
         self._tokenizer, self._limit = tokenizer, limit
 
@@ -87,7 +87,7 @@ class TaskDataset(Dataset):
         )
 
 
-class RowDataset(Dataset):
+class _RowDataset(Dataset):
     """Rows in memory; with `shuffle` every epoch has its own order, from (seed, epoch)."""
 
     def __init__(self, name: str, rows: Iterable[Row], data: Data, tokenizer: Tokenizer, seed: int) -> None:
@@ -124,7 +124,7 @@ class RowDataset(Dataset):
     def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
         """Yield the rows that are kept, each with its prompt as text."""
         rows = iter(rows)
-        while chunk := list(islice(rows, CHUNK)):
+        while chunk := list(islice(rows, _CHUNK)):
             texts = self._rendered(chunk)
             for row, text, tokens in zip(chunk, texts, self._encode(texts), strict=True):
                 if not tokens:
@@ -184,17 +184,17 @@ class RowDataset(Dataset):
         return self._order[1]
 
 
-def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> Dataset:
+def load_data(source: str, split: _Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> Dataset:
     """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start.
 
     Raises SpecError.
     """
     if source in TASKS:
-        refuse_for_chats(data, f"prompts of the task {source} are plain text")
-        return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
+        _refuse_for_chats(data, f"prompts of the task {source} are plain text")
+        return _TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
     if not tokenizer.has_chat_template:
-        refuse_for_chats(data, "the model has no chat template")
-    return RowDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed)
+        _refuse_for_chats(data, "the model has no chat template")
+    return _RowDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed)
 
 
 def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> list[Example]:
@@ -207,9 +207,9 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
     if source is None:
         return []
     if source in TASKS:
-        return TaskDataset(source, "test", EVAL_SEED, tokenizer, data.max_prompt_tokens).take(0, problems)
+        return _TaskDataset(source, "test", _EVAL_SEED, tokenizer, data.max_prompt_tokens).take(0, problems)
     ordered = Data(**{**{name: getattr(data, name) for name in data.__struct_fields__}, "shuffle": False})
-    found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
+    found = load_data(source, "test", ordered, tokenizer, _EVAL_SEED, cwd)
     return found.take(0, min(problems, found.size or problems))
 
 
@@ -220,7 +220,7 @@ def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, An
     return [{"role": "system", "content": data.system}, *messages]
 
 
-def refuse_for_chats(data: Data, why: str) -> None:
+def _refuse_for_chats(data: Data, why: str) -> None:
     """Raise SpecError for keys that only chat templates read."""
     for key in ("system", "chat_template_kwargs"):
         if getattr(data, key):

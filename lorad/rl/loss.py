@@ -30,7 +30,7 @@ from torch.autograd import Function
 
 from lorad.protocol.batch import LossStats, PolicyLoss
 
-FAR = 3.0
+_FAR = 3.0
 """Nats below the reference from which on k3 is linear: a token pulls as much as 1 - exp(3) = -19 at most."""
 
 
@@ -114,10 +114,10 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "
         return difference
     if kind == "k2":
         return difference.square() / 2
-    near = difference.clamp(min=-FAR)  # finite everywhere, also where it is not chosen
+    near = difference.clamp(min=-_FAR)  # finite everywhere, also where it is not chosen
     exact = torch.exp(-near) + near - 1
-    tangent = math.exp(FAR) - FAR - 1 + (1 - math.exp(FAR)) * (difference + FAR)
-    return torch.where(difference < -FAR, tangent, exact)
+    tangent = math.exp(_FAR) - _FAR - 1 + (1 - math.exp(_FAR)) * (difference + _FAR)
+    return torch.where(difference < -_FAR, tangent, exact)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:

@@ -34,15 +34,15 @@ class RewardInput(Struct, frozen=True):
         return {**self.row, **own}
 
 
-Reward = Callable[[RewardInput], float]
-LARGEST = 1e30  # training computes in fp32
+_Reward = Callable[[RewardInput], float]
+_LARGEST = 1e30  # training computes in fp32
 ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
 BUILTIN = (*ANSWERED, "regex")
-MARK = "####"
+_MARK = "####"
 _NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
-def builtin(name: str, pattern: str | None = None) -> Reward:
+def builtin(name: str, pattern: str | None = None) -> _Reward:
     """Return the builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does
     not compile.
     """
@@ -54,10 +54,10 @@ def builtin(name: str, pattern: str | None = None) -> Reward:
             key="reward",
             hint=f"Name one of {', '.join(BUILTIN)}, or path/to/file.py:function.",
         )
-    return exact_match if name == "exact_match" else gsm8k
+    return _exact_match if name == "exact_match" else gsm8k
 
 
-def exact_match(sample: RewardInput) -> float:
+def _exact_match(sample: RewardInput) -> float:
     """1 when the model stopped by itself and wrote the answer, white space around it aside."""
     return float(sample.finish == "stop" and sample.completion.strip() == sample.answer.strip())
 
@@ -67,13 +67,13 @@ def gsm8k(sample: RewardInput) -> float:
 
     An answer without `####` is the number itself. `$`, thousands commas and a final full stop mean nothing.
     """
-    wanted = final_number(sample.answer) if MARK in sample.answer else _number(sample.answer)
-    return float(wanted is not None and final_number(sample.completion) == wanted)
+    wanted = _final_number(sample.answer) if _MARK in sample.answer else _number(sample.answer)
+    return float(wanted is not None and _final_number(sample.completion) == wanted)
 
 
-def final_number(text: str) -> Decimal | None:
+def _final_number(text: str) -> Decimal | None:
     """Return the number right behind the last `####`, if there is one."""
-    _, mark, rest = text.rpartition(MARK)
+    _, mark, rest = text.rpartition(_MARK)
     return _number(rest) if mark else None
 
 
@@ -82,12 +82,12 @@ def as_reward(value: Any) -> float:
     if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
         raise ValueError(f"returned {type(value).__name__}, not a number")
     number = float(value)
-    if not abs(number) < LARGEST:  # NaN too
+    if not abs(number) < _LARGEST:  # NaN too
         raise ValueError(f"returned {number}, not a finite number")
     return number
 
 
-def _regex(pattern: str | None) -> Reward:
+def _regex(pattern: str | None) -> _Reward:
     """1 when `pattern` is found in the completion; a group named `answer` must be the row's
     answer besides.
     """

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from lorad.errors import SpecError
 
-HUB = re.compile(r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?::(?P<parts>[\w.:\[\]%+-]+))?")
-FORMS = "a builtin task, a .jsonl or .parquet file, or hub:org/name[:config]:split"
+_HUB = re.compile(r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?::(?P<parts>[\w.:\[\]%+-]+))?")
+_FORMS = "a builtin task, a .jsonl or .parquet file, or hub:org/name[:config]:split"
 
 
 class Row(Struct, frozen=True):
@@ -76,12 +76,12 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
-    found = HUB.fullmatch(source)
+    found = _HUB.fullmatch(source)
     if found is None or path.exists():
         raise SpecError(
             f"{source} is no task, no .jsonl or .parquet file and no hub name",
             key="data",
-            hint=f"Give {FORMS}.",
+            hint=f"Give {_FORMS}.",
         )
     try:
         import datasets
@@ -91,9 +91,10 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
             key="data",
             hint="pip install datasets, or give a .jsonl or .parquet file",
         ) from error
-    config, chosen = _config_and_split(found["parts"], split)
+    config, colon, chosen = (found["parts"] or "").rpartition(":")
+    chosen = chosen or split
     try:
-        rows = datasets.load_dataset(found["name"], config, split=chosen)
+        rows = datasets.load_dataset(found["name"], (config or None) if colon else None, split=chosen)
     except Exception as error:  # each kind of failure of the hub has its own class
         raise SpecError(
             f"the hub dataset {source} could not be loaded: {type(error).__name__}: {error}",
@@ -102,8 +103,3 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
             f"{chosen}",
         ) from error
     return (Row(number, f"{source}:{number}", dict(values)) for number, values in enumerate(rows, 1))
-
-
-def _config_and_split(parts: str | None, split: str) -> tuple[str | None, str]:
-    config, colon, chosen = (parts or "").rpartition(":")
-    return (config or None) if colon else None, chosen or split

@@ -12,8 +12,8 @@ from lorad.errors import SpecError
 
 Split = Literal["train", "validation", "test"]
 
-SHORTEST, LONGEST = 4, 8
-BUCKETS = 16
+_SHORTEST, _LONGEST = 4, 8
+_BUCKETS = 16
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class Problem(msgspec.Struct, frozen=True):
     answer: str
 
 
-class Task(msgspec.Struct, frozen=True):
+class _Task(msgspec.Struct, frozen=True):
     """A family of problems `<letter>:<word>=`, the word being 4 to 8 characters of `alphabet`."""
 
     letter: str
@@ -40,9 +40,9 @@ def _reverse(word: str) -> str:
     return word[::-1]
 
 
-TASKS: dict[str, Task] = {
-    "sort": Task("S", string.digits, _sort),
-    "reverse": Task("R", string.ascii_lowercase, _reverse),
+TASKS: dict[str, _Task] = {
+    "sort": _Task("S", string.digits, _sort),
+    "reverse": _Task("R", string.ascii_lowercase, _reverse),
 }
 
 
@@ -50,7 +50,7 @@ def split_of(prompt: str) -> Split:
     """Return the split that a prompt belongs to: 1/16 test (held out), 1/16 validation (for tuning), the rest
     train.
     """
-    bucket = zlib.crc32(prompt.encode()) % BUCKETS
+    bucket = zlib.crc32(prompt.encode()) % _BUCKETS
     return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 
 
@@ -68,13 +68,13 @@ def problem(task: str, split: Split, seed: int, index: int) -> Problem:
     name = f"{task}/{split}/{seed}/{index}"
     rng = random.Random(name)
     while True:
-        word = "".join(rng.choices(kind.alphabet, k=rng.randint(SHORTEST, LONGEST)))
+        word = "".join(rng.choices(kind.alphabet, k=rng.randint(_SHORTEST, _LONGEST)))
         prompt = f"{kind.letter}:{word}="
         if split_of(prompt) == split:
             return Problem(id=name, prompt=prompt, answer=kind.solve(word))
 
 
-def _known(task: str, split: str) -> Task:
+def _known(task: str, split: str) -> _Task:
     if task not in TASKS:
         raise SpecError(
             f"there is no builtin task {task!r}", hint=f"choose one of: {', '.join(sorted(TASKS))}"

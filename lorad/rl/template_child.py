@@ -26,10 +26,10 @@ with quick_imports():
     from lorad.bounds import TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
     from lorad.rl.templates import Job, Rendered, Setup, too_much
 
-ERROR_LIMIT = 2000  # characters
+_ERROR_LIMIT = 2000  # characters
 
 
-def import_tokenizers() -> tuple[Any, ModuleType]:
+def _import_tokenizers() -> tuple[Any, ModuleType]:
     """transformers' PreTrainedTokenizerBase, and the module of it that renders.
 
     The package's own `__init__` reads the source of every model: more than half of the time that this process
@@ -41,14 +41,14 @@ def import_tokenizers() -> tuple[Any, ModuleType]:
         vars(package)["__version__"] = importlib.metadata.version("transformers")
         sys.modules["transformers"] = package
     try:
-        return import_whole()
+        return _import_whole()
     except (ImportError, AttributeError):
         for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
             del sys.modules[name]
-        return import_whole()
+        return _import_whole()
 
 
-def import_whole() -> tuple[Any, ModuleType]:
+def _import_whole() -> tuple[Any, ModuleType]:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
     from transformers.utils import chat_template_utils
 
@@ -56,27 +56,27 @@ def import_whole() -> tuple[Any, ModuleType]:
 
 
 with quick_imports():
-    PreTrainedTokenizerBase, chat_template_utils = import_tokenizers()
-OWN = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
+    PreTrainedTokenizerBase, chat_template_utils = _import_tokenizers()
+_OWN = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
 
 
 def main() -> None:
-    requests, replies = sys.stdin.buffer, take_stdout()
+    requests, replies = sys.stdin.buffer, _take_stdout()
     setup = msgspec.json.decode(requests.readline(), type=Setup)
     tokenizer: Any = PreTrainedTokenizerBase(chat_template=setup.template, **setup.tokens)
-    limit_memory()
+    _limit_memory()
     for line in requests:
-        render(tokenizer, msgspec.json.decode(line, type=Job), replies)
+        _render(tokenizer, msgspec.json.decode(line, type=Job), replies)
 
 
-def take_stdout() -> BinaryIO:
+def _take_stdout() -> BinaryIO:
     """stdout for the protocol alone: what a library prints goes to stderr."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return replies
 
 
-def limit_memory() -> None:
+def _limit_memory() -> None:
     """Limit the address space to TEMPLATE_MEMORY more than what is in use now."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
@@ -85,12 +85,12 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted if most < 0 else min(wanted, most), most))
 
 
-def render(tokenizer: Any, job: Job, replies: BinaryIO) -> None:
+def _render(tokenizer: Any, job: Job, replies: BinaryIO) -> None:
     """Answers with each chat; the first that cannot be rendered is the last."""
-    set_clock(job.date)
+    _set_clock(job.date)
     for chat in job.chats:
         signal.setitimer(signal.ITIMER_PROF, TEMPLATE_SECONDS)
-        rendered = render_one(tokenizer, chat, job.settings)
+        rendered = _render_one(tokenizer, chat, job.settings)
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(msgspec.json.encode(rendered) + b"\n")
         replies.flush()
@@ -98,8 +98,8 @@ def render(tokenizer: Any, job: Job, replies: BinaryIO) -> None:
             return
 
 
-def render_one(tokenizer: Any, chat: list[dict[str, Any]], settings: dict[str, Any]) -> Rendered:
-    if taken := sorted(OWN & settings.keys()):
+def _render_one(tokenizer: Any, chat: list[dict[str, Any]], settings: dict[str, Any]) -> Rendered:
+    if taken := sorted(_OWN & settings.keys()):
         return Rendered(error=f"{taken[0]} is no variable of a template but a parameter of transformers' own")
     try:
         text = str(
@@ -110,11 +110,11 @@ def render_one(tokenizer: Any, chat: list[dict[str, Any]], settings: dict[str, A
     except (MemoryError, OverflowError) as error:
         return Rendered(error=too_much(error))
     except Exception as error:
-        return Rendered(error=(str(error) or type(error).__name__)[:ERROR_LIMIT])
+        return Rendered(error=(str(error) or type(error).__name__)[:_ERROR_LIMIT])
     return Rendered(text)
 
 
-def set_clock(date: str | None) -> None:
+def _set_clock(date: str | None) -> None:
     """Set the time that `strftime_now` returns: `date`, or the present for None."""
 
     class Then(datetime):

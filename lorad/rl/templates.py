@@ -21,7 +21,7 @@ from lorad.bounds import GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_T
 from lorad.box.paths import python_path
 
 Chat = Sequence[Mapping[str, Any]]
-AT_ONCE = 64  # chats in one request to the process
+_AT_ONCE = 64  # chats in one request to the process
 
 
 class Setup(Struct, frozen=True):
@@ -47,7 +47,7 @@ class Rendered(Struct, frozen=True):
     error: str = ""
 
 
-ANSWERS = msgspec.json.Decoder(Rendered)  # made before there are threads
+_ANSWERS = msgspec.json.Decoder(Rendered)  # made before there are threads
 
 
 class Refused(Exception):
@@ -80,9 +80,9 @@ class Renderer:
         """
         texts: list[str] = []
         with self._busy:
-            for start in range(0, len(chats), AT_ONCE):
+            for start in range(0, len(chats), _AT_ONCE):
                 job = Job(
-                    [[*map(dict, chat)] for chat in chats[start : start + AT_ONCE]], dict(settings), date
+                    [[*map(dict, chat)] for chat in chats[start : start + _AT_ONCE]], dict(settings), date
                 )
                 self._do(job, texts)
         return texts
@@ -104,7 +104,7 @@ class Renderer:
         for _ in job.chats:
             if not (answer := process.stdout.readline()):
                 raise Refused(len(texts), self._death(process))
-            rendered = ANSWERS.decode(answer)
+            rendered = _ANSWERS.decode(answer)
             if rendered.error:
                 raise Refused(len(texts), rendered.error)
             texts.append(rendered.text)

@@ -14,14 +14,14 @@ from lorad.errors import SpecError
 from lorad.files import read_file
 from lorad.rl.templates import Chat, Refused, Renderer, Setup
 
-SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-ADVICE = (
+_SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_ADVICE = (
     "check the roles of the messages, data.system and chat_template_kwargs, and the model's chat template"
 )
 
 
-PATTERN = "its pre_tokenizer has a pattern that takes for ever: use the model's own tokenizer"
-AsUser = tuple[Sequence[str], Mapping[str, str]]
+_PATTERN = "its pre_tokenizer has a pattern that takes for ever: use the model's own tokenizer"
+_AsUser = tuple[Sequence[str], Mapping[str, str]]
 """The command and the environment that make a process another user's."""
 
 
@@ -33,7 +33,7 @@ class Tokenizer:
     the first of `eos_ids`, else 0.
     """
 
-    def __init__(self, directory: Path, *, date: str | None = None, user: AsUser | None = None) -> None:
+    def __init__(self, directory: Path, *, date: str | None = None, user: _AsUser | None = None) -> None:
         """date: what chat templates take for the present, in ISO 8601; None: the present. user: whose process
         renders them. Raises SpecError when `tokenizer.json` is missing or not readable.
         """
@@ -83,7 +83,7 @@ class Tokenizer:
         ) as error:  # its own are no Exceptions: of a pattern that backtracks for ever, for one
             if type(error).__name__ != "PanicException":
                 raise
-            raise SpecError(f"tokenizer.json cannot read the text: {error}", hint=PATTERN) from None
+            raise SpecError(f"tokenizer.json cannot read the text: {error}", hint=_PATTERN) from None
         return [list(encoding.ids) for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -129,7 +129,7 @@ class Tokenizer:
         own is second.
         """
         older = _read(directory / "special_tokens_map.json")
-        texts = {key: self._text(key) or _content(older.get(key)) for key in SPECIAL}
+        texts = {key: self._text(key) or _content(older.get(key)) for key in _SPECIAL}
         return Setup(template, {key: text for key, text in texts.items() if text is not None})
 
     def _ids(self, configs: Sequence[Mapping[str, Any]], key: str) -> tuple[int, ...]:
@@ -188,4 +188,4 @@ def _content(value: Any) -> str | None:
 
 def refusal(error: Refused, where: str = "") -> SpecError:
     """`where`: the chat, if that is not clear."""
-    return SpecError(f"{where and where + ': '}the chat template refused the messages: {error}", hint=ADVICE)
+    return SpecError(f"{where and where + ': '}the chat template refused the messages: {error}", hint=_ADVICE)

@@ -77,7 +77,7 @@ def _section(kind: Any) -> type[Struct] | None:
 
 def advice(spec: type[Struct], key: str) -> str:
     """Describe what a dotted key may be."""
-    found = field_at(spec, key)
+    found = _field_at(spec, key)
     if found is None:
         return "See `lorad init` for a spec."
     kind, default = found
@@ -90,7 +90,7 @@ def advice(spec: type[Struct], key: str) -> str:
     return f"The default is {msgspec.json.encode(default).decode()}."
 
 
-def field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
+def _field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
     """Return the type and the default of a dotted key; None where there is no such key."""
     kind: Any = spec
     default: Any = None
@@ -106,7 +106,7 @@ def field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
 
 def choices(spec: type[Struct], key: str) -> list[str]:
     """Return the values that a dotted key can have, where they are few."""
-    found = field_at(spec, key)
+    found = _field_at(spec, key)
     kinds = () if found is None else (found[0], *get_args(found[0]))
     return [kind for kind in kinds if isinstance(kind, str)] or ["true", "false"] * (bool in kinds)
 

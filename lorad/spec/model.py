@@ -21,11 +21,11 @@ from lorad.errors import SpecError
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Seed
 
-Probability = Annotated[float, Meta(ge=0, lt=1)]
-Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
-LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
+_Probability = Annotated[float, Meta(ge=0, lt=1)]
+_Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
+_LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
-MOST_ERRORS = 20  # that are found at once
+_MOST_ERRORS = 20  # that are found at once
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,7 +65,7 @@ class Lora(Part, frozen=True):
 
     rank: Positive = 16
     alpha: PositiveFloat = 32
-    dropout: Probability = 0.0
+    dropout: _Probability = 0.0
     target_modules: str | list[str] = "all-linear"
     exclude_modules: str | list[str] = msgspec.field(default_factory=lambda: ["lm_head"])
     init: Literal["kaiming", "xavier", "normal", "zero"] = "kaiming"
@@ -188,13 +188,13 @@ class RewardSpec(Part, frozen=True):
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name != "regex":
             raise ValueError(f"pattern is for regex, not for {self.name}")
-        if self.memory is not None and self.memory_bytes < LEAST_MEMORY:
-            raise ValueError(f"memory is at least {LEAST_MEMORY >> 20}MiB: Python itself needs that")
+        if self.memory is not None and self.memory_bytes < _LEAST_MEMORY:
+            raise ValueError(f"memory is at least {_LEAST_MEMORY >> 20}MiB: Python itself needs that")
 
     @property
     def memory_bytes(self) -> int:
         """Return the limit of `memory`; 0 where none is given. Raises ValueError."""
-        return bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
+        return _bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
 
 
 class Trainer(Part, frozen=True):
@@ -230,7 +230,7 @@ class Trainer(Part, frozen=True):
     warmup_steps: NonNegative = 0
     min_lr: NonNegativeFloat = 0.0
     steps: Positive = 60
-    betas: tuple[Probability, Probability] = (0.9, 0.999)
+    betas: tuple[_Probability, _Probability] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: NonNegativeFloat = 1.0
@@ -271,7 +271,7 @@ class Rollout(Part, frozen=True):
 
     backend: str = "builtin"
     max_new_tokens: Positive = 16
-    temperature: Temperature = 1.0
+    temperature: _Temperature = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: NonNegative = 0
     stop: list[Annotated[str, Meta(min_length=1)]] = []
@@ -405,7 +405,7 @@ class Spec(Part, frozen=True):
         return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
 
 
-def bytes_of(text: str) -> int:
+def _bytes_of(text: str) -> int:
     """`4GiB` or `4GB` -> 4 << 30. Raises ValueError."""
     found = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
     if found is None:
@@ -425,7 +425,7 @@ def convert(data: Any) -> Spec:
         )
     known, wrong = without_unknown(data, Spec)
     rest: dict[str, Any] | None = known
-    while rest is not None and len(wrong) < MOST_ERRORS:
+    while rest is not None and len(wrong) < _MOST_ERRORS:
         try:
             spec = msgspec.convert(rest, Spec)
             break

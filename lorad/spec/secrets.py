@@ -9,7 +9,7 @@ from typing import Any
 
 from lorad.errors import SpecError
 
-ADVICE = (
+_ADVICE = (
     "Put it into a file that only you can read, and name that: rollout.key_file for servers of your own, "
     "`secrets: {VARIABLE: file}` in config.yaml for anything that reads its environment."
 )
@@ -46,7 +46,7 @@ def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
                 f"{kind}, and specs are stored and shown",
                 key=path,
                 where=where.get(path, source),
-                hint=ADVICE,
+                hint=_ADVICE,
             )
 
 
@@ -55,7 +55,7 @@ def refuse_secret_text(text: str, source: str) -> None:
     if found := _VALUES.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise SpecError(
-            f"{source}:{line}: this looks like a secret, and specs are stored and shown", hint=ADVICE
+            f"{source}:{line}: this looks like a secret, and specs are stored and shown", hint=_ADVICE
         )
 
 

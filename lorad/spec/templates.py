@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Template:
+class _Template:
     """text: with {file}, {model} and {data} to be filled in; the last two have usual values."""
 
     name: str
@@ -24,7 +24,7 @@ _HEAD = """\
 # Run it:            lorad run {file}
 # Override a key:    lorad run {file} trainer.lr=3e-5 lora.rank=8
 """
-SMALL = Template(
+SMALL = _Template(
     "small",
     "the built-in base learns to sort, on a CPU in minutes",
     "builtin:tiny",
@@ -45,7 +45,7 @@ checkpoint: {{every: 10, keep: 3}}
 # pool: {{threads: 2}}              # on the CPU; else chosen for the model and the load, for the whole run
 """,
 )
-GPU = Template(
+_GPU = _Template(
     "gpu",
     "a model of your own on one GPU: FSDP trains, vLLM samples",
     "Qwen/Qwen3-4B",
@@ -66,7 +66,7 @@ eval: {{every: 20, problems: 256}}
 checkpoint: {{every: 20, keep: 3}}
 """,
 )
-GPUS = Template(
+_GPUS = _Template(
     "gpus",
     "the same on four GPUs: Megatron trains, SGLang samples",
     "Qwen/Qwen3-4B",
@@ -93,4 +93,4 @@ checkpoint: {{every: 20, keep: 3}}
 pool: {{memory_fraction: 0.7}}
 """,
 )
-TEMPLATES = {template.name: template for template in (SMALL, GPU, GPUS)}
+TEMPLATES = {template.name: template for template in (SMALL, _GPU, _GPUS)}

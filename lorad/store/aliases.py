@@ -12,9 +12,9 @@ from lorad.store import events
 from lorad.store.db import Rows, Store
 from lorad.store.rows import AliasMoveRow, AliasRow
 
-BASE = "base"  # what pools call the model without any adapter
-REMOVED = ("", -1)  # run and version of the move that ends an alias
-SELECT = """
+_BASE = "base"  # what pools call the model without any adapter
+_REMOVED = ("", -1)  # run and version of the move that ends an alias
+_SELECT = """
 SELECT a.alias, a.run, a.version, a.updated_at, a.owner_uid, v.sha256, v.attested,
   (SELECT m."by" FROM alias_moves m WHERE m.alias = a.alias ORDER BY m.id DESC LIMIT 1) AS "by"
 FROM aliases a JOIN versions v ON v.run = a.run AND v.version = a.version
@@ -26,18 +26,18 @@ def check_name(alias: str) -> None:
 
     A run's name is fine: the alias goes before the run.
     """
-    if not re.fullmatch(NAME, alias) or alias.lower() == BASE:
-        hint = f"`{BASE}` means the model without an adapter." if alias.lower() == BASE else NAME_HINT
+    if not re.fullmatch(NAME, alias) or alias.lower() == _BASE:
+        hint = f"`{_BASE}` means the model without an adapter." if alias.lower() == _BASE else NAME_HINT
         raise SpecError(f"{alias!r} is no name for an alias", hint=hint)
 
 
 def aliases(store: Rows) -> list[AliasRow]:
     """List all aliases by name."""
-    return [AliasRow(**row) for row in store.rows(SELECT + "ORDER BY a.alias")]
+    return [AliasRow(**row) for row in store.rows(_SELECT + "ORDER BY a.alias")]
 
 
 def find(store: Rows, alias: str) -> AliasRow | None:
-    row = store.row(SELECT + "WHERE a.alias = ?", (alias,))
+    row = store.row(_SELECT + "WHERE a.alias = ?", (alias,))
     return None if row is None else AliasRow(**row)
 
 
@@ -75,7 +75,7 @@ def remove(store: Store, alias: str, *, by: str) -> AliasRow:
     with store.write() as connection:
         before = get(store, alias)
         connection.execute("DELETE FROM aliases WHERE alias = ?", (alias,))
-        _log(store, alias, *REMOVED, time.time(), by)
+        _log(store, alias, *_REMOVED, time.time(), by)
         told = {"alias": alias, "version": None, "previous": f"{before.run}@{before.version}", "by": by}
         events.append(store, before.run, "alias", told)
         return before
@@ -86,7 +86,7 @@ def moves(store: Rows, alias: str) -> list[AliasMoveRow]:
     sql = 'SELECT alias, run, version, at, "by" FROM alias_moves WHERE alias = ? ORDER BY id DESC'
     ended = {"run": None, "version": None}
     rows = store.rows(sql, (alias,))
-    return [AliasMoveRow(**row | (ended if (row["run"], row["version"]) == REMOVED else {})) for row in rows]
+    return [AliasMoveRow(**row | (ended if (row["run"], row["version"]) == _REMOVED else {})) for row in rows]
 
 
 def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
@@ -96,7 +96,7 @@ def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
       SELECT max(id) FROM alias_moves o WHERE o.alias = a.alias AND (o.run, o.version) != (a.run, a.version)
     ) WHERE (m.run, m.version) != (?, ?)
     """
-    return {row["alias"]: (row["run"], row["version"]) for row in store.rows(sql, REMOVED)}
+    return {row["alias"]: (row["run"], row["version"]) for row in store.rows(sql, _REMOVED)}
 
 
 def before(store: Rows, alias: str) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 # https://sqlite.org/wal.html#walresetbug; later branches have it
-FIXED = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
+_FIXED = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
 
 
 class Report(Struct, frozen=True):
@@ -36,7 +36,7 @@ def check(path: Path) -> Report:
 
 def version_warning(version: tuple[int, int, int]) -> str:
     """Say what is wrong with a version of SQLite; "" when nothing is."""
-    if version >= FIXED[-1] or any(version[:2] == fixed[:2] and version >= fixed for fixed in FIXED):
+    if version >= _FIXED[-1] or any(version[:2] == fixed[:2] and version >= fixed for fixed in _FIXED):
         return ""
     return (
         f"SQLite {'.'.join(map(str, version))} can damage a database to which two processes write at the "

@@ -13,27 +13,27 @@ from typing import Any
 from sqlite_utils import Database
 
 from lorad.errors import Conflict, IntegrityError, LoradError
-from lorad.files import names
+from lorad.files import fsync_directory, names
 from lorad.migrations import MIGRATIONS
 from lorad.store.record import Journal, Recorder, number_of
 from lorad.store.record import Row as Row
 
-Parameters = Sequence[Any] | Mapping[str, Any]
+_Parameters = Sequence[Any] | Mapping[str, Any]
 
-BUSY_SECONDS = 2.0  # how long a write waits for another connection
-STILL_BUSY_SECONDS = 0.05  # ... the next ones, until one succeeds: the daemon answers meanwhile
+_BUSY_SECONDS = 2.0  # how long a write waits for another connection
+_STILL_BUSY_SECONDS = 0.05  # ... the next ones, until one succeeds: the daemon answers meanwhile
 # reading 1.2 GB takes 1.8 s; a larger file is read through only after a crash
 ALWAYS_CHECKED_BYTES = 256 * 2**20
-PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
 
-UNUSABLE = {
+_UNUSABLE = {
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY),
     sqlite3.SQLITE_CANTOPEN,
 }
-REPAIR = (
+_REPAIR = (
     "`lorad doctor --repair` rebuilds it from the journals and keeps this one. No run directory was touched."
 )
-DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class Rows:
@@ -43,13 +43,13 @@ class Rows:
     path: Path
     _connection: sqlite3.Connection
 
-    def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
+    def rows(self, sql: str, parameters: _Parameters = ()) -> list[Row]:
         with self._in_words():
             cursor = self._connection.execute(sql, parameters)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, values, strict=True)) for values in cursor]
 
-    def row(self, sql: str, parameters: Parameters = ()) -> Row | None:
+    def row(self, sql: str, parameters: _Parameters = ()) -> Row | None:
         """Read the first row of the answer; None when there is none."""
         return next(iter(self.rows(sql, parameters)), None)
 
@@ -67,9 +67,9 @@ class Rows:
             yield
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in DAMAGED:
+            if code in _DAMAGED:
                 raise self._damaged(str(error)) from error
-            if code in UNUSABLE:
+            if code in _UNUSABLE:
                 hint = (
                     "Nothing was changed. See `df` and the mode of the file; `lsof` shows who else has "
                     "it open."
@@ -78,7 +78,7 @@ class Rows:
             raise
 
     def _damaged(self, how: str) -> IntegrityError:
-        return IntegrityError(f"the database {self.path} is damaged: {how}", hint=REPAIR)
+        return IntegrityError(f"the database {self.path} is damaged: {how}", hint=_REPAIR)
 
 
 class Reader(Rows):
@@ -92,7 +92,7 @@ class Reader(Rows):
         with self._in_words():
             uri = f"{path.absolute().as_uri()}?mode=ro"
             self._connection = sqlite3.connect(
-                uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
 
     def close(self) -> None:
@@ -127,8 +127,8 @@ class Store(Rows):
         self._recorder: Recorder | None = None
         with _locked(path.with_name(path.name + ".lock")):
             _create(path)
-            self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-            self._waits = BUSY_SECONDS
+            self._connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+            self._waits = _BUSY_SECONDS
             self._file, self._directory = path.stat(), path.parent.stat()
             try:
                 with self._in_words():
@@ -187,10 +187,10 @@ class Store(Rows):
         try:
             self._connection.execute(statement)
         except sqlite3.OperationalError:
-            self._wait(STILL_BUSY_SECONDS)
+            self._wait(_STILL_BUSY_SECONDS)
             raise
-        if self._waits != BUSY_SECONDS:
-            self._wait(BUSY_SECONDS)
+        if self._waits != _BUSY_SECONDS:
+            self._wait(_BUSY_SECONDS)
 
     def _wait(self, seconds: float) -> None:
         self._connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
@@ -221,7 +221,7 @@ class Store(Rows):
         self._connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._wait(BUSY_SECONDS)
+        self._wait(_BUSY_SECONDS)
 
     @property
     def recorded(self) -> int:
@@ -240,7 +240,7 @@ class Store(Rows):
 
     def _prepare(self) -> None:
         crashed = self.path.with_name(self.path.name + "-wal").exists()
-        for pragma in PRAGMAS:
+        for pragma in _PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}")
         if crashed or self.path.stat().st_size <= ALWAYS_CHECKED_BYTES:
             (found,) = self.rows("PRAGMA quick_check(1)")
@@ -260,7 +260,7 @@ class Store(Rows):
         if not applied and "runs" in db.table_names():
             raise IntegrityError(
                 f"the database {self.path} was written before lorad's first release, by another schema",
-                hint=REPAIR,
+                hint=_REPAIR,
             )
         pending = MIGRATIONS.pending(db)
         if applied and pending:
@@ -277,20 +277,12 @@ class Store(Rows):
         with contextlib.closing(sqlite3.connect(part)) as copy:
             self._connection.backup(copy)
         part.replace(path)
-        _fsync(path.parent)
+        fsync_directory(path.parent)
 
 
 def _create(path: Path) -> None:
     """Make a file that only its owner can read, which SQLite would not."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-def _fsync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -18,18 +18,18 @@ from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
 from lorad.store.db import Row, Rows
 
-PATHS = {
+_PATHS = {
     "version": ("path", "versions"),
     "checkpoint": ("path", "checkpoints"),
     "step": ("samples", "samples"),
 }
-NUMBERS = ("version", "parent", "rank", "bytes", "problems", "failed", "position", "to", "resumed_from")
-WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
-MOST_STEPS, MOST_ATTEMPTS, MOST = 10**12, 10**6, 2**53
-LATEST = 4.0e9  # Unix seconds
-AGES = {"versions": "created_at", "checkpoints": "created_at"}  # where a table keeps the record's `at`
-COLUMNS = {
+_NUMBERS = ("version", "parent", "rank", "bytes", "problems", "failed", "position", "to", "resumed_from")
+_WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+_MOST_STEPS, _MOST_ATTEMPTS, _MOST = 10**12, 10**6, 2**53
+_LATEST = 4.0e9  # Unix seconds
+_AGES = {"versions": "created_at", "checkpoints": "created_at"}  # where a table keeps the record's `at`
+_COLUMNS = {
     "step": ("steps", ("version", "samples", "samples_sha256")),
     "eval": ("evals", ("version", "score", "problems", "failed")),
     "version": (
@@ -38,23 +38,23 @@ COLUMNS = {
     ),
     "checkpoint": ("checkpoints", ("version", "path", "bytes")),
 }
-SIGNALS = (
+_SIGNALS = (
     *("kl", "entropy", "truncated", "logprob_difference"),
     *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
 )
 RECENT = 24  # steps
-MOST_NAMES = 8  # metrics that are listed by name
-TABLES = tuple(table for table, _ in COLUMNS.values())
-OF_FACTS = {column for _, columns in COLUMNS.values() for column in columns}
-KNOWN = {"metrics", "message", "reason", "detail", "hint", "to", "resumed_from", *OF_FACTS}
-TOO_MUCH = f"of a record of more than {EVENT_BYTES} bytes, only what lorad knows is kept"
-LEFT_OUT = (
+_MOST_NAMES = 8  # metrics that are listed by name
+_TABLES = tuple(table for table, _ in _COLUMNS.values())
+_OF_FACTS = {column for _, columns in _COLUMNS.values() for column in columns}
+_KNOWN = {"metrics", "message", "reason", "detail", "hint", "to", "resumed_from", *_OF_FACTS}
+_TOO_MUCH = f"of a record of more than {EVENT_BYTES} bytes, only what lorad knows is kept"
+_LEFT_OUT = (
     f"of the metrics of a step, only {METRICS} are kept, the first by name: numbers whose names have at most "
     f"{METRIC_NAME} characters"
 )
 
 
-def refuse_strange(run: str, record: Record) -> None:
+def _refuse_strange(run: str, record: Record) -> None:
     """Paths lie in the run's own directories, one step below; numbers are such as files and rows are named
     by.
 
@@ -70,35 +70,36 @@ def refuse_strange(run: str, record: Record) -> None:
 def strange(record: Record) -> str:
     """Say what is wrong with a record; "" when nothing is."""
     places = (
-        ("step", record.step, MOST_STEPS),
-        ("attempt", record.attempt, MOST_ATTEMPTS),
-        ("seq", record.seq, MOST),
+        ("step", record.step, _MOST_STEPS),
+        ("attempt", record.attempt, _MOST_ATTEMPTS),
+        ("seq", record.seq, _MOST),
     )
     for name, number, most in places:
         if not 0 <= number <= most:
             return f"its {name} is {number}"
-    if not (math.isfinite(record.at) and 0 <= record.at <= LATEST):
+    if not (math.isfinite(record.at) and 0 <= record.at <= _LATEST):
         return f"its time is {record.at}"
-    if record.kind in PATHS:
-        key, directory = PATHS[record.kind]
-        if key in record.data and not is_below(record.data[key], directory):
+    if record.kind in _PATHS:
+        key, directory = _PATHS[record.kind]
+        if key in record.data and not _is_below(record.data[key], directory):
             return f"{key} {str(record.data[key])[:200]!r} is not in {directory}/"
-    if wrong := next((key for key in WORDS if isinstance(record.data.get(key), dict | list)), ""):
+    if wrong := next((key for key in _WORDS if isinstance(record.data.get(key), dict | list)), ""):
         return f"{wrong} is {str(record.data[wrong])[:80]!r}"
     return next(
-        (f"{key} is {str(record.data[key])[:80]!r}" for key in NUMBERS if not fits(record.data.get(key))), ""
+        (f"{key} is {str(record.data[key])[:80]!r}" for key in _NUMBERS if not _fits(record.data.get(key))),
+        "",
     )
 
 
-def is_below(path: Any, directory: str) -> bool:
+def _is_below(path: Any, directory: str) -> bool:
     if not isinstance(path, str):
         return False
     parent, _, name = path.partition("/")
-    return parent == directory and NAME.fullmatch(name) is not None
+    return parent == directory and _NAME.fullmatch(name) is not None
 
 
-def fits(number: Any) -> bool:
-    return number is None or (isinstance(number, int) and -1 <= number <= MOST)
+def _fits(number: Any) -> bool:
+    return number is None or (isinstance(number, int) and -1 <= number <= _MOST)
 
 
 def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
@@ -106,11 +107,11 @@ def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
 
     Raises IntegrityError for what no driver of lorad writes.
     """
-    refuse_strange(run, record)
-    if record.kind in COLUMNS:
+    _refuse_strange(run, record)
+    if record.kind in _COLUMNS:
         _put_fact(connection, run, record)
     elif record.kind == "rewind":
-        for table in TABLES:
+        for table in _TABLES:
             sql = f"UPDATE {table} SET lineage = 0 WHERE run = ? AND step > ? AND lineage = 1"
             connection.execute(sql, (run, record.data["to"]))
     elif record.kind == "attempt":
@@ -138,7 +139,7 @@ def event_data(record: Record) -> dict[str, Any]:
 
 def doubt(connection: sqlite3.Connection, run: str) -> None:
     """Mark all rows of a run as perhaps not in its journal; `put` clears the mark."""
-    for table in TABLES:
+    for table in _TABLES:
         connection.execute(f"UPDATE {table} SET seq = -seq, lineage = 0 WHERE run = ? AND seq > 0", (run,))
 
 
@@ -147,7 +148,7 @@ def forget_doubted(connection: sqlite3.Connection, run: str) -> None:
 
     Versions stay, as facts that do not count: an alias may name them.
     """
-    for table in TABLES:
+    for table in _TABLES:
         if table != "versions":
             connection.execute(f"DELETE FROM {table} WHERE run = ? AND seq < 0", (run,))
 
@@ -183,9 +184,9 @@ def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row
     """Collect what may need attention: in the last step's metrics, and whether the current version was
     attested.
     """
-    found: Row = {key: metrics[key] for key in SIGNALS if metrics.get(key) is not None}
+    found: Row = {key: metrics[key] for key in _SIGNALS if metrics.get(key) is not None}
     if unsound := sorted(key for key, value in metrics.items() if value is None):  # JSON has no NaN
-        found["not_finite"] = unsound[:MOST_NAMES]
+        found["not_finite"] = unsound[:_MOST_NAMES]
     sql = (
         "SELECT json_extract(spec, '$.data.prompts_per_step') AS groups, json_extract(signals, '$.begun') "
         "AS begun FROM runs WHERE name = ?"
@@ -213,9 +214,9 @@ def _recent(store: Rows, run: str) -> str:
 
 
 def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
-    table, columns = COLUMNS[record.kind]
+    table, columns = _COLUMNS[record.kind]
     row: Row = {"run": run, "attempt": record.attempt, "step": record.step, "seq": record.seq, "lineage": 1}
-    row |= {AGES.get(table, "at"): record.at} | {column: record.data[column] for column in columns}
+    row |= {_AGES.get(table, "at"): record.at} | {column: record.data[column] for column in columns}
     if table == "steps":
         row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
     names, values = ", ".join(row), ", ".join(f":{column}" for column in row)
@@ -232,7 +233,7 @@ def bounded(record: Record) -> tuple[Record, str]:
     if record.kind == "step" and "metrics" in data:
         data["metrics"], told = _metrics(record)
     if len(msgspec.json.encode({**data, "prompts": None})) > EVENT_BYTES:
-        data, told = {key: value for key, value in data.items() if key in KNOWN}, TOO_MUCH
+        data, told = {key: value for key, value in data.items() if key in _KNOWN}, _TOO_MUCH
     return msgspec.structs.replace(record, data=data), told
 
 
@@ -244,10 +245,10 @@ def _metrics(record: Record) -> tuple[dict[str, Any], str]:
     """Null stands for a number that is not finite, as JSON has none."""
     metrics = record.data.get("metrics")
     if not isinstance(metrics, dict):
-        return {}, LEFT_OUT
+        return {}, _LEFT_OUT
     sound = {name: value for name, value in metrics.items() if len(name) <= METRIC_NAME and _is_number(value)}
     kept = {name: sound[name] for name in sorted(sound)[:METRICS]} if len(sound) > METRICS else sound
-    return kept, LEFT_OUT if len(kept) < len(metrics) else ""
+    return kept, _LEFT_OUT if len(kept) < len(metrics) else ""
 
 
 def _is_number(value: Any) -> bool:

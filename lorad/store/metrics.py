@@ -12,7 +12,7 @@ from lorad.states import ACTIVE, RunState
 from lorad.store.db import Rows
 from lorad.store.rows import EvalRow, StepRow, step_row
 
-LARGEST = 2**63 - 1  # what SQLite takes
+_LARGEST = 2**63 - 1  # what SQLite takes
 
 
 def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[StepRow]:
@@ -40,7 +40,7 @@ def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int =
         "(SELECT step FROM wanted UNION SELECT step FROM last WHERE step > :after) w CROSS JOIN steps s "
         "ON s.run = :run AND s.step = w.step AND s.lineage = 1 ORDER BY s.step, attempt"
     )
-    first = min((after // every + 1) * every, LARGEST)
+    first = min((after // every + 1) * every, _LARGEST)
     found = store.rows(sql, {"run": run, "every": every, "after": after, "first": first, "limit": limit})
     return [step_row(row) for row in found]
 
@@ -52,7 +52,7 @@ def evals(store: Rows, run: str) -> list[EvalRow]:
     return [EvalRow(**row) for row in store.rows(sql, (run,))]
 
 
-class SamplesFile(Struct, frozen=True):
+class _SamplesFile(Struct, frozen=True):
     """The samples of a step.
 
     path: below the run's directory.
@@ -62,13 +62,13 @@ class SamplesFile(Struct, frozen=True):
     sha256: str
 
 
-def samples_file(store: Rows, run: str, step: int) -> SamplesFile | None:
+def samples_file(store: Rows, run: str, step: int) -> _SamplesFile | None:
     sql = (
         "SELECT samples, samples_sha256 FROM steps WHERE run = ? AND step = ? AND lineage = 1 ORDER BY "
         "attempt DESC"
     )
     row = store.row(sql, (run, step))
-    return None if row is None else SamplesFile(row["samples"], row["samples_sha256"])
+    return None if row is None else _SamplesFile(row["samples"], row["samples_sha256"])
 
 
 def furthest_steps(store: Rows, run: str) -> dict[int, int]:
@@ -146,7 +146,7 @@ def waits(store: Rows) -> Iterator[float]:
         yield max(0.0, time.time() - since)
 
 
-class Reading(Struct, frozen=True):
+class _Reading(Struct, frozen=True):
     """How far the journal of an active run is taken in.
 
     offset: bytes that are taken in.
@@ -159,11 +159,11 @@ class Reading(Struct, frozen=True):
     newest: float | None
 
 
-def readings(store: Rows) -> list[Reading]:
+def readings(store: Rows) -> list[_Reading]:
     marks = ", ".join("?" for _ in ACTIVE)
     sql = f"""
     SELECT r.name, r.directory, coalesce(o."offset", 0) AS "offset",
       (SELECT at FROM events e WHERE e.run = r.name ORDER BY id DESC LIMIT 1) AS newest
     FROM runs r LEFT JOIN journal_offsets o ON o.run = r.name WHERE r.state IN ({marks})
     """
-    return [Reading(*row.values()) for row in store.rows(sql, ACTIVE)]
+    return [_Reading(*row.values()) for row in store.rows(sql, ACTIVE)]

@@ -9,12 +9,12 @@ from lorad.errors import NotFound
 from lorad.store.db import Rows, Store
 from lorad.store.rows import LeaseRow, PoolRow
 
-FIELDS = frozenset({"state", "model", "mode", "device", "pid", "attempt", "key", "detail", "idle_since"})
+_FIELDS = frozenset({"state", "model", "mode", "device", "pid", "attempt", "key", "detail", "idle_since"})
 
 
 def upsert(store: Store, pool: str, **columns: Any) -> PoolRow:
     """Make a pool (state, model, mode and device are needed) or change columns of FIELDS: its row."""
-    if unknown := set(columns) - FIELDS:
+    if unknown := set(columns) - _FIELDS:
         raise ValueError(f"a pool has no {', '.join(sorted(unknown))}")
     with store.write() as connection:
         if not store.row("SELECT 1 FROM pools WHERE pool = ?", (pool,)):

@@ -18,21 +18,21 @@ from lorad.store.facts import bounded
 from lorad.store.ingest import Found, Place, place_after, set_place
 from lorad.store.record import KEYS, TOLD_BY_RUNS, Change
 
-Key = tuple[Any, ...]
-NOT_UNDERSTOOD = (
+_Key = tuple[Any, ...]
+_NOT_UNDERSTOOD = (
     *(KeyError, TypeError, OverflowError, IntegrityError),
     *(sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError),
 )
-OF_A_RUN = ("attempts", "versions", "checkpoints")
-COLLECTED = """
+_OF_A_RUN = ("attempts", "versions", "checkpoints")
+_COLLECTED = """
 CREATE TEMP TABLE collected (at REAL, source INTEGER, n INTEGER, id INTEGER,
 told REAL, run TEXT, kind TEXT, data TEXT)
 """
-FIRST = (
+_FIRST = (
     "CREATE TEMP TABLE first AS SELECT r.name AS run, c.at FROM runs r JOIN collected c ON c.id = "
     "r.first_event"
 )
-LATER = (
+_LATER = (
     "UPDATE collected SET at = first.at FROM first "
     "WHERE collected.run = first.run AND collected.id IS NULL AND collected.at < first.at"
 )
@@ -42,7 +42,7 @@ LATER = (
 class Tables:
     """Rows by table and key, in the order in which they came to be."""
 
-    rows: dict[str, dict[Key, Row]] = field(default_factory=lambda: {table: {} for table in KEYS})
+    rows: dict[str, dict[_Key, Row]] = field(default_factory=lambda: {table: {} for table in KEYS})
 
     def apply(self, change: Change) -> None:
         """Apply a change to the rows, as if it were committed."""
@@ -57,9 +57,9 @@ class Tables:
         """Key and some columns of a row."""
         self.rows[table].setdefault(tuple(row[column] for column in KEYS[table]), {}).update(row)
 
-    def forget(self, table: str, key: Key) -> None:
+    def forget(self, table: str, key: _Key) -> None:
         self.rows[table].pop(key, None)
-        for other in OF_A_RUN if table == "runs" else ():
+        for other in _OF_A_RUN if table == "runs" else ():
             self.rows[other] = {k: row for k, row in self.rows[other].items() if k[0] != key[0]}
 
 
@@ -72,28 +72,28 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
     told: list[str] = []
     with store.write() as connection:
         connection.execute(f"PRAGMA user_version = {number}")
-        connection.execute(COLLECTED)
+        connection.execute(_COLLECTED)
         rows = tables.rows
-        insert(connection, "runs", rows["runs"].values(), told)
+        _insert(connection, "runs", rows["runs"].values(), told)
         there = {name for (name,) in connection.execute("SELECT name FROM runs")}
         for source, run in enumerate((run for run in journals if run in there), 1):
-            told += take_in(store, connection, run, journals[run], source)
-        insert(connection, "attempts", rows["attempts"].values(), told)
+            told += _take_in(store, connection, run, journals[run], source)
+        _insert(connection, "attempts", rows["attempts"].values(), told)
         for table in ("versions", "checkpoints"):
-            change(connection, table, rows[table].values())
+            _change(connection, table, rows[table].values())
         counted: Iterable[Row] = (
             {k: row[k] for k in ("name", "attempt") if k in row} for row in rows["runs"].values()
         )
-        change(connection, "runs", counted)
+        _change(connection, "runs", counted)
         for table in ("aliases", "alias_moves", "sweeps"):
-            insert(connection, table, rows[table].values(), told)
-        collect(connection, (as_collected(event) for event in rows["events"].values()), 0)
-        number_events(connection)
+            _insert(connection, table, rows[table].values(), told)
+        _collect(connection, (_as_collected(event) for event in rows["events"].values()), 0)
+        _number_events(connection)
         connection.execute("DROP TABLE collected")
     return told
 
 
-def take_in(
+def _take_in(
     store: Store, connection: sqlite3.Connection, run: str, journal: Path, source: int
 ) -> Iterator[str]:
     """Insert the rows of a run's journal, as `ingest` does, and collect its events, which are put in order
@@ -111,7 +111,7 @@ def take_in(
             try:
                 record, _ = bounded(record)
                 facts.put(connection, run, record)
-            except NOT_UNDERSTOOD as error:
+            except _NOT_UNDERSTOOD as error:
                 yield f"record {record.seq} of {journal} is not understood: {error!r}"
                 break
             if record.kind in TOLD_BY_RUNS:
@@ -120,12 +120,12 @@ def take_in(
             last = [*last[-1:], (record, offset)]
     except (OSError, IntegrityError) as error:  # the journal cannot be read
         yield f"{journal} cannot be read after record {after}: {error}"
-    collect(connection, found, source)
+    _collect(connection, found, source)
     facts.summarize(store, connection, run)
     set_place(connection, run, place_after(last, Place()))
 
 
-def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told: list[str]) -> None:
+def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told: list[str]) -> None:
     """Insert rows; columns that this schema does not have are left out."""
     known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
     for row in rows:
@@ -139,7 +139,7 @@ def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told
             told.append(f"{' '.join(str(row[column]) for column in KEYS[table])} of {table}: {error}")
 
 
-def change(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
+def _change(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
     """Update rows that exist already."""
     keys = KEYS[table]
     for row in rows:
@@ -151,11 +151,11 @@ def change(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> N
             connection.execute(sql, [*values.values(), *(row[name] for name in keys)])
 
 
-def as_collected(event: Row) -> tuple[Any, ...]:
+def _as_collected(event: Row) -> tuple[Any, ...]:
     return event.get("id"), event["at"], event["run"], event["kind"], event["data"]
 
 
-def collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], source: int) -> None:
+def _collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], source: int) -> None:
     """Collect events of one source, in its order, though a clock may have gone back meanwhile."""
     newest, rows = 0.0, list[tuple[Any, ...]]()
     for n, (id, at, run, kind, data) in enumerate(events):
@@ -164,28 +164,28 @@ def collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], s
     connection.executemany("INSERT INTO collected VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
-def number_events(connection: sqlite3.Connection) -> None:
+def _number_events(connection: sqlite3.Connection) -> None:
     """Number the events in order of time. A known number is kept; the others get free numbers between, or
     later ones.
 
     The next event gets a larger number than any event ever had, so that followers continue where they were.
     """
     # Whatever the clock said, nothing of a run comes before its first event.
-    for statement in (FIRST, LATER, "DROP TABLE first"):
+    for statement in (_FIRST, _LATER, "DROP TABLE first"):
         connection.execute(statement)
     known = [
         row[0] for row in connection.execute("SELECT id FROM collected WHERE id IS NOT NULL ORDER BY id")
     ]
     (count,) = connection.execute("SELECT count(*) FROM collected").fetchone()
     rows = connection.execute("SELECT id, told, run, kind, data FROM collected ORDER BY at, source, n")
-    numbered = ((id, *row) for id, row in in_order(rows, known))
+    numbered = ((id, *row) for id, row in _in_order(rows, known))
     connection.executemany("INSERT INTO events (id, at, run, kind, data) VALUES (?, ?, ?, ?, ?)", numbered)
     if count:
         newest = max(known, default=0) + count - len(known)
         connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (newest,))
 
 
-def in_order(rows: Iterable[tuple[Any, ...]], known: list[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+def _in_order(rows: Iterable[tuple[Any, ...]], known: list[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """Yield each row with its number.
 
     known: the numbers that are taken, ascending.

@@ -27,19 +27,19 @@ KEYS: dict[str, tuple[str, ...]] = {
     "sweeps": ("sweep",),
     "events": ("id",),
 }
-ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of these is in journals of runs
-DERIVED = frozenset(
+_ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of these is in journals of runs
+_DERIVED = frozenset(
     {"step", "reward", "eval_first", "eval_last", "version", "tokens_per_second", "step_seconds"}
 )
-DERIVED |= {"signals", "recent"}
-PASSING = frozenset({"waiting"})  # found again by every look at the queue
+_DERIVED |= {"signals", "recent"}
+_PASSING = frozenset({"waiting"})  # found again by every look at the queue
 TOLD_BY_RUNS = ("attempt", "rewind", "step", "eval", "version", "checkpoint", "warning", "end")
-ENDING = ("runs", "aliases", "sweeps")
-OWN_EVENT = (
+_ENDING = ("runs", "aliases", "sweeps")
+_OWN_EVENT = (
     f"({{0}}kind NOT IN ({', '.join(repr(kind) for kind in TOLD_BY_RUNS)}) "
     "OR json_type({0}data, '$.attempt') IS NULL OR json_type({0}data, '$.step') IS NULL)"
 )
-NEW, GONE = "*", "-"  # in place of a column
+_NEW, _GONE = "*", "-"  # in place of a column
 
 
 class Change(Struct, frozen=True):
@@ -119,10 +119,12 @@ class Recorder:
         gone: dict[str, list[list[Any]]] = {}
         for (table, text), columns in noted.items():
             key = msgspec.json.decode(text)
-            row = self._row(table, key, self._columns[table] if NEW in columns else sorted(columns - {GONE}))
+            row = self._row(
+                table, key, self._columns[table] if _NEW in columns else sorted(columns - {_GONE})
+            )
             if row is not None:
                 rows.setdefault(table, []).append(row)
-            if GONE in columns:
+            if _GONE in columns:
                 gone.setdefault(table, []).append(key)
         return Change(number_of(self._connection) + 1, rows, gone)
 
@@ -132,11 +134,11 @@ class Recorder:
 
     def _all(self, table: str) -> list[Row]:
         """List the rows of a table in the order in which they were inserted."""
-        where = " WHERE " + " OR ".join(f'"{column}"' for column in ONLY[table]) if table in ONLY else ""
+        where = " WHERE " + " OR ".join(f'"{column}"' for column in _ONLY[table]) if table in _ONLY else ""
         if table == "events":
             newest = "SELECT max(id) FROM events WHERE kind = 'version' AND {} GROUP BY run"
             gone = newest.format("run NOT IN (SELECT name FROM runs)")  # their numbers are never used again
-            where = f" WHERE {OWN_EVENT.format('')} OR id IN ({gone})"
+            where = f" WHERE {_OWN_EVENT.format('')} OR id IN ({gone})"
         order = "" if table == "attempts" else "ORDER BY rowid"
         return list(self._select(table, self._columns[table], f"{where} {order}", ()))
 
@@ -148,14 +150,14 @@ class Recorder:
 
     def _triggers(self) -> Iterable[str]:
         for table, columns in self._columns.items():
-            if table not in ONLY:
-                when = f"WHEN {OWN_EVENT.format('NEW.')}" if table == "events" else ""
-                yield _trigger(table, "insert", _note(table, "NEW", NEW), when)
+            if table not in _ONLY:
+                when = f"WHEN {_OWN_EVENT.format('NEW.')}" if table == "events" else ""
+                yield _trigger(table, "insert", _note(table, "NEW", _NEW), when)
             if table not in ("events", "alias_moves"):
                 notes = " ".join(_note(table, "NEW", c, f'OLD."{c}" IS NOT NEW."{c}"') for c in columns)
                 yield _trigger(table, f"update OF {', '.join(columns)}", notes)
-            if table in ENDING:
-                yield _trigger(table, "delete", _note(table, "OLD", GONE))
+            if table in _ENDING:
+                yield _trigger(table, "delete", _note(table, "OLD", _GONE))
 
 
 _NOTES = (
@@ -171,8 +173,8 @@ def number_of(connection: sqlite3.Connection) -> int:
 def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
     """List the columns that are noted, without the key."""
     named = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-    left_out = DERIVED | PASSING if table == "runs" else frozenset[str]()
-    return [c for c in ONLY.get(table, named) if c not in KEYS[table] and c not in left_out]
+    left_out = _DERIVED | _PASSING if table == "runs" else frozenset[str]()
+    return [c for c in _ONLY.get(table, named) if c not in KEYS[table] and c not in left_out]
 
 
 def _note(table: str, which: str, column: str, condition: str = "1") -> str:

@@ -14,7 +14,7 @@ from lorad.store import events
 from lorad.store.db import Row, Rows, Store
 from lorad.store.rows import AttemptRow, QueuedRow, RunRow, RunSummary, run_row, run_summary
 
-FIELDS = frozenset(
+_FIELDS = frozenset(
     {
         "detail",
         "origin",
@@ -31,14 +31,14 @@ FIELDS = frozenset(
     }
     | {"wanted"}
 )
-RECENT_SECONDS = 24 * 3600.0
-DAEMON = "daemon"  # who moves a run that nobody asked for
-BASE = "json_extract(spec, '$.model.path') AS base"
+_RECENT_SECONDS = 24 * 3600.0
+_DAEMON = "daemon"  # who moves a run that nobody asked for
+_BASE = "json_extract(spec, '$.model.path') AS base"
 _MADE = ("base", "rates")  # fields of RunSummary that are no column
-SUMMARY = ", ".join(
+_SUMMARY = ", ".join(
     [
         *(name for name in RunSummary.__struct_fields__ if name not in _MADE),
-        *("tokens_per_second", "step_seconds", BASE),
+        *("tokens_per_second", "step_seconds", _BASE),
     ]
 )
 
@@ -102,7 +102,7 @@ def name_in_use(store: Rows, name: str) -> str | None:
 
 
 def find(store: Rows, name: str) -> RunRow | None:
-    row = store.row(f"SELECT *, {BASE} FROM runs WHERE name = ?", (name,))
+    row = store.row(f"SELECT *, {_BASE} FROM runs WHERE name = ?", (name,))
     return None if row is None else run_row(row)
 
 
@@ -124,7 +124,7 @@ def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
 
 def every(store: Rows) -> list[RunRow]:
     """List all runs, oldest first."""
-    return [run_row(row) for row in store.rows(f"SELECT *, {BASE} FROM runs ORDER BY created_at, rowid")]
+    return [run_row(row) for row in store.rows(f"SELECT *, {_BASE} FROM runs ORDER BY created_at, rowid")]
 
 
 def count_by_state(store: Rows) -> dict[RunState, int]:
@@ -181,7 +181,7 @@ def owners_served(store: Rows) -> set[int]:
 def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
     """List the runs that exist among `names`, newest first."""
     marks = ", ".join("?" for _ in names)
-    sql = f"SELECT {SUMMARY} FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC"
+    sql = f"SELECT {_SUMMARY} FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC"
     return [run_summary(row) for row in store.rows(sql, tuple(names))]
 
 
@@ -190,12 +190,12 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
 
     limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
     """
-    since = 0.0 if all else time.time() - RECENT_SECONDS
+    since = 0.0 if all else time.time() - _RECENT_SECONDS
     order = "ORDER BY created_at DESC, rowid DESC"
-    others = store.rows(f"SELECT rowid, {SUMMARY} FROM runs WHERE ended_at IS NULL {order}")
+    others = store.rows(f"SELECT rowid, {_SUMMARY} FROM runs WHERE ended_at IS NULL {order}")
     most = max(0, limit - len(others)) if limit else -1
     ended = store.rows(
-        f"SELECT rowid, {SUMMARY} FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most)
+        f"SELECT rowid, {_SUMMARY} FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most)
     )
     rows = sorted([*others, *ended], key=lambda row: (row["created_at"], row.pop("rowid")), reverse=True)
     return [run_summary(row) for row in rows]
@@ -204,14 +204,14 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
 def in_states(store: Rows, *states: RunState) -> list[RunRow]:
     """List the runs in these states as a queue: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in states)
-    sql = f"SELECT *, {BASE} FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
+    sql = f"SELECT *, {_BASE} FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
     return [run_row(row) for row in store.rows(sql, states)]
 
 
 def active_in(store: Rows, pool: str) -> list[RunRow]:
     """List the active runs of a pool: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in ACTIVE)
-    sql = f"""SELECT *, {BASE} FROM runs WHERE pool = ? AND state IN ({marks})
+    sql = f"""SELECT *, {_BASE} FROM runs WHERE pool = ? AND state IN ({marks})
     ORDER BY priority DESC, created_at, rowid"""
     return [run_row(row) for row in store.rows(sql, (pool, *ACTIVE))]
 
@@ -219,7 +219,7 @@ def active_in(store: Rows, pool: str) -> list[RunRow]:
 def named(store: Rows, names: Sequence[str]) -> list[RunRow]:
     """Read the runs that exist among `names`, in that order."""
     marks = ", ".join("?" for _ in names)
-    sql = f"SELECT *, {BASE} FROM runs WHERE name IN ({marks})"
+    sql = f"SELECT *, {_BASE} FROM runs WHERE name IN ({marks})"
     found = {row["name"]: run_row(row) for row in store.rows(sql, tuple(names))}
     return [found[name] for name in names if name in found]
 
@@ -255,7 +255,7 @@ def restarts(store: Rows, name: str) -> int:
       (SELECT max(id) FROM moves WHERE move = ? AND "by" != ?), 0
     )
     """
-    (row,) = store.rows(sql, (name, Move.RESTART, Move.RESUME, DAEMON))
+    (row,) = store.rows(sql, (name, Move.RESTART, Move.RESUME, _DAEMON))
     return int(row["made"])
 
 
@@ -263,7 +263,7 @@ def that_serve(store: Rows) -> list[RunRow]:
     """List the runs for which a pool is kept up, oldest first."""
     return [
         run_row(row)
-        for row in store.rows(f"SELECT *, {BASE} FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
+        for row in store.rows(f"SELECT *, {_BASE} FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
     ]
 
 
@@ -275,7 +275,7 @@ def move(
     expect: RunState | None = None,
     reason: EndReason | None = None,
     detail: str = "",
-    by: str = DAEMON,
+    by: str = _DAEMON,
 ) -> RunRow:
     """Make one move of `lorad.states.MOVES` and append its event, both or neither. Returns the new row.
 
@@ -303,7 +303,7 @@ def move(
 
 def set_fields(store: Store, name: str, **columns: Any) -> None:
     """Set columns of FIELDS; no event. Raises NotFound."""
-    if unknown := set(columns) - FIELDS:
+    if unknown := set(columns) - _FIELDS:
         raise ValueError(f"not to be set here: {', '.join(sorted(unknown))}")
     with store.write() as connection:
         sets = ", ".join(f"{column} = :{column}" for column in columns)

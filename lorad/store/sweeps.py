@@ -12,7 +12,7 @@ from lorad.errors import Conflict, NotFound
 from lorad.store.db import Rows, Store
 from lorad.store.rows import Halving, Rung, SweepRow, sweep_row
 
-SELECT = "SELECT sweep, owner, owner_uid, created_at, grid, halving, rungs FROM sweeps"
+_SELECT = "SELECT sweep, owner, owner_uid, created_at, grid, halving, rungs FROM sweeps"
 
 
 def create(
@@ -46,7 +46,7 @@ def refuse_used(store: Rows, sweep: str) -> None:
 
 def get(store: Rows, sweep: str) -> SweepRow:
     """Raises NotFound."""
-    row = store.row(f"{SELECT} WHERE sweep = ?", (sweep,))
+    row = store.row(f"{_SELECT} WHERE sweep = ?", (sweep,))
     if row is None:
         raise NotFound(f"no sweep {sweep}", hint="`lorad sweep --list` shows every sweep.")
     return sweep_row(row)
@@ -54,7 +54,7 @@ def get(store: Rows, sweep: str) -> SweepRow:
 
 def sweeps(store: Rows) -> list[SweepRow]:
     """List the sweeps, newest first."""
-    return [sweep_row(row) for row in store.rows(f"{SELECT} ORDER BY created_at DESC, rowid DESC")]
+    return [sweep_row(row) for row in store.rows(f"{_SELECT} ORDER BY created_at DESC, rowid DESC")]
 
 
 def undecided(store: Rows) -> list[SweepRow]:
@@ -62,7 +62,7 @@ def undecided(store: Rows) -> list[SweepRow]:
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
     return [
         sweep_row(row)
-        for row in store.rows(f"{SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")
+        for row in store.rows(f"{_SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")
     ]
 
 

@@ -7,7 +7,7 @@ from lorad.store import events
 from lorad.store.db import Rows, Store
 from lorad.store.rows import VersionRow, version_row
 
-SELECT = """
+_SELECT = """
 SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank,
 v.alpha, v.bytes, v.attested,
   v.attestation, v.pinned, v.lineage, r.owner_uid, r.directory || '/' || v.path AS path,
@@ -18,13 +18,13 @@ FROM versions v JOIN runs r ON r.name = v.run
 
 def versions(store: Rows, run: str | None = None) -> list[VersionRow]:
     """List the versions of one run or of all, in order of run and number."""
-    sql = SELECT + ("" if run is None else "WHERE v.run = ? ") + "ORDER BY v.run, v.version"
+    sql = _SELECT + ("" if run is None else "WHERE v.run = ? ") + "ORDER BY v.run, v.version"
     return [version_row(row) for row in store.rows(sql, () if run is None else (run,))]
 
 
 def get_version(store: Rows, run: str, number: int) -> VersionRow:
     """Raises NotFound."""
-    row = store.row(SELECT + "WHERE v.run = ? AND v.version = ?", (run, number))
+    row = store.row(_SELECT + "WHERE v.run = ? AND v.version = ?", (run, number))
     if row is None:
         raise NotFound(f"no version {run}@{number}", hint=f"`lorad adapters {run}` shows what there is.")
     return version_row(row)
@@ -52,7 +52,7 @@ def held_versions(store: Rows) -> list[VersionRow]:
     """List all versions that are pinned or aliased: pinned ones first, the oldest first."""
     held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
     sql = (
-        f"{SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, "
+        f"{_SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, "
         "v.version"
     )
     return [version_row(row) for row in store.rows(sql)]

@@ -22,17 +22,17 @@ from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft, write_peft
 from lorad.adapters.validate import validate
 from lorad.errors import AdapterRefused, IntegrityError
 
-OPTIMIZER = "optimizer.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
 RNG = "rng.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-Arrays = dict[str, np.ndarray]
-Shapes = Mapping[str, tuple[int, int]]
+_Arrays = dict[str, np.ndarray]
+_Shapes = Mapping[str, tuple[int, int]]
 """Logical name of a tensor (`….lora_A.weight`) -> its shape."""
-Wanted = Mapping[str, tuple[tuple[int, ...], str]]
+_Wanted = Mapping[str, tuple[tuple[int, ...], str]]
 """name -> (shape, dtype)"""
 
-NOT_WHOLE = "this checkpoint is not whole or not of this adapter: resume from another one"
+_NOT_WHOLE = "this checkpoint is not whole or not of this adapter: resume from another one"
 
 
 class Saved(NamedTuple):
@@ -42,34 +42,34 @@ class Saved(NamedTuple):
         drew).
     """
 
-    weights: Arrays
-    exp_avg: Arrays
-    exp_avg_sq: Arrays
+    weights: _Arrays
+    exp_avg: _Arrays
+    exp_avg_sq: _Arrays
     step: int
-    rng: Arrays
+    rng: _Arrays
 
 
 def write(
-    directory: Path, adapter: Adapter, moments: Mapping[str, Arrays], step: int, rng: Arrays, base: str
+    directory: Path, adapter: Adapter, moments: Mapping[str, _Arrays], step: int, rng: _Arrays, base: str
 ) -> list[str]:
     """Into an existing directory; the names of the files. moments: of MOMENTS, each by logical name."""
     write_peft(adapter, directory, base)
     named = {
         f"{moment}.{name}": tensors[name] for moment, tensors in moments.items() for name in adapter.tensors
     }
-    save_file({**named, "step": np.array([step], np.int64)}, directory / OPTIMIZER)
+    save_file({**named, "step": np.array([step], np.int64)}, directory / _OPTIMIZER)
     save_file(rng, directory / RNG)
-    return [WEIGHTS, CONFIG, OPTIMIZER, RNG]
+    return [WEIGHTS, CONFIG, _OPTIMIZER, RNG]
 
 
-def read(directory: Path, config: AdapterConfig, shapes: Shapes) -> Saved:
+def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
     """Raises IntegrityError unless every tensor is there with its shape and no other is, and they are of an
     adapter like `config` (dropout may differ).
     """
     weights = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
     prefixed = _read(directory / WEIGHTS, {PEFT_PREFIX + name: wanted for name, wanted in weights.items()})
     moments = {f"{moment}.{name}": wanted for moment in MOMENTS for name, wanted in weights.items()}
-    optimizer = _read(directory / OPTIMIZER, {**moments, "step": ((1,), "int64")})
+    optimizer = _read(directory / _OPTIMIZER, {**moments, "step": ((1,), "int64")})
     _check_config(directory, config)
     return Saved(
         weights={name: prefixed[PEFT_PREFIX + name] for name in weights},
@@ -80,13 +80,13 @@ def read(directory: Path, config: AdapterConfig, shapes: Shapes) -> Saved:
     )
 
 
-def read_source(directory: Path, config: AdapterConfig, linears: Shapes) -> Adapter:
+def read_source(directory: Path, config: AdapterConfig, linears: _Shapes) -> Adapter:
     """A PEFT directory to start a slot of `config` from. linears: (out, in) of the base's.
 
     Raises AdapterRefused.
     """
     source = read_peft(directory, None)
-    if told := difference(source.config, config, ("modules", "rank", "scale")):
+    if told := _difference(source.config, config, ("modules", "rank", "scale")):
         raise AdapterRefused(
             f"{directory}: {told}",
             hint="give lora.rank, lora.alpha, lora.rslora and lora.target_modules the values of that adapter",
@@ -95,7 +95,7 @@ def read_source(directory: Path, config: AdapterConfig, linears: Shapes) -> Adap
     return source
 
 
-def difference(found: AdapterConfig, wanted: AdapterConfig, fields: Sequence[str]) -> str:
+def _difference(found: AdapterConfig, wanted: AdapterConfig, fields: Sequence[str]) -> str:
     """Describe the first of some fields that differs; empty when all are equal."""
     for field in fields:
         theirs, ours = getattr(found, field), getattr(wanted, field)
@@ -118,11 +118,11 @@ def _check_config(directory: Path, config: AdapterConfig) -> None:
         saved = read_peft(directory).config
     except AdapterRefused as error:
         raise IntegrityError(str(error), hint=hint) from error
-    if told := difference(saved, config, ("modules", "rank", "alpha", "rslora")):
+    if told := _difference(saved, config, ("modules", "rank", "alpha", "rslora")):
         raise IntegrityError(f"{directory / CONFIG}: {told}", hint=hint)
 
 
-def _rng(path: Path) -> Arrays:
+def _rng(path: Path) -> _Arrays:
     found = _arrays(path)
     if found.keys() == {"draws"}:
         _check(path, found, {"draws": ((2,), "int64")})
@@ -132,22 +132,22 @@ def _rng(path: Path) -> Arrays:
     return found
 
 
-def _read(path: Path, wanted: Wanted) -> Arrays:
+def _read(path: Path, wanted: _Wanted) -> _Arrays:
     """Return the arrays of one file, which must be exactly `wanted`."""
     found = _arrays(path)
     _check(path, found, wanted)
     return found
 
 
-def _arrays(path: Path) -> Arrays:
+def _arrays(path: Path) -> _Arrays:
     try:
-        found: Arrays = load_file(path)
+        found: _Arrays = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise IntegrityError(f"{path}: not readable: {error}", hint=NOT_WHOLE) from error
+        raise IntegrityError(f"{path}: not readable: {error}", hint=_NOT_WHOLE) from error
     return found
 
 
-def _check(path: Path, found: Arrays, wanted: Wanted) -> None:
+def _check(path: Path, found: _Arrays, wanted: _Wanted) -> None:
     wrong = {
         "missing": wanted.keys() - found.keys(),
         "unexpected": found.keys() - wanted.keys(),
@@ -159,7 +159,7 @@ def _check(path: Path, found: Arrays, wanted: Wanted) -> None:
     }
     told = [f"{len(keys)} {what}: {_few(sorted(keys))}" for what, keys in wrong.items() if keys]
     if told:
-        raise IntegrityError(f"{path}: {'; '.join(told)}", hint=NOT_WHOLE)
+        raise IntegrityError(f"{path}: {'; '.join(told)}", hint=_NOT_WHOLE)
 
 
 def _few(keys: list[str]) -> str:

@@ -10,8 +10,8 @@ from torch import Tensor
 from lorad.errors import AdapterRefused
 from lorad.trainers.base import Optimizer
 
-NORMAL_STD = 0.2
-NORMED_AT_ONCE = 2**18
+_NORMAL_STD = 0.2
+_NORMED_AT_ONCE = 2**18
 """A CPU adds up squares in a few fp32 lanes: over 2**27 of them the norm is off by up to 2 %, over so many by
 4e-5.
 """
@@ -27,7 +27,7 @@ def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> 
     rank, into = shape
     if kind == "kaiming":
         return torch.empty(shape).uniform_(-(into**-0.5), into**-0.5, generator=generator)
-    stds = {"xavier": (2 / (into + rank)) ** 0.5, "normal": NORMAL_STD, "zero": 0.0}
+    stds = {"xavier": (2 / (into + rank)) ** 0.5, "normal": _NORMAL_STD, "zero": 0.0}
     if kind not in stds:
         raise AdapterRefused(f"no init {kind!r} of A", hint=f"choose one of kaiming, {', '.join(stds)}")
     return torch.empty(shape).normal_(0, stds[kind], generator=generator)
@@ -54,5 +54,5 @@ def adamw(
 
 def l2_norm(flat: Tensor) -> float:
     """Return the norm of the norms of its parts."""
-    norms = [torch.linalg.vector_norm(part) for part in flat.split(NORMED_AT_ONCE)]
+    norms = [torch.linalg.vector_norm(part) for part in flat.split(_NORMED_AT_ONCE)]
     return float(torch.linalg.vector_norm(torch.stack(norms)))

@@ -18,7 +18,7 @@ from lorad.models.turns import POOL, Caller
 from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 
 # how often growing samples of a call that streams are reported; its ended ones are at once
-STREAM_SECONDS = 0.05
+_STREAM_SECONDS = 0.05
 GATHER_SECONDS = 1.0  # how often the ended samples of another call are
 
 
@@ -43,7 +43,7 @@ class Decoder(Protocol):
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
 
-class StopStrings:
+class _StopStrings:
     """Looks for stop strings at the end of a growing sample.
 
     A token is at least one byte, so a window suffices.
@@ -69,7 +69,7 @@ class Sample(Struct, eq=False):
     seed: int
     sampling: Sampling
     stop_ids: frozenset[int]
-    stops: StopStrings | None
+    stops: _StopStrings | None
     tokens: list[int] = []
     logprobs: list[float] = []
     finish: Finish | None = None
@@ -151,7 +151,7 @@ class Call:
         self.aborted = False
         self.queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue()
         stop_ids = frozenset(sampling.stop_token_ids)
-        stops = StopStrings(sampling.stop, decoder) if sampling.stop and decoder is not None else None
+        stops = _StopStrings(sampling.stop, decoder) if sampling.stop and decoder is not None else None
         self.groups = [
             Group(
                 prompt.tokens,
@@ -185,7 +185,7 @@ class Call:
         time.monotonic().
         """
         ended = [sample for sample in self.open if sample.finish is not None]
-        due = now - self.reported >= (STREAM_SECONDS if self.stream else GATHER_SECONDS)
+        due = now - self.reported >= (_STREAM_SECONDS if self.stream else GATHER_SECONDS)
         if not due and len(ended) < len(self.open) and not (self.stream and ended):
             return None
         self.reported = now if due else self.reported

@@ -25,16 +25,16 @@ from lorad.models.merge import Merger
 from lorad.models.turns import FIRST_SHARE
 from lorad.protocol.batch import Chunk
 
-PREFILL_TOKENS = 8192  # per forward, padding included
-PREFILL_WORK = 2 * 10**11  # floating-point operations of one forward on a CPU: others wait for so much
-ROOM = 64  # tokens that a row can grow by before rows are asked to make room
+_PREFILL_TOKENS = 8192  # per forward, padding included
+_PREFILL_WORK = 2 * 10**11  # floating-point operations of one forward on a CPU: others wait for so much
+_ROOM = 64  # tokens that a row can grow by before rows are asked to make room
 SHARE = 8  # rows are admitted when one in so many is free: prefilling in bulk is cheaper
 SEEN = 1000  # steps
 Report = tuple[Call, list[Chunk], bool]
 """(call, new chunks, whether it ended)"""
 
 
-class Waiting:
+class _Waiting:
     """Groups that wait for rows, in two lines: those of parties that go first, and all others.
 
     Iterates over all, those that go first before the others.
@@ -97,11 +97,13 @@ class DecodeBatch:
         self.models, self.max_rows, self.prefixes = models, max_rows, prefixes
         self.most_tokens = max(1, cache_bytes // bytes_per_token(base))
         work = (
-            PREFILL_WORK // (2 * base.config.num_parameters) if base.device.type == "cpu" else PREFILL_TOKENS
+            _PREFILL_WORK // (2 * base.config.num_parameters)
+            if base.device.type == "cpu"
+            else _PREFILL_TOKENS
         )
-        self.prefill_tokens = min(PREFILL_TOKENS, work)
+        self.prefill_tokens = min(_PREFILL_TOKENS, work)
         self.calls: list[Call] = []
-        self.pending = Waiting()
+        self.pending = _Waiting()
         self.samples: list[Sample] = []  # one per row, oldest first but for those that fill holes
         self.groups: list[Group] = []  # one per row
         self.lengths = np.zeros(0, np.int64)  # one per row: tokens in the cache
@@ -173,7 +175,7 @@ class DecodeBatch:
         if not first or not others:
             return first or others
         held = more + sum(group.call.goes_first for group in self.groups)
-        most = self._fitting(int(self.lengths.max(initial=0)) + ROOM)
+        most = self._fitting(int(self.lengths.max(initial=0)) + _ROOM)
         return first if held < max(1.0, FIRST_SHARE * most) else others
 
     def _fitting(self, span: int) -> int:
@@ -191,7 +193,7 @@ class DecodeBatch:
         if not line or not self.samples:
             return bool(line)
         group = line[0]
-        most = self._fitting(max(int(self.lengths.max()), len(group.tokens)) + ROOM)
+        most = self._fitting(max(int(self.lengths.max()), len(group.tokens)) + _ROOM)
         free = most - len(self.samples)
         needed = len(group.samples) if len(group.samples) * 2 <= most else 1
         at_once = line is self.pending.first and len(self.calls) > 1
@@ -241,7 +243,7 @@ class DecodeBatch:
         while line and line[0].call.held is held:
             group = line[0]
             longest = max(longest, len(group.tokens))
-            most = self._fitting(max(span, longest) + ROOM)
+            most = self._fitting(max(span, longest) + _ROOM)
             if groups and (len(groups) + 1) * longest > self.prefill_tokens:
                 break
             if groups and line is self.pending.first and self._line(rows - len(self.samples)) is not line:
@@ -265,9 +267,9 @@ class DecodeBatch:
         slots = self.stepper.padded(rows)
         if slots > self.cache.slots:
             follow = rows + self.pending.samples(self.max_rows)
-            slots = max(slots, self.stepper.padded(min(follow, self._fitting(length + ROOM))))
+            slots = max(slots, self.stepper.padded(min(follow, self._fitting(length + _ROOM))))
         if length > self.cache.length:
-            wanted = min(self._longest(), max(length + ROOM, 4 * length))
+            wanted = min(self._longest(), max(length + _ROOM, 4 * length))
             length = max(length, min(wanted, self.most_tokens // slots))
         length = max(length, min(self.cache.length, self.most_tokens // slots))
         slots = max(slots, min(self.cache.slots, self.most_tokens // length))
@@ -287,7 +289,7 @@ class DecodeBatch:
         if span <= self.cache.length:
             return
         # no smaller steps: each may move the whole cache
-        most = self._fitting(min(span + ROOM, self._longest()))
+        most = self._fitting(min(span + _ROOM, self._longest()))
         if len(self.samples) > most:
             self._preempt(most)
         self._reserve(len(self.samples), span)

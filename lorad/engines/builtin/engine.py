@@ -45,12 +45,12 @@ from lorad.models.turns import FIRST_SHARE, WORK, caller
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the next in line
-RATE_SECONDS = 5.0
-PREFIX_SHARE = 8  # one in so many of the cache's bytes keeps beginnings of prompts
+_RATE_SECONDS = 5.0
+_PREFIX_SHARE = 8  # one in so many of the cache's bytes keeps beginnings of prompts
 MAX_RANK = 512
-FORWARD_TOKENS = 8192  # per micro-batch, padding included
-LOGITS = 1 << 24  # numbers held at once
-Row = tuple[np.ndarray, int]
+_FORWARD_TOKENS = 8192  # per micro-batch, padding included
+_LOGITS = 1 << 24  # numbers held at once
+_Row = tuple[np.ndarray, int]
 """(tokens of prompt and completion, length of the prompt)"""
 
 
@@ -81,7 +81,7 @@ class BuiltinEngine(Engine):
         self._models = Merger(base)
         self._max_rows = max_rows
         self._mix_calls = base.device.type != "cpu" if mix_calls is None else mix_calls
-        prefix_bytes = cache_bytes // PREFIX_SHARE if self._mix_calls else 0
+        prefix_bytes = cache_bytes // _PREFIX_SHARE if self._mix_calls else 0
         self._cache_bytes = cache_bytes - prefix_bytes
         self._prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
         self._budget, self._first = Budget(self._cache_bytes), Budget(int(FIRST_SHARE * self._cache_bytes))
@@ -222,14 +222,14 @@ class BuiltinEngine(Engine):
 
     def _count(self, tokens: int) -> None:
         self._rate.append((time.monotonic(), tokens))
-        while self._rate and self._rate[0][0] < time.monotonic() - RATE_SECONDS:
+        while self._rate and self._rate[0][0] < time.monotonic() - _RATE_SECONDS:
             self._rate.popleft()
 
     async def score(self, version: str, batch: Batch) -> np.ndarray:
         batch.check()
         with self._versions.use(version) as held:
             quanta = (
-                partial(completion_logprobs, self._models, rows, held.lora) for rows in micro_batches(batch)
+                partial(_completion_logprobs, self._models, rows, held.lora) for rows in _micro_batches(batch)
             )
             return np.concatenate(await self._compute.each(quanta))
 
@@ -252,14 +252,14 @@ class BuiltinEngine(Engine):
     async def health(self) -> EngineHealth:
         samples = [sample for call in self._calls for sample in call.samples if sample.finish is None]
         running = sum(bool(sample.tokens) for sample in samples)
-        since = time.monotonic() - RATE_SECONDS
+        since = time.monotonic() - _RATE_SECONDS
         tokens = sum(count for at, count in self._rate if at >= since)
         return EngineHealth(
             alive=not self._closed,
             asleep=False,
             running=running,
             waiting=len(samples) - running,
-            tokens_per_second=tokens / RATE_SECONDS,
+            tokens_per_second=tokens / _RATE_SECONDS,
             slots_used=len(self._versions.table),
             slots=self._versions.most,
             adapters_per_step=statistics.median(self._seen.copy()) if self._seen else None,
@@ -273,15 +273,15 @@ class BuiltinEngine(Engine):
         self._versions.table.clear()
 
 
-def micro_batches(batch: Batch) -> Iterator[list[Row]]:
+def _micro_batches(batch: Batch) -> Iterator[list[_Row]]:
     """Yield the samples of a batch in their order, cut so that no padded micro-batch is too large."""
-    rows: list[Row] = []
+    rows: list[_Row] = []
     longest = 0
     for prompt, completions in batch.groups():
         for completion in completions:
             tokens = np.concatenate([prompt, completion])
             longest = max(longest, len(tokens))
-            if rows and (len(rows) + 1) * longest > FORWARD_TOKENS:
+            if rows and (len(rows) + 1) * longest > _FORWARD_TOKENS:
                 yield rows
                 rows, longest = [], len(tokens)
             rows.append((tokens, len(prompt)))
@@ -290,7 +290,7 @@ def micro_batches(batch: Batch) -> Iterator[list[Row]]:
 
 
 @torch.no_grad()
-def completion_logprobs(models: Merger, rows: list[Row], version: FrozenLora | None) -> np.ndarray:
+def _completion_logprobs(models: Merger, rows: list[_Row], version: FrozenLora | None) -> np.ndarray:
     """float32 [completion tokens], row after row, temperature 1."""
     base, lora = models.alone(version)
     longest = max(len(tokens) for tokens, _ in rows)
@@ -303,7 +303,7 @@ def completion_logprobs(models: Merger, rows: list[Row], version: FrozenLora | N
     positions = torch.arange(longest, device=base.device)
     states = hidden(base, torch.from_numpy(ids).to(base.device), positions, CausalAttention(), lora)
     states = states[torch.from_numpy(predicts).to(base.device)]
-    size = max(1, LOGITS // base.config.vocab_size)
+    size = max(1, _LOGITS // base.config.vocab_size)
     parts = [
         torch.log_softmax(logits(base, some, lora).float(), -1).gather(1, wanted[:, None])[:, 0].cpu()
         for some, wanted in zip(states.split(size), targets.split(size), strict=True)

@@ -36,7 +36,8 @@ class PrefixCache:
         """Keys of the leading blocks that are here, the last token never among them: something must be
         computed.
         """
-        found = _known(self.blocks, _keys(version, tokens[:-1]))
+        keys = _keys(version, tokens[:-1])
+        found = keys[: next((number for number, key in enumerate(keys) if key not in self.blocks), len(keys))]
         for key in reversed(found):  # the beginning outlives the end: without it the end is never found
             self.blocks.move_to_end(key)
         return found
@@ -59,11 +60,6 @@ class PrefixCache:
             self.blocks.move_to_end(key)
         while self.bytes > self.most_bytes:
             self.bytes -= _bytes(self.blocks.popitem(last=False)[1])
-
-
-def _known(blocks: OrderedDict[bytes, list[Tensor]], keys: list[bytes]) -> list[bytes]:
-    missing = next((number for number, key in enumerate(keys) if key not in blocks), len(keys))
-    return keys[:missing]
 
 
 def _keys(version: str, tokens: np.ndarray) -> list[bytes]:

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from lorad.protocol.batch import Sampling
 
-GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
-FACTORS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
+_GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
+_FACTORS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
 
 def mix(x: Tensor) -> Tensor:
     """SplitMix64's output function (Steele, Lea & Flood, 2014) on int64 tensors,
     whose products wrap around.
     """
-    for shift, factor in FACTORS:
+    for shift, factor in _FACTORS:
         x = (x ^ _shift_right(x, shift)) * factor
     return x ^ _shift_right(x, 31)
 
@@ -34,7 +34,7 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 def uniforms(keys: Tensor, counts: Tensor) -> Tensor:
     """float64 [n] in [0, 1): the `counts`-th draw of each key (both int64 [n])."""
-    return _shift_right(mix(keys + (counts + 1) * GAMMA), 11).double() * 2.0**-53
+    return _shift_right(mix(keys + (counts + 1) * _GAMMA), 11).double() * 2.0**-53
 
 
 class Steps(NamedTuple):
@@ -79,14 +79,14 @@ def sample(
     if steps.scaled:
         scores = scores / torch.where(temperature == 0, 1.0, temperature)[:, None]
     probabilities = torch.softmax(scores, -1)
-    kept = truncate(probabilities, top_p[:, None], top_k[:, None]) if steps.truncated else probabilities
+    kept = _truncate(probabilities, top_p[:, None], top_k[:, None]) if steps.truncated else probabilities
     tokens = draw(kept, uniforms(keys, counts))
     if steps.greedy:
         tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
 
 
-def truncate(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+def _truncate(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     """Zero outside the top k, then outside the smallest set of them that holds top_p of their mass."""
     ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)

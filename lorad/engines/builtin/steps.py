@@ -21,12 +21,12 @@ from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, numbe
 from lorad.models.merge import Merger
 
 Result = tuple[Tensor, Tensor]  # tokens int64 [rows], logprobs float32 [rows]
-Loras = Sequence[FrozenLora | None]
+_Loras = Sequence[FrozenLora | None]
 Capture = Callable[[Callable[[], Result]], Callable[[], Result]]
-Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
-SPAN = 256  # tokens by which the span of a captured step grows
-GRAPHS, BANKS = 64, 8  # kept at most
-MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a power of two
+_Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
+_SPAN = 256  # tokens by which the span of a captured step grows
+_GRAPHS, BANKS = 64, 8  # kept at most
+_MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a power of two
 
 
 class Shape(NamedTuple):
@@ -98,7 +98,7 @@ def seeds_of(samples: Sequence[Sample]) -> Tensor:
     return keys_of(np.array([sample.seed for sample in samples], np.uint64))
 
 
-def step(
+def _step(
     base: Base, lora: LoraApply | None, rows: Rows, cache: KVCache, shape: Shape
 ) -> tuple[Tensor, Tensor]:
     """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
@@ -125,7 +125,7 @@ class Stepper(Protocol):
         """Return how many rows a step of `rows` really has: there must be slots for them."""
         ...
 
-    def bind(self, loras: Loras) -> None:
+    def bind(self, loras: _Loras) -> None:
         """Says which adapter each row has from now on."""
         ...
 
@@ -133,17 +133,17 @@ class Stepper(Protocol):
 
 
 def stepper(models: Merger) -> Stepper:
-    return GraphedSteps(models, CudaGraphs) if models.base.device.type == "cuda" else EagerSteps(models)
+    return GraphedSteps(models, _CudaGraphs) if models.base.device.type == "cuda" else _EagerSteps(models)
 
 
-def distinct(loras: Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _distinct(loras: _Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Return the adapters in order of their first row, and the index of each row's."""
     numbers: dict[FrozenLora | None, int] = {}
     owner = np.array([numbers.setdefault(lora, len(numbers)) for lora in loras], np.int64)
     return list(numbers), owner
 
 
-class EagerSteps:
+class _EagerSteps:
     """Exactly as many rows as there are."""
 
     keeps_cache = False
@@ -155,8 +155,8 @@ class EagerSteps:
     def padded(self, rows: int) -> int:
         return rows
 
-    def bind(self, loras: Loras) -> None:
-        some, owner = distinct(loras)
+    def bind(self, loras: _Loras) -> None:
+        some, owner = _distinct(loras)
         if len(some) < 2:
             self.base, self.lora = self.models.alone(some[0] if some else None)
             return
@@ -165,7 +165,7 @@ class EagerSteps:
         self.lora.assign(owner)
 
     def run(self, rows: Rows, cache: KVCache, shape: Shape) -> Result:
-        return step(self.base, self.lora, rows, cache, shape)
+        return _step(self.base, self.lora, rows, cache, shape)
 
 
 class GraphedSteps:
@@ -183,18 +183,18 @@ class GraphedSteps:
     def __init__(self, models: Merger, capturing: Callable[[], Capture]) -> None:
         self.models, self.capturing = models, capturing
         self.capture = capturing()
-        self.banks: OrderedDict[Bank, MixedLora] = OrderedDict()
-        self.bank: Bank | None = None
-        self.graphs: OrderedDict[tuple[Shape, Bank | None], Callable[[], Result]] = OrderedDict()
+        self.banks: OrderedDict[_Bank, MixedLora] = OrderedDict()
+        self.bank: _Bank | None = None
+        self.graphs: OrderedDict[tuple[Shape, _Bank | None], Callable[[], Result]] = OrderedDict()
         self.memory: tuple[object, ...] = ()
 
     def padded(self, rows: int) -> int:
-        if rows > MANY_ROWS:
-            return -(-rows // MANY_ROWS) * MANY_ROWS
+        if rows > _MANY_ROWS:
+            return -(-rows // _MANY_ROWS) * _MANY_ROWS
         return 1 << (rows - 1).bit_length() if rows else 0
 
-    def bind(self, loras: Loras) -> None:
-        some, owner = distinct(loras)
+    def bind(self, loras: _Loras) -> None:
+        some, owner = _distinct(loras)
         if not any(some):
             self.bank = None
             return
@@ -221,12 +221,12 @@ class GraphedSteps:
         if memory != self.memory:
             self.graphs.clear()
             self.memory, self.capture = memory, self.capturing()
-        span = min(cache.length, -(-shape.span // SPAN) * SPAN)
+        span = min(cache.length, -(-shape.span // _SPAN) * _SPAN)
         padded = Shape(self.padded(shape.rows), span, shape.steps)
         key = padded, self.bank
         if key not in self.graphs:
             self.graphs[key] = self._captured(rows, cache, padded)
-            if len(self.graphs) > GRAPHS:
+            if len(self.graphs) > _GRAPHS:
                 self.graphs.popitem(last=False)
         self.graphs.move_to_end(key)
         tokens, logprobs = self.graphs[key]()
@@ -235,13 +235,13 @@ class GraphedSteps:
     def _captured(self, rows: Rows, cache: KVCache, shape: Shape) -> Callable[[], Result]:
         base, before = self.models.base, rows.copy()
         bank = None if self.bank is None else self.banks[self.bank]
-        replay = self.capture(lambda: step(base, bank, rows, cache, shape))
+        replay = self.capture(lambda: _step(base, bank, rows, cache, shape))
         # capturing runs the step to warm up; what it wrote into the cache is written again
         rows.restore(before)
         return replay
 
 
-class CudaGraphs:
+class _CudaGraphs:
     """Captures steps. All share one pool of memory: they never run at once, and results are read before the
     next.
     """

@@ -24,12 +24,12 @@ from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 log = logging.getLogger(__name__)
 
 TRIES = 4  # for one sample: each time on a server that serves, from its first token
-END = "."  # of every name of a sample: some servers abort whatever begins with a name
+_END = "."  # of every name of a sample: some servers abort whatever begins with a name
 
-Picker = Callable[[np.ndarray], Awaitable[Server]]
+_Picker = Callable[[np.ndarray], Awaitable[Server]]
 """The server for a prompt; waits while none serves, raises when none ever will."""
-SCORE_SECONDS = 120.0  # for one prompt and completion
-SCORING = 16  # under way at once on one server
+_SCORE_SECONDS = 120.0  # for one prompt and completion
+_SCORING = 16  # under way at once on one server
 _calls = itertools.count()
 
 
@@ -69,7 +69,7 @@ class Call:
         """Samples that have not been given to a server."""
         return sum(not task.done() for task in self._waiting)
 
-    async def chunks(self, pick: Picker, count: Callable[[int], None]) -> AsyncGenerator[Chunk, None]:
+    async def chunks(self, pick: _Picker, count: Callable[[int], None]) -> AsyncGenerator[Chunk, None]:
         """Yield chunks until every sample has ended. Raises what the first failed sample raised.
 
         count: called with the number of new tokens.
@@ -124,7 +124,7 @@ class Call:
         if task.cancelled():
             self._queue.put_nowait(self._chunk(prompt, index, Piece([], [], "abort")))
 
-    async def _to_queue(self, pick: Picker, place: int, index: int) -> None:
+    async def _to_queue(self, pick: _Picker, place: int, index: int) -> None:
         try:
             async with aclosing(self._sample(pick, place, index)) as pieces:
                 async for piece in pieces:
@@ -133,7 +133,7 @@ class Call:
             lost = self._chunk(self.prompts[place], index, Piece([], [], "abort")) if self.aborted else error
             self._queue.put_nowait(lost)
 
-    async def _sample(self, pick: Picker, place: int, index: int) -> AsyncGenerator[Piece, None]:
+    async def _sample(self, pick: _Picker, place: int, index: int) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of one sample.
 
         One that broke before anything of it was passed on begins again elsewhere.
@@ -145,7 +145,7 @@ class Call:
             self._waiting.add(cast("asyncio.Task[None]", asyncio.current_task()))
             if self.aborted:
                 raise asyncio.CancelledError
-            request = f"{self.request}/{place}/{index}/{again}{END}"
+            request = f"{self.request}/{place}/{index}/{again}{_END}"
             try:
                 server = await pick(prompt.tokens)
                 async with server.turn(), aclosing(self._asked(server, request, prompt, index)) as pieces:
@@ -192,7 +192,9 @@ class Call:
             async with aclosing(cast("AsyncGenerator[Piece, None]", pieces)):
                 async for piece in pieces:
                     server.listening()
-                    check(piece, server)
+                    finite = [value for value in piece.logprobs if math.isfinite(value)]
+                    if not len(piece.tokens) == len(piece.logprobs) == len(finite):
+                        raise NotFinite(f"{server} answered without a finite log-probability for every token")
                     if piece.finish == "abort" and not self.aborted:
                         raise ServerGone(f"{server} gave up a sample")
                     yield piece
@@ -210,12 +212,6 @@ class Call:
         )
 
 
-def check(piece: Piece, server: Server) -> None:
-    """Raise NotFinite unless every token of the piece has a finite log-probability."""
-    if len(piece.tokens) != len(piece.logprobs) or not all(map(math.isfinite, piece.logprobs)):
-        raise NotFinite(f"{server} answered without a finite log-probability for every token")
-
-
 async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
     """Score a batch on one server, whatever its state; returns float32 [T]. name: None is the base.
 
@@ -223,13 +219,13 @@ async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
     left running.
     """
     batch.check()
-    limit, call = asyncio.Semaphore(SCORING), next(_calls)
+    limit, call = asyncio.Semaphore(_SCORING), next(_calls)
 
     async def one(number: int, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
         async with limit:
             with server.working():
                 asked = (f"score/{call}/{number}.", name, prompt.tolist(), completion.tolist())
-                return await server.within(server.dialect.score(server.http, *asked), SCORE_SECONDS)
+                return await server.within(server.dialect.score(server.http, *asked), _SCORE_SECONDS)
 
     pairs = [(prompt, completion) for prompt, group in batch.groups() for completion in group]
     tasks = [asyncio.create_task(one(number, *pair)) for number, pair in enumerate(pairs)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,16 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     scaled_logprobs: bool = False
     sleep: bool = False
     engine_args: Mapping[str, Any] = {}
+
+
+def visible_devices(settings: ServerSettings) -> str:
+    """List the devices for the server: `tp` of them from the settings' device on, counted among those this
+    process sees.
+    """
+    first = int(settings.device.partition(":")[2] or 0)
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    wanted = range(first, first + settings.tp)
+    return ",".join(seen[index] if index < len(seen) else str(index) for index in wanted)
 
 
 class Abilities(Struct, frozen=True):

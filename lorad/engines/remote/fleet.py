@@ -28,8 +28,8 @@ from lorad.protocol.pool_setup import ServerSetup
 
 log = logging.getLogger(__name__)
 
-DEATHS, DEATH_SECONDS = 5, 1800.0  # so many within so long, and a server is not started again
-BACK_OFF = (0.0, 1.0, 5.0, 20.0, 60.0)  # seconds before each of these starts
+_DEATHS, _DEATH_SECONDS = 5, 1800.0  # so many within so long, and a server is not started again
+_BACK_OFF = (0.0, 1.0, 5.0, 20.0, 60.0)  # seconds before each of these starts
 _REFUSED = "Nothing was changed; the version before serves. The log of the engine may say more."
 _SILENT = (
     "The version before serves. Is the machine overloaded, or the disk of the adapters slow? Then "
@@ -41,7 +41,7 @@ _NO_LORA = "Start it with LoRA enabled, or let lorad start it (leave rollout.url
 SURPLUS = 1.25  # times the average load
 
 
-class Restore(Protocol):
+class _Restore(Protocol):
     """Bring a started server to hold what it must hold, and make it `up`."""
 
     async def __call__(self, server: Server, *, first: bool) -> None: ...
@@ -101,7 +101,7 @@ class Fleet:
     def _server(self, index: int, address: Address, launch: Callable[[], Child] | None) -> Server:
         return Server(index, self.dialect, self.settings, address, launch, self._changed)
 
-    async def open(self, restore: Restore) -> None:
+    async def open(self, restore: _Restore) -> None:
         """Returns when every server serves. Raises what keeps one from it."""
         self._restore = restore
         for server in self.servers:
@@ -268,7 +268,7 @@ class Fleet:
 
     async def _keep(self, server: Server) -> None:
         """Whenever the server is gone, back again; ends when it has failed for good."""
-        deaths: deque[float] = deque(maxlen=DEATHS)
+        deaths: deque[float] = deque(maxlen=_DEATHS)
         while server.state != "failed":
             how = await server.gone()
             log.error("%s is gone: %s", server, how)
@@ -278,11 +278,11 @@ class Fleet:
         while True:
             server.become("down")
             deaths.append(time.monotonic())
-            recent = [death for death in deaths if death > time.monotonic() - DEATH_SECONDS]
-            if len(recent) == DEATHS:
-                server.become("failed", server.broken(f"it died {DEATHS} times"))
+            recent = [death for death in deaths if death > time.monotonic() - _DEATH_SECONDS]
+            if len(recent) == _DEATHS:
+                server.become("failed", server.broken(f"it died {_DEATHS} times"))
                 return
-            await asyncio.sleep(BACK_OFF[len(recent) - 1])
+            await asyncio.sleep(_BACK_OFF[len(recent) - 1])
             await self._awake.wait()
             try:
                 await server.end()

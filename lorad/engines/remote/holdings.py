@@ -23,7 +23,7 @@ Shapes = Mapping[str, tuple[int, int]]
 
 
 @dataclass(eq=False)
-class HeldRemote(Held):
+class _HeldRemote(Held):
     """server_name: what servers call it, None for the base; directory: what they read it from."""
 
     server_name: str | None = None
@@ -39,19 +39,19 @@ class Holdings:
 
     def __init__(self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: Transport) -> None:
         self._fleet, self._settings, self._shapes, self._transport = fleet, settings, shapes, transport
-        self.versions = Versions(settings.max_versions, HeldRemote(BASE, ""))
+        self.versions = Versions(settings.max_versions, _HeldRemote(BASE, ""))
         self.changing = asyncio.Lock()
         self._names: set[str] = set()
         # A server of the user's may hold, of another pool or an earlier life, what has the same name.
         self._mark = f"~{secrets.token_hex(4)}" if fleet.is_attached else ""
-        self._left: list[HeldRemote] = []  # to unload when the servers are awake
+        self._left: list[_HeldRemote] = []  # to unload when the servers are awake
 
-    async def add(self, name: str, source: AdapterSource) -> HeldRemote:
+    async def add(self, name: str, source: AdapterSource) -> _HeldRemote:
         """Load a version on all serving servers, or on none. Raises what `Engine.load` raises."""
         self.versions.reserve(name)
         try:
             form = await asyncio.to_thread(self._received, source)
-            held = HeldRemote(name, source.digest, server_name=self._fresh(name), bytes=form.bytes)
+            held = _HeldRemote(name, source.digest, server_name=self._fresh(name), bytes=form.bytes)
             try:
                 held.directory = await asyncio.to_thread(self._transport.put, str(held.server_name), form)
                 async with self.changing:
@@ -86,7 +86,7 @@ class Holdings:
                     await server.load(name, held.directory)
             then()
 
-    async def there(self) -> list[HeldRemote]:
+    async def there(self) -> list[_HeldRemote]:
         """Return the versions that every serving server reports as loaded.
 
         Raises EngineGone when none answered.
@@ -136,7 +136,7 @@ class Holdings:
         self._names.add(fresh)
         return fresh
 
-    async def _load(self, held: HeldRemote, form: Adapter) -> None:
+    async def _load(self, held: _HeldRemote, form: Adapter) -> None:
         """The servers received the version when the file that they read is its form, byte for byte."""
         assert held.server_name and held.directory
         await self._fleet.load(held.server_name, held.directory)
@@ -145,14 +145,14 @@ class Holdings:
             held.digest = held.delivered
         self.versions.put(held)
 
-    async def _removed(self, held: HeldRemote) -> None:
+    async def _removed(self, held: _HeldRemote) -> None:
         async with self.changing:
             if self._fleet.asleep:
                 self._left.append(held)
             else:
                 await self._discard(held)
 
-    async def _discard(self, held: HeldRemote) -> None:
+    async def _discard(self, held: _HeldRemote) -> None:
         """Unload a version everywhere, then remove its directory: a server that still reads it must not miss
         it.
         """

@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from lorad.errors import LoradError
 
-CONNECT_SECONDS = 5.0
-KEEP_SECONDS = 3.0  # for an idle connection; servers close theirs after 5
-TEXT_LIMIT = 2000  # characters of a server's words that are passed on
+_CONNECT_SECONDS = 5.0
+_KEEP_SECONDS = 3.0  # for an idle connection; servers close theirs after 5
+_TEXT_LIMIT = 2000  # characters of a server's words that are passed on
 
 
 class ServerGone(LoradError):
@@ -79,9 +79,9 @@ class Http:
 
     def _new_session(self) -> aiohttp.ClientSession:
         path = str(self.address.socket) if self.address.socket else None
-        keep: dict[str, Any] = {"limit": 0, "keepalive_timeout": KEEP_SECONDS}
+        keep: dict[str, Any] = {"limit": 0, "keepalive_timeout": _KEEP_SECONDS}
         connector = aiohttp.UnixConnector(path=path, **keep) if path else aiohttp.TCPConnector(**keep)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
         return aiohttp.ClientSession(
             connector=connector,
             timeout=timeout,
@@ -147,7 +147,7 @@ class Http:
                 ) as reply:
                     yield reply
         except aiohttp.ServerTimeoutError as error:  # a connection did not come to be: nothing was asked
-            raise ServerGone(f"{path}: no connection within {CONNECT_SECONDS:g} s") from error
+            raise ServerGone(f"{path}: no connection within {_CONNECT_SECONDS:g} s") from error
         except TimeoutError as error:
             raise ServerSilent(f"{path} did not answer within {timeout or 0:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -156,7 +156,7 @@ class Http:
 
 async def _check(reply: aiohttp.ClientResponse, path: str) -> None:
     if reply.status >= 300:
-        text = (await reply.text(errors="replace"))[:TEXT_LIMIT].strip()
+        text = (await reply.text(errors="replace"))[:_TEXT_LIMIT].strip()
         text = "a page for browsers" if text.startswith("<") else text
         raise ServerRefused(f"{path} answered {reply.status}: {text}", status=reply.status, text=text)
 

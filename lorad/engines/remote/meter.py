@@ -16,10 +16,10 @@ from lorad.engines.remote.server import Server
 from lorad.errors import LoradError
 
 N = TypeVar("N", int, float)
-RATE_SECONDS = 5.0
-HITS_SECONDS = 60.0
-FRESH_SECONDS = 1.0  # what servers said is repeated for so long
-ANSWER_SECONDS = 1.0
+_RATE_SECONDS = 5.0
+_HITS_SECONDS = 60.0
+_FRESH_SECONDS = 1.0  # what servers said is repeated for so long
+_ANSWER_SECONDS = 1.0
 
 
 class Meter:
@@ -34,21 +34,21 @@ class Meter:
     def count(self, tokens: int) -> None:
         """Count new tokens."""
         self._tokens.append((time.monotonic(), tokens))
-        while self._tokens and self._tokens[0][0] < time.monotonic() - RATE_SECONDS:
+        while self._tokens and self._tokens[0][0] < time.monotonic() - _RATE_SECONDS:
             self._tokens.popleft()
 
     async def health(self, fleet: Fleet, calls: Sequence[Call]) -> EngineHealth:
-        if time.monotonic() - self._told_at > FRESH_SECONDS:
+        if time.monotonic() - self._told_at > _FRESH_SECONDS:
             told = await asyncio.gather(*(_ask(server) for server in fleet.serving))
             self._told, self._told_at = [metrics for metrics in told if metrics is not None], time.monotonic()
             self._note_prompts()
-        since = time.monotonic() - RATE_SECONDS
+        since = time.monotonic() - _RATE_SECONDS
         return EngineHealth(
             alive=any(server.state not in ("failed", "closed") for server in fleet.servers),
             asleep=fleet.asleep,
             running=sum(call.running for call in calls),
             waiting=sum(call.waiting for call in calls),
-            tokens_per_second=sum(count for at, count in self._tokens if at >= since) / RATE_SECONDS,
+            tokens_per_second=sum(count for at, count in self._tokens if at >= since) / _RATE_SECONDS,
             slots_used=_most([metrics.slots_used for metrics in self._told]),
             slots=_most([metrics.slots for metrics in self._told]),
             prefix_hits=self._hits(),
@@ -63,7 +63,7 @@ class Meter:
             if self._prompts and total < self._prompts[-1][1]:
                 self._prompts.clear()  # a server began again
             self._prompts.append((time.monotonic(), total, cached))
-        while len(self._prompts) > 2 and self._prompts[0][0] < time.monotonic() - HITS_SECONDS:
+        while len(self._prompts) > 2 and self._prompts[0][0] < time.monotonic() - _HITS_SECONDS:
             self._prompts.popleft()
 
     def _hits(self) -> float | None:
@@ -75,7 +75,7 @@ class Meter:
 
 async def _ask(server: Server) -> Metrics | None:
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(_ANSWER_SECONDS):
             return await server.dialect.metrics(server.http)
     except (LoradError, TimeoutError):
         return None

@@ -22,20 +22,20 @@ from lorad.errors import LoradError, PoolLost
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 900.0  # weights, kernels and graphs of a large model
-TELL_SECONDS = 15.0  # between two lines that say that a server is still starting
-POLL_SECONDS = 0.25
+_START_SECONDS = 900.0  # weights, kernels and graphs of a large model
+_TELL_SECONDS = 15.0  # between two lines that say that a server is still starting
+_POLL_SECONDS = 0.25
 LOOK_SECONDS = 10.0  # between two looks at a server
 SILENT_SECONDS = 120.0  # without an answer of any kind, then not even to whether it lives: it hangs
 ANSWER_SECONDS = 20.0
 LOAD_SECONDS = 120.0
-SUSPECT_SECONDS = 10.0  # for the end of a process to be noticed, with all that it leaves behind
-QUIET_SECONDS = 30.0  # for a server to notice that its last request is over
+_SUSPECT_SECONDS = 10.0  # for the end of a process to be noticed, with all that it leaves behind
+_QUIET_SECONDS = 30.0  # for a server to notice that its last request is over
 
-LOG_LINES = 400
+_LOG_LINES = 400
 
 T = TypeVar("T")
-State = Literal["starting", "up", "asleep", "down", "failed", "closed"]
+_State = Literal["starting", "up", "asleep", "down", "failed", "closed"]
 
 
 class Server:
@@ -56,7 +56,7 @@ class Server:
         self.process: Child | None = None
         self._launch = launch
         self.http = Http(address)
-        self.state: State = "starting"
+        self.state: _State = "starting"
         self.error: LoradError | None = None
         self.abilities: Abilities | None = None
         self.names: dict[str, Path] = {}  # what it has been asked to hold
@@ -71,7 +71,7 @@ class Server:
     def __str__(self) -> str:
         return f"{self.dialect.name} server {self.index} ({self.http.address})"
 
-    def become(self, state: State, error: LoradError | None = None) -> None:
+    def become(self, state: _State, error: LoradError | None = None) -> None:
         self.state, self.error = state, error
         self._changed()
 
@@ -91,12 +91,12 @@ class Server:
         while not await self._answers():
             if self.process is not None and not self.process.is_alive:
                 raise self.broken(f"it {await self.process.ended()} while it started")
-            if time.monotonic() - started > START_SECONDS:
-                raise self.broken(f"it was not ready after {START_SECONDS:.0f} s")
-            if time.monotonic() - told > TELL_SECONDS:
+            if time.monotonic() - started > _START_SECONDS:
+                raise self.broken(f"it was not ready after {_START_SECONDS:.0f} s")
+            if time.monotonic() - told > _TELL_SECONDS:
                 told = time.monotonic()
                 log.info("%s: starting for %.0f s", self, told - started)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         self.abilities = await self.dialect.abilities(self.http)
         log.info("%s: ready after %.1f s", self, time.monotonic() - started)
 
@@ -192,7 +192,7 @@ class Server:
         """A connection broke. Returns when it is known to be gone, or after a while in which it is not."""
         if self._launch is None and self.state == "up":
             self._lost.set()
-        end = time.monotonic() + SUSPECT_SECONDS
+        end = time.monotonic() + _SUSPECT_SECONDS
         while self.state == "up" and time.monotonic() < end:  # noqa: ASYNC110 (of its process, or of `gone`)
             await asyncio.sleep(0.02)
 
@@ -204,7 +204,7 @@ class Server:
         """Wait until the server empties its prefix cache, which it does when idle: some servers die of a
         sleep before that.
         """
-        end = time.monotonic() + QUIET_SECONDS
+        end = time.monotonic() + _QUIET_SECONDS
         while time.monotonic() < end:
             if await self.within(self.dialect.flush(self.http), ANSWER_SECONDS):
                 return
@@ -283,7 +283,7 @@ class Server:
         return f"it {await process.ended()}"
 
     def broken(self, why: str) -> PoolLost:
-        tail = self.process.tail(LOG_LINES) if self.process is not None else ""
+        tail = self.process.tail(_LOG_LINES) if self.process is not None else ""
         hint = (
             f"`lorad doctor --engine {self.dialect.name}` tries it alone and says what to install or change."
         )

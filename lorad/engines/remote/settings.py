@@ -13,9 +13,9 @@ from lorad.engines.remote.http import Address
 from lorad.errors import SpecError
 from lorad.protocol.pool_setup import UNIX, ServerSetup
 
-SLOTS = 4  # distinct versions in one batch: the current one, the one before, and some that are served
+_SLOTS = 4  # distinct versions in one batch: the current one, the one before, and some that are served
 MAX_VERSIONS = 64
-MAX_RUNNING = {"cpu": 32, "cuda": 256}
+_MAX_RUNNING = {"cpu": 32, "cuda": 256}
 
 
 def settings_of(
@@ -30,6 +30,7 @@ def settings_of(
     devices: int = 1,
 ) -> ServerSettings:
     """Make the settings of the first server; see `of_server` for the others."""
+    most_on_a_device = -(-setup.servers // max(1, devices // setup.tp))
     return ServerSettings(
         model=model,
         dtype=dtype,
@@ -37,13 +38,13 @@ def settings_of(
         context_length=setup.context_length,
         max_rank=setup.max_rank,
         targets=setup.targets,
-        slots=SLOTS,
+        slots=_SLOTS,
         max_versions=MAX_VERSIONS,
-        memory_fraction=memory_fraction / _crowd(setup, devices),
+        memory_fraction=memory_fraction / most_on_a_device,
         threads=threads,
         tp=setup.tp,
         devices=devices,
-        max_running=MAX_RUNNING[device.partition(":")[0]],
+        max_running=_MAX_RUNNING[device.partition(":")[0]],
         scaled_logprobs=setup.scaled_logprobs,
         sleep=sleep,
         engine_args=setup.engine_args,
@@ -59,18 +60,13 @@ def of_server(settings: ServerSettings, index: int) -> ServerSettings:
     return replace(settings, device=f"{kind}:{int(first) + place}")
 
 
-def _crowd(setup: ServerSetup, devices: int) -> int:
-    """Return the most servers on one device."""
-    return -(-setup.servers // max(1, devices // setup.tp))
-
-
 def addresses(setup: ServerSetup) -> list[Address]:
     """List the addresses of servers that the user runs.
 
     Raises SpecError for a key file that cannot be read.
     """
-    key = read_key(setup.key_file, "key_file") if setup.key_file else ""
-    admin = read_key(setup.admin_key_file, "admin_key_file") if setup.admin_key_file else ""
+    key = _read_key(setup.key_file, "key_file") if setup.key_file else ""
+    admin = _read_key(setup.admin_key_file, "admin_key_file") if setup.admin_key_file else ""
     return [
         Address(socket=Path(url.removeprefix(UNIX)), key=key, admin_key=admin)
         if url.startswith(UNIX)
@@ -79,7 +75,7 @@ def addresses(setup: ServerSetup) -> list[Address]:
     ]
 
 
-def read_key(path: str, name: str) -> str:
+def _read_key(path: str, name: str) -> str:
     """Return the one line of a file that nobody else may read. Raises SpecError."""
     try:
         with open(path) as file:

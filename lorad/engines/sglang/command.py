@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lorad.engines.remote.dialect import ServerSettings
+from lorad.engines.remote.dialect import ServerSettings, visible_devices
 
-LAUNCHER = Path(__file__).with_name("launch.py")
+_LAUNCHER = Path(__file__).with_name("launch.py")
 
 # SGLang takes only prompts that are some tokens shorter than the context that it is given.
 CONTEXT_MARGIN = 8
 # Versions that are loaded for a moment: a successor beside its predecessor, copies to attest them.
-LOADED_MARGIN = 4
+_LOADED_MARGIN = 4
 
 _WHO_REACHES_IT = """
     host port uds api-key admin-api-key config enable-http2 enable-ssl-refresh ssl-keyfile ssl-certfile
@@ -41,8 +40,8 @@ def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
         **_common_flags(settings),
         **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings)),
     }
-    flags.update({_flag_name(name): value for name, value in settings.engine_args.items()})
-    return [python, str(LAUNCHER), "--uds", str(socket), *_words(flags)]
+    flags.update({name.lstrip("-").replace("_", "-"): value for name, value in settings.engine_args.items()})
+    return [python, str(_LAUNCHER), "--uds", str(socket), *_words(flags)]
 
 
 def environment(settings: ServerSettings) -> dict[str, str]:
@@ -57,7 +56,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
     }
     if settings.device == "cpu":
         return {**common, "SGLANG_USE_CPU_ENGINE": "1"}
-    return {**common, "CUDA_VISIBLE_DEVICES": _devices(settings)}
+    return {**common, "CUDA_VISIBLE_DEVICES": visible_devices(settings)}
 
 
 def _common_flags(settings: ServerSettings) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "lora-target-modules": list(settings.targets),
         "max-loras-per-batch": settings.slots + 1,  # the base counts
         # Above this SGLang unloads one by itself and says nothing.
-        "max-loaded-loras": max(settings.max_versions, settings.slots) + LOADED_MARGIN,
+        "max-loaded-loras": max(settings.max_versions, settings.slots) + _LOADED_MARGIN,
         "sampling-backend": "pytorch",  # the only one of a GPU that takes seeds
         "grammar-backend": "none",
         "incremental-streaming-output": True,
@@ -99,20 +98,6 @@ def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
     # Without the backup of the weights, what wakes up is noise.
     saver = {"enable-memory-saver": True, "enable-weights-cpu-backup": True} if settings.sleep else {}
     return {"device": "cuda", **saver}
-
-
-def _devices(settings: ServerSettings) -> str:
-    """List the devices for the server: `tp` of them from the settings' device on, counted among those this
-    process sees.
-    """
-    first = int(settings.device.partition(":")[2] or 0)
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    wanted = range(first, first + settings.tp)
-    return ",".join(seen[index] if index < len(seen) else str(index) for index in wanted)
-
-
-def _flag_name(name: str) -> str:
-    return name.lstrip("-").replace("_", "-")
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

@@ -19,10 +19,10 @@ from lorad.engines.sglang.launch import NOWHERE
 from lorad.errors import LoradError
 from lorad.protocol.batch import Finish, Sampling
 
-ANSWER_SECONDS = 10.0  # of routes that do no work
-ABORT_EVERY, ABORT_TRIES = 0.1, 20
-GREEDY_TOP_P = 1e-9  # leaves the most likely token alone
-MAX_STOP_STRINGS = 32
+_ANSWER_SECONDS = 10.0  # of routes that do no work
+_ABORT_EVERY, _ABORT_TRIES = 0.1, 20
+_GREEDY_TOP_P = 1e-9  # leaves the most likely token alone
+_MAX_STOP_STRINGS = 32
 
 
 class SglangDialect(Dialect):
@@ -42,9 +42,9 @@ class SglangDialect(Dialect):
         return command.environment(settings)
 
     def check(self, sampling: Sampling, settings: ServerSettings) -> str:
-        if len(sampling.stop) > MAX_STOP_STRINGS:
+        if len(sampling.stop) > _MAX_STOP_STRINGS:
             return (
-                f"SGLang takes at most {MAX_STOP_STRINGS} stop strings, not {len(sampling.stop)}: leave "
+                f"SGLang takes at most {_MAX_STOP_STRINGS} stop strings, not {len(sampling.stop)}: leave "
                 "some out"
             )
         if "" in sampling.stop:
@@ -58,18 +58,18 @@ class SglangDialect(Dialect):
 
     async def is_ready(self, http: Http) -> bool:
         with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/ready", timeout=ANSWER_SECONDS) == 200
+            return await http.status("/ready", timeout=_ANSWER_SECONDS) == 200
         return False
 
     async def is_alive(self, http: Http) -> bool:
         # Not /health: it samples a token, which a paused server never does.
         with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/ready", timeout=ANSWER_SECONDS) < 600
+            return await http.status("/ready", timeout=_ANSWER_SECONDS) < 600
         return False
 
     async def abilities(self, http: Http) -> Abilities:
-        info = await http.get("/server_info", timeout=ANSWER_SECONDS)
-        models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
+        info = await http.get("/server_info", timeout=_ANSWER_SECONDS)
+        models = await http.get("/v1/models", timeout=_ANSWER_SECONDS)
         context = next(card["max_model_len"] for card in models["data"] if not card.get("parent"))
         return Abilities(
             version=str(info["version"]),
@@ -90,7 +90,7 @@ class SglangDialect(Dialect):
             await http.post("/unload_lora_adapter", {"lora_name": name}, admin=True)
 
     async def loaded(self, http: Http) -> dict[str, str]:
-        models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
+        models = await http.get("/v1/models", timeout=_ANSWER_SECONDS)
         return {card["id"]: card["root"] for card in models["data"] if card.get("parent")}
 
     async def sample(
@@ -133,13 +133,13 @@ class SglangDialect(Dialect):
 
     async def abort(self, http: Http, requests: Sequence[str]) -> None:
         # Asked again until they end: SGLang forgets an abort that overtakes its request.
-        for _ in range(ABORT_TRIES):
+        for _ in range(_ABORT_TRIES):
             rids = [self._running[request] for request in requests if request in self._running]
             if not rids:
                 return
             self._aborted.update(request for request in requests if request in self._running)
             await asyncio.gather(*(http.post("/abort_request", {"rid": rid}, admin=True) for rid in rids))
-            await asyncio.sleep(ABORT_EVERY)
+            await asyncio.sleep(_ABORT_EVERY)
 
     async def score(
         self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
@@ -182,7 +182,7 @@ class SglangDialect(Dialect):
 
     async def metrics(self, http: Http) -> Metrics:
         try:
-            text = await http.get("/metrics", timeout=ANSWER_SECONDS)
+            text = await http.get("/metrics", timeout=_ANSWER_SECONDS)
         except ServerRefused:
             return Metrics()
         values = replies.summed(str(text))
@@ -224,7 +224,7 @@ def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str,
     top_k, top_p = sampling.top_k or -1, sampling.top_p
     if top_k == 1 and sampling.temperature != 0:
         # SGLang would give log-probabilities at temperature 1, if it batches this with nothing else.
-        top_k, top_p = -1, GREEDY_TOP_P
+        top_k, top_p = -1, _GREEDY_TOP_P
     return {
         "max_new_tokens": max_new_tokens,
         "temperature": sampling.temperature,

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 # SGLang wants a port, though nothing listens there: one that no ordinary user can take.
 NOWHERE = ["--host", "127.0.0.1", "--port", "1"]
-OTHER_SERVERS = (
+_OTHER_SERVERS = (
     "enable_http2",
     "enable_ssl_refresh",
     "ssl_certfile",
@@ -39,19 +39,19 @@ OTHER_SERVERS = (
     "encoder_only",
     "use_ray",
 )
-OTHER_SERVERS_BY_ENVIRONMENT = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
-SEEDED_BACKENDS = ("pytorch", "ascend")
+_OTHER_SERVERS_BY_ENVIRONMENT = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
+_SEEDED_BACKENDS = ("pytorch", "ascend")
 
 
-def refuse(message: str) -> NoReturn:
+def _refuse(message: str) -> NoReturn:
     print(f"lorad: {message}", file=sys.stderr, flush=True)
     raise SystemExit(1)
 
 
-def lacking(place: str) -> NoReturn:
+def _lacking(place: str) -> NoReturn:
     import sglang
 
-    refuse(f"SGLang {sglang.__version__} has no {place}: install sglang==0.5.23, which this lorad knows")
+    _refuse(f"SGLang {sglang.__version__} has no {place}: install sglang==0.5.23, which this lorad knows")
 
 
 def seed_of(request: Any) -> int:
@@ -66,7 +66,7 @@ def seed_of(request: Any) -> int:
     )
 
 
-def honour_seeds() -> None:
+def _honour_seeds() -> None:
     """Fill `sampling_seed` of every batch: SGLang merges batches row by row only when both have it."""
     try:
         import torch
@@ -74,7 +74,7 @@ def honour_seeds() -> None:
 
         original = SamplingBatchInfo.from_schedule_batch.__func__
     except (ImportError, AttributeError):
-        lacking("SamplingBatchInfo.from_schedule_batch")
+        _lacking("SamplingBatchInfo.from_schedule_batch")
 
     def from_schedule_batch(cls: Any, batch: Any, vocab_size: int) -> Any:
         info = original(cls, batch, vocab_size)
@@ -86,14 +86,14 @@ def honour_seeds() -> None:
     SamplingBatchInfo.from_schedule_batch = classmethod(from_schedule_batch)
 
 
-def split_socket(arguments: list[str]) -> tuple[Path, list[str]]:
+def _split_socket(arguments: list[str]) -> tuple[Path, list[str]]:
     """(SOCKET, SGLang's flags)."""
     if arguments[:1] != ["--uds"] or len(arguments) < 2:
-        refuse("usage: launch.py --uds SOCKET <flags of sglang.launch_server>")
+        _refuse("usage: launch.py --uds SOCKET <flags of sglang.launch_server>")
     return Path(arguments[1]).absolute(), arguments[2:]
 
 
-def use_private_directory(path: Path) -> str:
+def _use_private_directory(path: Path) -> str:
     """Make files of this process and its children private from here on; returns where temporary files go."""
     os.umask(0o077)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -107,25 +107,25 @@ def use_private_directory(path: Path) -> str:
 
 def check_arguments(server: Any) -> None:
     """Refuse what would listen elsewhere, or sample without seeds. server: SGLang's parsed ServerArgs."""
-    for name in OTHER_SERVERS:
+    for name in _OTHER_SERVERS:
         if getattr(server, name, None):
-            refuse(
+            _refuse(
                 f"--{name.replace('_', '-')} starts a server that does not listen on a Unix socket: leave "
                 "it out"
             )
-    for name in OTHER_SERVERS_BY_ENVIRONMENT:
+    for name in _OTHER_SERVERS_BY_ENVIRONMENT:
         if os.environ.get(name, "").lower() not in ("", "0", "false"):
-            refuse(f"{name} starts a server that does not listen on a Unix socket: unset it")
+            _refuse(f"{name} starts a server that does not listen on a Unix socket: unset it")
     for name in ("tokenizer_worker_num", "nnodes", "dp_size"):
         if getattr(server, name, 1) != 1:
-            refuse(f"--{name.replace('_', '-')} must be 1")
-    if server.sampling_backend not in SEEDED_BACKENDS:
-        refuse(f"--sampling-backend must be pytorch, not {server.sampling_backend}: others ignore seeds")
+            _refuse(f"--{name.replace('_', '-')} must be 1")
+    if server.sampling_backend not in _SEEDED_BACKENDS:
+        _refuse(f"--sampling-backend must be pytorch, not {server.sampling_backend}: others ignore seeds")
     if not server.skip_server_warmup:
-        refuse("--skip-server-warmup is needed: the warm-up asks a TCP port")
+        _refuse("--skip-server-warmup is needed: the warm-up asks a TCP port")
 
 
-def serve_on(path: Path) -> None:
+def _serve_on(path: Path) -> None:
     """Make uvicorn listen on `path`.
 
     It keeps the mode of a file that is there already, and would else take 0666.
@@ -133,7 +133,7 @@ def serve_on(path: Path) -> None:
     try:
         from sglang.srt.entrypoints.http_server import uvicorn
     except ImportError:
-        lacking("uvicorn in sglang.srt.entrypoints.http_server")
+        _lacking("uvicorn in sglang.srt.entrypoints.http_server")
     original = uvicorn.Config.__init__
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
@@ -149,7 +149,7 @@ def serve_on(path: Path) -> None:
     uvicorn.Config.__init__ = __init__
 
 
-def freeze_over(path: Path) -> None:
+def _freeze_over(path: Path) -> None:
     """Let SGLang's call of itself (which takes start-up objects out of garbage collection) go to `path`."""
     from sglang.srt.entrypoints import http_server
 
@@ -163,11 +163,11 @@ def freeze_over(path: Path) -> None:
             connection.getresponse().read()
 
     if not hasattr(http_server, "_freeze_gc_after_server_warmup"):
-        lacking("_freeze_gc_after_server_warmup")
+        _lacking("_freeze_gc_after_server_warmup")
     http_server._freeze_gc_after_server_warmup = freeze
 
 
-def serve(path: Path, arguments: list[str]) -> None:
+def _serve(path: Path, arguments: list[str]) -> None:
     """Serve like `python -m sglang.launch_server`, until a signal ends it."""
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
@@ -177,8 +177,8 @@ def serve(path: Path, arguments: list[str]) -> None:
     load_plugins()
     server = prepare_server_args([*arguments, *NOWHERE])
     check_arguments(server)
-    serve_on(path)
-    freeze_over(path)
+    _serve_on(path)
+    _freeze_over(path)
     try:
         run_server(server)
     finally:
@@ -187,16 +187,16 @@ def serve(path: Path, arguments: list[str]) -> None:
 
 def main() -> None:
     sys.path = [entry for entry in sys.path if Path(entry).absolute() != Path(__file__).absolute().parent]
-    path, arguments = split_socket(sys.argv[1:])
-    directory = use_private_directory(path)
+    path, arguments = _split_socket(sys.argv[1:])
+    directory = _use_private_directory(path)
     try:
-        honour_seeds()
-        serve(path, arguments)
+        _honour_seeds()
+        _serve(path, arguments)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__mp_main__":
-    honour_seeds()
+    _honour_seeds()
 elif __name__ == "__main__":
     main()

@@ -13,7 +13,7 @@ from msgspec import Struct
 from lorad.engines.remote.http import NotFinite, ServerRefused
 from lorad.errors import LoradError
 
-Logprob = tuple[float | None, int, Any]  # of a token: value, id, text
+_Logprob = tuple[float | None, int, Any]  # of a token: value, id, text
 
 
 class FinishReason(Struct, frozen=True):
@@ -22,38 +22,38 @@ class FinishReason(Struct, frozen=True):
     message: str = ""
 
 
-class Meta(Struct, frozen=True):
+class _Meta(Struct, frozen=True):
     """completion_tokens: of the sample so far, whatever the reply holds of them."""
 
     completion_tokens: int = 0
     finish_reason: FinishReason | None = None
-    output_token_logprobs: list[Logprob] = []
-    input_token_logprobs: list[Logprob] = []
+    output_token_logprobs: list[_Logprob] = []
+    input_token_logprobs: list[_Logprob] = []
 
 
-class Reply(Struct, frozen=True):
+class _Reply(Struct, frozen=True):
     output_ids: list[int] = []
-    meta_info: Meta = Meta()
+    meta_info: _Meta = _Meta()
 
 
-class Failure(Struct, frozen=True):
+class _Failure(Struct, frozen=True):
     message: str = ""
     code: int = 400
 
 
-def parsed(data: Any) -> Reply:
+def parsed(data: Any) -> _Reply:
     """Raises ServerRefused for an error in the midst of a stream, LoradError for a reply of another shape."""
     if isinstance(data, Mapping) and "error" in data:
-        failure = msgspec.convert(data["error"], Failure)
-        text = first_words(failure.message)
+        failure = msgspec.convert(data["error"], _Failure)
+        text = _first_words(failure.message)
         raise ServerRefused(f"/generate answered {failure.code}: {text}", status=failure.code, text=text)
     try:
-        return msgspec.convert(data, Reply)
+        return msgspec.convert(data, _Reply)
     except msgspec.ValidationError as error:
         raise LoradError(f"the server answered in a form that lorad does not know: {error}") from error
 
 
-def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
+def news(reply: _Reply, seen: int) -> tuple[list[int], list[float]]:
     """Tokens after the first `seen` of a sample and their log-probabilities.
 
     A reply of a stream holds what is new since the last one, or all so far, as the server was started.
@@ -62,10 +62,10 @@ def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
     if count <= 0:
         return [], []
     tokens = reply.output_ids[-count:]
-    return tokens, finite(reply.meta_info.output_token_logprobs[-count:], tokens)
+    return tokens, _finite(reply.meta_info.output_token_logprobs[-count:], tokens)
 
 
-def finite(logprobs: list[Logprob], tokens: list[int]) -> list[float]:
+def _finite(logprobs: list[_Logprob], tokens: list[int]) -> list[float]:
     """Return the log-probabilities' values.
 
     Raises NotFinite when one is missing, of another token, or no number.
@@ -81,18 +81,18 @@ def refusal(error: ServerRefused) -> ServerRefused:
     held.
     """
     found = re.search(r'"(?:error_)?message"\s*:\s*"((?:[^"\\]|\\.)*)', error.text)
-    text = first_words(found.group(1).replace("\\n", "\n").replace('\\"', '"') if found else error.text)
+    text = _first_words(found.group(1).replace("\\n", "\n").replace('\\"', '"') if found else error.text)
     route = error.message.partition(" ")[0]
     return ServerRefused(
         f"{route} answered {error.code}: {text}", status=error.code, text=text, hint=error.hint
     )
 
 
-def first_words(message: str) -> str:
+def _first_words(message: str) -> str:
     return re.split(r"\n|All loaded adapters|Loaded LoRAs", message)[0].strip()[:500]
 
 
-def samples_of(text: str) -> Iterator[tuple[str, float]]:
+def _samples_of(text: str) -> Iterator[tuple[str, float]]:
     """(name, value) of each line of Prometheus' text format, labels left out."""
     for name, value in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", text, re.MULTILINE):
         yield name, float(value)
@@ -101,6 +101,6 @@ def samples_of(text: str) -> Iterator[tuple[str, float]]:
 def summed(text: str) -> dict[str, float]:
     """Return the samples of a text, those of one name added up."""
     totals: dict[str, float] = {}
-    for name, value in samples_of(text):
+    for name, value in _samples_of(text):
         totals[name] = totals.get(name, 0.0) + value
     return totals

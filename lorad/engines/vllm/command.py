@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lorad.engines.remote.dialect import ServerSettings
+from lorad.engines.remote.dialect import ServerSettings, visible_devices
 from lorad.models.directory import BYTES
 from lorad.models.facts import read_facts
 
-LAUNCHER = Path(__file__).with_name("launch.py")
+_LAUNCHER = Path(__file__).with_name("launch.py")
 BASE_NAME = "base"  # what the server calls the base
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as the highest
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as the highest
 
 # To score takes one token more than it scores.
 CONTEXT_MARGIN = 1
 
 # An adapter is loaded while the one that it takes the place of is still there.
-VERSIONS_MARGIN = 1
+_VERSIONS_MARGIN = 1
 
-CPU_CACHE_BYTES = 1 << 30
-CPU_CACHE_CONTEXTS = 4  # for how many whole contexts there is room in any case
+_CPU_CACHE_BYTES = 1 << 30
+_CPU_CACHE_CONTEXTS = 4  # for how many whole contexts there is room in any case
 
 _WHO_REACHES_IT = """
     host port uds api-key config ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs ssl-ciphers
@@ -58,7 +57,7 @@ def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
         name = given.lstrip("-").replace("_", "-")
         valued = name in flags and not isinstance(flags[name], bool)
         flags[name] = None if value is False and valued else value
-    return [python, str(LAUNCHER), str(settings.model), "--uds", str(socket), *_words(flags)]
+    return [python, str(_LAUNCHER), str(settings.model), "--uds", str(socket), *_words(flags)]
 
 
 def environment(settings: ServerSettings) -> dict[str, str]:
@@ -86,7 +85,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCHDYNAMO_DISABLE": "1",  # the first sample would wait for a C++ compiler
         }
-    return {**common, "CUDA_VISIBLE_DEVICES": _devices(settings)}
+    return {**common, "CUDA_VISIBLE_DEVICES": visible_devices(settings)}
 
 
 def _common_flags(settings: ServerSettings) -> dict[str, Any]:
@@ -97,9 +96,9 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "tensor-parallel-size": settings.tp,
         "max-num-seqs": settings.max_running,
         "enable-lora": True,
-        "max-lora-rank": next((rank for rank in RANKS if rank >= settings.max_rank), settings.max_rank),
+        "max-lora-rank": next((rank for rank in _RANKS if rank >= settings.max_rank), settings.max_rank),
         "max-loras": settings.slots,
-        "max-cpu-loras": max(settings.max_versions, settings.slots) + VERSIONS_MARGIN,
+        "max-cpu-loras": max(settings.max_versions, settings.slots) + _VERSIONS_MARGIN,
         "lora-target-modules": list(settings.targets),
         "logprobs-mode": "processed_logprobs" if settings.scaled_logprobs else "raw_logprobs",
         "generation-config": "vllm",  # not the model's own: it has stop tokens, top_k and the like
@@ -111,28 +110,16 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
 
 
 def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:
-    return {"enforce-eager": True, "kv-cache-memory-bytes": _cpu_cache(settings)}
+    context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
+    return {
+        "enforce-eager": True,
+        "kv-cache-memory-bytes": max(_CPU_CACHE_BYTES, _CPU_CACHE_CONTEXTS * context),
+    }
 
 
 def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
     share = {"gpu-memory-utilization": round(settings.memory_fraction, 4)}
     return {**share, "enable-sleep-mode": True} if settings.sleep else share
-
-
-def _cpu_cache(settings: ServerSettings) -> int:
-    """Return the bytes for keys and values."""
-    context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
-    return max(CPU_CACHE_BYTES, CPU_CACHE_CONTEXTS * context)
-
-
-def _devices(settings: ServerSettings) -> str:
-    """List the devices for the server: `tp` of them from the settings' device on, counted among those this
-    process sees.
-    """
-    first = int(settings.device.partition(":")[2] or 0)
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    wanted = range(first, first + settings.tp)
-    return ",".join(seen[index] if index < len(seen) else str(index) for index in wanted)
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

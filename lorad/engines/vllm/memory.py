@@ -8,8 +8,8 @@ import contextlib
 
 from lorad.engines.remote.http import Http, ServerRefused
 
-ROUTE = "/collective_rpc"
-ANSWER_SECONDS = 60.0  # the engine answers between two steps
+_ROUTE = "/collective_rpc"
+_ANSWER_SECONDS = 60.0  # the engine answers between two steps
 
 
 class Memory:
@@ -56,5 +56,5 @@ class Memory:
     async def _order(http: Http, method: str, *arguments: int) -> list[list[int]]:
         """Call a method in each process of the engine; returns their answers."""
         body = {"method": method, "args": list(arguments)}
-        reply = await http.post(ROUTE, body, timeout=ANSWER_SECONDS, admin=True)
+        reply = await http.post(_ROUTE, body, timeout=_ANSWER_SECONDS, admin=True)
         return list(reply["results"])

@@ -20,67 +20,72 @@ from lorad.errors import LoradError
 from lorad.protocol.batch import Finish
 
 NOT_FINITE = "Out of range float"  # of JSON: what vLLM answers where a log-probability is NaN or infinite
-LEAST = -9999.0  # what vLLM says for minus infinity
-FINISHES: dict[str | None, Finish | None] = {None: None, "stop": "stop", "length": "length", "abort": "abort"}
-TEXT_LIMIT = 500
+_LEAST = -9999.0  # what vLLM says for minus infinity
+_FINISHES: dict[str | None, Finish | None] = {
+    None: None,
+    "stop": "stop",
+    "length": "length",
+    "abort": "abort",
+}
+_TEXT_LIMIT = 500
 
 
-class TokenLogprobs(Struct, frozen=True):
+class _TokenLogprobs(Struct, frozen=True):
     token_logprobs: list[float | None] = []
 
 
-class PromptLogprob(Struct, frozen=True):
+class _PromptLogprob(Struct, frozen=True):
     logprob: float | None = None
 
 
-class Choice(Struct, frozen=True):
+class _Choice(Struct, frozen=True):
     """token_ids: of this reply alone, in a stream those that are new."""
 
     token_ids: list[int] | None = None
-    logprobs: TokenLogprobs | None = None
+    logprobs: _TokenLogprobs | None = None
     finish_reason: str | None = None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
 
 
-class Reply(Struct, frozen=True):
-    choices: list[Choice]
+class _Reply(Struct, frozen=True):
+    choices: list[_Choice]
 
 
-class Failure(Struct, frozen=True):
+class _Failure(Struct, frozen=True):
     message: str = ""
     code: int = 500
 
 
-def choice(data: Any, route: str) -> Choice:
+def choice(data: Any, route: str) -> _Choice:
     """Raises ServerRefused for an error in the midst of a stream, LoradError for a reply of another shape."""
     try:
         if isinstance(data, Mapping) and data.get("error"):
-            failure = msgspec.convert(data["error"], Failure)
+            failure = msgspec.convert(data["error"], _Failure)
             raise refused(route, failure.code, failure.message)
-        return msgspec.convert(data, Reply).choices[0]
+        return msgspec.convert(data, _Reply).choices[0]
     except (msgspec.ValidationError, IndexError) as error:
         raise LoradError(f"vLLM answered {route} in a form that lorad does not know: {error}") from error
 
 
-def piece(found: Choice) -> Piece:
+def piece(found: _Choice) -> Piece:
     tokens = found.token_ids or []
     said = found.logprobs.token_logprobs if found.logprobs else []
-    logprobs = [value for value in said if value is not None and math.isfinite(value) and value > LEAST]
+    logprobs = [value for value in said if value is not None and math.isfinite(value) and value > _LEAST]
     if len(said) != len(tokens) or len(logprobs) != len(tokens):
         raise not_finite()
-    if found.finish_reason not in FINISHES:
+    if found.finish_reason not in _FINISHES:
         raise LoradError(f"vLLM ended a sample for a reason that lorad does not know: {found.finish_reason}")
-    return Piece(tokens, logprobs, FINISHES[found.finish_reason])
+    return Piece(tokens, logprobs, _FINISHES[found.finish_reason])
 
 
-def scores(found: Choice, completion: Sequence[int]) -> np.ndarray:
+def scores(found: _Choice, completion: Sequence[int]) -> np.ndarray:
     """float32 [len(completion)]: of the last tokens of the prompt; NaN where there is none."""
     said = (found.prompt_logprobs or [])[-len(completion) :]
     if len(said) != len(completion):
         raise LoradError("vLLM scored fewer tokens than it was asked for")
     values = []
     for token, of_token in zip(completion, said, strict=True):
-        value = (of_token or {}).get(str(token), PromptLogprob()).logprob
+        value = (of_token or {}).get(str(token), _PromptLogprob()).logprob
         values.append(math.nan if value is None else value)
     return np.array(values, np.float32)
 
@@ -104,7 +109,7 @@ def refused(route: str, code: int, message: str, *private: object) -> ServerRefu
     text = message.partition(" Valid aliases")[0].partition("\n")[0]
     for word in private:
         text = text.replace(str(word), "the directory that it was given")
-    text = text.strip()[:TEXT_LIMIT]
+    text = text.strip()[:_TEXT_LIMIT]
     return ServerRefused(f"{route} answered {code}: {text}", status=code, text=text)
 
 

@@ -18,16 +18,16 @@ from lorad.pool.attest.canaries import Canaries
 from lorad.pool.attest.direct import Limits, measure, resembles
 from lorad.protocol.calls import Attestation
 
-LEAST_SIGMAS, LEAST_NATS, MOST_NATS = 60.0, 2.0, 5.0  # of the amplified change, rms
-ROOM = 2.2  # the change may be so many times as large as it has to be
-MOST_TRIES, MOST_DOUBLINGS = 6, 24
-NOISE_RATIO, LEAST_LIMIT = 2.75, 0.4
+_LEAST_SIGMAS, LEAST_NATS, MOST_NATS = 60.0, 2.0, 5.0  # of the amplified change, rms
+_ROOM = 2.2  # the change may be so many times as large as it has to be
+_MOST_TRIES, _MOST_DOUBLINGS = 6, 24
+_NOISE_RATIO, _LEAST_LIMIT = 2.75, 0.4
 """Noise alone makes a rel of 1.4 to 2.2 sigmas over the change. The limit of rel is so many of these, at most
 the `Limits.amplified` of the dtype, and at least such a share of that."""
 
-GATE_SIGMAS = 50.0  # rms of the amplified change below which it proves nothing
-STEP_SIGMAS = 8.0  # L2 norm of the amplified step below which z proves nothing
-NEARLY = 1.5  # a rel of up to so many limits is looked at again before it is a failure
+_GATE_SIGMAS = 50.0  # rms of the amplified change below which it proves nothing
+_STEP_SIGMAS = 8.0  # L2 norm of the amplified step below which z proves nothing
+_NEARLY = 1.5  # a rel of up to so many limits is looked at again before it is a failure
 
 
 class Prediction(Struct, frozen=True):
@@ -55,20 +55,20 @@ async def amplification(
 
     None when the version changes nothing at all.
     """
-    least = max(LEAST_SIGMAS * sigma, LEAST_NATS)
+    least = max(_LEAST_SIGMAS * sigma, LEAST_NATS)
     found: dict[float, np.ndarray] = {}
     sizes: dict[float, float] = {}
     times = begin
-    for _ in range(MOST_TRIES):
+    for _ in range(_MOST_TRIES):
         found[times] = await score(times)
         sizes[times] = float(np.sqrt(np.mean((found[times] - canaries.trainer) ** 2)))
         if sizes[times] == 0 or not math.isfinite(sizes[times]):
             return None
-        if least <= sizes[times] <= min(ROOM * least, MOST_NATS):
+        if least <= sizes[times] <= min(_ROOM * least, MOST_NATS):
             break
         doublings = math.ceil(math.log2(least / sizes[times]))
-        times *= 2.0 ** max(-MOST_DOUBLINGS, min(MOST_DOUBLINGS, doublings))
-        if times in found or abs(math.log2(times)) > MOST_DOUBLINGS:
+        times *= 2.0 ** max(-_MOST_DOUBLINGS, min(_MOST_DOUBLINGS, doublings))
+        if times in found or abs(math.log2(times)) > _MOST_DOUBLINGS:
             break
     best = min(sizes, key=lambda k: abs(math.log(sizes[k] / (1.4 * min(least, MOST_NATS)))))
     return best, found[best]
@@ -81,28 +81,25 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
     facts = measure(prediction.canaries, engine, prediction.now, prediction.before, limits)
     told = {f"amplified_{key}": facts[key] for key in ("rel", "slope", "z", "signal") if key in facts}
     told["amplified"] = prediction.times
-    if facts["signal"] < GATE_SIGMAS * facts["sigma"]:
-        return Amplified(Attestation("inconclusive", _weak(prediction, facts), told), again=True)
-    noise = NOISE_RATIO * facts["sigma"] / facts["signal"]
-    limit = min(max(noise, LEAST_LIMIT * limits.amplified), limits.amplified)
+    if facts["signal"] < _GATE_SIGMAS * facts["sigma"]:
+        why = (
+            f"too little signal also when amplified {prediction.times:g} times: {facts['signal']:.2g} nats "
+            f"rms, noise {facts['sigma']:.2g}"
+        )
+        return Amplified(Attestation("inconclusive", why, told), again=True)
+    noise = _NOISE_RATIO * facts["sigma"] / facts["signal"]
+    limit = min(max(noise, _LEAST_LIMIT * limits.amplified), limits.amplified)
     if facts["rel"] > limit:
-        is_near = facts["rel"] <= NEARLY * limit
+        is_near = facts["rel"] <= _NEARLY * limit
         return Amplified(Attestation("failed", _wrong(prediction, facts, "rel", limit), told), is_near)
     step = facts["step"] * np.sqrt(prediction.canaries.tokens)
-    if step < STEP_SIGMAS * facts["sigma"]:
+    if step < _STEP_SIGMAS * facts["sigma"]:
         detail = f"amplified {prediction.times:g} times: too close to the previous version to tell them apart"
         return Amplified(Attestation("inconclusive", detail, told), again=step > 0)
     if facts["z_error"] > limits.z:
         return Amplified(Attestation("failed", _wrong(prediction, facts, "z_error", limits.z), told))
     detail = f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, z {facts['z']:.3f}"
     return Amplified(Attestation("passed", detail, told))
-
-
-def _weak(prediction: Prediction, facts: dict[str, float]) -> str:
-    return (
-        f"too little signal also when amplified {prediction.times:g} times: {facts['signal']:.2g} nats rms, "
-        f"noise {facts['sigma']:.2g}"
-    )
 
 
 def _wrong(prediction: Prediction, facts: dict[str, float], key: str, limit: float) -> str:

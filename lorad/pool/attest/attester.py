@@ -40,7 +40,7 @@ UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engi
 MARK = "~"  # in the names of copies, and of nothing else
 
 
-class Sets(NamedTuple):
+class _Sets(NamedTuple):
     """All canaries of one size, and the fewest of them that are informative enough."""
 
     every: Canaries
@@ -65,8 +65,8 @@ class Attester:
         self.predictor = Predictor(trainer, self.limits.least_sigma)
         self.returns, self.returned_the_same = 0, True
         self._repeats = True  # the engine its bits, as far as is known
-        self._temporaries = Temporaries(engine)
-        self._canaries: dict[tuple[int, int], Sets] = {}
+        self._temporaries = _Temporaries(engine)
+        self._canaries: dict[tuple[int, int], _Sets] = {}
         self._sampling = asyncio.Lock()
         self._references: dict[str, Reference] = {}  # by the engine's name
         engine.on_return(self.check)
@@ -93,7 +93,7 @@ class Attester:
         count, tokens = next(size for size, sets in self._canaries.items() if sets.every is canaries)
         return await self.canaries(2 * count, tokens, run)
 
-    async def _sets(self, count: int, tokens: int, run: str) -> Sets:
+    async def _sets(self, count: int, tokens: int, run: str) -> _Sets:
         """The engine says last what it makes of them, so that from then on whatever returns is compared with
         that.
         """
@@ -109,7 +109,7 @@ class Attester:
                     every = made = await measure_canaries(self._engine, trainer, batch)
                     if few is not batch:
                         made = await measure_canaries(self._engine, trainer_few, few)
-                    self._canaries[count, tokens] = Sets(every, made)
+                    self._canaries[count, tokens] = _Sets(every, made)
                     await self._see_whether_it_repeats(every)
         return self._canaries[count, tokens]
 
@@ -229,7 +229,7 @@ def _must_pass(name: str, verdict: Attestation) -> None:
         )
 
 
-class Temporaries:
+class _Temporaries:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._one = asyncio.Lock()

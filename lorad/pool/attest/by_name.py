@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from lorad.protocol.calls import Attestation
 
-NOISE_FACTOR = 4.0  # the most that two answers of an engine differ, rms in units of the noise
+_NOISE_FACTOR = 4.0  # the most that two answers of an engine differ, rms in units of the noise
 
-Test = Callable[[np.ndarray], bool]
-Scores = Sequence[np.ndarray]
+_Test = Callable[[np.ndarray], bool]
+_Scores = Sequence[np.ndarray]
 """float64 [T] of each server."""
 
 
@@ -29,11 +29,11 @@ class Others(Struct, frozen=True):
     previous: np.ndarray | None = None
 
 
-def same_bits(left: Scores, right: Scores) -> bool:
+def same_bits(left: _Scores, right: _Scores) -> bool:
     return len(left) == len(right) and all(map(np.array_equal, left, right))
 
 
-def judge_bits(name: Scores, copy: Scores, others: Others) -> Attestation:
+def judge_bits(name: _Scores, copy: _Scores, others: Others) -> Attestation:
     """Judge a version's name on an engine whose answers repeat bit for bit."""
     if not same_bits(name, copy):
         return _failed(name, copy)
@@ -43,12 +43,12 @@ def judge_bits(name: Scores, copy: Scores, others: Others) -> Attestation:
     return Attestation("passed", "its name answers bit for bit like a fresh copy")
 
 
-def judge_within(name: Scores, copy: Scores, others: Others, noise: float) -> Attestation:
+def judge_within(name: _Scores, copy: _Scores, others: Others, noise: float) -> Attestation:
     """Judge a version's name on an engine whose answers do not repeat.
 
     noise: root mean square, in nats, of the difference between an engine's answer and the right one.
     """
-    limit = NOISE_FACTOR * noise
+    limit = _NOISE_FACTOR * noise
     apart = max(map(rms_between, name, copy))
     if not apart <= limit:
         return _failed(name, copy)
@@ -66,13 +66,13 @@ def rms_between(left: np.ndarray, right: np.ndarray) -> float:
     return float(np.sqrt(np.mean((left - right) ** 2)))
 
 
-def _alike(others: Others, is_same: Test) -> str:
+def _alike(others: Others, is_same: _Test) -> str:
     if is_same(others.base):
         return "the base"
     return "the previous version" if others.previous is not None and is_same(others.previous) else ""
 
 
-def _failed(name: Scores, copy: Scores) -> Attestation:
+def _failed(name: _Scores, copy: _Scores) -> Attestation:
     apart = max(map(rms_between, name, copy))
     return Attestation(
         "failed", f"the engine does not answer to its name as to a fresh copy of it: rms {apart:.2g} nats"

@@ -17,10 +17,10 @@ from lorad.errors import AttestationFailed
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 PROMPT_TOKENS = 8
-CANDIDATES = 4  # sampled for each canary that is wanted
-UNCERTAIN = (0.01, 0.9)  # probabilities of tokens that are informative
-FEWEST, FEWEST_TELLING = 4, 80  # canaries; and tokens among theirs that are not nearly certain
-MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and trainer hold different bases
+_CANDIDATES = 4  # sampled for each canary that is wanted
+_UNCERTAIN = (0.01, 0.9)  # probabilities of tokens that are informative
+_FEWEST, _FEWEST_TELLING = 4, 80  # canaries; and tokens among theirs that are not nearly certain
+_MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and trainer hold different bases
 
 
 class Canaries(Struct, frozen=True):
@@ -48,7 +48,7 @@ async def measure_canaries(engine: Engine, trainer: np.ndarray, batch: Batch) ->
     trainer_base = trainer.astype(np.float64)
     sigmas = [float(np.sqrt(np.mean((scores - trainer_base) ** 2))) for scores in by_server]
     sigma = float(np.max(sigmas))  # NaN among them is NaN
-    limit = MOST_NOISE[engine.capabilities().dtype]
+    limit = _MOST_NOISE[engine.capabilities().dtype]
     if not sigma <= limit:
         raise AttestationFailed(
             f"engine and trainer disagree about the base itself: rms {sigma:.2g} nats, at most {limit:g} is "
@@ -70,7 +70,7 @@ async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: i
             tokens=random.integers(0, vocab_size, PROMPT_TOKENS).astype(np.int32),
             seeds=random.integers(0, 1 << 62, 1).astype(np.uint64),
         )
-        for index in range(CANDIDATES * count)
+        for index in range(_CANDIDATES * count)
     ]
     room = engine.capabilities().max_tokens - PROMPT_TOKENS
     parts: dict[str, list[Chunk]] = {prompt.id: [] for prompt in prompts}
@@ -86,10 +86,10 @@ def fewest(logprobs: np.ndarray, batch: Batch) -> int:
 
     logprobs: [T], of the base.
     """
-    telling = np.exp(logprobs) < UNCERTAIN[1]
+    telling = np.exp(logprobs) < _UNCERTAIN[1]
     ends = np.cumsum(batch.completion_lengths)
     counts = np.cumsum(telling)[ends - 1]
-    return min(max(FEWEST, int(np.searchsorted(counts, FEWEST_TELLING)) + 1), ends.size)
+    return min(max(_FEWEST, int(np.searchsorted(counts, _FEWEST_TELLING)) + 1), ends.size)
 
 
 def some_of(batch: Batch, count: int) -> Batch:
@@ -103,4 +103,4 @@ def some_of(batch: Batch, count: int) -> Batch:
 
 def _uncertain(chunks: Sequence[Chunk]) -> int:
     probabilities = np.exp(np.concatenate([chunk.logprobs for chunk in chunks]))
-    return int(((probabilities > UNCERTAIN[0]) & (probabilities < UNCERTAIN[1])).sum())
+    return int(((probabilities > _UNCERTAIN[0]) & (probabilities < _UNCERTAIN[1])).sum())

@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from lorad.pool.attest.canaries import Canaries
 from lorad.protocol.calls import Attestation
 
-NOISE_FACTOR = 6.0  # limits, in units of what sigma alone explains
-DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|)^2; so many times that
+_NOISE_FACTOR = 6.0  # limits, in units of what sigma alone explains
+_DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|)^2; so many times that
 
 
 class Limits(Struct, frozen=True):
@@ -51,7 +51,7 @@ FLOAT32 = Limits(
 BFLOAT16 = Limits(
     least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2, amplified=4e-2
 )
-LARGEST_SIGMAS, MEAN_SIGMAS, LARGEST_TO_MEAN = 15.0, 2.0, 8.0
+_LARGEST_SIGMAS, _MEAN_SIGMAS, _LARGEST_TO_MEAN = 15.0, 2.0, 8.0
 SEVERITY = ("passed", "inconclusive", "failed")
 
 
@@ -77,8 +77,8 @@ def judge(
         return Attestation("failed", "the trainer's log-probabilities are not finite")
     facts = measure(canaries, engine, trainer, previous, limits)
     rounding = limits.rounding * facts["signal"]
-    largest = max(limits.largest, LARGEST_SIGMAS * facts["sigma"], LARGEST_TO_MEAN * rounding)
-    mean = max(limits.mean, MEAN_SIGMAS * facts["sigma"], rounding)
+    largest = max(limits.largest, _LARGEST_SIGMAS * facts["sigma"], _LARGEST_TO_MEAN * rounding)
+    mean = max(limits.mean, _MEAN_SIGMAS * facts["sigma"], rounding)
     wrong = [
         f"{what} {facts[key]:.3g}, at most {limit:.3g}"
         for what, key, limit in (
@@ -130,12 +130,12 @@ def measure(
     }
     if norm > 0:
         facts["rel"] = float(np.linalg.norm(de - dt)) / norm
-        facts["rel_limit"] = max(limits.rel, NOISE_FACTOR * noise / norm)
+        facts["rel_limit"] = max(limits.rel, _NOISE_FACTOR * noise / norm)
         facts["slope"] = float(de @ dt) / norm**2
     if step > 0:
         facts["z"] = float((de - previous) @ u) / step**2
         facts["z_error"] = abs(facts["z"] - 1)
-        averaged, diluted = NOISE_FACTOR * sigma / step, DILUTION * (noise / step) ** 2
+        averaged, diluted = _NOISE_FACTOR * sigma / step, _DILUTION * (noise / step) ** 2
         facts["z_limit"] = max(limits.z, averaged, diluted)
     return {key: float(value) for key, value in facts.items()}
 

@@ -13,10 +13,10 @@ from lorad.pool.state import Pool
 from lorad.pool.verbs import about, generate, open_close, publish, train, versions
 from lorad.protocol.calls import Call
 
-Plain = Callable[[Pool, Call, Any], Awaitable[Any]]
-Stream = Callable[[Pool, Call, Any], AsyncGenerator[Any, None]]
+_Plain = Callable[[Pool, Call, Any], Awaitable[Any]]
+_Stream = Callable[[Pool, Call, Any], AsyncGenerator[Any, None]]
 
-PLAIN: dict[str, Plain] = {
+PLAIN: dict[str, _Plain] = {
     "open": open_close.open_slot,
     "forward_backward": train.forward_backward,
     "optim_step": train.optim_step,
@@ -34,4 +34,4 @@ PLAIN: dict[str, Plain] = {
     "attest_again": versions.attest_again,
     "let_go": versions.let_go,
 }
-STREAMS: dict[str, Stream] = {"generate": generate.generate, "serve": generate.serve}
+STREAMS: dict[str, _Stream] = {"generate": generate.generate, "serve": generate.serve}

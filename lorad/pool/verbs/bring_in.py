@@ -19,7 +19,7 @@ from lorad.pool.loaded import Entry
 from lorad.pool.state import Pool
 from lorad.protocol.calls import Attestation
 
-TRIES = 3  # of an engine that dies and comes back
+_TRIES = 3  # of an engine that dies and comes back
 
 Predict = Callable[[bool], Awaitable[Prediction | None]]
 """What the trainer says of the version, amplified: on the canaries, or (True) on twice as many.
@@ -91,7 +91,7 @@ async def _patiently(bring: Callable[[], Awaitable[T]]) -> T:
             return await bring()
         except EngineGone:
             tries += 1
-            if tries == TRIES:
+            if tries == _TRIES:
                 raise
 
 

@@ -18,10 +18,10 @@ from lorad.pool.state import Pool
 from lorad.protocol.batch import Chunk, Chunks
 from lorad.protocol.calls import Call, Generate, Generated
 
-Items = AsyncGenerator[Chunks | Generated, None]
+_Items = AsyncGenerator[Chunks | Generated, None]
 
 
-async def generate(pool: Pool, call: Call, args: Generate) -> Items:
+async def generate(pool: Pool, call: Call, args: Generate) -> _Items:
     """Raises Conflict for a version that is not one of the run's attested ones or `base`; Fenced when
     superseded.
     """
@@ -33,7 +33,7 @@ async def generate(pool: Pool, call: Call, args: Generate) -> Items:
             yield item
 
 
-async def serve(pool: Pool, call: Call, args: Generate) -> Items:
+async def serve(pool: Pool, call: Call, args: Generate) -> _Items:
     """Raises NotFound for a version that is not loaded."""
     request = pool.request(call)
     if args.version == BASE:
@@ -47,7 +47,7 @@ async def serve(pool: Pool, call: Call, args: Generate) -> Items:
 
 async def _stream(
     pool: Pool, run: str, request: str, name: str, args: Generate, check: Callable[[], None]
-) -> Items:
+) -> _Items:
     started, samples, tokens = time.perf_counter(), 0, 0
     kept: list[Chunk] = []
     positions = {prompt.id: position for position, prompt in enumerate(args.prompts)}

@@ -25,7 +25,11 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
     then.
     """
     tenant = pool.tenant(call)
-    _check_number(tenant, args)
+    if args.number <= tenant.number:
+        raise Conflict(
+            f"{tenant.run}@{args.number} cannot follow {tenant.run}@{tenant.number}",
+            hint="Version numbers only grow.",
+        )
     await pool.files.room(tenant.run)
     pool.files.check(tenant.run)
     version = f"{tenant.run}@{args.number}"
@@ -45,14 +49,6 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
     seconds = exported - started + live.load_seconds
     attest_seconds = scored - exported + live.attest_seconds
     return Published(version, digest, adapter.bytes, seconds, attest_seconds, live.entry.verdict)
-
-
-def _check_number(tenant: Tenant, args: Publish) -> None:
-    if args.number <= tenant.number:
-        raise Conflict(
-            f"{tenant.run}@{args.number} cannot follow {tenant.run}@{tenant.number}",
-            hint="Version numbers only grow.",
-        )
 
 
 async def _export(pool: Pool, tenant: Tenant, args: Publish) -> tuple[Adapter, str]:

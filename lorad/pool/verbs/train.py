@@ -25,7 +25,7 @@ from lorad.trainers.base import GradientWork, Policy
 
 async def forward_backward(pool: Pool, call: Call, args: ForwardBackward) -> LossStats:
     slot = pool.tenant(call).run
-    check(args.batch, pool.vocab_size)
+    _check(args.batch, pool.vocab_size)
     work = GradientWork(slot, args.batch, args.targets, args.loss, args.normaliser)
     with pool.parties.on_slot(slot):
         async with pool.phases.training(call.run):
@@ -53,14 +53,14 @@ async def discard_grads(pool: Pool, call: Call, _: Nothing) -> Nothing:
 
 async def logprobs(pool: Pool, call: Call, args: Logprobs) -> LogprobsResult:
     tenant = pool.tenant(call)
-    check(args.batch, pool.vocab_size)
+    _check(args.batch, pool.vocab_size)
     policy = Policy() if args.of == "base" else Policy(tenant.run if args.of == "slot" else tenant.reference)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
             return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
 
 
-def check(batch: Batch, vocab_size: int) -> None:
+def _check(batch: Batch, vocab_size: int) -> None:
     """Raise ValueError for what would end the pool on a GPU,
     where an index out of range kills the process.
     """

@@ -20,7 +20,7 @@ from lorad.pool.state import Pool
 from lorad.pool.verbs.bring_in import Predict, again, bring
 from lorad.protocol.calls import Attestation, Call, LetGo, Loaded, LoadVersion, Nothing, Unload
 
-CHANGED = "Its files were changed, and nothing was loaded; use another version."
+_CHANGED = "Its files were changed, and nothing was loaded; use another version."
 
 
 async def load_version(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
@@ -61,7 +61,7 @@ async def attest_again(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
     with pool.loaded.use(args.version) as entry:
         if entry.digest != args.sha256:
             raise IntegrityError(
-                f"{args.version} is loaded as sha256 {entry.digest}, not {args.sha256}", hint=CHANGED
+                f"{args.version} is loaded as sha256 {entry.digest}, not {args.sha256}", hint=_CHANGED
             )
         adapter = await _read(pool, args)
         claim, predict = await _claim(pool, args, adapter)
@@ -104,6 +104,6 @@ async def _read(pool: Pool, args: LoadVersion) -> Adapter:
     if digest != args.sha256:
         raise IntegrityError(
             f"{args.directory}: its tensors have sha256 {digest}, {args.version} is {args.sha256}",
-            hint=CHANGED,
+            hint=_CHANGED,
         )
     return adapter

@@ -69,7 +69,7 @@ class Microbatch:
     tokens: tuple[slice, ...]
 
 
-def twins(batch: Batch) -> Ints:
+def _twins(batch: Batch) -> Ints:
     """int64 [S]: for each sample the first one of its group with the same tokens, itself if there is none
     before it.
     """
@@ -92,7 +92,7 @@ def plan(batch: Batch, budget: int, share: bool) -> Iterator[Piece]:
     batch = _without_empty_groups(batch)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
     prompts, lengths = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
-    same = twins(batch) if share else np.arange(len(lengths))
+    same = _twins(batch) if share else np.arange(len(lengths))
     first = rows = 0
     there: set[int] = set()
     for sample, (twin, length) in enumerate(zip(same.tolist(), lengths, strict=True)):

@@ -29,10 +29,10 @@ LOGITS, ROWS = 2**22, 128
 many rows. Fewer read the whole head too often: with 152 k words 27 rows cost 1.5 times the time of 128, which
 are 74 MiB."""
 
-GPU_LOGITS = 2**27
+_GPU_LOGITS = 2**27
 """A chunk of logits on a GPU: 512 MiB in fp32."""
 
-Run = Callable[[LayerForward, Tensor], Tensor]
+_Run = Callable[[LayerForward, Tensor], Tensor]
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def _stats(parts: Sequence[_Found], normaliser: float) -> LossStats:
     return loss_stats(losses, torch.cat([part.entropy for part in parts]), normaliser)
 
 
-def _recomputing(lora: SlotLora) -> Run:
+def _recomputing(lora: SlotLora) -> _Run:
     """Run the layers of one forward so that those from the first trained one on are recomputed in the
     backward pass.
     """
@@ -109,7 +109,7 @@ def _recomputing(lora: SlotLora) -> Run:
     return run
 
 
-def _predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: Run) -> Tensor:
+def _predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """[T, hidden]: the last hidden state at the position that predicts each completion token."""
     states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run)
     return states[0].index_select(0, rows.predictors)
@@ -132,7 +132,7 @@ def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:
 
 def _most_rows(base: Base) -> int:
     if base.device.type == "cuda":
-        return max(1, GPU_LOGITS // base.config.vocab_size)
+        return max(1, _GPU_LOGITS // base.config.vocab_size)
     return max(ROWS, LOGITS // base.config.vocab_size)
 
 

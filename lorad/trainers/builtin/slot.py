@@ -63,7 +63,7 @@ class Slot:
             torch.zeros(total, dtype=torch.float32, device=device) for device in (base.device, *3 * [others])
         )
         self.step = 0
-        self.dropout = dropout_generator(base.device, spec.seed)
+        self.dropout = _dropout_generator(base.device, spec.seed)
         self.sites = self._sites(base)
         self.anchor = torch.zeros((), device=base.device, requires_grad=True)  # nothing ever flows into it
         generator = torch.Generator().manual_seed(spec.seed)
@@ -155,7 +155,7 @@ def _stack(flat: Tensor, first: Tensor, rows: int) -> Tensor:
     return flat[start : start + rows * columns].view(rows, columns)
 
 
-def dropout_generator(device: torch.device, seed: int) -> torch.Generator:
+def _dropout_generator(device: torch.device, seed: int) -> torch.Generator:
     """Make the generator that a new slot with this seed begins with."""
     generator = torch.Generator(device=device)
     generator.manual_seed(_seed("dropout", seed))
@@ -216,13 +216,13 @@ def _dropout_state(slot: Slot, saved: Saved, directory: Path) -> Tensor:
     device, seed = slot.dropout.device, slot.spec.seed
     if "dropout" not in saved.rng:
         log.info("%s was written by another trainer: dropout continues with masks of its own", directory)
-        return dropout_generator(device, checkpoint.later_seed(seed, saved.step)).get_state()
-    generator = dropout_generator(device, seed)
+        return _dropout_generator(device, checkpoint.later_seed(seed, saved.step)).get_state()
+    generator = _dropout_generator(device, seed)
     try:
         generator.set_state(torch.from_numpy(saved.rng["dropout"]))
     except (RuntimeError, TypeError) as error:
         if not slot.spec.adapter.dropout:
-            return dropout_generator(device, seed).get_state()
+            return _dropout_generator(device, seed).get_state()
         raise IntegrityError(
             f"{directory / RNG}: dropout cannot continue with it: no state of a generator on {device.type} "
             f"({error})",

@@ -35,7 +35,7 @@ from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
 
-TOKENS_PER_MICROBATCH = 16384
+_TOKENS_PER_MICROBATCH = 16384
 """For log-probabilities of the base, which belong to no slot."""
 
 
@@ -121,7 +121,7 @@ class BuiltinTrainer(Trainer):
         check_batch(batch, self.capabilities(), temperature)
         result = np.empty(batch.completions.size, np.float32)
         pieces = list(
-            plan(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH, share=True)
+            plan(batch, held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH, share=True)
         )
         quanta = (partial(self._score, held, piece, temperature, policy.amplify) for piece in pieces)
         for piece, scores in zip(pieces, await self._compute.each(quanta), strict=True):

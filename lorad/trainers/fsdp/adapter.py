@@ -22,13 +22,13 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.errors import AdapterRefused
 from lorad.trainers.sharded.body import Mounted, MountKey
 
-NAME = "mounted"
-HALVES = ("lora_A", "lora_B")
+_NAME = "mounted"
+_HALVES = ("lora_A", "lora_B")
 
 
 def is_adapter(parameter: str) -> bool:
     """Return whether a parameter of this name is no part of the base."""
-    return any(f".{half}.{NAME}." in parameter for half in HALVES)
+    return any(f".{half}.{_NAME}." in parameter for half in _HALVES)
 
 
 class AdapterRoom:
@@ -41,7 +41,7 @@ class AdapterRoom:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft asks for what transformers has deprecated
             config = _lora(AdapterConfig(1, 1.0, tuple(shapes)))
-            self._peft: Any = get_peft_model(_Nameless(model), config, NAME, low_cpu_mem_usage=True)
+            self._peft: Any = get_peft_model(_Nameless(model), config, _NAME, low_cpu_mem_usage=True)
         self._linears: dict[str, Any] = {name: model.get_submodule(name) for name in shapes}
 
     def parameters(self) -> set[nn.Parameter]:
@@ -69,10 +69,10 @@ class AdapterRoom:
         """Take the adapter out of the model."""
         self._adapted = []
         if self._holds:
-            self._peft.delete_adapter(NAME)
+            self._peft.delete_adapter(_NAME)
             self._holds = False
 
-    def put(self, key: MountKey, dtype: torch.dtype, device: torch.device) -> ReplicatedAdapter:
+    def put(self, key: MountKey, dtype: torch.dtype, device: torch.device) -> _ReplicatedAdapter:
         """An adapter of zeros on exactly the modules of `key`, in the place of the one that is there.
 
         Raises AdapterRefused, and holds none, for modules that the model does not have.
@@ -86,19 +86,19 @@ class AdapterRoom:
                 f"{', '.join(unknown[:3]) or f'{len(config.modules)} modules'}",
                 hint=f"the {len(self.shapes)} linears of the base have names like {next(iter(self.shapes))}",
             )
-        self._peft.add_adapter(NAME, _lora(config), low_cpu_mem_usage=True)
+        self._peft.add_adapter(_NAME, _lora(config), low_cpu_mem_usage=True)
         self._holds = True
         self._check_places(config)
-        weights = [self._fill(name, half, dtype, device) for name in config.modules for half in HALVES]
-        self._peft.set_adapter(NAME)
+        weights = [self._fill(name, half, dtype, device) for name in config.modules for half in _HALVES]
+        self._peft.set_adapter(_NAME)
         self._adapted = [self._linears[name] for name in config.modules]
-        return ReplicatedAdapter(config, weights)
+        return _ReplicatedAdapter(config, weights)
 
     @contextlib.contextmanager
     def acting(self, adapter: bool, train: bool) -> Iterator[None]:
         """Set whether the adapter and its dropout act inside the block."""
         for linear in self._adapted:
-            linear.lora_dropout[NAME].train(train)
+            linear.lora_dropout[_NAME].train(train)
         if adapter:
             yield
             return
@@ -113,7 +113,7 @@ class AdapterRoom:
             linear.enable_adapters(on)
 
     def _check_places(self, config: AdapterConfig) -> None:
-        placed = {name for name, linear in self._linears.items() if NAME in linear.lora_A}
+        placed = {name for name, linear in self._linears.items() if _NAME in linear.lora_A}
         if placed != set(config.modules):
             self.clear()
             wrong = sorted(placed ^ set(config.modules))
@@ -124,16 +124,16 @@ class AdapterRoom:
             )
 
     def _fill(self, name: str, half: str, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-        linear = getattr(self._linears[name], half)[NAME]
+        linear = getattr(self._linears[name], half)[_NAME]
         linear.weight = nn.Parameter(torch.zeros(linear.weight.shape, dtype=dtype, device=device))
         return linear.weight  # type: ignore[no-any-return]
 
 
-class ReplicatedAdapter(Mounted):
+class _ReplicatedAdapter(Mounted):
     """Every rank holds all of it: A then B of each module, in the order of the configuration."""
 
     def __init__(self, config: AdapterConfig, weights: Sequence[nn.Parameter]) -> None:
-        self._names = [f"{module}.{half}.weight" for module in config.modules for half in HALVES]
+        self._names = [f"{module}.{half}.weight" for module in config.modules for half in _HALVES]
         self._weights = list(weights)
 
     @property

@@ -29,7 +29,7 @@ _LENGTH_SCALED = {"dynamic", "longrope"}
 """Kinds of RoPE whose frequencies follow from the longest sequence of a row."""
 _FIRST, _SECOND = 24, 8  # tokens
 _SEED = 20260101
-Scores = Callable[[Tensor, Tensor], Tensor]
+_Scores = Callable[[Tensor, Tensor], Tensor]
 """From ids [1, N] and positions [1, N] to logits [N, vocab]."""
 
 
@@ -155,7 +155,7 @@ def _line(error: BaseException) -> str:
 
 
 @torch.no_grad()
-def keeps_apart(scores: Scores, vocab: int, device: torch.device) -> bool:
+def keeps_apart(scores: _Scores, vocab: int, device: torch.device) -> bool:
     """Compares a sequence behind another with the same alone. Collective where `scores` is.
 
     What rounding does at any token is measured against what seeing the other sequence does where it does

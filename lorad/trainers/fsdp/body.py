@@ -50,10 +50,10 @@ def open_body(settings: BodySettings) -> Body:
     if unknown or not isinstance(attention, str | None):
         what = ", ".join(unknown) or f"{ATTENTION}={attention!r}"
         raise SpecError(f"{what}", key="trainer.backend_args", hint=f"fsdp takes {ATTENTION}: a name")
-    return FsdpBody(settings, attention)
+    return _FsdpBody(settings, attention)
 
 
-class FsdpBody(Body):
+class _FsdpBody(Body):
     """Each decoder layer's weights, and the rest, are gathered when needed and let go; adapters are whole
     everywhere.
 

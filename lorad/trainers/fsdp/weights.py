@@ -32,7 +32,8 @@ def fill(model: nn.Module, directory: Path, device: torch.device) -> None:
     for name, buffer in model.named_buffers():
         buffer.copy_(derived[name])
     files = _where(directory)
-    if _is_stored_as_named(model, files):
+    # transformers fuses or renames the tensors of some architectures, which cannot be copied as they are
+    if not _converts(model) and all(name in files for name, _ in weights(model)):
         log.info("every rank reads its own rows of %s", directory)
         _read_rows(model, files)
     else:
@@ -76,13 +77,6 @@ def _where(directory: Path) -> dict[str, Path]:
         except (SafetensorError, OSError) as error:
             raise SpecError(f"{path}: not a safetensors file: {error}", hint="download it again") from error
     return found
-
-
-def _is_stored_as_named(model: nn.Module, files: dict[str, Path]) -> bool:
-    """Return whether tensors can be copied as they are: transformers fuses or renames those of some
-    architectures.
-    """
-    return not _converts(model) and all(name in files for name, _ in weights(model))
 
 
 def _converts(model: nn.Module) -> bool:

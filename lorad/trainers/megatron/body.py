@@ -19,7 +19,7 @@ from lorad.trainers.sharded.body import Body, BodySettings, LossOf, Mounted, Mou
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
 
-LAYOUTS = 16
+_LAYOUTS = 16
 """How many kinds of adapter are remembered; a kind costs two exports to learn."""
 
 
@@ -115,7 +115,7 @@ class MegatronBody(Body):
         if key not in self._layouts:
             mounted.learn_layout(self._tp_rank)
             self._layouts[key] = mounted.layout
-            for oldest in list(self._layouts)[:-LAYOUTS]:
+            for oldest in list(self._layouts)[:-_LAYOUTS]:
                 del self._layouts[oldest]
         mounted.layout = self._layouts[key]
 

@@ -15,31 +15,31 @@ from lorad.errors import AdapterRefused
 from lorad.trainers.megatron.targets import HEAD, Target, members
 from lorad.trainers.sharded.body import Mounted, MountKey
 
-Index = slice | np.ndarray
-Gather = Callable[[Sequence[Tensor]], dict[str, Tensor]]
-Export = Callable[[], Iterator[tuple[str, Tensor]]]
-SIDES = {"lora_A": "linear_in", "lora_B": "linear_out"}
+_Index = slice | np.ndarray
+_Gather = Callable[[Sequence[Tensor]], dict[str, Tensor]]
+_Export = Callable[[], Iterator[tuple[str, Tensor]]]
+_SIDES = {"lora_A": "linear_in", "lora_B": "linear_out"}
 
 
 @dataclass(frozen=True)
-class Piece:
+class _Piece:
     """`parameter[rows, columns]` on this rank is `tensor[from_rows, from_columns]` of the logical one."""
 
-    rows: Index
-    columns: Index
-    from_rows: Index
-    from_columns: Index
+    rows: _Index
+    columns: _Index
+    from_rows: _Index
+    from_columns: _Index
 
     def copy(self, tensor: np.ndarray, parameter: np.ndarray) -> None:
         parameter[_grid(self.rows, self.columns)] = tensor[_grid(self.from_rows, self.from_columns)]
 
 
-Layout = dict[str, Piece]
+Layout = dict[str, _Piece]
 
 
-def discover(
-    gather: Gather, shapes: Sequence[tuple[int, int]], holder: Mapping[str, int], rank: int
-) -> dict[str, Piece]:
+def _discover(
+    gather: _Gather, shapes: Sequence[tuple[int, int]], holder: Mapping[str, int], rank: int
+) -> dict[str, _Piece]:
     """Logical name -> its piece here. shapes: of this rank's parameters, the same on all that cut them.
     holder: which of the parameters holds each logical tensor. rank: of this one among those. Collective.
     """
@@ -57,10 +57,10 @@ def _numbered(shape: tuple[int, int], rank: int, axis: int) -> Tensor:
     return (line[:, None] if axis == 0 else line[None]).expand(shape).contiguous()
 
 
-def _piece(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], rank: int) -> Piece:
+def _piece(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], rank: int) -> _Piece:
     here = rows.astype(np.int64) // shape[0] == rank
     from_rows, from_columns = np.flatnonzero(here.any(1)), np.flatnonzero(here.any(0))
-    return Piece(
+    return _Piece(
         rows=_short(rows[from_rows, from_columns[0]].astype(np.int64) % shape[0]),
         columns=_short(columns[from_rows[0], from_columns].astype(np.int64) % shape[1]),
         from_rows=_short(from_rows),
@@ -68,13 +68,13 @@ def _piece(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], rank: 
     )
 
 
-def _short(index: np.ndarray) -> Index:
+def _short(index: np.ndarray) -> _Index:
     """Neighbours as a slice: most layouts are one."""
     first, last = int(index[0]), int(index[-1])
     return slice(first, last + 1) if np.array_equal(index, np.arange(first, last + 1)) else index
 
 
-def _grid(rows: Index, columns: Index) -> tuple[Index, Index]:
+def _grid(rows: _Index, columns: _Index) -> tuple[_Index, _Index]:
     if isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray):
         return rows[:, None], columns[None]
     return rows, columns
@@ -173,7 +173,7 @@ class MegatronMounted(Mounted):
         targets: Sequence[Target],
         wrapped: Sequence[Wrapped],
         key: MountKey,
-        export: Export,
+        export: _Export,
         shapes: Mapping[str, tuple[int, int]],
         device: torch.device,
     ) -> None:
@@ -181,7 +181,7 @@ class MegatronMounted(Mounted):
         self._shapes = shapes
         modules = [list(target.members.values()) for target in targets]
         self._sharing = modules if key.lora_type == "lora" else []
-        self._names = {f"{name}.{side}.weight" for fused in modules for name in fused for side in SIDES}
+        self._names = {f"{name}.{side}.weight" for fused in modules for name in fused for side in _SIDES}
         self._holders: list[nn.Module] = []
         self._holder: dict[str, int] = {}
         for one in wrapped:
@@ -193,7 +193,7 @@ class MegatronMounted(Mounted):
         for member, name in one.target.members.items():
             adapter = one.wrapper.get_submodule("adapter")
             split = bool(member) and isinstance(adapter, nn.ModuleDict)
-            for side, linear in SIDES.items():
+            for side, linear in _SIDES.items():
                 module = adapter.get_submodule(f"{member}.{linear}" if split else linear)
                 if module not in self._holders:
                     self._holders.append(module)
@@ -205,7 +205,7 @@ class MegatronMounted(Mounted):
         Collective. Raises AdapterRefused where Bridge exports less than was asked for.
         """
         shapes = [(p.shape[0], p.shape[1]) for p in self.parameters]
-        self.layout = discover(self.gather, shapes, self._holder, rank)
+        self.layout = _discover(self.gather, shapes, self._holder, rank)
 
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
@@ -243,15 +243,11 @@ class MegatronMounted(Mounted):
         for first, *others in self._sharing:  # of all stages, so that all refuse the same
             for other in others:
                 if not np.array_equal(logical[f"{first}.lora_A.weight"], logical[f"{other}.lora_A.weight"]):
-                    raise _differing(first, other)
+                    raise AdapterRefused(
+                        f"fused LoRA shares A over {first} and {other}, but theirs differ",
+                        hint="such an adapter needs lora.type: canonical_lora",
+                    )
         parts = [np.zeros(p.shape, np.float32) for p in self.parameters]
         for name, piece in self.layout.items():
             piece.copy(logical[name], parts[self._holder[name]])
         return [torch.from_numpy(part) for part in parts]
-
-
-def _differing(here: str, there: str) -> AdapterRefused:
-    return AdapterRefused(
-        f"fused LoRA shares A over {here} and {there}, but theirs differ",
-        hint="such an adapter needs lora.type: canonical_lora",
-    )

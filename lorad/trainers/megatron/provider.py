@@ -20,7 +20,7 @@ from lorad.trainers.sharded.body import BodySettings
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NO_FUSION = {
+_NO_FUSION = {
     "masked_softmax_fusion": False,
     "bias_activation_fusion": False,
     "bias_dropout_fusion": False,
@@ -166,7 +166,7 @@ def _own_fields(settings: BodySettings, dtype: torch.dtype, vocab: int, *, packe
     if not packed:
         from megatron.bridge.models.gpt_provider import local_layer_spec
 
-        found |= {"transformer_layer_spec": local_layer_spec, **NO_FUSION}
+        found |= {"transformer_layer_spec": local_layer_spec, **_NO_FUSION}
     return found
 
 
@@ -180,7 +180,7 @@ def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None
                 hint="fields are those of Megatron's TransformerConfig and of Bridge's provider for this "
                 "model",
             )
-        if name in own and name not in NO_FUSION:
+        if name in own and name not in _NO_FUSION:
             raise SpecError(f"{name} is for lorad to set", key="trainer.backend_args", hint="leave it out")
     for name, value in (own | args).items():
         if name in known:

@@ -45,7 +45,7 @@ class Target:
         return self.path.rpartition(".")[2]
 
 
-def place(logical: str) -> tuple[str, str] | None:
+def _place(logical: str) -> tuple[str, str] | None:
     """Return the path of the Megatron module and the member's name there."""
     if logical == HEAD:
         return "output_layer", ""
@@ -81,7 +81,7 @@ def trainable_shapes(
     found: dict[str, tuple[int, int]] = {}
     paths: list[str] = []
     for name, module in reference.named_modules():
-        where = place(name)
+        where = _place(name)
         if isinstance(module, nn.Linear) and where and not (name == HEAD and tied):
             found[name] = (module.out_features, module.in_features)
             paths.append(where[0])
@@ -99,7 +99,7 @@ def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]], tp: int) -> lis
     _check_known(key.adapter.modules, shapes)
     by_path: dict[str, dict[str, str]] = {}
     for name in key.adapter.modules:
-        path, member = place(name) or ("", "")
+        path, member = _place(name) or ("", "")
         by_path.setdefault(path, {})[member] = name
     targets = [Target(path, members) for path, members in by_path.items()]
     if key.lora_type == "lora":

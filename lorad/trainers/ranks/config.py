@@ -17,7 +17,7 @@ from lorad.box.paths import private_directory
 from lorad.trainers.ranks import launch
 from lorad.trainers.sharded.body import BodySettings
 
-REFUSAL = "refusal.json"
+_REFUSAL = "refusal.json"
 """Beside the configuration: why a rank could not begin, as in `lorad.errors.to_wire`."""
 DUMP = signal.SIGUSR1
 """Each rank answers it with the stacks of its threads, on stderr."""
@@ -41,7 +41,7 @@ class RanksConfig(Struct, frozen=True, kw_only=True):
 
 
 def refusal_file(config: Path) -> Path:
-    return config.with_name(REFUSAL)
+    return config.with_name(_REFUSAL)
 
 
 def beat_file(config: Path, rank: int) -> Path:
@@ -118,11 +118,11 @@ class Places:
             "TMPDIR": str(self.temporary),
             **added,
             "PYTHONPATH": os.pathsep.join(paths),
-            "CUDA_VISIBLE_DEVICES": ",".join(visible(devices)),
+            "CUDA_VISIBLE_DEVICES": ",".join(_visible(devices)),
         }
 
 
-def visible(devices: Sequence[str]) -> list[str]:
+def _visible(devices: Sequence[str]) -> list[str]:
     """Return the driver's names of `cuda:0`, …, which are counted among the devices that this
     process sees.
     """

@@ -23,9 +23,9 @@ import psutil
 from lorad.protocol.heartbeat import HEART, read_beat
 from lorad.trainers.ranks.config import DUMP, beat_file
 
-DUMP_SECONDS = 10.0  # for the stacks of one rank
-ASKED_SECONDS = 0.2  # for a rank to write them itself
-LOOKS = 8  # within the time after which a rank counts as hung
+_DUMP_SECONDS = 10.0  # for the stacks of one rank
+_ASKED_SECONDS = 0.2  # for a rank to write them itself
+_LOOKS = 8  # within the time after which a rank counts as hung
 MOST_SECONDS = 5.0  # between two looks
 
 
@@ -67,7 +67,7 @@ async def hung(config: Path, ranks: int, limit: float) -> str:
     """Wait until the ranks hang; returns a description. limit: seconds. Progress of any rank is progress of
     the pool.
     """
-    beats, pause = Beats(config, ranks), min(limit / LOOKS, MOST_SECONDS)
+    beats, pause = Beats(config, ranks), min(limit / _LOOKS, MOST_SECONDS)
     looked = time.monotonic()
     while True:
         await asyncio.sleep(pause)
@@ -91,16 +91,16 @@ def dump(launcher: int, log: Path) -> None:
     """
     program = spy()
     with open(log, "ab") as file:
-        for rank, pid in pids(launcher).items():
-            file.write(f"stacks of rank {rank} (pid {pid}, {state(pid)}):\n".encode())
+        for rank, pid in _pids(launcher).items():
+            file.write(f"stacks of rank {rank} (pid {pid}, {_state(pid)}):\n".encode())
             file.flush()
             if program is None or not _spied(program, pid, file):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, DUMP)
-                time.sleep(ASKED_SECONDS)
+                time.sleep(_ASKED_SECONDS)
 
 
-def pids(launcher: int) -> Mapping[int, int]:
+def _pids(launcher: int) -> Mapping[int, int]:
     """Map rank to pid."""
     found = {}
     with contextlib.suppress(psutil.Error):
@@ -116,7 +116,7 @@ def spy() -> str | None:
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
-def state(pid: int) -> str:
+def _state(pid: int) -> str:
     """Return the state of a process as the kernel names it: sleeping, stopped, disk-sleep, …"""
     try:
         return str(psutil.Process(pid).status())
@@ -131,7 +131,7 @@ def _spied(program: str, pid: int, file: IO[bytes]) -> bool:
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(
-            command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=DUMP_SECONDS, check=False
+            command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=_DUMP_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -1,7 +1,7 @@
 """Runs the ranks of one trainer: `python -I -S launch.py CONFIG.json`. Standard library only.
 
 Of CONFIG it reads `python` and `ranks`. One ends, all end: each by SIGTERM, and what is left after
-GRACE_SECONDS is killed. They also end with this process, whatever ends it (PR_SET_PDEATHSIG). Exits with 0
+_GRACE_SECONDS is killed. They also end with this process, whatever ends it (_PR_SET_PDEATHSIG). Exits with 0
 after SIGTERM and when the first rank that ended said 0.
 """
 
@@ -16,74 +16,71 @@ import subprocess
 import sys
 import time
 
-HEARD = (signal.SIGTERM, signal.SIGCHLD)
-GRACE_SECONDS = 5.0
-EX_EXEC = 127  # the interpreter could not be executed
-PR_SET_PDEATHSIG = 1
+_HEARD = (signal.SIGTERM, signal.SIGCHLD)
+_GRACE_SECONDS = 5.0
+_EX_EXEC = 127  # the interpreter could not be executed
+_PR_SET_PDEATHSIG = 1
 
-Ranks = dict[int, "subprocess.Popen[bytes]"]
+_Ranks = dict[int, "subprocess.Popen[bytes]"]
 
 
 def main() -> int:
     with open(sys.argv[1], encoding="utf-8") as file:
         config = json.load(file)
-    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # they are waited for, none is lost
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # they are waited for, none is lost
     command = [config["python"], "-P", "-m", "lorad.trainers.ranks.worker", sys.argv[1]]
     try:
         ranks = {rank: start(command, rank, config["ranks"]) for rank in range(config["ranks"])}
     except OSError as error:
-        say(f"cannot start {config['python']}: {error.strerror}")
-        return EX_EXEC
-    codes = first_end(ranks)
+        _say(f"cannot start {config['python']}: {error.strerror}")
+        return _EX_EXEC
+    codes = _first_end(ranks)
     for rank, code in codes.items():
-        say(f"rank {rank} {in_words(code)}")
-    end(ranks)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        _say(f"rank {rank} {how}")
+    _end(ranks)
     return int(any(codes.values()))
 
 
 def start(command: list[str], rank: int, world: int) -> subprocess.Popen[bytes]:
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     environment = os.environ | {name: str(value) for name, value in places.items()}
-    return subprocess.Popen(command, env=environment, preexec_fn=functools.partial(end_with, os.getpid()))
+    return subprocess.Popen(command, env=environment, preexec_fn=functools.partial(_end_with, os.getpid()))
 
 
-def end_with(launcher: int) -> None:
+def _end_with(launcher: int) -> None:
     """Kill this rank when the launcher dies; called before the rank's program begins."""
     call = ctypes.CDLL(None, use_errno=True).prctl
     call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
-    if call(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != launcher:
-        os._exit(EX_EXEC)
+    if call(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != launcher:
+        os._exit(_EX_EXEC)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def first_end(ranks: Ranks) -> dict[int, int]:
+def _first_end(ranks: _Ranks) -> dict[int, int]:
     """Return the exit codes of the ranks that ended first; empty when a signal asked this process to end."""
-    while not (codes := ended(ranks)) and signal.sigwait(HEARD) == signal.SIGCHLD:
+    while not (codes := _ended(ranks)) and signal.sigwait(_HEARD) == signal.SIGCHLD:
         pass
-    return codes or ended(ranks)
+    return codes or _ended(ranks)
 
 
-def ended(ranks: Ranks) -> dict[int, int]:
+def _ended(ranks: _Ranks) -> dict[int, int]:
     return {rank: code for rank, process in ranks.items() if (code := process.poll()) is not None}
 
 
-def end(ranks: Ranks) -> None:
+def _end(ranks: _Ranks) -> None:
     """Returns when none is left."""
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + _GRACE_SECONDS
     for process in ranks.values():
         process.terminate()
-    while len(ended(ranks)) < len(ranks) and (left := deadline - time.monotonic()) > 0:
+    while len(_ended(ranks)) < len(ranks) and (left := deadline - time.monotonic()) > 0:
         signal.sigtimedwait([signal.SIGCHLD], left)
     for process in ranks.values():
         process.kill()
         process.wait()
 
 
-def in_words(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-
-def say(text: str) -> None:
+def _say(text: str) -> None:
     print(f"lorad: {text}", file=sys.stderr, flush=True)
 
 

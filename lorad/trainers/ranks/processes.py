@@ -28,11 +28,11 @@ from lorad.trainers.ranks.config import Places, RanksConfig, refusal_file
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 1800.0  # weights of a large model, from a slow disk
-END_SECONDS = 10.0  # of the launcher, to end all ranks once one has ended
-STOP_SECONDS = 8.0  # the launcher's grace for its ranks, and some
-LOG_LINES = 400
-HINT = "`lorad logs RUN --of trainer` has all that it said. Then resume the run; a new pool starts."
+_START_SECONDS = 1800.0  # weights of a large model, from a slow disk
+_END_SECONDS = 10.0  # of the launcher, to end all ranks once one has ended
+_STOP_SECONDS = 8.0  # the launcher's grace for its ranks, and some
+_LOG_LINES = 400
+_HINT = "`lorad logs RUN --of trainer` has all that it said. Then resume the run; a new pool starts."
 
 T = TypeVar("T")
 
@@ -66,10 +66,10 @@ class Processes:
         self.places.make()
         _write(self.places.config, msgspec.json.encode(self.config))
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(_START_SECONDS):
                 ready = await self._begin()
         except TimeoutError as error:
-            raise self._lost(f"was not ready after {START_SECONDS:.0f} s") from error
+            raise self._lost(f"was not ready after {_START_SECONDS:.0f} s") from error
         log.info("trainer: %d ranks ready after %.1f s", self.config.ranks, time.monotonic() - started)
         return ready
 
@@ -103,7 +103,7 @@ class Processes:
         """End the launcher and all ranks."""
         self._how = self._how or "was shut down"
         self._hang_up()
-        await self._child.stop(STOP_SECONDS)
+        await self._child.stop(_STOP_SECONDS)
         if self._watcher is not None:
             await self._watcher
         if self._peer is not None:
@@ -195,7 +195,7 @@ class Processes:
     async def _loss(self) -> LoradError:
         """End the ranks, which are unusable; returns the error to raise once none is left."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
+            async with asyncio.timeout(_END_SECONDS):
                 await self._child.ended()
         await self._child.stop(grace=1.0)
         refusal = refusal_file(self.places.config)
@@ -209,13 +209,13 @@ class Processes:
         """
         if self._hung:
             return PoolLost(
-                f"the trainer is gone: {self._hung}", hint=f"Its log has the stacks of all ranks. {HINT}"
+                f"the trainer is gone: {self._hung}", hint=f"Its log has the stacks of all ranks. {_HINT}"
             )
-        lines = self._child.tail(LOG_LINES, since=self._fine).splitlines()
+        lines = self._child.tail(_LOG_LINES, since=self._fine).splitlines()
         ranks = [line.removeprefix("lorad: ") for line in lines if line.startswith("lorad: rank ")]
         rest = "\n".join(line for line in lines if not line.startswith("lorad: rank "))
         said = f"{', '.join(ranks) or f'it {how}'}" + (f"; {cause(rest)}" if rest else "")
-        return PoolLost(f"the trainer is gone: {said}", hint=HINT)
+        return PoolLost(f"the trainer is gone: {said}", hint=_HINT)
 
 
 @contextlib.contextmanager

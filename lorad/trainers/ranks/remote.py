@@ -30,7 +30,7 @@ from lorad.trainers.ranks.config import Places, RanksConfig
 from lorad.trainers.ranks.processes import Processes
 from lorad.trainers.sharded.body import BodySettings
 
-BODIES = {
+_BODIES = {
     "fsdp": "lorad.trainers.fsdp.body:open_body",
     "megatron": "lorad.trainers.megatron.body:open_body",
 }
@@ -165,9 +165,9 @@ def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> Ranks
             key="trainer",
             hint="Each rank needs a device of its own: change resources.devices, or trainer.dp.",
         )
-    if (body := settings.body or BODIES.get(settings.backend)) is None:
+    if (body := settings.body or _BODIES.get(settings.backend)) is None:
         raise SpecError(
-            f"no trainer {settings.backend!r}", key="trainer.backend", hint=f"there is {', '.join(BODIES)}"
+            f"no trainer {settings.backend!r}", key="trainer.backend", hint=f"there is {', '.join(_BODIES)}"
         )
     topology = {name: getattr(setup, name) for name in ("tp", "pp", "cp", "ep")}
     return RanksConfig(

@@ -32,7 +32,7 @@ with quick_imports():
     from lorad.trainers.sharded.trainer import RankTrainer
     from lorad.trainers.sharded.workers import Calls, join
 
-SOFTWARE = ("torch", "transformers", "peft", "megatron-core", "megatron-bridge", "transformer-engine")
+_SOFTWARE = ("torch", "transformers", "peft", "megatron-core", "megatron-bridge", "transformer-engine")
 
 
 def main(path: Path, rank: int) -> None:
@@ -40,16 +40,19 @@ def main(path: Path, rank: int) -> None:
     HEART.start(beat_file(path, rank))
     config = msgspec.json.decode(path.read_bytes(), type=RanksConfig)
     try:
-        trainer, calls = opened(config, rank)
+        trainer, calls = _opened(config, rank)
     except LoradError as error:
-        refuse(path, rank, error)
+        # the pool cannot hear from this rank in any other way yet
+        draft = path.with_name(f"refusal-{rank}.json")
+        draft.write_bytes(msgspec.json.encode(to_wire(error)))
+        draft.rename(refusal_file(path))
         raise
-    with Pool(config.socket if rank == 0 else None) as pool:
-        pool.tell(Ready(trainer.capabilities(), trainer.modules(), software()))
-        serve(trainer, calls, pool, rank)
+    with _Pool(config.socket if rank == 0 else None) as pool:
+        pool.tell(Ready(trainer.capabilities(), trainer.modules(), _software()))
+        _serve(trainer, calls, pool, rank)
 
 
-def opened(config: RanksConfig, rank: int) -> tuple[RankTrainer, Calls]:
+def _opened(config: RanksConfig, rank: int) -> tuple[RankTrainer, Calls]:
     """Open this rank's trainer; returns when every rank has one.
 
     Raises SpecError, AdapterRefused, … for settings that the backend does not take.
@@ -58,7 +61,7 @@ def opened(config: RanksConfig, rank: int) -> tuple[RankTrainer, Calls]:
     torch.set_num_threads(config.threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    open_body = opener(config.body)
+    open_body = _opener(config.body)
     calls = join(rank, config.ranks, Path(config.meeting), device)
     body = open_body(msgspec.structs.replace(config.settings, device=str(device)))
     trainer = RankTrainer(body, calls, config.name)
@@ -66,7 +69,7 @@ def opened(config: RanksConfig, rank: int) -> tuple[RankTrainer, Calls]:
     return trainer, calls
 
 
-def opener(place: str) -> Callable[[BodySettings], Body]:
+def _opener(place: str) -> Callable[[BodySettings], Body]:
     module, _, name = place.partition(":")
     try:
         found: Callable[[BodySettings], Body] = getattr(importlib.import_module(module), name)
@@ -79,16 +82,9 @@ def opener(place: str) -> Callable[[BodySettings], Body]:
     return found
 
 
-def refuse(path: Path, rank: int, error: LoradError) -> None:
-    """Write the error to a file for the pool, which cannot hear from this rank in any other way yet."""
-    draft = path.with_name(f"refusal-{rank}.json")
-    draft.write_bytes(msgspec.json.encode(to_wire(error)))
-    draft.rename(refusal_file(path))
-
-
-def serve(trainer: RankTrainer, calls: Calls, pool: Pool, rank: int) -> None:
+def _serve(trainer: RankTrainer, calls: Calls, pool: _Pool, rank: int) -> None:
     """Answer calls until the pool closes the connection."""
-    while not isinstance(call := request(calls.spread(pool.hear())).call, End):
+    while not isinstance(call := _request(calls.spread(pool.hear())).call, End):
         answer: Answer[object]
         HEART.work(type(call).__name__)
         try:
@@ -108,13 +104,13 @@ def serve(trainer: RankTrainer, calls: Calls, pool: Pool, rank: int) -> None:
         HEART.work("")
 
 
-def request(payload: bytes) -> Request:
+def _request(payload: bytes) -> Request:
     prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
     # torch wants writable arrays
     return frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)
 
 
-class Pool:
+class _Pool:
     """The connection to the pool, of rank 0; of the others (path: None) nothing."""
 
     def __init__(self, path: str | None) -> None:
@@ -138,7 +134,7 @@ class Pool:
             for part in frames.encode(message):
                 self._socket.sendall(part)
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> _Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,10 +153,10 @@ class Pool:
         return data
 
 
-def software() -> dict[str, str]:
+def _software() -> dict[str, str]:
     """Versions of what is installed of SOFTWARE."""
     found = {}
-    for name in SOFTWARE:
+    for name in _SOFTWARE:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -21,7 +21,7 @@ from lorad.trainers.checkpoint import Saved, later_seed
 from lorad.trainers.sharded.workers import DataParallel
 from lorad.trainers.slot_math import adamw, l2_norm
 
-VECTORS = ("weights", "grads", "exp_avg", "exp_avg_sq")
+_VECTORS = ("weights", "grads", "exp_avg", "exp_avg_sq")
 HOST = torch.device("cpu")
 
 
@@ -48,7 +48,7 @@ class Slot:
         """All vectors, to a device or to (pinned) host memory. Views of them are of no use any more."""
         if device == self.device:
             return
-        for name in VECTORS:
+        for name in _VECTORS:
             there = getattr(self, name)
             if there.is_meta:
                 continue

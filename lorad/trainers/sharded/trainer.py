@@ -45,7 +45,7 @@ from lorad.trainers.sharded.workers import Calls, DataParallel
 from lorad.trainers.slot_math import initial_a
 
 T = TypeVar("T")
-TOKENS_PER_MICROBATCH = 16384
+_TOKENS_PER_MICROBATCH = 16384
 """For log-probabilities of the base, which belong to no slot."""
 
 
@@ -91,7 +91,7 @@ class Losses:
         )
 
 
-def over_ranks(mine: LossStats, dp: DataParallel, device: torch.device) -> LossStats:
+def _over_ranks(mine: LossStats, dp: DataParallel, device: torch.device) -> LossStats:
     """Return the statistics of all data-parallel ranks. Collective."""
     if dp.size == 1:
         return mine
@@ -183,7 +183,7 @@ class RankTrainer:
             self._body.backward(row, losses.of(row), recompute=held.spec.activation_checkpointing)
             held.collect(mounted.parameters)
         held.draws += 1
-        return over_ranks(losses.stats, self._body.dp, self._body.device)
+        return _over_ranks(losses.stats, self._body.dp, self._body.device)
 
     def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
         held = self._trained(slot)
@@ -207,7 +207,7 @@ class RankTrainer:
     def _logprobs(self, held: Slot | None, batch: Batch, temperature: float) -> np.ndarray:
         found = torch.zeros(batch.completions.size, dtype=torch.float32, device=self._body.device)
         with torch.no_grad():
-            for row in self._rows(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH):
+            for row in self._rows(batch, held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH):
                 made = self._body.logits(row, adapter=held is not None, train=False, recompute=False)
                 places = torch.from_numpy(row.places).to(found.device)
                 found[places] = token_logprobs(made, row.targets, temperature)[0]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-IDLE = datetime.timedelta(days=3650)
+_IDLE = datetime.timedelta(days=3650)
 """For calls alone: gloo would end a trainer that nobody calls for half an hour."""
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -32,7 +32,7 @@ def join(rank: int, world: int, meeting: Path, device: torch.device) -> Calls:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world)
-    return Calls(dist.new_group(backend="gloo", timeout=IDLE))
+    return Calls(dist.new_group(backend="gloo", timeout=_IDLE))
 
 
 @dataclass(frozen=True)
