@@ -4,7 +4,7 @@ early.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,7 +16,6 @@ from lorad.cli.output import note, print_json
 from lorad.cli.overrides import from_here
 from lorad.cli.sweeps import follow, show, summary
 from lorad.client.client import Client
-from lorad.client.shapes import Sweep
 from lorad.errors import SpecError
 
 
@@ -75,7 +74,7 @@ def sweep(
             "a sweep begins with a spec", hint="`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
         )
     text, source, cwd = read_spec(spec)
-    wish = wished(halving, eta, rungs, metric)
+    wish = _wished(halving, eta, rungs, metric)
     client = connected()
     started = client.sweep(
         text, source=source, cwd=str(cwd), overrides=from_here(overrides or []), name=name, halving=wish
@@ -85,10 +84,17 @@ def sweep(
     if detach or (as_json and not wait):
         print_json(started) if as_json else note(summary(started))
         return
-    conclude(follow(client, started.sweep, quiet=as_json), as_json=as_json)
+    over = follow(client, started.sweep, quiet=as_json)
+    if over is None:  # the user detached
+        return
+    show([over], one=True, as_json=as_json)
+    if all(run.reason != "completed" for run in over.runs):
+        raise typer.Exit(1)
 
 
-def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> dict[str, Any] | None:
+def _wished(
+    halving: bool, eta: float | None, rungs: str | None, metric: str | None
+) -> dict[str, float | list[int] | str | None] | None:
     """Read the options of halving. Raises SpecError."""
     if not halving and eta is None and rungs is None and metric is None:
         return None
@@ -97,12 +103,3 @@ def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | No
     except ValueError:
         raise SpecError(f"--rungs {rungs}: not numbers of steps", hint="For example --rungs 10,20.") from None
     return {"eta": eta, "rungs": steps, "metric": metric}
-
-
-def conclude(sweep: Sweep | None, *, as_json: bool) -> None:
-    """Exit 1 unless some run completed; `sweep` is None when the user detached."""
-    if sweep is None:
-        return
-    show([sweep], one=True, as_json=as_json)
-    if all(run.reason != "completed" for run in sweep.runs):
-        raise typer.Exit(1)
