@@ -99,21 +99,24 @@ bench: $(VENV)/.ready-bench
 QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
 	MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
 
+bench-scaling: MODULE := rollout.scaling
+bench-arrivals: MODULE := rollout.arrivals
+bench-curves: MODULE := training.curves
 bench-scaling bench-curves bench-arrivals: $(VENV)/.ready-bench
-	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(@:bench-%=%) $(ARGS)
+	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 ## Runs decide about threads themselves, as they do for users.
-bench-many: MODULE := many
-bench-load: MODULE := load
-bench-gateway: MODULE := gateway_swaps
+bench-many: MODULE := load.many
+bench-load: MODULE := load.load
+bench-gateway: MODULE := serving.gateway_swaps
 bench-many bench-load bench-gateway: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 bench-attestation: $(VENV)/.ready-dev
-	@$(QUIET) $(BIN)/python -m tests.benchmarks.attestation $(ARGS)
+	@$(QUIET) $(BIN)/python -m tests.benchmarks.serving.attestation $(ARGS)
 
-bench-publish: MODULE := publish_row
-bench-swaps: MODULE := swaps
+bench-publish: MODULE := serving.publish_row
+bench-swaps: MODULE := serving.swaps
 bench-swaps bench-publish: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
 	env $(QUIET) "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
@@ -128,7 +131,7 @@ powercut enospc: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)
 
 bench-history bench-tui: $(VENV)/.ready-dev
-	@$(BIN)/python -m tests.benchmarks.$(@:bench-%=%) $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.load.$(@:bench-%=%) $(ARGS)
 
 authz: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.authz $(ARGS)

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from sqlite_utils import Migrations
 
-from lorad.migrations import (
-    m0001_first_schema,
-    m0002_sweeps_and_serving,
-    m0003_shared_box,
-    m0004_dashboard,
-    m0005_restarts,
-)
+from lorad.migrations import m0001_first_schema
 
-MIGRATIONS = Migrations("lorad")
-for _module in (
-    m0001_first_schema,
-    m0002_sweeps_and_serving,
-    m0003_shared_box,
-    m0004_dashboard,
-    m0005_restarts,
-):
+MIGRATIONS = Migrations("lorad.store")  # databases of before the first release have those of a set "lorad"
+for _module in (m0001_first_schema,):
     MIGRATIONS(name=_module.__name__.rpartition(".")[2])(_module.apply)

@@ -1,7 +1,21 @@
-"""Runs and what their journals say, pools with their leases, aliases, and the events of all of them.
+"""Runs and what their journals say, pools with their leases, aliases, sweeps, and the events of all of them.
 
 Times are Unix seconds. `lineage` is 1 while a fact counts and 0 after a rewind. `seq` is that of the journal
-record.
+record. `owner_uid` is the user id of whoever made the row.
+
+Attributes:
+    runs.sweep: The sweep that started the run.
+    runs.origin: `run@version` that the run was forked from, or the directory that it was imported from.
+    runs.serving: 1 keeps a pool of the run's base up, though no run works there.
+    runs.preempted: The run of higher priority that this one makes room for.
+    runs.restart_at: When a run that the daemon queued again may be placed; NULL while it waits for no
+        automatic restart.
+    runs.signals: JSON of what a dashboard shows of a run without reading its steps, see `Signals` in
+        `lorad/client/shapes.py`; what is not known is left out.
+    runs.recent: JSON of the mean rewards of the last steps, newest last.
+    attempts.detail: Why the attempt ended, as text.
+    journal_offsets.told_seq, told_crc: While a journal is read again, the last record that was read before;
+        0 otherwise.
 """
 
 from __future__ import annotations
@@ -36,6 +50,13 @@ CREATE TABLE runs (
   started_at REAL,
   ended_at REAL,
   first_event INTEGER NOT NULL DEFAULT 0,
+  sweep TEXT,
+  origin TEXT,
+  serving INTEGER NOT NULL DEFAULT 0,
+  preempted TEXT,
+  restart_at REAL,
+  signals TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(signals)),
+  recent TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(recent)),
   CHECK ((state = 'ended') = (reason IS NOT NULL))
 ) STRICT
 """
@@ -50,6 +71,7 @@ CREATE TABLE attempts (
   exit_code INTEGER,
   signal INTEGER,
   reason TEXT,
+  detail TEXT NOT NULL DEFAULT '',
   PRIMARY KEY (run, attempt)
 ) STRICT, WITHOUT ROWID
 """
@@ -130,7 +152,9 @@ CREATE TABLE journal_offsets (
   start INTEGER NOT NULL,
   "offset" INTEGER NOT NULL,
   seq INTEGER NOT NULL,
-  crc INTEGER NOT NULL
+  crc INTEGER NOT NULL,
+  told_seq INTEGER NOT NULL DEFAULT 0,
+  told_crc INTEGER NOT NULL DEFAULT 0
 ) STRICT
 """
 
@@ -140,6 +164,7 @@ CREATE TABLE aliases (
   run TEXT NOT NULL,
   version INTEGER NOT NULL,
   updated_at REAL NOT NULL,
+  owner_uid INTEGER NOT NULL,
   FOREIGN KEY (run, version) REFERENCES versions (run, version) ON DELETE RESTRICT
 ) STRICT
 """
@@ -152,6 +177,18 @@ CREATE TABLE alias_moves (
   version INTEGER NOT NULL,
   at REAL NOT NULL,
   "by" TEXT NOT NULL
+) STRICT
+"""
+
+SWEEPS = """
+CREATE TABLE sweeps (
+  sweep TEXT PRIMARY KEY,
+  owner TEXT NOT NULL,
+  owner_uid INTEGER NOT NULL,
+  created_at REAL NOT NULL,
+  grid TEXT NOT NULL CHECK (json_valid(grid)),
+  halving TEXT CHECK (halving IS NULL OR json_valid(halving)),
+  rungs TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(rungs))
 ) STRICT
 """
 
@@ -193,10 +230,16 @@ CREATE TABLE events (
 
 INDEXES = (
     "CREATE INDEX runs_by_age ON runs (created_at)",
+    "CREATE INDEX runs_by_end ON runs (ended_at)",
     "CREATE INDEX runs_by_state ON runs (state, priority)",
+    "CREATE INDEX runs_by_owner ON runs (owner_uid, state)",
+    "CREATE INDEX runs_by_sweep ON runs (sweep) WHERE sweep IS NOT NULL",
+    "CREATE INDEX runs_that_serve ON runs (name) WHERE serving = 1",
     "CREATE INDEX steps_that_count ON steps (run, step) WHERE lineage = 1",
     "CREATE INDEX evals_that_count ON evals (run, step) WHERE lineage = 1",
+    "CREATE INDEX versions_that_are_pinned ON versions (run, version) WHERE pinned = 1",
     "CREATE INDEX aliases_by_version ON aliases (run, version)",
+    "CREATE INDEX alias_moves_by_alias ON alias_moves (alias, id)",
     "CREATE INDEX leases_by_pool ON leases (pool)",
     "CREATE INDEX events_by_run ON events (run, id)",
     "CREATE INDEX warnings_by_run ON events (run, id) WHERE kind = 'warning'",
@@ -211,7 +254,7 @@ TRIGGERS = (
 
 TABLES = (
     *(RUNS, ATTEMPTS, STEPS, EVALS, VERSIONS, CHECKPOINTS, JOURNAL_OFFSETS),
-    *(ALIASES, ALIAS_MOVES, POOLS, LEASES, EVENTS),
+    *(ALIASES, ALIAS_MOVES, SWEEPS, POOLS, LEASES, EVENTS),
 )
 
 

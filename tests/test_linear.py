@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lorad.bounds import OVERRIDE_CHARACTERS, SPEC_BYTES
-from lorad.children.cause import cause
+from lorad.children.process import cause
 from lorad.daemon.api.verbs.logs import shown
 from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.runs.grid import axes_of, split

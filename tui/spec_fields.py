@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Struct
 from msgspec import inspect as kinds
 
-from lorad.spec.model import COUNT_LIMIT, Spec
+from lorad.spec.model import Spec
+from lorad.spec.numbers import COUNT_LIMIT
 from lorad.spec.yaml import compose, plain
 from lorad.tui.spec_lines import DEFAULTS, quoted, value_text
 

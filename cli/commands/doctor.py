@@ -18,7 +18,7 @@ import typer
 from lorad.box.config import load
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
 from lorad.box.tokens import tokens_trouble
-from lorad.children.findings import Finding
+from lorad.children.interpreter import Finding
 from lorad.cli.doctor.database import database_checks, repair
 from lorad.cli.doctor.engines import engine_checks, trainer_checks
 from lorad.cli.doctor.logout import logout_check, own_name

@@ -13,6 +13,7 @@ from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, print_table, printable, tell_address
 from lorad.client.client import Client
+from lorad.client.requests import AdapterRequest, Sampling
 from lorad.client.shapes import StoppedServing
 from lorad.errors import NotFound, SpecError
 
@@ -89,14 +90,14 @@ def _stopped_serving(client: Client, model: str) -> StoppedServing:
         return client.stop_serving(str(path.resolve()))
 
 
-def _split(adapter: str) -> dict[str, str]:
+def _split(adapter: str) -> AdapterRequest:
     """Raises SpecError."""
     name, equals, directory = adapter.partition("=")
     if not name or not equals or not directory:
         raise SpecError(
             f"--adapter {adapter}: not of the form NAME=DIR", hint="For example --adapter bot=./bot-lora."
         )
-    return {"name": name, "directory": directory}
+    return AdapterRequest(name, directory)
 
 
 def generate(
@@ -119,14 +120,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Complete a prompt with a version; its pool is started if it is not warm."""
-    sampling = {
-        "n": n,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-    }
+    sampling = Sampling(n, temperature, top_p, top_k, max_new_tokens, seed)
     answer = connected().generate(version, prompt, sampling)
     if as_json:
         print_json(answer)

@@ -16,6 +16,7 @@ from lorad.cli.output import note, print_json
 from lorad.cli.overrides import from_here
 from lorad.cli.sweeps import follow, show, summary
 from lorad.client.client import Client
+from lorad.client.requests import HalvingRequest
 from lorad.errors import SpecError
 
 
@@ -92,9 +93,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _wished(
-    halving: bool, eta: float | None, rungs: str | None, metric: str | None
-) -> dict[str, float | list[int] | str | None] | None:
+def _wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> HalvingRequest | None:
     """Read the options of halving. Raises SpecError."""
     if not halving and eta is None and rungs is None and metric is None:
         return None
@@ -102,4 +101,4 @@ def _wished(
         steps = None if rungs is None else [int(rung) for rung in rungs.split(",")]
     except ValueError:
         raise SpecError(f"--rungs {rungs}: not numbers of steps", hint="For example --rungs 10,20.") from None
-    return {"eta": eta, "rungs": steps, "metric": metric}
+    return HalvingRequest(eta, steps, metric)

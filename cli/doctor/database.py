@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from lorad.box.paths import Home
-from lorad.children.findings import Finding
+from lorad.children.interpreter import Finding
 from lorad.cli.output import size
 from lorad.client.box_shapes import Census, Repaired
 from lorad.client.client import Client

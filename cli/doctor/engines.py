@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from lorad.box.paths import Home
-from lorad.children.findings import Finding
+from lorad.children.interpreter import Finding
 from lorad.cli.output import note
 
 _STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that it started

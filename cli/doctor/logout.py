@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from lorad.children.findings import Finding
+from lorad.children.interpreter import Finding
 
 _PLACES = ("etc", "run", "usr/local/lib", "usr/lib")  # the first goes before the others
 _YES = ("1", "yes", "y", "true", "t", "on")

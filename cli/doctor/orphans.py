@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lorad.box.paths import Home
-from lorad.children.findings import Finding
+from lorad.children.interpreter import Finding
 from lorad.cli.doctor.database import without_daemon
 from lorad.client.box_shapes import Orphan
 from lorad.client.client import Client

@@ -15,7 +15,7 @@ from lorad.box.config import Config, load
 from lorad.box.machine import Machine, read_machine
 from lorad.box.paths import Home
 from lorad.box.runtime import Overrides, Why, choose_runtime
-from lorad.children.findings import Finding
+from lorad.children.interpreter import Finding
 from lorad.cli.output import size
 from lorad.client import box_shapes as shapes
 from lorad.client.box_shapes import Pool, Runtime
@@ -81,7 +81,7 @@ def _cpus(machine: Machine) -> str:
 def _in_words(runtime: Runtime | None) -> str:
     """Describe what a pool was started with."""
     if runtime is None:
-        return "started by an earlier lorad, which wrote nothing down"
+        return "not known"
     why = _words(runtime.reasons["threads"])
     return f"{_threads(runtime.threads)} ({why}), {runtime.wait_policy} waiting, {_sizes(runtime.malloc)}"
 

@@ -13,16 +13,16 @@ import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import leaf
-from lorad.backends.engine_registry import engine_class
+from lorad.backends.registry import engine_class
 from lorad.box.config import Backend
-from lorad.children.findings import Finding
+from lorad.children.interpreter import Finding
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.settings import settings_of
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.protocol.batch import Batch, Prompt, Sampling
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import ServerSetup
 
 TINY = resolve("builtin:tiny")
 SHAPES = linear_shapes(read_config(TINY))

@@ -23,7 +23,7 @@ from lorad.backends.trainer_install import (
 )
 from lorad.box.config import Backend, load
 from lorad.box.paths import Home, default_home
-from lorad.children.findings import Finding, Wanted, installation
+from lorad.children.interpreter import Finding, Wanted, installation
 from lorad.errors import LoradError
 
 WANTED = {

@@ -1,12 +1,15 @@
-"""What another Python has installed, found out without importing any of it."""
+"""What another Python has installed and whether it works, found out by asking it."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
 
 ASK_SECONDS = 20.0
 ASK = """
@@ -18,6 +21,29 @@ for name in sys.argv[1:]:
     except importlib.metadata.PackageNotFoundError:
         pass
 print(json.dumps(found))
+"""
+LOOK_SECONDS = 60.0
+LOOK = """
+import importlib.metadata, json, platform, sys
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+def fault(module):
+    try:
+        exec(f"import {module}")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+import torch
+gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+packages, modules = json.loads(sys.argv[1])
+print("\\n" + json.dumps({
+    "python": platform.python_version(), "torch": torch.__version__, "torch_cuda": torch.version.cuda,
+    "cuda_available": torch.cuda.is_available(), "gpus": gpus,
+    "packages": {name: version(name) for name in packages},
+    "kernels": {module: fault(module) for module in modules},
+}))
 """
 
 
@@ -52,3 +78,83 @@ def _answer(printed: str) -> dict[str, str]:
         said = f"printed {printed.strip()[:60]!r}" if printed.strip() else "printed nothing"
         raise NoInterpreter(f"it is no Python: asked what is installed, it {said}")
     return found
+
+
+class Finding(Struct, frozen=True):
+    """hint: what to do, when it is not ok."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str = ""
+    facts: dict[str, Any] = {}
+
+
+class Wanted(Struct, frozen=True):
+    """What an environment must have.
+
+    packages: distributions whose versions are reported.
+    modules: those that must import, on GPUs also `for_gpus`.
+    """
+
+    packages: Sequence[str]
+    modules: Sequence[str]
+    for_gpus: Sequence[str] = ()
+
+
+def installation(python: Path, env: Mapping[str, str], wanted: Wanted, hint: str) -> Iterator[Finding]:
+    """Torch, GPUs and modules, as the environment's own Python finds them. hint: how it is installed."""
+    seen = look(python, env, wanted)
+    if isinstance(seen, str):
+        whole = f"Is the installation whole?\n{hint}"
+        yield Finding("torch", False, f"{python} could not be asked: {seen}", whole)
+        return
+    yield torch_and_gpus(seen)
+    for module, fault in seen["kernels"].items():
+        needed = bool(seen["gpus"]) or module not in wanted.for_gpus
+        detail = "imports" if not fault else fault if needed else "not there; only GPUs need it"
+        yield Finding(module, not (fault and needed), detail, hint)
+
+
+def torch_and_gpus(seen: dict[str, Any]) -> Finding:
+    build = f"CUDA {seen['torch_cuda']}" if seen["torch_cuda"] else "a CPU build"
+    gpus = ", ".join(seen["gpus"]) or "no GPU"
+    driver = Path("/proc/driver/nvidia/version").exists()
+    blind = driver and not seen["cuda_available"]
+    hint = (
+        "NVIDIA's driver is there: install a torch for CUDA in that environment, of a version that the "
+        "driver takes."
+    )
+    return Finding(
+        "torch", not blind, f"{seen['torch']} ({build}), Python {seen['python']}, {gpus}", hint, seen
+    )
+
+
+def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any] | str:
+    """Run LOOK in the environment; returns what it prints, or why it does not."""
+    command = [
+        str(python),
+        "-c",
+        LOOK,
+        json.dumps([list(wanted.packages), [*wanted.modules, *wanted.for_gpus]]),
+    ]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_SECONDS,
+            check=True,
+            cwd="/",
+            env={**os.environ, **env},
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        return found if isinstance(found, dict) else "it gave no answer"
+    except subprocess.TimeoutExpired:
+        return f"it said nothing for {LOOK_SECONDS:.0f} s"
+    except subprocess.CalledProcessError as error:
+        return str((error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1])
+    except (ValueError, IndexError):
+        return "it gave no answer"
+    except OSError as error:
+        return str(error)

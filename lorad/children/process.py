@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -24,6 +25,8 @@ from lorad.files import write_whole
 KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
 TAIL_BYTES = 65536
 STARTED = 19  # of guard.read_stat: clock ticks after boot
+FAULT = re.compile(r"^(?>.*?(?:Error|Exception)\b).*:|[Oo]ut of memory|error: ", re.MULTILINE)
+NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -276,3 +279,13 @@ def start_time(pid: int) -> int | None:
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def cause(log_text: str) -> str:
+    """Return what went wrong first in the end of a log:
+    the traces of other processes that follow say less.
+    """
+    lines = [line for line in log_text.splitlines() if not NOISE.search(line)]
+    first = next((number for number, line in enumerate(lines) if FAULT.search(line)), None)
+    shown = lines[-3:] if first is None else lines[first : first + 3]
+    return "its log: " + "\n".join(shown)

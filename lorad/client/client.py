@@ -1,4 +1,5 @@
-"""The daemon's API, one method per request; the answers are the Structs of `shapes.py` and `box_shapes.py`.
+"""The daemon's API, one method per request. The bodies of requests are the Structs of `requests.py`,
+the answers those of `shapes.py` and `box_shapes.py`.
 
 Every method raises DaemonUnreachable when no daemon answers, and otherwise the error that the daemon sent
 (see `lorad.errors`). An answer that does not fit its Struct, as one of another version's daemon, is a
@@ -8,7 +9,7 @@ LoradError.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -24,6 +25,22 @@ from lorad.client.box_shapes import (
     Shutdown,
     Status,
     Verification,
+)
+from lorad.client.requests import (
+    AdapterRequest,
+    CollectRequest,
+    ExportRequest,
+    ForkRequest,
+    GenerateRequest,
+    HalvingRequest,
+    ModelRequest,
+    ResumeRequest,
+    RunRequest,
+    Sampling,
+    ServeRequest,
+    ShutdownRequest,
+    SwapRequest,
+    SweepRequest,
 )
 from lorad.client.shapes import (
     Checkpoint,
@@ -80,7 +97,7 @@ class Client:
         """Ask the daemon to exit; runs continue, and so do gateway and pools unless they are to end as well.
 
         A pool with a run at work does not end."""
-        return _as(Shutdown, self._http.post("/v1/shutdown", {"gateway": gateway, "pools": pools}))
+        return _as(Shutdown, self._http.post("/v1/shutdown", ShutdownRequest(gateway, pools)))
 
     def database(self) -> Census:
         """Check the whole database, and its rows against the disk."""
@@ -115,8 +132,8 @@ class Client:
     # -- runs ------------------------------------------------------------------------------------------------
     def run(self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], name: str | None) -> Run:
         """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths."""
-        body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name}
-        return _as(Run, self._http.post("/v1/runs", body))
+        request = RunRequest(spec, source, cwd, [*overrides], name)
+        return _as(Run, self._http.post("/v1/runs", request))
 
     def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[Run]:
         """List runs, newest first; without `all`, the active ones and those of the last day.
@@ -143,21 +160,17 @@ class Client:
         overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the
             like.
         """
-        return _as(
-            Resumed,
-            self._http.post(
-                f"{_path(run)}/resume", {"step": step, "steps": steps, "overrides": [*overrides]}
-            ),
-        )
+        request = ResumeRequest(step, steps, [*overrides])
+        return _as(Resumed, self._http.post(f"{_path(run)}/resume", request))
 
     def pause(self, run: str) -> Run:
-        return _as(Run, self._http.post(f"{_path(run)}/pause", {}))
+        return _as(Run, self._http.post(f"{_path(run)}/pause"))
 
     def stop(self, run: str) -> Run:
-        return _as(Run, self._http.post(f"{_path(run)}/stop", {}))
+        return _as(Run, self._http.post(f"{_path(run)}/stop"))
 
     def kill(self, run: str) -> Run:
-        return _as(Run, self._http.post(f"{_path(run)}/kill", {}))
+        return _as(Run, self._http.post(f"{_path(run)}/kill"))
 
     def remove(self, run: str) -> Removed:
         """Delete an ended or paused run with its directory."""
@@ -205,17 +218,15 @@ class Client:
 
     def export(self, version: str, directory: str) -> Exported:
         """Copy a version, verified, as a PEFT directory. `version`: run@number."""
-        return _as(
-            Exported,
-            self._http.post(f"/v1/versions/{quote(version, safe='')}/export", {"directory": directory}),
-        )
+        path = f"/v1/versions/{quote(version, safe='')}/export"
+        return _as(Exported, self._http.post(path, ExportRequest(directory)))
 
     def pin(self, version: str) -> Version:
         """Keep a version loaded and its files safe. The next request for it starts its pool."""
-        return _as(Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/pin", {}))
+        return _as(Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/pin"))
 
     def unpin(self, version: str) -> Version:
-        return _as(Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/unpin", {}))
+        return _as(Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/unpin"))
 
     def aliases(self) -> builtins.list[ServedAlias]:
         return _as(builtins.list[ServedAlias], self._http.list_of("/v1/aliases"))
@@ -229,44 +240,36 @@ class Client:
 
         The version is loaded and attested first; a refused one changes nothing. It returns when the gateway
         answers."""
-        return _as(
-            Swapped,
-            self._http.post(
-                f"/v1/aliases/{quote(alias, safe='')}", {"version": version, "rollback": rollback}
-            ),
-        )
+        request = SwapRequest(version, rollback)
+        return _as(Swapped, self._http.post(f"/v1/aliases/{quote(alias, safe='')}", request))
 
     def remove_alias(self, alias: str) -> RemovedAlias:
         return _as(RemovedAlias, self._http.delete(f"/v1/aliases/{quote(alias, safe='')}"))
 
     def verify(self, run: str) -> Verification:
         """Hash what a run wrote again, audit it, and attest again what is loaded of it."""
-        return _as(Verification, self._http.post(f"{_path(run)}/verify", {}))
+        return _as(Verification, self._http.post(f"{_path(run)}/verify"))
 
     def gc(self, *, dry_run: bool = False) -> Collected:
         """Delete files that nothing can ask for."""
-        return _as(Collected, self._http.post("/v1/gc", {"dry_run": dry_run}))
+        return _as(Collected, self._http.post("/v1/gc", CollectRequest(dry_run)))
 
     def serve(
-        self, model: str, adapters: Sequence[Mapping[str, str]], *, cwd: str, overrides: Sequence[str]
+        self, model: str, adapters: Sequence[AdapterRequest], *, cwd: str, overrides: Sequence[str]
     ) -> Served:
         """Keep a base warm and serve PEFT directories under aliases.
 
-        adapters: {name, directory}; overrides: `key=value` of a spec: rollout, pool, resources."""
-        return _as(
-            Served,
-            self._http.post(
-                "/v1/serve", {"model": model, "adapters": adapters, "cwd": cwd, "overrides": overrides}
-            ),
-        )
+        overrides: `key=value` of a spec: rollout, pool, resources."""
+        request = ServeRequest(model, cwd, [*adapters], [*overrides])
+        return _as(Served, self._http.post("/v1/serve", request))
 
     def stop_serving(self, model: str) -> StoppedServing:
         """Let the pool of a base end when it is idle. Aliases stay."""
-        return _as(StoppedServing, self._http.post("/v1/serve/stop", {"model": model}))
+        return _as(StoppedServing, self._http.post("/v1/serve/stop", ModelRequest(model)))
 
     def serving(self, model: str) -> Serving:
         """Start the pool of `model`, an alias or run@version, and load it. Returns what the gateway needs."""
-        return _as(Serving, self._http.post("/v1/serving", {"model": model}))
+        return _as(Serving, self._http.post("/v1/serving", ModelRequest(model)))
 
     def sweep(
         self,
@@ -276,19 +279,11 @@ class Client:
         cwd: str,
         overrides: Sequence[str],
         name: str | None,
-        halving: Mapping[str, Any] | None,
+        halving: HalvingRequest | None,
     ) -> StartedSweep:
-        """A run for each point of the grid that overrides with several values span. halving:
-        {eta, rungs, metric}, with null for what is to be chosen."""
-        body = {
-            "spec": spec,
-            "source": source,
-            "cwd": cwd,
-            "overrides": overrides,
-            "name": name,
-            "halving": halving,
-        }
-        return _as(StartedSweep, self._http.post("/v1/sweeps", body))
+        """Queue a run for each point of the grid that overrides with several values span."""
+        request = SweepRequest(spec, source, cwd, [*overrides], name, halving)
+        return _as(StartedSweep, self._http.post("/v1/sweeps", request))
 
     def sweeps(self, name: str | None = None) -> builtins.list[Sweep]:
         """List the sweeps, newest first, or the one of that name."""
@@ -301,16 +296,13 @@ class Client:
         self, version: str, *, overrides: Sequence[str], name: str | None, steps: int | None, fresh: bool
     ) -> Forked:
         """Make a new run that begins with a version and its optimizer's state (fresh: without it)."""
-        body = {"overrides": overrides, "name": name, "steps": steps, "fresh": fresh}
-        return _as(Forked, self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", body))
+        request = ForkRequest([*overrides], name, steps, fresh)
+        return _as(Forked, self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", request))
 
-    def generate(self, version: str, prompt: str, sampling: Mapping[str, Any]) -> Generated:
-        """Complete a prompt. sampling: {n, temperature, top_p, top_k, max_new_tokens,
-        seed, stop}. `version`: an alias, run@number, or a run's name for its current version."""
-        return _as(
-            Generated,
-            self._http.post("/v1/generate", {"version": version, "prompt": prompt, "sampling": sampling}),
-        )
+    def generate(self, version: str, prompt: str, sampling: Sampling) -> Generated:
+        """Complete a prompt. `version`: an alias, run@number, or a run's name for its current version."""
+        request = GenerateRequest(version, prompt, sampling)
+        return _as(Generated, self._http.post("/v1/generate", request))
 
 
 def _as(kind: type[T], answer: Any) -> T:

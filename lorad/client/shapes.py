@@ -240,7 +240,7 @@ class Alias(Struct, frozen=True):
     run: str
     version: int
     updated_at: float = 0.0
-    owner_uid: int = -1  # who made it, -1 where nobody knows
+    owner_uid: int = -1  # who made it
     sha256: str = ""
     attested: str = ""
     by: str | None = None  # who moved it last

@@ -18,10 +18,13 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+import msgspec
+from msgspec import Struct
+
 from lorad import __version__
 from lorad.errors import DaemonUnreachable, from_wire
 
-Json = dict[str, Any]
+Json = dict[str, Any]  # an object of an answer, before `Client` makes a Struct of it
 Items = list[Json]
 CUT_OFF = (OSError, EOFError, ValueError)  # what an answer that ends too early raises
 RESTART = "Start it with `lorad daemon start`."
@@ -70,7 +73,7 @@ class Transport:
     def get(self, path: str) -> Json:
         return self.one("GET", path, None)
 
-    def post(self, path: str, body: Json) -> Json:
+    def post(self, path: str, body: Struct | None = None) -> Json:
         return self.one("POST", path, body)
 
     def delete(self, path: str) -> Json:
@@ -81,7 +84,7 @@ class Transport:
         items: Items = answer["items"]
         return items
 
-    def one(self, method: str, path: str, body: Json | None) -> Json:
+    def one(self, method: str, path: str, body: Struct | None) -> Json:
         answer = self.request(method, path, body)
         try:
             with answer.file:
@@ -90,7 +93,7 @@ class Transport:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
         return found
 
-    def stream(self, method: str, path: str, body: Json | None) -> Iterator[Json]:
+    def stream(self, method: str, path: str, body: Struct | None) -> Iterator[Json]:
         answer = self.request(method, path, body)
         try:
             with answer.file:
@@ -99,9 +102,9 @@ class Transport:
         except CUT_OFF as error:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
 
-    def request(self, method: str, path: str, body: Json | None) -> Answer:
+    def request(self, method: str, path: str, body: Struct | None) -> Answer:
         try:
-            answer = self._asked(method, path, b"" if body is None else json.dumps(body).encode())
+            answer = self._asked(method, path, b"" if body is None else msgspec.json.encode(body))
         except CUT_OFF as error:
             raise DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=RESTART) from error
         if (version := answer.headers.get(VERSION_HEADER.lower(), "")) != __version__:

@@ -69,12 +69,8 @@ def of_run(run: RunRow) -> Subject:
     return Subject(f"run {run.name}", run.owner_uid)
 
 
-def of_alias(ctx: Context, alias: AliasRow) -> Subject:
-    """Name an alias and its owner: one that was made before aliases had owners belongs to the owner of its
-    run.
-    """
-    owner = alias.owner_uid
-    return Subject(f"alias {alias.alias}", runs.get(ctx.store, alias.run).owner_uid if owner < 0 else owner)
+def of_alias(alias: AliasRow) -> Subject:
+    return Subject(f"alias {alias.alias}", alias.owner_uid)
 
 
 def refuse(ctx: Context, caller: Caller, subject: Subject, access: Access) -> None:

@@ -30,8 +30,10 @@ LOOK_SECONDS = 2.0
 
 
 def heal(ctx: Context) -> None:
-    """Look at drivers that work, pools and gateways that are up; put down who hangs. Without a heartbeat, as
-    on a disk that was full, or of an earlier lorad, a process is judged by its life alone."""
+    """Look at drivers that work, pools and gateways that are up; put down who hangs.
+
+    Without a heartbeat, as on a disk that was full, a process is judged by its life alone.
+    """
     now, limits = time.monotonic(), ctx.config.supervision
     if now - ctx.processes.looked_at < min(LOOK_SECONDS, limits.hang / 4):
         return

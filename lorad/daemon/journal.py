@@ -2,8 +2,7 @@
 from.
 
 It holds one JSON object a line, fsynced: {at, kind, run, by, …}. Lines of kind `rows` and `all` are changes
-of the database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people,
-and for homes of earlier versions, which had no such changes.
+of the database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people.
 """
 
 from __future__ import annotations
@@ -93,12 +92,10 @@ class Told(NamedTuple):
     """What a journal contains.
 
     changes: the changes that count; a change of the whole database comes first if there is one.
-    facts: the lines for people before the first change, in order (the changes cover what came later).
     damaged: numbers of the lines that cannot be read.
     """
 
     changes: list[tuple[str, Change]]
-    facts: list[dict[str, Any]]
     damaged: list[int]
 
     @property
@@ -113,7 +110,7 @@ class _Line(Struct):
 
 def read(path: Path) -> Told:
     """Read all of a journal; nothing when there is none. Raises OSError."""
-    told, since = Told([], [], []), 0  # since: facts before the lines that may be changes
+    told = Told([], [])
     if not path.exists():
         return told
     with path.open("rb") as file:
@@ -122,14 +119,9 @@ def read(path: Path) -> Told:
                 continue
             kind, found = decode(line)
             if isinstance(found, Change):
-                if not told.changes:
-                    del told.facts[since:]  # facts of the same transaction
                 count(told.changes, kind, found)
             elif found is None:
                 told.damaged.append(number)
-            elif not told.changes:
-                told.facts.append(found)
-            since = len(told.facts) if found is None or kind == STARTED else since
     return told
 
 

@@ -62,8 +62,7 @@ def record(store: Store, journal: DaemonJournal) -> None:
     IntegrityError.
 
     The newest change of the journal may have no counterpart in the database: a daemon that died in between. A
-    journal that lacks changes (an earlier version's, or one that was upgraded, lost or damaged) gets the
-    whole database.
+    journal that lacks changes (it was lost or damaged, or the schema was upgraded) gets the whole database.
     """
     there, written = store.recorded, last_change(journal.path)
     if written is not None and written > there + 1:

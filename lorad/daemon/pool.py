@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from lorad.backends.engine_registry import SERVERS
-from lorad.backends.engine_setup import server_setup
-from lorad.backends.trainer_registry import RANKED
-from lorad.backends.trainer_setup import ranks_setup
+from lorad.backends.registry import RANKED, SERVERS
+from lorad.backends.setup import ranks_setup, server_setup
 from lorad.box.config import Backend, Config
 from lorad.box.paths import AttemptDir
 from lorad.daemon.gpu.devices import Device

@@ -16,7 +16,7 @@ from pathlib import Path
 from lorad.startup import quick_imports
 
 with quick_imports():
-    from lorad.backends.trainer_setup import needs_base
+    from lorad.backends.setup import needs_base
     from lorad.box.paths import AttemptDir, RunDir
     from lorad.driver.begin import connect
     from lorad.driver.driver import drive

@@ -4,20 +4,22 @@ evaluate.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
-from lorad.backends.trainer_setup import AXES, modules_of
+from lorad.backends.setup import AXES, modules_of
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
-from lorad.driver.evaluate import evaluate, is_due
-from lorad.driver.inputs import compare_inputs, keep_inputs
 from lorad.driver.publish import publish
+from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Session, State, StopFlag
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
@@ -25,10 +27,16 @@ from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
-from lorad.protocol.inputs import Input
+from lorad.protocol.inputs import Input, look
 from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.spec.model import Trainer
+
+OF_MODEL = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "chat_template.jinja"),
+)
+KEPT = "reward.py"  # in the directory of the attempt
 
 
 def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
@@ -70,7 +78,7 @@ def begin(session: Session) -> PoolInfo:
     _restore(session.state, restored)
     session.state.next_version = max(1 + newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
-    if restored is None and is_due(session):
+    if restored is None and evaluation_due(session):
         evaluate(session)
     if session.spec.rollout.max_staleness:
         session.ahead = Ahead(session, made)
@@ -137,14 +145,14 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
             f"the weights of {info.model} are not those that {trained} was trained on",
             hint="Put the model back, or start a new run with lora.adapter_path set to an exported version.",
         )
-    if own and own[0].get("data_sha256", "") != session.train_data.digest:
+    if own and own[0]["data_sha256"] != session.train_data.digest:
         session.warn(
             f"{session.spec.data.train} is not what it was in the attempt before: other batches will come"
         )
 
 
 def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
-    """Return the inputs of the attempt before; empty when an earlier version of lorad wrote it."""
+    """Return the inputs of the attempt before; empty when there was none."""
     told = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
     found: Mapping[str, Any] = told.get("inputs", {})
     return found
@@ -166,8 +174,7 @@ def is_same_base(
     """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that
     cuts it alike.
 
-    attempts: newest first; one that names no trainer had the builtin one. Returns None when nothing can be
-        compared.
+    attempts: newest first. Returns None when nothing can be compared.
     """
     if info.model_sha256:
         for told in (attempt.get("model_sha256") for attempt in attempts):
@@ -175,7 +182,7 @@ def is_same_base(
                 return bool(told == info.model_sha256)
     for attempt in attempts:
         told = attempt.get("base_checksum")
-        if told and (attempt.get("trainer") or "builtin", attempt.get("sizes", {})) == (info.trainer, sizes):
+        if told and (attempt.get("trainer"), attempt.get("sizes")) == (info.trainer, sizes):
             return bool(told == info.base_checksum)
     return None
 
@@ -221,3 +228,36 @@ def _attempt(
 def _restore(state: State, restored: checkpoint.Restored | None) -> None:
     for field in State.__struct_fields__:
         setattr(state, field, getattr(restored.state if restored else State(), field))
+
+
+def keep_inputs(session: Session, model: Path) -> dict[str, Input]:
+    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the reward's
+    text cannot be kept.
+    """
+    found: dict[str, Input] = {}
+    if (file := session.rewarder.file) is not None:
+        source = session.rewarder.source
+        (session.run_dir.attempt(session.params.attempt).work / KEPT).write_bytes(source)
+        mtime = file.stat().st_mtime_ns if file.exists() else 0
+        found["reward"] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
+    data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
+    for key, name in data.items():
+        with contextlib.suppress(OSError):  # a task, or of the hub
+            found |= (
+                {key: look(Path(session.params.cwd) / Path(name).expanduser(), hashed=False)} if name else {}
+            )
+    for name in OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
+        with contextlib.suppress(OSError):
+            found[f"model: {name}"] = look(model / name)
+    return found
+
+
+def compare_inputs(session: Session, before: Mapping[str, Any], now: Mapping[str, Input]) -> None:
+    """Warn of every file whose text changed since the attempt before; changed data are detected by their
+    rows.
+    """
+    for key, old in msgspec.convert(before, dict[str, Input]).items():
+        new = now.get(key)
+        if new is not None and old.sha256 and new.sha256 != old.sha256:
+            digests = f"sha256 {old.sha256[:12]}, now {new.sha256[:12]}"
+            session.warn(f"{key}: {new.path} is not what it was in the attempt before ({digests})")

@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import time
 
-from lorad.driver import checkpoint, evaluate
+from lorad.driver import checkpoint
 from lorad.driver.begin import begin
 from lorad.driver.publish import publish
 from lorad.driver.record import record
-from lorad.driver.sample import sample
-from lorad.driver.score import score, too_many_failed
+from lorad.driver.sample import evaluate, evaluation_due, sample
+from lorad.driver.score import score, too_many_failed, weigh
 from lorad.driver.session import Rollout, Session, Weighed
 from lorad.driver.train import train, untrained
-from lorad.driver.weigh import weigh
 from lorad.errors import LoradError
 from lorad.protocol.calls import Closed, Nothing
 from lorad.protocol.journal import EndFact
@@ -60,8 +59,8 @@ def step(session: Session) -> None:
         session.ahead.go_on(session.state.step + 1)
     record(session, rollout, weighed, trained, started)
     endless = endless_skips(session)
-    if evaluate.is_due(session):
-        evaluate.evaluate(session)
+    if evaluation_due(session):
+        evaluate(session)
     if endless or checkpoint.is_due(session):
         checkpoint.checkpoint(session)
     if endless:

@@ -16,8 +16,11 @@ from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generate, Generated
 from lorad.protocol.connection import Connection
+from lorad.protocol.heartbeat import HEART
+from lorad.protocol.journal import EvalFact
 from lorad.rl.data import Example
 from lorad.spec.model import Rollout as RolloutSpec
+from lorad.text import number
 
 
 def sample(session: Session) -> Rollout:
@@ -129,3 +132,25 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def evaluation_due(session: Session) -> bool:
+    """Before training, every `every` steps and after the last step."""
+    every, step = session.spec.eval.every, session.state.step
+    return bool(session.eval_data) and every > 0 and (step % every == 0 or not session.steps_left)
+
+
+def evaluate(session: Session) -> float | None:
+    """Return the mean reward of the samples that have one; None where all rewards failed."""
+    HEART.work("evaluate")
+    state = session.state
+    wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
+    groups, _ = complete(session, session.pool, wanted, 1, sampling(session, greedy=True))
+    scores = session.rewarder.score([group[0].for_reward() for group in groups])
+    values = [s.value for s in scores if s.value is not None]
+    score, failed = sum(values) / len(values) if values else None, len(scores) - len(values)
+    fact = EvalFact(version=state.version, score=score, problems=len(scores), failed=failed)
+    session.journal.append("eval", state.step, fact)
+    missing = f", {failed} rewards failed" if failed else ""
+    print(f"eval at step {state.step}: {number(score) or '-'} on {len(values)} problems{missing}", flush=True)
+    return score

@@ -1,10 +1,13 @@
-"""Verb two: score the samples with the reward."""
+"""Verbs two and three: score the samples with the reward, and turn rewards into advantages."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from lorad.driver.rewards import Score
-from lorad.driver.session import Rollout, Session
+from lorad.driver.session import Rollout, Session, Weighed
 from lorad.errors import LoradError
+from lorad.rl.advantage import group_advantages, zero_variance
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
@@ -28,3 +31,27 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
         hint=f"`lorad samples {run}` shows what it was given. Mend {reward.name} or allow more failures, "
         f"then `lorad resume {run}` makes this step again.",
     )
+
+
+def weigh(session: Session, rollout: Rollout, scores: list[Score]) -> Weighed:
+    """Group-relative advantages of the samples that have a reward. The others take part in nothing: not in
+    the mean and standard deviation of their group, nor in the loss. Groups whose rewards are all equal may be
+    dropped, those with fewer than two rewards always are."""
+    algorithm = session.spec.algorithm
+    with session.timed("weigh"):
+        scored = np.array([s.value is not None for s in scores], np.bool_)
+        rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
+        ends = np.cumsum([len(group) for group in rollout.groups])
+        sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
+        flat = zero_variance(rewards, sizes)
+        drop = algorithm.drop_zero_variance and not algorithm.kl.coef  # the KL term acts on every sample
+        advantages = np.zeros(len(scores), np.float32)
+        advantages[scored] = group_advantages(rewards, sizes, algorithm.advantage)
+        return Weighed(
+            scores=scores,
+            scored=scored,
+            rewards=rewards,
+            advantages=advantages,
+            alive=~flat if drop else sizes > 1,
+            flat=flat,
+        )

@@ -26,6 +26,8 @@ from lorad.adapters.adapter import Adapter
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 BASE = "base"  # the name of the base model, wherever a version is named
+Scorer = Callable[[str, Batch], Awaitable[np.ndarray]]
+"""As `Engine.score`."""
 
 
 class EngineCapabilities(Struct, frozen=True):
@@ -83,10 +85,6 @@ class EngineHealth(Struct, frozen=True):
     cache_used: float | None = None
     detail: str = ""
     adapters_per_step: float | None = None
-
-
-Scorer = Callable[[str, Batch], Awaitable[np.ndarray]]
-"""As `Engine.score`."""
 
 
 class Engine(ABC):
@@ -179,3 +177,24 @@ class Engine(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Abort everything and free everything."""
+
+
+def check_request(prompts: Sequence[Prompt], sampling: Sampling, vocab_size: int, most: int) -> None:
+    """Raise ValueError for a request that cannot be sampled. most: tokens of a prompt and its completion
+    together.
+    """
+    if sampling.max_new_tokens < 1 or not sampling.temperature >= 0 or not 0 < sampling.top_p <= 1:
+        raise ValueError(
+            f"max_new_tokens >= 1, temperature >= 0 and 0 < top_p <= 1 are needed, not {sampling}"
+        )
+    if "" in sampling.stop:
+        raise ValueError("an empty stop string would end every sample at once")
+    for prompt in prompts:
+        size = len(prompt.tokens)
+        if not size or prompt.tokens.min() < 0 or prompt.tokens.max() >= vocab_size:
+            raise ValueError(f"prompt {prompt.id} is empty or has token ids outside 0..{vocab_size - 1}")
+        if size + sampling.max_new_tokens > most:
+            raise ValueError(
+                f"prompt {prompt.id}: {size} tokens and max_new_tokens {sampling.max_new_tokens} exceed "
+                f"{most}, the positions of the engine"
+            )

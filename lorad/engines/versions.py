@@ -1,15 +1,20 @@
-"""The versions that an engine holds, who is using them, and the names that can never be used again."""
+"""The versions that an engine holds, who is using them, and the names that can never be used again;
+and the check of an adapter before it is loaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from lorad.engines.base import BASE, LoadedVersion
-from lorad.errors import Conflict, NotFound
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.peft import read_peft
+from lorad.adapters.validate import validate
+from lorad.engines.base import BASE, AdapterSource, LoadedVersion
+from lorad.errors import AdapterRefused, Conflict, NotFound
 
 
 @dataclass(eq=False)
@@ -96,3 +101,29 @@ class Versions(Generic[H]):
         if held is None or held.leaving:
             raise NotFound(f"version {name} is not loaded", hint="`lorad adapters` shows what is")
         return held
+
+
+def receive(source: AdapterSource, shapes: Mapping[str, tuple[int, int]], max_rank: int) -> Adapter:
+    """Return the adapter of a source. shapes: (out, in) of every linear of the base.
+
+    Raises AdapterRefused when its sha256 is not `source.digest`, and when it does not fit.
+    """
+    if source.adapter is not None:
+        adapter = source.adapter
+    elif source.directory is not None:
+        adapter = read_peft(source.directory)
+    else:
+        raise AdapterRefused("a source needs an adapter or a directory")
+    digest = adapter.digest()
+    if digest != source.digest:
+        raise AdapterRefused(
+            f"the adapter's sha256 is {digest}, not {source.digest}",
+            hint="it was changed on its way: publish it again",
+        )
+    if adapter.config.rank > max_rank:
+        raise AdapterRefused(
+            f"rank {adapter.config.rank} exceeds {max_rank}, the most that this engine takes",
+            hint="lower lora.rank",
+        )
+    validate(adapter, shapes)
+    return adapter

@@ -10,7 +10,8 @@ from aiohttp import web
 from lorad.gateway.access import Access
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.guard import VERSION, answer
-from lorad.gateway.table import Names, Served, Table
+from lorad.gateway.table import Table
+from lorad.protocol.served import Names, Served
 
 
 def add_models(app: web.Application, table: Table, access: Access) -> None:

@@ -1,4 +1,4 @@
-"""`gateway/table.json`: what is served under which name, as the daemon last wrote it."""
+"""The table of what is served under which name, as the daemon last wrote it: `lorad/protocol/served.py`."""
 
 from __future__ import annotations
 
@@ -8,34 +8,10 @@ import os
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+
+from lorad.protocol.served import Names
 
 log = logging.getLogger(__name__)
-
-
-class Served(Struct, frozen=True):
-    """A version, and where it is served. socket: of the pool that is up; None when there is none. owner_uid:
-    whose gateway serves it, where a daemon is shared."""
-
-    run: str
-    version: int
-    sha256: str
-    model_path: str
-    socket: str | None
-    path: str | None = None
-    created_at: float = 0.0
-    owner_uid: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.run}@{self.version}"
-
-
-class Names(Struct, frozen=True):
-    """aliases: to names of `versions`, which are `run@number`."""
-
-    aliases: dict[str, str] = {}
-    versions: dict[str, Served] = {}
 
 
 class Table:

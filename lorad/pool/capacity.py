@@ -1,20 +1,30 @@
-"""How much room a pool has for more runs: versions, ranks, and memory for slots and versions."""
+"""How much room a pool has for more runs: versions, ranks, and memory for slots and versions;
+and how trainer and engine share the memory of a device.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import psutil
+import torch
 
 from lorad.box.machine import NO_LIMIT, read_machine
-from lorad.models.facts import read_facts
-from lorad.pool.share import CPU_CACHE, beside_base
+from lorad.errors import SpecError
+from lorad.models.base import Base
+from lorad.models.facts import ModelFacts, read_facts
 from lorad.pool.state import Pool
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
 
 # one in so many bytes that the base leaves, of a GPU and at least of a machine; the cache has half
 ADAPTERS = 4
+CPU_CACHE, LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
+# what the trainer keeps while it does not train, in sizes of its base: adapters and Adam states
+TRAINER_SHARE = 1.2
+LODGER_SHARE = 0.2  # the same of a trainer whose base is moved away meanwhile
+LEAST_FRACTION = 0.1  # of a device: less is no room for any server
 
 
 def memory_for_adapters(config: PoolSetup) -> int:
@@ -56,3 +66,68 @@ async def capacity(pool: Pool) -> Capacity:
         memory=pool.memory,
         memory_used=slots + sum(version.bytes for version in held),
     )
+
+
+def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat16"]:
+    """`auto`: float32 on a CPU, whose bfloat16 is slow;
+    else the checkpoint's own (float16 becomes bfloat16).
+    """
+    wanted: str = config.dtype
+    if wanted == "auto":
+        wanted = "float32" if config.device == "cpu" else facts.dtype
+    return "float32" if wanted == "float32" else "bfloat16"
+
+
+def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
+    """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron
+    over tp and pp.
+    """
+    whole = facts.bytes(dtype_of(config, facts))
+    ranks = config.ranks
+    if ranks is None:
+        return whole
+    return -(-whole // (ranks.tp * ranks.pp if config.trainer == "megatron" else ranks.ranks))
+
+
+def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool) -> int:
+    """Return the bytes for keys and values of an engine in the pool's process. own: the trainer's base is
+    beside the engine's.
+
+    The same on each start, since samples that outgrow it are computed again, which is not bit for bit the
+    same.
+    """
+    if base.device.type == "cpu":
+        return CPU_CACHE
+    beside = int(TRAINER_SHARE * trainer_bytes(config, facts)) if own else 0
+    left = int(_total(config) * config.memory_fraction) - base.nbytes() - beside
+    return max(LEAST_CACHE, left // 2)  # the other half is for training
+
+
+def server_share(config: PoolSetup, facts: ModelFacts) -> float:
+    """Return the fraction of each device's memory for all servers on it: what an idle trainer leaves free, or
+    half.
+
+    Raises SpecError when that leaves no room.
+    """
+    if config.device == "cpu":
+        return config.memory_fraction
+    share = config.memory_fraction / 2
+    if config.mode == "timesliced":
+        kept = LODGER_SHARE if config.ranks is not None else TRAINER_SHARE
+        share = config.memory_fraction - kept * trainer_bytes(config, facts) / _total(config)
+    if share < LEAST_FRACTION:
+        raise SpecError(
+            f"{config.device}: {config.model} twice, for trainer and engine, does not fit",
+            hint="Use rollout.backend: builtin, which shares one copy, or raise pool.memory_fraction.",
+        )
+    return share
+
+
+def beside_base(config: PoolSetup, facts: ModelFacts) -> int:
+    """Return the bytes of a GPU that the pool may use and its one base does not take."""
+    return max(0, int(_total(config) * config.memory_fraction) - trainer_bytes(config, facts))
+
+
+def _total(config: PoolSetup) -> int:
+    """Return the bytes of the device."""
+    return int(torch.cuda.get_device_properties(torch.device(config.device)).total_memory)

@@ -23,7 +23,7 @@ from lorad.errors import PoolLost
 from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts, weights_sha256
 from lorad.pool.capacity import memory_for_adapters
-from lorad.pool.serve.service import Service
+from lorad.pool.service import Service
 from lorad.pool.start import Training, started
 from lorad.pool.state import Pool
 from lorad.pool.work import Rate, peak_of

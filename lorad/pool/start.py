@@ -11,19 +11,16 @@ from typing import Any
 
 import torch
 
-from lorad.backends.engine_registry import engine_class
-from lorad.backends.trainer_registry import trainer_class
+from lorad.backends.registry import engine_class, trainer_class
 from lorad.engines.base import Engine
 from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.models.loading import load_base
+from lorad.pool.capacity import dtype_of, engine_cache, server_share
 from lorad.pool.config import log_directory
-from lorad.pool.share import dtype_of, engine_cache, server_share
-from lorad.protocol.pool_setup import PoolSetup
-from lorad.protocol.ranks import RanksSetup
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import PoolSetup, RanksSetup, ServerSetup
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings
 

@@ -12,11 +12,9 @@ from lorad.pool.fencing import Fence
 from lorad.pool.files import VersionFiles
 from lorad.pool.joint import Joint
 from lorad.pool.loaded import LoadedVersions
-from lorad.pool.meter import Meter
-from lorad.pool.parties import Parties
 from lorad.pool.phases import Phases
-from lorad.pool.tenants import Tenant
-from lorad.pool.work import Rate, Work
+from lorad.pool.tenants import Parties, Tenant
+from lorad.pool.work import Meter, Rate, Work
 from lorad.protocol.calls import Call
 from lorad.protocol.status import PoolInfo
 from lorad.trainers.base import Trainer

@@ -1,11 +1,11 @@
-"""What the trainer's work comes to: tokens, seconds, memory,
-and the share of what its devices could compute.
-"""
+"""What a pool does: the trainer's work as tokens, seconds and memory, the tokens trained in the last seconds,
+and since when nobody has asked it for anything."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +39,7 @@ FORWARD, BACKWARD = 2, 2
 """Flops per parameter of the base and token: y = W x, and the gradient of x. The base needs none of W, which
 would be two more (Kaplan et al., 2020, "Scaling laws for neural language models", section 2.1). The adapter
 is left out."""
+WINDOW = 10.0  # seconds
 
 
 def peak_of(name: str) -> float | None:
@@ -130,3 +131,37 @@ def tokens_of(batch: Batch) -> int:
     per group.
     """
     return int((batch.prompt_lengths * batch.group_sizes).sum() + batch.completion_lengths.sum())
+
+
+class Meter:
+    """All methods belong to the pool's asyncio loop."""
+
+    def __init__(self) -> None:
+        self._trained: deque[tuple[float, int]] = deque()
+        self._active = 0
+        self._last = time.monotonic()
+        self.drivers = 0  # connections that runs have open
+
+    @contextmanager
+    def activity(self) -> Iterator[None]:
+        """Count the call inside the block as use of the pool."""
+        self._active += 1
+        try:
+            yield
+        finally:
+            self._active -= 1
+            self._last = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        return 0.0 if self._active else time.monotonic() - self._last
+
+    def trained(self, tokens: int) -> None:
+        self._trained.append((time.monotonic(), tokens))
+
+    @property
+    def trained_per_second(self) -> float:
+        since = time.monotonic() - WINDOW
+        while self._trained and self._trained[0][0] < since:
+            self._trained.popleft()
+        return sum(tokens for _, tokens in self._trained) / WINDOW

@@ -26,8 +26,8 @@ with quick_imports():
     from lorad.adapters.peft import outline, read_peft
     from lorad.adapters.targets import leaf
     from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
-    from lorad.backends.engine_registry import SERVERS
-    from lorad.backends.trainer_setup import modules_of, needs_base, targets_of
+    from lorad.backends.registry import SERVERS
+    from lorad.backends.setup import modules_of, needs_base, targets_of
     from lorad.box.config import Backend, Config, backends_of
     from lorad.box.config import load as load_config
     from lorad.box.paths import Home, default_home
@@ -63,6 +63,7 @@ OPENED_AS = (
 SLOT_COPIES = 8
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
+_SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
 def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
@@ -230,9 +231,6 @@ def check_reference(directory: Path, shapes: Shapes) -> int:
     except AdapterRefused as error:
         raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
     return sum(tensor.size for tensor in found.tensors.values())
-
-
-_SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
 def check_weights(directory: Path) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
-from lorad.backends import engine_registry as engines
-from lorad.backends import trainer_registry as trainers
+from lorad.backends import registry
 from lorad.box.config import Config
 from lorad.errors import SpecError
 from lorad.preflight.trainers import check_trainer_keys
-from lorad.protocol.servers import UNIX
+from lorad.protocol.pool_setup import UNIX
 from lorad.spec.model import Spec
 
-SERVER_NAMES = " or ".join(sorted(engines.SERVERS))
+SERVER_NAMES = " or ".join(sorted(registry.SERVERS))
 KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
 
 
@@ -23,10 +22,10 @@ def check_backends(spec: Spec, config: Config) -> None:
     Raises SpecError for a backend that is neither built in nor configured, and for keys and modes that belong
     to another.
     """
-    check_name("trainer.backend", spec.trainer.backend, trainers.BACKENDS, config, "trainer")
-    check_name("rollout.backend", spec.rollout.backend, engines.BACKENDS, config, "engine")
+    check_name("trainer.backend", spec.trainer.backend, registry.TRAINERS, config, "trainer")
+    check_name("rollout.backend", spec.rollout.backend, registry.ENGINES, config, "engine")
     check_trainer_keys(spec)
-    if spec.rollout.backend in engines.SERVERS:
+    if spec.rollout.backend in registry.SERVERS:
         check_server_keys(spec)
     else:
         check_other_keys(spec)
@@ -70,13 +69,13 @@ def check_other_keys(spec: Spec) -> None:
             key="rollout.engine_args",
             hint="Leave them out, or name the rollout.backend that they are for.",
         )
-    if spec.trainer.backend in trainers.RANKED and spec.pool.mode == "timesliced":
+    if spec.trainer.backend in registry.RANKED and spec.pool.mode == "timesliced":
         raise SpecError(
             f"timesliced is for an engine that can sleep, the {backend} engine cannot",
             key="pool.mode",
             hint=f"Leave it out (auto is resident), or set rollout.backend to {SERVER_NAMES}.",
         )
-    if spec.trainer.backend not in trainers.RANKED and spec.pool.mode in ("resident", "timesliced"):
+    if spec.trainer.backend not in registry.RANKED and spec.pool.mode in ("resident", "timesliced"):
         raise SpecError(
             f"{spec.pool.mode} is for an engine beside the trainer, the {backend} engine is one with it",
             key="pool.mode",

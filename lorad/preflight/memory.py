@@ -6,8 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from lorad.backends.engine_registry import SERVERS
-from lorad.backends.trainer_registry import RANKED
+from lorad.backends.registry import RANKED, SERVERS
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
 from lorad.spec.model import Spec

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.adapters.targets import leaf
-from lorad.backends import engine_registry as engines
+from lorad.adapters.targets import HEAD, leaf
+from lorad.backends import registry
 from lorad.backends.engine_install import TRIED, installed_version, is_older
-from lorad.backends.engine_setup import HEAD, longest, server_setup
+from lorad.backends.setup import longest, server_setup
 from lorad.box.config import Backend, Config
 from lorad.driver.sample import sampling_of
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.settings import addresses, settings_of
 from lorad.errors import SpecError
+from lorad.protocol.pool_setup import ServerSetup
 from lorad.protocol.preflight import BaseFacts
-from lorad.protocol.servers import ServerSetup
 from lorad.spec.model import Spec
 
 ANSWER_SECONDS = 15.0
@@ -46,7 +46,7 @@ def check_server(
     if HEAD in {leaf(module) for module in facts.modules}:
         raise SpecError(f"{name} takes no adapter on {HEAD}", key="lora.target_modules", hint="Exclude it.")
     setup = server_setup(spec, config.backends.get(name, Backend()), facts, cwd)
-    dialect = engines.dialect_class(name)()
+    dialect = registry.dialect_class(name)()
     settings = settings_of(
         setup,
         model=model,

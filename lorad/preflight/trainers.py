@@ -12,9 +12,9 @@ import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import ALL_LINEAR, entries, entry_matches, leaf
+from lorad.backends.registry import RANKED
+from lorad.backends.setup import AXES, fused
 from lorad.backends.trainer_install import installed_versions, interpreter_of, older
-from lorad.backends.trainer_registry import RANKED
-from lorad.backends.trainer_setup import AXES, fused
 from lorad.box.config import Backend, Config
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts

@@ -78,7 +78,7 @@ class Attempt(Struct, frozen=True):
     base_parameters: number of parameters of the base; 0 where it is not known.
     trainer, engine: the backends.
     sizes: sizes of the trainer along its axes, where there is more than one rank.
-    inputs: files that the attempt read, see `lorad/driver/inputs.py`.
+    inputs: files that the attempt read, see `lorad/driver/begin.py`.
     """
 
     pid: int

@@ -7,16 +7,68 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from lorad.protocol.ranks import RanksSetup
-from lorad.protocol.servers import ServerSetup
-
+UNIX = "unix:"  # how the address of a server on a Unix socket begins
+Size = Annotated[int, Meta(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Mode = Literal["fused", "resident", "timesliced"]
+
+
+class ServerSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How to start or reach the servers; a part of `pool.json`.
+
+    python: the interpreter of the virtual environment that the server is installed in; "" with `urls`.
+    env: added to its environment.
+    servers: how many there are, each with the whole model.
+    tp: how many devices each has.
+    max_rank: the largest rank of the adapters that will be loaded.
+    targets: leaf names of the linears that these adapters change.
+    scaled_logprobs: some temperature is neither 0 nor 1.
+    urls: servers that the user runs, instead of starting any (http://host:port or unix:/path).
+    key_file, admin_key_file: files that hold one key each.
+    engine_args: the user's own flags.
+    """
+
+    python: str = ""
+    env: dict[str, str] = {}
+    servers: Annotated[int, Meta(ge=1)] = 1
+    tp: Annotated[int, Meta(ge=1)] = 1
+    max_rank: Annotated[int, Meta(ge=1)]
+    targets: tuple[str, ...]
+    context_length: Annotated[int, Meta(ge=2)]
+    scaled_logprobs: bool = False
+    urls: tuple[str, ...] = ()
+    key_file: str | None = None
+    admin_key_file: str | None = None
+    engine_args: dict[str, Any] = {}
+
+
+class RanksSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How to start the ranks; a part of `pool.json`.
+
+    There are tp x pp x cp x dp ranks (no trainer takes cp yet); ep is inside of these.
+
+    python: the interpreter of the virtual environment that the backend is installed in; "" is lorad's own.
+    env: added to its environment.
+    args: the user's own settings of the backend.
+    """
+
+    python: str = ""
+    env: dict[str, str] = {}
+    tp: Size = 1
+    pp: Size = 1
+    cp: Size = 1
+    dp: Size = 1
+    ep: Size = 1
+    args: dict[str, Any] = {}
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
 
 
 class PoolSetup(Struct, frozen=True, kw_only=True):
@@ -40,7 +92,7 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
     devices: every GPU, or the slot of a CPU that has several; empty when `device` is the only one.
     deterministic: samples of one call share a batch with no other call's.
     memory_fraction: share of the device's memory that the pool may take.
-    owner: the user id of its runs; -1 when an earlier version wrote the file.
+    owner: the user id of its runs; -1 until a run asks for the pool.
     hang: seconds without a heartbeat after which a process of the trainer counts as hung.
     idle_timeout: seconds without use after which the pool ends by itself while no daemon lives.
     """

@@ -19,13 +19,8 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec.errors import advice, readable, without, without_unknown
+from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Seed
 
-COUNT_LIMIT = 2**31 - 1
-Positive = Annotated[int, Meta(gt=0, le=COUNT_LIMIT)]
-NonNegative = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
 Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
 LEAST_MEMORY = 64 << 20  # bytes, of a process of user code

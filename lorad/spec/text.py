@@ -125,21 +125,8 @@ def overridden(text: str) -> str:
 
 
 def from_json(data: bytes) -> Spec:
-    """A stored spec (`lorad.spec.model.to_json`), also of the release before `trainer.cp`, whose defaults
-    were others.
-
-    There `lora` and one device were in every spec, and meant what `canonical_lora` and none mean now. Raises
-    msgspec.ValidationError.
-    """
-    spec = msgspec.json.decode(data, type=Spec)
-    if "cp" in msgspec.json.decode(data, type=dict[str, Any]).get("trainer", {}):
-        return spec
-    lora = msgspec.structs.replace(spec.lora, type="canonical_lora")
-    if spec.rollout.tp * spec.rollout.servers > 1:  # servers that share the device
-        return msgspec.structs.replace(spec, lora=lora)
-    return msgspec.structs.replace(
-        spec, lora=lora, resources=msgspec.structs.replace(spec.resources, devices=None)
-    )
+    """Read a stored spec (`lorad.spec.model.to_json`). Raises msgspec.ValidationError."""
+    return msgspec.json.decode(data, type=Spec)
 
 
 _MISSING = (

@@ -51,9 +51,11 @@ def get(store: Rows, alias: str) -> AliasRow:
     return row
 
 
-def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int = -1) -> AliasRow:
-    """Let `alias`, which is made as one of `uid` if there is none, serve a version that exists: row, move and
-    event, all or none."""
+def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int) -> AliasRow:
+    """Let `alias` serve a version that exists: row, move and event, all or none.
+
+    uid: the user who owns the alias if this makes it.
+    """
     with store.write() as connection:
         before, now = find(store, alias), time.time()
         connection.execute(

@@ -116,9 +116,9 @@ class Store(Rows):
     made it.
 
     Raises Conflict when a newer lorad wrote it. An older schema is upgraded as one transaction, with a copy
-    kept as `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged, and
-    LoradError when it can not be used now (disk full, read-only, locked by somebody else); then nothing was
-    changed.
+    kept as `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged or was
+    written before the first release, and LoradError when it can not be used now (disk full, read-only, locked
+    by somebody else); then nothing was changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -256,6 +256,11 @@ class Store(Rows):
                 f"the database {self.path} was written by a newer lorad: "
                 f"its schema is {unknown[-1]}, this lorad knows {known[-1]}",
                 hint="`pip install -U lorad` updates lorad; or set LORAD_HOME to another directory.",
+            )
+        if not applied and "runs" in db.table_names():
+            raise IntegrityError(
+                f"the database {self.path} was written before lorad's first release, by another schema",
+                hint=REPAIR,
             )
         pending = MIGRATIONS.pending(db)
         if applied and pending:

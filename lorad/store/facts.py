@@ -1,16 +1,33 @@
-"""The rows that each kind of journal record makes, see `lorad.protocol.journal`."""
+"""The rows that each kind of journal record makes, see `lorad.protocol.journal`.
+
+What no driver of lorad writes is refused: the journal may belong to another user than the daemon. What is too
+much is cut.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import sqlite3
 from typing import Any
 
 import msgspec
 
+from lorad.bounds import EVENT_BYTES, METRIC_NAME, METRICS, TEXT
+from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
 from lorad.store.db import Row, Rows
-from lorad.store.sane import refuse_strange
 
+PATHS = {
+    "version": ("path", "versions"),
+    "checkpoint": ("path", "checkpoints"),
+    "step": ("samples", "samples"),
+}
+NUMBERS = ("version", "parent", "rank", "bytes", "problems", "failed", "position", "to", "resumed_from")
+WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+MOST_STEPS, MOST_ATTEMPTS, MOST = 10**12, 10**6, 2**53
+LATEST = 4.0e9  # Unix seconds
 AGES = {"versions": "created_at", "checkpoints": "created_at"}  # where a table keeps the record's `at`
 COLUMNS = {
     "step": ("steps", ("version", "samples", "samples_sha256")),
@@ -28,6 +45,60 @@ SIGNALS = (
 RECENT = 24  # steps
 MOST_NAMES = 8  # metrics that are listed by name
 TABLES = tuple(table for table, _ in COLUMNS.values())
+OF_FACTS = {column for _, columns in COLUMNS.values() for column in columns}
+KNOWN = {"metrics", "message", "reason", "detail", "hint", "to", "resumed_from", *OF_FACTS}
+TOO_MUCH = f"of a record of more than {EVENT_BYTES} bytes, only what lorad knows is kept"
+LEFT_OUT = (
+    f"of the metrics of a step, only {METRICS} are kept, the first by name: numbers whose names have at most "
+    f"{METRIC_NAME} characters"
+)
+
+
+def refuse_strange(run: str, record: Record) -> None:
+    """Paths lie in the run's own directories, one step below; numbers are such as files and rows are named
+    by.
+
+    Raises IntegrityError, which names the record.
+    """
+    if wrong := strange(record):
+        raise IntegrityError(
+            f"record {record.seq} of the journal of run {run}: {wrong}",
+            hint="No driver of lorad writes that: somebody else did. Nothing of it was taken in.",
+        )
+
+
+def strange(record: Record) -> str:
+    """Say what is wrong with a record; "" when nothing is."""
+    places = (
+        ("step", record.step, MOST_STEPS),
+        ("attempt", record.attempt, MOST_ATTEMPTS),
+        ("seq", record.seq, MOST),
+    )
+    for name, number, most in places:
+        if not 0 <= number <= most:
+            return f"its {name} is {number}"
+    if not (math.isfinite(record.at) and 0 <= record.at <= LATEST):
+        return f"its time is {record.at}"
+    if record.kind in PATHS:
+        key, directory = PATHS[record.kind]
+        if key in record.data and not is_below(record.data[key], directory):
+            return f"{key} {str(record.data[key])[:200]!r} is not in {directory}/"
+    if wrong := next((key for key in WORDS if isinstance(record.data.get(key), dict | list)), ""):
+        return f"{wrong} is {str(record.data[wrong])[:80]!r}"
+    return next(
+        (f"{key} is {str(record.data[key])[:80]!r}" for key in NUMBERS if not fits(record.data.get(key))), ""
+    )
+
+
+def is_below(path: Any, directory: str) -> bool:
+    if not isinstance(path, str):
+        return False
+    parent, _, name = path.partition("/")
+    return parent == directory and NAME.fullmatch(name) is not None
+
+
+def fits(number: Any) -> bool:
+    return number is None or (isinstance(number, int) and -1 <= number <= MOST)
 
 
 def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
@@ -152,3 +223,40 @@ def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
     connection.execute(
         f"INSERT INTO {table} ({names}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}", row
     )
+
+
+def bounded(record: Record) -> tuple[Record, str]:
+    """Shorten a record to what is ingested. Also returns what was left out; "" for nothing."""
+    data = {key: _cut(value) for key, value in record.data.items()}
+    told = ""
+    if record.kind == "step" and "metrics" in data:
+        data["metrics"], told = _metrics(record)
+    if len(msgspec.json.encode({**data, "prompts": None})) > EVENT_BYTES:
+        data, told = {key: value for key, value in data.items() if key in KNOWN}, TOO_MUCH
+    return msgspec.structs.replace(record, data=data), told
+
+
+def _cut(value: Any) -> Any:
+    return value[:TEXT] + "…" if isinstance(value, str) and len(value) > TEXT else value
+
+
+def _metrics(record: Record) -> tuple[dict[str, Any], str]:
+    """Null stands for a number that is not finite, as JSON has none."""
+    metrics = record.data.get("metrics")
+    if not isinstance(metrics, dict):
+        return {}, LEFT_OUT
+    sound = {name: value for name, value in metrics.items() if len(name) <= METRIC_NAME and _is_number(value)}
+    kept = {name: sound[name] for name in sorted(sound)[:METRICS]} if len(sound) > METRICS else sound
+    return kept, LEFT_OUT if len(kept) < len(metrics) else ""
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 2**63
+    return value is None or (isinstance(value, float) and math.isfinite(value))
+
+
+def is_told(connection: sqlite3.Connection, run: str, message: str) -> bool:
+    """Check whether the run has an event with this warning."""
+    sql = "SELECT 1 FROM events WHERE run = ? AND kind = 'warning' AND json_extract(data, '$.message') = ?"
+    return connection.execute(sql, (run, message)).fetchone() is not None

@@ -18,7 +18,7 @@ from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record, read
 from lorad.store import events, facts, runs
 from lorad.store.db import Store
-from lorad.store.limits import bounded, is_told
+from lorad.store.facts import bounded, is_told
 
 PORTION, PORTION_BYTES = 200, 1 << 20  # records taken in at once: who asks the daemon meanwhile waits so long
 

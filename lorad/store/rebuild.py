@@ -14,8 +14,8 @@ from lorad.errors import IntegrityError
 from lorad.protocol.journal import read
 from lorad.store import facts
 from lorad.store.db import Row, Store
+from lorad.store.facts import bounded
 from lorad.store.ingest import Found, Place, place_after, set_place
-from lorad.store.limits import bounded
 from lorad.store.record import KEYS, TOLD_BY_RUNS, Change
 
 Key = tuple[Any, ...]

@@ -236,7 +236,7 @@ class LeaseRow(Struct, frozen=True, kw_only=True):
 class AliasRow(Struct, frozen=True, kw_only=True):
     """A name that serves a version.
 
-    owner_uid: who made it; -1 where nobody knows.
+    owner_uid: who made it.
     by: who moved it last.
     sha256, attested: of the version.
     """

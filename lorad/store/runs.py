@@ -324,7 +324,7 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
 
 def _refuse_held(store: Rows, name: str) -> None:
     """Raises Conflict while one of its versions is aliased or pinned."""
-    sql = """SELECT alias, (aliases.owner_uid NOT IN (-1, runs.owner_uid)) AS is_foreign,
+    sql = """SELECT alias, (aliases.owner_uid <> runs.owner_uid) AS is_foreign,
     (SELECT "by" FROM alias_moves m WHERE m.alias = aliases.alias ORDER BY id DESC LIMIT 1) AS "by"
     FROM aliases JOIN runs ON runs.name = aliases.run WHERE run = ? ORDER BY alias"""
     if aliases := store.rows(sql, (name,)):

@@ -20,9 +20,9 @@ def create(
     sweep: str,
     *,
     owner: str,
+    owner_uid: int,
     grid: Mapping[str, Sequence[str]],
     halving: Halving | None,
-    owner_uid: int = -1,
 ) -> SweepRow:
     """Raises Conflict when the name is in use."""
     with store.write() as connection:

@@ -14,8 +14,8 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.adapters.served import served
 from lorad.adapters.targets import match_modules
-from lorad.backends.engine_registry import SERVERS, dialect_class
-from lorad.backends.engine_setup import targets
+from lorad.backends.registry import SERVERS, dialect_class
+from lorad.backends.setup import targets
 from lorad.engines.base import AdapterSource
 from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.models.compute import Compute

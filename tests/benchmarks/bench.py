@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.models import make
+from tests.benchmarks.kit.models import make
 from tests.benchmarks.rows import MEASURES, ROWS, Measure, Row
 from tests.benchmarks.table import show
 

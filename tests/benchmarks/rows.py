@@ -61,20 +61,20 @@ class Row:
 
 
 MEASURES: Mapping[str, Measure] = {
-    "step": Measure("grpo_step"),
-    "rollout": Measure("rollout", "tiny"),
-    "uneven": Measure("uneven", repeats=0.25),
-    "rollout-100m": Measure("rollout", "fp32", repeats=0.25, models=("100m",)),
-    "rollout-100m-bf16": Measure("rollout", "bf16", repeats=0.2, models=("100m",)),
-    "decode": Measure("decode", "fp32", ("lorad",), 0.25, ("100m",)),
-    "decode-bf16": Measure("decode", "bf16", ("lorad",), 0.2, ("100m",)),
-    "train": Measure("train_step", "fp32", repeats=0.2, models=("100m",)),
-    "train-bf16": Measure("train_step", "bf16", repeats=0.2, models=("100m",)),
-    "mixed-r8": Measure("mixed", "r8", ("lorad",), 0.5),
-    "mixed-r16": Measure("mixed", "r16", ("lorad",), 0.5),
-    "publish": Measure("publish", "", ("lorad",), 1.0, ("100m",)),
-    "share": Measure("own_share", "", ("lorad",), 4.0),
-    "threshold": Measure("threshold", "", ("lorad",)),
+    "step": Measure("training.grpo_step"),
+    "rollout": Measure("rollout.rollout", "tiny"),
+    "uneven": Measure("rollout.uneven", repeats=0.25),
+    "rollout-100m": Measure("rollout.rollout", "fp32", repeats=0.25, models=("100m",)),
+    "rollout-100m-bf16": Measure("rollout.rollout", "bf16", repeats=0.2, models=("100m",)),
+    "decode": Measure("rollout.decode", "fp32", ("lorad",), 0.25, ("100m",)),
+    "decode-bf16": Measure("rollout.decode", "bf16", ("lorad",), 0.2, ("100m",)),
+    "train": Measure("training.train_step", "fp32", repeats=0.2, models=("100m",)),
+    "train-bf16": Measure("training.train_step", "bf16", repeats=0.2, models=("100m",)),
+    "mixed-r8": Measure("rollout.mixed", "r8", ("lorad",), 0.5),
+    "mixed-r16": Measure("rollout.mixed", "r16", ("lorad",), 0.5),
+    "publish": Measure("training.publish", "", ("lorad",), 1.0, ("100m",)),
+    "share": Measure("training.own_share", "", ("lorad",), 4.0),
+    "threshold": Measure("training.threshold", "", ("lorad",)),
 }
 
 MS, GB, GFLOP = 1e-3, 1e9, 1e9

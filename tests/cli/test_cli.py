@@ -141,7 +141,7 @@ def test_a_run_that_wants_the_pool_for_itself_waits_and_says_why(made: World) ->
     waiting = made.until(lambda: made.client.show("second").waiting, "second says why it waits")
     assert "first" in waiting and made.client.show("second").state == "queued"
     made.lorad("kill", "first", "--wait")
-    assert made.over("second").reason == "completed"
+    made.completed("second")
 
 
 def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.children.findings import Finding
+from lorad.children.interpreter import Finding
 from lorad.cli.doctor.logout import logout_check, read_settings
 
 SESSION = "0::/user.slice/user-1000.slice/session-4.scope"

@@ -18,7 +18,7 @@ from lorad.daemon.process.user_files import own_directory, own_file, refuse_stra
 from lorad.daemon.process.users import user_of
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
-from lorad.store.sane import strange
+from lorad.store.facts import strange
 from tests.kit.world import REPOSITORY
 
 ALICE, BOB = 4001, 4002

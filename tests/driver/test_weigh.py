@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from lorad.driver.rewards import Score
+from lorad.driver.score import weigh
 from lorad.driver.session import Session, Weighed
-from lorad.driver.weigh import weigh
 from lorad.spec.text import load_spec
 
 SPEC = "{model: {path: builtin:tiny}, data: {train: sort, prompts_per_step: 3}, algorithm: {group_size: 2}}"

@@ -71,7 +71,7 @@ def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[s
     os.kill(made.json("daemon", "status")["pid"], signal.SIGKILL)
     made.lorad("list", expect=5)
     made.lorad("daemon", "start")
-    assert made.over("orphan").reason == "completed"
+    made.completed("orphan")
     attempts = made.client.show("orphan").attempts
     assert [a.attempt for a in attempts] == [1]
     assert made.facts("orphan") == expected

@@ -21,9 +21,9 @@ from transformers import Qwen3ForCausalLM
 from lorad.adapters.peft import write_peft
 from lorad.engines.base import BASE, AdapterSource
 from lorad.engines.builtin import calls
+from lorad.engines.builtin.calls import HeldLora
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.engine import BuiltinEngine
-from lorad.engines.builtin.versions import HeldLora
 from lorad.errors import NotFound
 from lorad.models.base import Base
 from lorad.models.compute import Compute

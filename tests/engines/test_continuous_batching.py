@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from lorad.engines.builtin import engine
-from tests.benchmarks.arrivals import Arrival, Trace, random_arrivals, traced
+from tests.benchmarks.rollout.arrivals import Arrival, Trace, random_arrivals, traced
 
 ROWS = 16
 

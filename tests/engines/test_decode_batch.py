@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from lorad.engines.builtin import decode
-from lorad.engines.builtin.calls import Call, Sample
+from lorad.engines.builtin.calls import Call, HeldLora, Sample
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prefix import BLOCK, PrefixCache
 from lorad.engines.builtin.steps import Result
-from lorad.engines.builtin.versions import HeldLora
 from lorad.models.base import Base
 from lorad.models.decoder import hidden
 from lorad.models.directory import linear_shapes, resolve
@@ -141,7 +140,7 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         sizes.append(ids.numel())
         return hidden(base, ids, *rest)
 
-    monkeypatch.setattr("lorad.engines.builtin.prefill.hidden", counted)
+    monkeypatch.setattr("lorad.engines.builtin.prefix.hidden", counted)
     yield sizes
 
 

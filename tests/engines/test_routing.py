@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from lorad.engines.remote.routing import SURPLUS, pick
+from lorad.engines.remote.fleet import SURPLUS, pick
 
 
 def prompts(count: int) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ import pytest
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.box import paths
-from lorad.children.cause import cause
+from lorad.children.process import cause
 from lorad.engines.remote import transport
 from lorad.engines.remote.transport import Transport
 from lorad.errors import StorageError

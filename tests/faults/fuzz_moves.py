@@ -35,7 +35,8 @@ from lorad.adapters.directory import write_directory
 from lorad.box.paths import AttemptDir
 from lorad.daemon.adopt import adopt
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.verbs import kill, pause, remove, resume, stop
+from lorad.daemon.api.verbs.control import kill, pause, remove, stop
+from lorad.daemon.api.verbs.resume import resume
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.daemon import rest
 from lorad.daemon.guarded import guarded
@@ -158,7 +159,7 @@ class Lives(RuleBasedStateMachine):
         Lives.count += 1
         request: Any = SimpleNamespace(match_info={"run": name}, query={})
         try:
-            self.loop.run_until_complete(VERBS[verb].handle(self.ctx, Call(request, ME, None)))
+            self.loop.run_until_complete(VERBS[verb](self.ctx, Call(request, ME, None)))
         except (Conflict, NotFound):
             return False
         return True

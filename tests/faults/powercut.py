@@ -134,7 +134,8 @@ class Daemon:
     def swap(self) -> None:
         if found := self.store.rows("SELECT run, version FROM versions"):
             row = self.chance.choice(found)
-            aliases.move(self.store, self.chance.choice(("bot", "cat")), row["run"], row["version"], by="me")
+            alias = self.chance.choice(("bot", "cat"))
+            aliases.move(self.store, alias, row["run"], row["version"], by="me", uid=7)
 
     def finish(self) -> None:
         if name := self.any():

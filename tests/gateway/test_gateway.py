@@ -156,7 +156,7 @@ def test_a_client_that_leaves_ends_its_generation_and_no_other(client: OpenAI, w
 def test_a_pool_that_is_gone_is_told_and_asked_again_when_it_is_back(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lorad.pool.serve.service.LAST_ANSWERS", 0.0)
+    monkeypatch.setattr("lorad.pool.service.LAST_ANSWERS", 0.0)
     root = Home(home)
     with running_gateway(root), openai(root) as client:
         with running_pool(tmp_path) as running:

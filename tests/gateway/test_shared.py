@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from lorad.box.paths import Home
+from lorad.client.requests import ShutdownRequest
 from lorad.client.transport import Transport
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.protocol.listener import answers
@@ -302,7 +303,7 @@ def test_a_new_daemon_goes_on_with_the_gateways_that_are_there(box: Served) -> N
 def test_all_gateways_end_with_the_daemon_when_they_are_to(box: Served) -> None:
     until(lambda: box.says("of-alice") and box.says("of-bob"))
     pids = box.front, box.gateway_of(ALICE), box.gateway_of(BOB)
-    assert Transport(box.world.socket, 60).post("/v1/shutdown", {"gateway": True})["gateway"]
+    assert Transport(box.world.socket, 60).post("/v1/shutdown", ShutdownRequest(gateway=True))["gateway"]
     box.daemon.wait()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     box.daemon = box.start()

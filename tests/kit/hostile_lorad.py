@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import Struct
+
 from lorad.cli.app import main
 from lorad.client.transport import Json, Transport
 from lorad.errors import LoradError
@@ -32,7 +34,7 @@ def poisoned(value: Any, key: str = "") -> Any:
 
 
 @functools.wraps(one)
-def hostile_one(self: Transport, method: str, path: str, body: Json | None) -> Json:
+def hostile_one(self: Transport, method: str, path: str, body: Struct | None) -> Json:
     try:
         answer: Json = poisoned(one(self, method, path, body))
     except LoradError as error:
@@ -41,7 +43,7 @@ def hostile_one(self: Transport, method: str, path: str, body: Json | None) -> J
 
 
 @functools.wraps(stream)
-def hostile_stream(self: Transport, method: str, path: str, body: Json | None) -> Iterator[Json]:
+def hostile_stream(self: Transport, method: str, path: str, body: Struct | None) -> Iterator[Json]:
     yield from (poisoned(event) for event in stream(self, method, path, body))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from lorad.models.directory import BUILTIN, linear_shapes, read_config
 from lorad.pool.host import opened
-from lorad.pool.serve.service import Service
+from lorad.pool.service import Service
 from lorad.pool.state import Pool
 from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
 from lorad.protocol.calls import (

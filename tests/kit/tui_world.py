@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import msgspec
+from msgspec import Struct
 from textual.pilot import Pilot
 
 from lorad.box.config import Config
@@ -146,13 +147,13 @@ class Prepared(Transport):
         return items
 
     def delete(self, path: str) -> Json:
-        return self.post(path, {})
+        return self.post(path)
 
-    def post(self, path: str, body: Json) -> Json:
-        path = path.removeprefix("/v1/")
-        self.world.bodies.append((path, body))
+    def post(self, path: str, body: Struct | None = None) -> Json:
+        path, sent = path.removeprefix("/v1/"), {} if body is None else msgspec.to_builtins(body)
+        self.world.bodies.append((path, sent))
         if (found := self.world.answers.get(f"POST {path}")) is not None:
-            reply: Json = found(body) if callable(found) else found
+            reply: Json = found(sent) if callable(found) else found
             return reply
         _, run, verb = path.split("/")
         self.world.asked.append((verb, run))
@@ -175,7 +176,7 @@ class Prepared(Transport):
                 return next(dict(run) for run in world.runs if run["name"] == name)
         return {"pid": 1, "caller": {"user": "ann", "admin": True}}
 
-    def stream(self, method: str, path: str, body: Json | None) -> Iterator[Json]:
+    def stream(self, method: str, path: str, body: Struct | None) -> Iterator[Json]:
         after = int(parse_qs(urlsplit(path).query)["after"][0])
         cursor = len(self.world.told) if after < 0 else after
         while True:

@@ -93,13 +93,22 @@ class World:
     def reached(self, run: str, step: int) -> Any:
         return self.until(lambda: self.client.show(run).step >= step, f"{run} at step {step}")
 
-    def over(self, run: str) -> RunDetails:
+    def over(self, run: str, seconds: float = 90.0) -> RunDetails:
         def look() -> RunDetails | None:
             shown = self.client.show(run)
             return shown if shown.state in ("ended", "paused") else None
 
-        found: RunDetails = self.until(look, f"{run} is over")
+        found: RunDetails = self.until(look, f"{run} is over", seconds=seconds)
         return found
+
+    def completed(self, run: str, seconds: float = 90.0) -> RunDetails:
+        """Wait for the run's end; one that did not complete fails with its detail and its logs."""
+        shown = self.over(run, seconds)
+        if shown.reason != "completed":
+            logs = [path for path in self.home.root.rglob("*.log") if path.stat().st_size]
+            ends = [f"== {path}\n{path.read_text(errors='replace')[-4000:]}" for path in logs]
+            raise AssertionError("\n".join([f"{run} {shown.reason}: {shown.detail}", *ends]))
+        return shown
 
     def pid(self, run: str, role: str) -> int:
         """Wait for a process of the run with this role; returns its pid."""

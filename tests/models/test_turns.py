@@ -24,7 +24,7 @@ from lorad.models.turns import (
     Turns,
     Work,
 )
-from lorad.pool.parties import Parties, weight_of
+from lorad.pool.tenants import Parties, weight_of
 from lorad.protocol.calls import Call
 
 

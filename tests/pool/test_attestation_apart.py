@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.errors import AttestationFailed, Conflict, Fenced, LoradError
-from lorad.pool.attest.temporary import MARK
+from lorad.pool.attest.attester import MARK
 from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
 from tests.kit.fakes import faulty_engines

@@ -10,8 +10,7 @@ import pytest
 
 from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.pool import capacity
-from lorad.pool.capacity import ADAPTERS, memory_for_adapters
-from lorad.pool.share import CPU_CACHE
+from lorad.pool.capacity import ADAPTERS, CPU_CACHE, memory_for_adapters
 from tests.kit.pool_kit import config_of
 
 MARGIN = 64 << 20  # by which this process may grow meanwhile

@@ -17,11 +17,10 @@ from lorad.client import box_shapes as shapes
 from lorad.daemon.api.views import engine_view
 from lorad.errors import AttestationFailed, LoradError, PoolLost
 from lorad.models.facts import ModelFacts, read_facts
-from lorad.pool import share
+from lorad.pool import capacity
 from lorad.protocol.calls import LoadVersion, Nothing
 from lorad.protocol.connection import Connection
-from lorad.protocol.ranks import RanksSetup
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.status import PoolInfo, PoolStatus
 from tests.kit.fakes.sleeping_engines import Served
 from tests.kit.pool_kit import OPEN, SHAPES, TINY, config_of, generate, learn, publish, running_pool, texts
@@ -232,17 +231,17 @@ def test_servers_are_not_one_process_with_the_trainer(tmp_path: Path) -> None:
 def test_servers_leave_the_trainer_its_memory(
     mode: str, ranks: RanksSetup | None, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share, "_total", lambda _: 1000)
+    monkeypatch.setattr(capacity, "_total", lambda _: 1000)
     trainer = "megatron" if ranks else "builtin"
     config = config_of(Path(), device="cuda:0", mode=mode, memory_fraction=0.8, trainer=trainer, ranks=ranks)
-    assert share.server_share(config, of_bytes(250)) == pytest.approx(left)
+    assert capacity.server_share(config, of_bytes(250)) == pytest.approx(left)
 
 
 def test_a_base_that_does_not_fit_twice_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share, "_total", lambda _: 1000)
+    monkeypatch.setattr(capacity, "_total", lambda _: 1000)
     config = config_of(Path(), device="cuda:0", mode="timesliced", memory_fraction=0.8)
     with pytest.raises(LoradError, match="builtin:tiny twice"):
-        share.server_share(config, of_bytes(600))
+        capacity.server_share(config, of_bytes(600))
 
 
 def of_bytes(count: int) -> ModelFacts:

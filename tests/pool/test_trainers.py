@@ -17,8 +17,7 @@ from lorad.pool import host, start
 from lorad.pool.host import opened, watch_both
 from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
-from lorad.protocol.ranks import RanksSetup
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.status import PoolInfo
 from tests.kit.fakes.lodging_trainers import Lodges
 from tests.kit.fakes.sleeping_engines import Served, Sleeps

@@ -15,7 +15,7 @@ import pytest
 
 from lorad.backends import engine_install as install_module
 from lorad.backends.engine_install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
-from lorad.backends.engine_registry import SERVERS, dialect_class
+from lorad.backends.registry import SERVERS, dialect_class
 from lorad.box.paths import checkout
 from lorad.errors import SpecError
 from lorad.models.directory import resolve

@@ -14,8 +14,8 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.validate import expected_shapes
 from lorad.backends import trainer_install as install_module
+from lorad.backends.setup import modules_of, needs_base, targets_of
 from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
-from lorad.backends.trainer_setup import modules_of, needs_base, targets_of
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts

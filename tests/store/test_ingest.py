@@ -209,7 +209,7 @@ def test_a_version_that_was_lost_with_the_power_stays_as_one_that_does_not_count
         version(writer, 2, 2)
     ingest(store, "sorter", path)
     with store.write() as connection:
-        connection.execute("INSERT INTO aliases VALUES ('bot', 'sorter', 2, 0, -1)")
+        connection.execute("INSERT INTO aliases VALUES ('bot', 'sorter', 2, 0, 7)")
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     ingest(store, "sorter", path)
     found = [(row.version, row.lineage, row.aliases) for row in versions.versions(store)]

@@ -15,7 +15,7 @@ from msgspec import structs
 from lorad.errors import Conflict, NotFound
 from lorad.protocol.journal import JournalWriter
 from lorad.states import MOVES, EndReason, Move, RunState, target
-from lorad.store import checkpoints, events, ingest, metrics, pools, runs, versions
+from lorad.store import aliases, checkpoints, events, ingest, metrics, pools, runs, versions
 from lorad.store.db import Store
 from tests.kit.journals import begin, checkpoint, new_run, step, version
 
@@ -178,15 +178,12 @@ def test_removal_leaves_no_row_behind(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_run_whose_version_is_aliased_cannot_be_removed(store: Store, tmp_path: Path) -> None:
-    new_run(store)
+    run = new_run(store)
     with JournalWriter(tmp_path / "journal.jsonl", "sorter", 1) as writer:
         version(writer, 1, 1)
     ingest.ingest(store, "sorter", tmp_path / "journal.jsonl")
     make(store, "sorter", Move.END)
-    with store.write() as connection:
-        connection.execute(
-            "INSERT INTO aliases (alias, run, version, updated_at) VALUES ('bot', 'sorter', 1, 0)"
-        )
+    aliases.move(store, "bot", "sorter", 1, by="ada", uid=run.owner_uid)
     with pytest.raises(Conflict, match="alias bot serves a version of run sorter"):
         runs.remove(store, "sorter")
     assert versions.get_version(store, "sorter", 1).aliases == ["bot"]

@@ -21,14 +21,13 @@ from lorad.models.loading import load_base
 from lorad.models.lora import LoraApply
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss
 from lorad.rl.loss import TokenLosses, loss_stats
-from lorad.trainers.adamw import adamw, l2_norm
 from lorad.trainers.base import GradientWork, Optimizer, Policy
 from lorad.trainers.builtin import passes
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import pack, plan
 from lorad.trainers.builtin.slot import Slot
 from lorad.trainers.builtin.trainer import BuiltinTrainer
-from lorad.trainers.init import initial_a
+from lorad.trainers.slot_math import adamw, initial_a, l2_norm
 from tests.conformance.reference import random_batch, reference_logprobs, reference_model, write_random_model
 from tests.conformance.trainer_kit import accumulate, flat, open_trained, saved, spec_for, targets_for, train
 

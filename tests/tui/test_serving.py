@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 from textual.widgets import Input
 
+from lorad.client.requests import Sampling
 from lorad.client.shapes import ServedAlias
 from lorad.errors import NotFound, SpecError
 from lorad.text import one_line
@@ -20,7 +21,7 @@ from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.ask import Ask
 from lorad.tui.serving.alias_rows import Data, cells, milliseconds, title, values
 from lorad.tui.serving.chat import Chat
-from lorad.tui.serving.questions import MOST, Question, Sampling, sampling_of
+from lorad.tui.serving.questions import MOST, Question, sampling_of
 from lorad.tui.serving.screen import Serving
 from lorad.tui.widgets.line import Line
 from tests.kit.tui_world import HOSTILE, SHOWN, User, World, a_run, line, screen_text, shaped, until, using
@@ -273,7 +274,7 @@ def test_what_is_no_number_is_refused_by_name(typed: tuple[str, str, str]) -> No
 
 @pytest.mark.parametrize("prompt", ["it's", "-n 3", "a\nb", "$(rm)"])
 def test_the_command_says_the_same_to_a_shell(prompt: str) -> None:
-    words = shlex.split(Question("bot", prompt, Sampling(0.5, 8, 1)).command)
+    words = shlex.split(Question("bot", prompt, Sampling(temperature=0.5, max_new_tokens=8, seed=1)).command)
     assert words[:2] == ["lorad", "generate"] and prompt in words and words[words.index("bot") + 1] == prompt
     assert ("--" in words) is prompt.startswith("-")
 

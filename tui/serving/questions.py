@@ -7,19 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from lorad.client.client import Client
+from lorad.client.requests import Sampling
 from lorad.client.shapes import Generated
 from lorad.errors import LoradError, SpecError
 
 MOST = 8  # answers that are waited for, dropped ones among them
-
-
-class Sampling(NamedTuple):
-    temperature: float
-    max_new_tokens: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -32,9 +27,10 @@ class Question:
 
     @property
     def command(self) -> str:
-        heat, most, seed = self.sampling
+        how = self.sampling
         words = ["lorad", "generate", self.target, self.prompt]
-        flags = ["--temperature", f"{heat:g}", "--max-new-tokens", str(most), "--seed", str(seed)]
+        flags = ["--temperature", f"{how.temperature:g}"]
+        flags += ["--max-new-tokens", str(how.max_new_tokens), "--seed", str(how.seed)]
         if self.target.startswith("-") or self.prompt.startswith("-"):
             words, flags = [*words[:2], *flags, "--", *words[2:]], []
         return shlex.join([*words, *flags])
@@ -59,9 +55,9 @@ class Answer:
 def sampling_of(temperature: str, most: str, seed: str) -> Sampling:
     """Read the sampling parameters that were typed. Raises SpecError."""
     return Sampling(
-        _typed(float, temperature or "0", 0, "temperature", "a number from 0 on"),
-        _typed(int, most or "64", 1, "max tokens", "a whole number from 1 on"),
-        _typed(int, seed or "0", 0, "seed", "a whole number from 0 on"),
+        temperature=_typed(float, temperature or "0", 0, "temperature", "a number from 0 on"),
+        max_new_tokens=_typed(int, most or "64", 1, "max tokens", "a whole number from 1 on"),
+        seed=_typed(int, seed or "0", 0, "seed", "a whole number from 0 on"),
     )
 
 
@@ -81,11 +77,7 @@ def ask(client: Client, question: Question, report: Callable[[Answer], object]) 
     def work() -> None:
         began = time.monotonic()
         try:
-            report(
-                _answer_of(
-                    client.generate(question.target, question.prompt, question.sampling._asdict()), began
-                )
-            )
+            report(_answer_of(client.generate(question.target, question.prompt, question.sampling), began))
         except LoradError as error:
             report(Answer(wrong=f"{error.message} {error.hint}".strip(), seconds=time.monotonic() - began))
 

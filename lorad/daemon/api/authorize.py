@@ -34,6 +34,6 @@ def subject_of(ctx: Context, call: Call) -> Subject | None:
     if version := named.get("version"):
         return of_run(runs.get(ctx.store, find_version(ctx, version).run))
     if alias := aliases.find(ctx.store, named.get("alias", "")):
-        return of_alias(ctx, alias)
+        return of_alias(alias)
     pool = ctx.pools.get(named.get("pool", ""))
     return Subject(f"pool {pool.id}", pool.setup.owner) if pool else None

@@ -94,7 +94,7 @@ async def _say_version(_request: web.Request, response: web.StreamResponse) -> N
 
 
 def _refuse_other_protocol(request: web.Request) -> None:
-    """Raises Conflict. Who names no protocol, as earlier versions, is taken at their word."""
+    """Raises Conflict. A request that names no protocol, such as curl's, is accepted."""
     asked = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
     if asked != str(PROTOCOL) and request.path not in OF_ANY_PROTOCOL:
         told = (

@@ -2,8 +2,8 @@
 directory.
 
 A deterministic run has the threads of its first attempt in all attempts: N steps, a kill, a resume under
-another load and M steps are N + M steps bit for bit. The file is on disk before the first attempt begins. A
-run of an earlier lorad has no such file: its pool's setup is used instead.
+another load and M steps are N + M steps bit for bit. The file is on disk before the first attempt begins.
+Where it was removed, the setup of the run's pool is used instead.
 """
 
 from __future__ import annotations
@@ -100,6 +100,6 @@ def read_kept(run: RunRow) -> Kept | None:
 
 
 def told_runtime(attempt: AttemptDir) -> dict[str, Any] | None:
-    """Read the runtime that a pool's attempt was started with; None where an earlier lorad started it."""
+    """Read the runtime that a pool's attempt was started with; None where that cannot be read."""
     told: dict[str, Any] | None = read_object(attempt.command).get("runtime")
     return told

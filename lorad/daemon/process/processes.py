@@ -239,7 +239,7 @@ def condemn(attempt: AttemptDir) -> None:
 
 
 class Status(Struct):
-    """`status.json`, see `shim.py`; the shims of earlier versions wrote fewer keys."""
+    """`status.json`, see `shim.py`; an attempt that never began has not all of the keys."""
 
     shim_pid: int | None
     shim_start_time: int | None

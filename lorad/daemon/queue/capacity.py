@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import ServerSetup
 from lorad.protocol.status import Capacity, PoolStatus
 from lorad.spec.model import Spec
 from lorad.text import size as in_units

@@ -84,11 +84,10 @@ def lease_of(ctx: Context, device: Device) -> Holder | None:
 
 def holder(ctx: Context, pool: Pool) -> Holder:
     status = read_status(pool.attempt()) or {}
-    uid = os.getuid() if pool.setup.owner < 0 else pool.setup.owner
     return Holder(
         pool=pool.id,
-        uid=uid,
-        user=user_name(uid),
+        uid=pool.setup.owner,
+        user=user_name(pool.setup.owner),
         why=doing(ctx, pool)[:300],
         since=status.get("started_at") or ctx.loop.started_at,
         pid=status.get("pid"),

@@ -1,4 +1,9 @@
-"""How often a run made no progress, and which of the runs of a lost pool that counts against."""
+"""How often a run made no progress.
+
+A lost pool counts against one run alone: the youngest of those in it that got no further. So the runs of a
+pool that is lost again and again give up one at a time, the last that came first, and
+`resources.max_restarts` bounds how often any of them comes back.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +40,11 @@ def excused_attempts(ctx: Context, name: str) -> set[int]:
 
 
 def excuse(ctx: Context, run: RunRow) -> None:
-    """Do not count the attempt of a run that lost its pool, where another one of the pool is likelier to
-    blame.
-
-    Of the runs that got no further in that life of the pool it is the one that did so most often, then the
-    youngest: so a run that takes its pool down gives up first, and where too many are in a pool, the last one
-        that came.
-    """
-    suspects = [other for other in beside(ctx, run) if is_stuck(ctx, other)]
-    blamed = max(suspects, key=lambda suspect: blame(ctx, suspect), default=None)
-    if blamed is not None and is_stuck(ctx, run) and blame(ctx, blamed) > blame(ctx, run):
-        events.append(ctx.store, run.name, EXCUSED, {"attempt": run.attempt, "blamed": blamed.name})
+    """Pardon a run that lost its pool, if a younger one in it got no further either."""
+    if is_stuck(ctx, run) and any(
+        other.created_at > run.created_at and is_stuck(ctx, other) for other in beside(ctx, run)
+    ):
+        pardon(ctx, run, f"pool {run.pool} was lost, and a younger run in it got no further either")
 
 
 def pardon(ctx: Context, run: RunRow, why: str) -> None:
@@ -65,7 +64,3 @@ def is_stuck(ctx: Context, run: RunRow) -> bool:
     reached = furthest_steps(ctx.store, run.name)
     before = max((step for attempt, step in reached.items() if attempt < run.attempt), default=0)
     return reached.get(run.attempt, 0) <= before
-
-
-def blame(ctx: Context, run: RunRow) -> tuple[int, float]:
-    return futile_attempts(ctx, run.name, before=run.attempt), run.created_at

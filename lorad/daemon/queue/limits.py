@@ -7,7 +7,6 @@ It claims nothing: the runs behind it in the queue are placed as if it were not 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,7 +94,7 @@ def is_used(ctx: Context, pool: Pool) -> bool:
 
 
 def user_of(run: RunRow | None, setup: PoolSetup) -> str:
-    return str(run.owner) if run is not None else user_name(setup.owner if setup.owner >= 0 else os.getuid())
+    return str(run.owner) if run is not None else user_name(setup.owner)
 
 
 def measure(ctx: Context) -> None:

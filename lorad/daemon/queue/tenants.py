@@ -77,7 +77,7 @@ def life_of(ctx: Context, run: RunRow) -> tuple[AttemptDir, ProcessState] | None
     """The pool process that the run's attempt began with, though the pool may have another by now; None: no
     such pool.
 
-    Before its driver is started, and for attempts of an earlier lorad, it is the newest one.
+    Before its driver is started it is the newest one.
     """
     pool = ctx.pools.get(run.pool or "")
     if pool is None:

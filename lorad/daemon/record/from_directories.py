@@ -1,13 +1,12 @@
-"""Make rows from journals of earlier versions and directories of runs, where the daemon's journal is
+"""Make rows from the directories of runs and from the gateway's table, where the daemon's journal is
 incomplete.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,90 +18,13 @@ from lorad.daemon.runs.facts import end_of, last_facts
 from lorad.daemon.storage.prune import REMOVED
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import read
-from lorad.states import EndReason, Move, RunState
+from lorad.states import EndReason, RunState
 from lorad.store.db import Row
 from lorad.store.rebuild import Tables
 
 Fact = dict[str, Any]
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError)
-STEP = re.compile(r"from step (\d+)")
 IMPORTED = "imported from "
-
-
-def from_facts(facts: Sequence[Fact], runs_root: Path) -> Tables:
-    """Make rows of what the facts contain; the directories of the runs supply the rest."""
-    tables = Tables()
-    for fact in facts:
-        name, run = fact.get("run"), tables.rows["runs"].get((fact.get("run"),))
-        match fact["kind"]:
-            case "created":
-                directory = Path(fact["directory"])
-                # a home that was moved
-                directory = directory if directory.is_dir() else runs_root / directory.name
-                tables.put("runs", of_directory(directory) | {"owner": fact["by"], "created_at": fact["at"]})
-                tell(tables, fact, "state", {"from": None, "state": "queued", "by": fact["by"]})
-            case "removed":
-                attempt = run["attempt"] if run else 0
-                tables.forget("runs", (name,))
-                tell(tables, fact, "removed", {"by": fact["by"], "attempt": attempt})
-            case "move" if run:
-                moved(tables, run, fact)
-            case "alias" | "pin" | "unpin" if run:
-                held(tables, run, fact)
-    return tables
-
-
-def moved(tables: Tables, run: Row, fact: Fact) -> None:
-    told = {"from": run["state"], "state": fact["state"]}
-    told |= {key: fact.get(key) for key in ("by", "move", "reason", "detail")}
-    run |= {"state": fact["state"], "wanted": None}
-    match fact["move"]:
-        case Move.PLACE:
-            run["started_at"] = run["started_at"] or fact["at"]
-            run["pool"] = (fact.get("detail") or "").removeprefix("pool ") or None
-        case Move.STOP if fact.get("detail") in ("pause", "stop", "kill"):
-            run["wanted"] = fact["detail"]
-        case Move.END:
-            run |= {"reason": fact["reason"], "detail": fact["detail"], "ended_at": fact["at"]}
-            if fact["reason"] == EndReason.IMPORTED:
-                run |= {"steps": 0, "origin": fact["detail"].removeprefix(IMPORTED)}
-        case Move.PAUSE:
-            run["detail"] = fact.get("detail") or ""
-        case Move.RESUME:
-            step = STEP.match(fact.get("detail") or "")
-            run |= {"reason": None, "detail": "", "ended_at": None}
-            run["resume_step"] = (int(step[1]) if step else 0) or None
-    if run["state"] != RunState.QUEUED:
-        run["resume_step"] = None
-    tell(tables, fact, "state", told)
-
-
-def held(tables: Tables, run: Row, fact: Fact) -> None:
-    """Pins and aliases."""
-    by, number, kind = fact["by"], fact["version"], fact["kind"]
-    if kind != "alias":
-        tables.put("versions", {"run": run["name"], "version": number, "pinned": int(kind == "pin")})
-        tell(tables, fact, kind, {"version": number, "by": by})
-        return
-    alias, at = fact["alias"], fact["at"]
-    move = {"id": len(tables.rows["alias_moves"]) + 1, "alias": alias, "at": at, "by": by}
-    if number is None:
-        tables.forget("aliases", (alias,))
-        tables.put("alias_moves", move | {"run": "", "version": -1})
-    else:
-        about = {"alias": alias, "run": run["name"], "version": number}
-        tables.put("aliases", about | {"updated_at": at, "owner_uid": run["owner_uid"]})
-        tables.put("alias_moves", move | about)
-    tell(
-        tables, fact, "alias", {"alias": alias, "version": number, "previous": fact.get("previous"), "by": by}
-    )
-
-
-def tell(tables: Tables, fact: Fact, kind: str, data: Fact) -> None:
-    """Add an event whose number is not known."""
-    events = tables.rows["events"]
-    row = {"at": fact["at"], "run": fact.get("run"), "kind": kind, "data": msgspec.json.encode(data).decode()}
-    events[("of earlier versions", len(events))] = row
 
 
 def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
@@ -245,7 +167,7 @@ def attempts_of(directory: RunDir) -> Iterator[Row]:
 
 
 def add_served(tables: Tables, table: Path) -> None:
-    """Aliases and pins as the gateway knows them."""
+    """Add aliases and pins that the gateway knows, where the journal does not say otherwise."""
     try:
         served = json.loads(table.read_bytes())
     except (OSError, ValueError):
@@ -257,7 +179,8 @@ def add_served(tables: Tables, table: Path) -> None:
             aliased.add(version)
             owner = tables.rows["runs"][(run,)]["owner_uid"]
             row = {"alias": alias, "run": run, "version": int(number), "updated_at": table.stat().st_mtime}
-            tables.put("aliases", row | {"owner_uid": owner})
+            known = tables.rows["aliases"].get((alias,), {})
+            tables.put("aliases", row | {"owner_uid": owner} | known)
     for about in served.get("versions", {}).values():
         if f"{about['run']}@{about['version']}" not in aliased:
             tables.put("versions", {"run": about["run"], "version": about["version"], "pinned": 1})

@@ -2,8 +2,7 @@
 the runs.
 
 The new one is built beside the old one, which is kept; one rename puts it in its place. Running processes
-continue
-meanwhile: the next daemon finds them as it always does.
+continue meanwhile: the next daemon finds them as it always does.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
     tables = Tables()
     if not told.is_complete:
         words.append(f"{home.journal} is incomplete; the rest comes from the directories of the runs")
-        tables = from_directories.from_facts(told.facts, runs_root)
     for _, change in told.changes:
         tables.apply(change)
     for (name,), row in tables.rows["runs"].items():
@@ -94,7 +92,6 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
     words += from_directories.add_unknown(tables, runs_root)
     if not told.is_complete:
         words += from_directories.add_attempts(tables)
-    if not told.is_complete and not told.facts:
         from_directories.add_served(tables, home.gateway / "table.json")
     return tables, words
 

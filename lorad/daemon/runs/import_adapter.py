@@ -22,7 +22,7 @@ from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
 from lorad.adapters.peft import CONFIG, read_peft, write_peft
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import refuse_unfit, validate
-from lorad.backends.trainer_setup import targets_of
+from lorad.backends.setup import targets_of
 from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, Request, run_dir
 from lorad.daemon.pool import Pool

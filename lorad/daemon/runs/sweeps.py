@@ -17,8 +17,9 @@ import math
 import time
 from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import structs
 
+from lorad.client.requests import HalvingRequest
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guarded import each
 from lorad.daemon.troubles import Item
@@ -36,14 +37,6 @@ ETA = 2
 METRICS = ("eval", "reward")
 
 
-class Wish(Struct, frozen=True):
-    """How a user wants a sweep halved; None is chosen by lorad."""
-
-    eta: float | None = None
-    rungs: list[int] | None = None
-    metric: str | None = None
-
-
 class Point(NamedTuple):
     """A run at a rung.
 
@@ -55,7 +48,7 @@ class Point(NamedTuple):
     in_race: bool
 
 
-def halving_of(wish: Wish, specs: list[Spec]) -> Halving:
+def halving_of(wish: HalvingRequest, specs: list[Spec]) -> Halving:
     """Choose what the wish leaves open. Raises SpecError."""
     eta, steps = wish.eta or ETA, min(spec.trainer.steps for spec in specs)
     if not 1 < eta <= len(specs):

@@ -95,9 +95,9 @@ def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
     """
     if not ctx.loop.is_watched(attempt.root):
         ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
-        began = read_object(attempt.command)  # earlier versions did not write all of it
-        is_moved = began.get("home") not in (None, str(ctx.home.root))
-        if is_moved or began.get("gateway") not in (None, gateway.settings):
+        began = read_object(attempt.command)
+        present = str(ctx.home.root), gateway.settings
+        if began and (began.get("home"), began.get("gateway")) != present:
             log.info(
                 "%s: config.yaml or the place of the home has changed, it is started again", gateway.title
             )

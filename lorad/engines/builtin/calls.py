@@ -12,13 +12,29 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from lorad.engines.builtin.versions import HeldLora
+from lorad.engines.versions import Held
+from lorad.models.lora import FrozenLora
 from lorad.models.turns import POOL, Caller
 from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 
 # how often growing samples of a call that streams are reported; its ended ones are at once
 STREAM_SECONDS = 0.05
 GATHER_SECONDS = 1.0  # how often the ended samples of another call are
+
+
+@dataclass(eq=False)
+class HeldLora(Held):
+    """A version that the builtin engine holds: its frozen copy on the device. `lora` is None for the base."""
+
+    lora: FrozenLora | None = None
+
+    def __post_init__(self) -> None:
+        self.bytes = self.lora.nbytes() if self.lora else 0
+
+    @property
+    def identity(self) -> str:
+        """Equal for versions that compute the same: the digest is of the tensors alone."""
+        return f"{self.digest} x {self.lora.scale if self.lora else 0}"
 
 
 class Decoder(Protocol):

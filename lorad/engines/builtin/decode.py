@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lorad.engines.builtin.calls import Call, Group, Sample
-from lorad.engines.builtin.prefill import prefill
-from lorad.engines.builtin.prefix import PrefixCache
-from lorad.engines.builtin.rows import Rows, Shape, seeds_of
+from lorad.engines.builtin.prefix import PrefixCache, prefill
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
-from lorad.engines.builtin.steps import Stepper, stepper
-from lorad.engines.builtin.waiting import Waiting
+from lorad.engines.builtin.steps import Rows, Shape, Stepper, seeds_of, stepper
 from lorad.models.kv import KVCache, bytes_per_token
 from lorad.models.merge import Merger
 from lorad.models.turns import FIRST_SHARE
@@ -32,9 +30,47 @@ PREFILL_WORK = 2 * 10**11  # floating-point operations of one forward on a CPU: 
 ROOM = 64  # tokens that a row can grow by before rows are asked to make room
 SHARE = 8  # rows are admitted when one in so many is free: prefilling in bulk is cheaper
 SEEN = 1000  # steps
-
 Report = tuple[Call, list[Chunk], bool]
 """(call, new chunks, whether it ended)"""
+
+
+class Waiting:
+    """Groups that wait for rows, in two lines: those of parties that go first, and all others.
+
+    Iterates over all, those that go first before the others.
+    """
+
+    def __init__(self) -> None:
+        self.first: deque[Group] = deque()
+        self.others: deque[Group] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.first or self.others)
+
+    def __iter__(self) -> Iterator[Group]:
+        return chain(self.first, self.others)
+
+    def add(self, call: Call) -> None:
+        (self.first if call.goes_first else self.others).extend(call.groups)
+
+    def put_back(self, group: Group) -> None:
+        """Put a group back at the head of its line."""
+        (self.first if group.call.goes_first else self.others).appendleft(group)
+
+    def drop_aborted(self) -> None:
+        for line in (self.first, self.others):
+            left = [group for group in line if not group.call.aborted]
+            line.clear()
+            line.extend(left)
+
+    def samples(self, enough: int) -> int:
+        """Count the waiting samples, but no further than `enough`."""
+        count = 0
+        for group in self:
+            count += len(group.samples)
+            if count > enough:
+                break
+        return count
 
 
 class DecodeBatch:

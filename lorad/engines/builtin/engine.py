@@ -9,28 +9,34 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from lorad.adapters.adapter import Adapter
-from lorad.engines.base import BASE, AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion
-from lorad.engines.builtin.budget import Budget
-from lorad.engines.builtin.calls import Call, Decoder
+from lorad.engines.base import (
+    BASE,
+    AdapterSource,
+    Engine,
+    EngineCapabilities,
+    EngineHealth,
+    LoadedVersion,
+    check_request,
+)
+from lorad.engines.builtin.calls import Call, Decoder, HeldLora
 from lorad.engines.builtin.decode import SEEN, DecodeBatch, Report
 from lorad.engines.builtin.prefix import PrefixCache
-from lorad.engines.builtin.scoring import completion_logprobs, micro_batches
-from lorad.engines.builtin.sharing import SharedDecode
-from lorad.engines.builtin.versions import HeldLora
-from lorad.engines.receive import receive
-from lorad.engines.request import check_request
-from lorad.engines.versions import Versions
+from lorad.engines.builtin.sharing import Budget, SharedDecode
+from lorad.engines.versions import Versions, receive
 from lorad.errors import Conflict, SpecError
+from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.compute import Compute
+from lorad.models.decoder import hidden, logits
 from lorad.models.directory import linear_shapes
 from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
@@ -42,6 +48,10 @@ QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the nex
 RATE_SECONDS = 5.0
 PREFIX_SHARE = 8  # one in so many of the cache's bytes keeps beginnings of prompts
 MAX_RANK = 512
+FORWARD_TOKENS = 8192  # per micro-batch, padding included
+LOGITS = 1 << 24  # numbers held at once
+Row = tuple[np.ndarray, int]
+"""(tokens of prompt and completion, length of the prompt)"""
 
 
 class BuiltinEngine(Engine):
@@ -261,3 +271,41 @@ class BuiltinEngine(Engine):
             call.aborted = True
         await asyncio.gather(*self._tasks.values())
         self._versions.table.clear()
+
+
+def micro_batches(batch: Batch) -> Iterator[list[Row]]:
+    """Yield the samples of a batch in their order, cut so that no padded micro-batch is too large."""
+    rows: list[Row] = []
+    longest = 0
+    for prompt, completions in batch.groups():
+        for completion in completions:
+            tokens = np.concatenate([prompt, completion])
+            longest = max(longest, len(tokens))
+            if rows and (len(rows) + 1) * longest > FORWARD_TOKENS:
+                yield rows
+                rows, longest = [], len(tokens)
+            rows.append((tokens, len(prompt)))
+    if rows:
+        yield rows
+
+
+@torch.no_grad()
+def completion_logprobs(models: Merger, rows: list[Row], version: FrozenLora | None) -> np.ndarray:
+    """float32 [completion tokens], row after row, temperature 1."""
+    base, lora = models.alone(version)
+    longest = max(len(tokens) for tokens, _ in rows)
+    ids = np.zeros((len(rows), longest), np.int64)
+    predicts = np.zeros((len(rows), longest), bool)  # a position predicts the token after it
+    for row, (tokens, prompt) in enumerate(rows):
+        ids[row, : len(tokens)] = tokens
+        predicts[row, prompt - 1 : len(tokens) - 1] = True
+    targets = torch.from_numpy(np.roll(ids, -1, axis=1)[predicts]).to(base.device)
+    positions = torch.arange(longest, device=base.device)
+    states = hidden(base, torch.from_numpy(ids).to(base.device), positions, CausalAttention(), lora)
+    states = states[torch.from_numpy(predicts).to(base.device)]
+    size = max(1, LOGITS // base.config.vocab_size)
+    parts = [
+        torch.log_softmax(logits(base, some, lora).float(), -1).gather(1, wanted[:, None])[:, 0].cpu()
+        for some, wanted in zip(states.split(size), targets.split(size), strict=True)
+    ]
+    return torch.cat(parts).numpy()

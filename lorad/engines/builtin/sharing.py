@@ -1,9 +1,11 @@
-"""A decode batch that several calls share, as one account: see `lorad/models/turns.py`."""
+"""What calls share: a decode batch, as one account (see `lorad/models/turns.py`), and memory."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.models.turns import Account, Party, Work
@@ -50,3 +52,29 @@ class SharedDecode(Account, Work):
             for call in self.batch.calls:
                 if call not in with_rows:
                     call.caller.wait(seconds)
+
+
+class Budget:
+    """So many bytes, first come first served; who wants more than all of them gets all.
+
+    Belongs to one asyncio loop.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = self.left = most
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, wanted: int) -> AsyncIterator[None]:
+        """Wait until so much is free, and give it back in the end."""
+        wanted = min(wanted, self.most)
+        async with self._turn:
+            while wanted > self.left:
+                self._freed.clear()
+                await self._freed.wait()
+            self.left -= wanted
+        try:
+            yield
+        finally:
+            self.left += wanted
+            self._freed.set()

@@ -17,23 +17,30 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from lorad.engines.base import AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion, Scorer
-from lorad.engines.remote.call import TRIES, Call
+from lorad.engines.base import (
+    AdapterSource,
+    Engine,
+    EngineCapabilities,
+    EngineHealth,
+    LoadedVersion,
+    Scorer,
+    check_request,
+)
+from lorad.engines.remote.call import TRIES, Call, score, scores
 from lorad.engines.remote.dialect import Dialect, ServerSettings
 from lorad.engines.remote.fleet import Directories, Fleet
 from lorad.engines.remote.holdings import Holdings, Shapes
 from lorad.engines.remote.http import NotFinite, ServerGone
 from lorad.engines.remote.meter import Meter
-from lorad.engines.remote.scoring import score, scores
 from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.engines.remote.transport import Transport
-from lorad.engines.request import check_request
 from lorad.errors import Conflict, EngineGone, LoradError, SpecError
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import ServerSetup
 
 _settled: ContextVar[bool] = ContextVar("settled", default=False)
+_BACK = "It restarts automatically; the log of the engine says why it died (`lorad logs RUN --of engine`)."
 
 
 class RemoteEngine(Engine):
@@ -256,6 +263,3 @@ class RemoteEngine(Engine):
                 return await score(server, held.server_name, batch)
 
         await self._check(scorer)
-
-
-_BACK = "It restarts automatically; the log of the engine says why it died (`lorad logs RUN --of engine`)."

@@ -1,13 +1,17 @@
-"""The servers of an engine: started, kept alive, put to sleep and woken together; asked one by one."""
+"""The servers of an engine: started, kept alive, put to sleep and woken together; asked one by one, each
+prompt where its keys and values are.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -15,18 +19,26 @@ import numpy as np
 
 from lorad.box.paths import private_directory
 from lorad.children.process import Child, sweep
-from lorad.engines.remote import routing
 from lorad.engines.remote.dialect import Dialect, ServerSettings
 from lorad.engines.remote.http import Address, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.server import Server
 from lorad.engines.remote.settings import addresses, of_server
 from lorad.errors import AdapterRefused, AttestationFailed, EngineGone, LoradError, PoolLost
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import ServerSetup
 
 log = logging.getLogger(__name__)
 
 DEATHS, DEATH_SECONDS = 5, 1800.0  # so many within so long, and a server is not started again
 BACK_OFF = (0.0, 1.0, 5.0, 20.0, 60.0)  # seconds before each of these starts
+_REFUSED = "Nothing was changed; the version before serves. The log of the engine may say more."
+_SILENT = (
+    "The version before serves. Is the machine overloaded, or the disk of the adapters slow? Then "
+    "resume the run."
+)
+_DIED = "The server is started again; its log may say why it died. Then resume the run."
+_LOGPROBS = "Start it with the --logprobs-mode that the preflight asks for, or let lorad start it."
+_NO_LORA = "Start it with LoRA enabled, or let lorad start it (leave rollout.url out)."
+SURPLUS = 1.25  # times the average load
 
 
 class Restore(Protocol):
@@ -153,7 +165,7 @@ class Fleet:
     async def pick(self, prompt: np.ndarray) -> Server:
         """Return the server for a sample of `prompt`."""
         serving = {server.index: server for server in await self.some()}
-        return serving[routing.pick(prompt, [(index, server.in_flight) for index, server in serving.items()])]
+        return serving[pick(prompt, [(index, server.in_flight) for index, server in serving.items()])]
 
     async def load(self, name: str, directory: Path) -> None:
         """Load an adapter on every serving server. Raises AdapterRefused, upon which the caller unloads it
@@ -191,9 +203,15 @@ class Fleet:
                 raise outcome
 
     async def holds(self) -> list[dict[str, str]]:
-        """name -> path, as each serving server says; a server that has just died is not asked."""
+        """Ask each serving server what it holds: name -> path.
+
+        One that has just died is left out; when this returns, it is known to be gone, so that whoever asks
+        again waits for its return.
+        """
         servers = self.serving
         outcomes = await asyncio.gather(*(server.holds() for server in servers), return_exceptions=True)
+        died = [s for s, said in zip(servers, outcomes, strict=True) if isinstance(said, ServerGone)]
+        await asyncio.gather(*(server.suspected() for server in died))
         failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if wrong := [error for error in failed if not isinstance(error, ServerGone)]:
             raise wrong[0]
@@ -293,11 +311,22 @@ class Fleet:
         self._news = asyncio.Event()
 
 
-_REFUSED = "Nothing was changed; the version before serves. The log of the engine may say more."
-_SILENT = (
-    "The version before serves. Is the machine overloaded, or the disk of the adapters slow? Then "
-    "resume the run."
-)
-_DIED = "The server is started again; its log may say why it died. Then resume the run."
-_LOGPROBS = "Start it with the --logprobs-mode that the preflight asks for, or let lorad start it."
-_NO_LORA = "Start it with LoRA enabled, or let lorad start it (leave rollout.url out)."
+def pick(prompt: np.ndarray, loads: Sequence[tuple[int, int]]) -> int:
+    """Return the identity of the server that takes a sample: one that has its prompt's keys and values
+    already, unless it has too much to do.
+
+    Rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads (Mirrokni, Thorup and Zadimoghaddam,
+    2016): equal prompts prefer the same server, a server that comes or goes moves no other prompt, and none
+    gets more than its share.
+
+    loads: (identity, samples in flight) of each server that serves; at least one.
+    """
+    limit = math.ceil(SURPLUS * (sum(load for _, load in loads) + 1) / len(loads))
+    below = [identity for identity, load in loads if load + 1 <= limit]
+    return max(
+        below or [min(loads, key=lambda entry: entry[1])[0]], key=lambda identity: _weight(prompt, identity)
+    )
+
+
+def _weight(prompt: np.ndarray, identity: int) -> bytes:
+    return hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=identity.to_bytes(8, "little")).digest()

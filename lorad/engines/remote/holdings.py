@@ -12,12 +12,11 @@ from lorad.adapters.adapter import Adapter
 from lorad.adapters.served import served
 from lorad.adapters.targets import leaf
 from lorad.engines.base import BASE, AdapterSource
-from lorad.engines.receive import receive
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.fleet import Fleet
 from lorad.engines.remote.server import Server
 from lorad.engines.remote.transport import Transport
-from lorad.engines.versions import Held, Versions
+from lorad.engines.versions import Held, Versions, receive
 from lorad.errors import AdapterRefused, EngineGone
 
 Shapes = Mapping[str, tuple[int, int]]

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from lorad.children.cause import cause
-from lorad.children.process import Child
+from lorad.children.process import Child, cause
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
 from lorad.errors import LoradError, PoolLost

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.http import Address
 from lorad.errors import SpecError
-from lorad.protocol.servers import UNIX, ServerSetup
+from lorad.protocol.pool_setup import UNIX, ServerSetup
 
 SLOTS = 4  # distinct versions in one batch: the current one, the one before, and some that are served
 MAX_VERSIONS = 64

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lorad.engines.remote.dialect import Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.sglang import command, replies
 from lorad.engines.sglang.launch import NOWHERE
@@ -296,3 +297,9 @@ def _missing(info: dict[str, Any]) -> Iterator[str]:
 
 def _started_by_lorad(info: dict[str, Any]) -> bool:
     return str(info.get("launch_command") or "").endswith(" ".join(NOWHERE))
+
+
+class SglangEngine(RemoteEngine):
+    """One or several SGLang servers."""
+
+    dialect = SglangDialect

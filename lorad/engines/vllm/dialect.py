@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from lorad.engines.remote.dialect import Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.vllm import command, replies
-from lorad.engines.vllm.events import Events
 from lorad.engines.vllm.memory import Memory
+from lorad.engines.vllm.replies import Events
 from lorad.protocol.batch import Sampling
 
 SAMPLE = "/v1/completions"
@@ -275,3 +276,9 @@ def _missing(info: dict[str, Any], route: bool) -> Iterator[str]:
         yield (
             "no --logprobs-mode processed_logprobs: log-probabilities are right at temperature 1 and 0 alone"
         )
+
+
+class VllmEngine(RemoteEngine):
+    """One or several vLLM servers."""
+
+    dialect = VllmDialect

@@ -29,7 +29,7 @@ from lorad.gateway.own.watchdog import watched
 from lorad.gateway.params import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatWish, CompletionWish, Wish, read
 from lorad.gateway.server import listening
 from lorad.gateway.traffic import Counted, Traffic, telling
-from lorad.protocol.traffic import FILE
+from lorad.protocol import served, traffic
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ class Gateway:
 @asynccontextmanager
 async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """The gateway of a home that belongs to one user."""
-    gateway = Gateway(Resolver(home, home.gateway / "table.json"), Access(settings.tokens))
-    told = telling(gateway.traffic, home.gateway / FILE)
+    gateway = Gateway(Resolver(home, home.gateway / served.FILE), Access(settings.tokens))
+    told = telling(gateway.traffic, home.gateway / traffic.FILE)
     try:
         async with told, listening(make_app(gateway), home.gateway_socket, CONNECTIONS, port=settings.port):
             yield gateway
@@ -87,10 +87,10 @@ async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gate
 @asynccontextmanager
 async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
     """The one of a user, this process's, behind the front of a shared home. When it hangs, it ends."""
-    resolver = Resolver(home, home.gateway_of(uid) / "table.json")
+    resolver = Resolver(home, home.gateway_of(uid) / served.FILE)
     gateway = Gateway(resolver, Access(None), limits=Limits(MOST_REQUESTS, MOST_REQUESTS), has_front=True)
     socket = home.gateway_socket_of(uid)
-    told = telling(gateway.traffic, socket.with_name(FILE))
+    told = telling(gateway.traffic, socket.with_name(traffic.FILE))
     try:
         async with watched(), told, listening(make_app(gateway), socket, BEHIND_FRONT):
             yield gateway

@@ -19,10 +19,10 @@ from lorad.gateway.own.prompts import new_tokens, prompts
 from lorad.gateway.own.resolve import Resolver
 from lorad.gateway.own.text import Detokenizer, StopCutter
 from lorad.gateway.params import ChatWish, Wish
-from lorad.gateway.table import Served
 from lorad.gateway.traffic import Counted
 from lorad.protocol.batch import Chunk, Chunks, Prompt
 from lorad.protocol.calls import Generate
+from lorad.protocol.served import Served
 
 INLINE = 1 << 14  # bytes of a request whose tokens are made without another thread
 

@@ -11,7 +11,8 @@ from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
-from lorad.gateway.table import Names, Served, Table
+from lorad.gateway.table import Table
+from lorad.protocol.served import Names, Served
 
 DAEMON_SECONDS = 120.0  # for the daemon to start a pool and load a version
 DAEMON_CALLS = 8  # at once

@@ -91,10 +91,10 @@ def make_app(front: Front) -> web.Application:
 
 async def forward(front: Front, request: web.Request) -> web.StreamResponse:
     body = await arrived(request)
-    way = await front.routes.find(model := model_in(body))
-    if not front.access.viewer(request)(way.owner_uid):
+    owner = await front.routes.find(model := model_in(body))
+    if not front.access.viewer(request)(owner.owner_uid):
         raise no_such_model(model)
-    async with front.owners.asked(way, request.path, body) as answer:
+    async with front.owners.asked(owner, request.path, body) as answer:
         return await passed_on(request, answer)
 
 

@@ -16,9 +16,10 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from lorad.box.paths import Home
+from lorad.client.shapes import ServingOwner
 from lorad.errors import PoolLost
 from lorad.gateway.guard import VERSION
-from lorad.gateway.shared.routes import Routes, Way
+from lorad.gateway.shared.routes import Routes
 from lorad.protocol.listener import answers, uid_of
 
 log = logging.getLogger(__name__)
@@ -56,22 +57,24 @@ class Owners:
         self._waking: dict[int, asyncio.Task[None]] = {}
 
     @asynccontextmanager
-    async def asked(self, way: Way, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def asked(
+        self, owner: ServingOwner, path: str, body: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the answer as it comes; leaving early closes the connection and ends the request in the pool.
 
         Raises PoolLost if the gateway is not up or went away, and what the daemon raises.
         """
         try:
-            response = await self._post(way, path, body)
+            response = await self._post(owner, path, body)
         except aiohttp.ClientConnectorError as error:
-            log.info("the gateway of user %d: %s", way.owner_uid, error)
-            await self._up(way)
-            response = await self._post_again(way, path, body)
+            log.info("the gateway of user %d: %s", owner.owner_uid, error)
+            await self._up(owner)
+            response = await self._post_again(owner, path, body)
         except (OSError, aiohttp.ClientError) as error:
-            raise gone(way, error) from error
+            raise gone(owner, error) from error
         async with response:
             if not 200 <= response.status < 600:
-                raise gone(way, ValueError(f"it answered with status {response.status}"))
+                raise gone(owner, ValueError(f"it answered with status {response.status}"))
             yield response
 
     async def close(self) -> None:
@@ -81,16 +84,16 @@ class Owners:
         for session in self._sessions.values():
             await session.close()
 
-    async def _post(self, way: Way, path: str, body: bytes) -> aiohttp.ClientResponse:
-        headers = {"Content-Type": "application/json", VERSION: way.version}
-        session = self._session(way.owner_uid)
+    async def _post(self, owner: ServingOwner, path: str, body: bytes) -> aiohttp.ClientResponse:
+        headers = {"Content-Type": "application/json", VERSION: owner.version}
+        session = self._session(owner.owner_uid)
         return await session.post(f"http://lorad{path}", data=body, headers=headers, allow_redirects=False)
 
-    async def _post_again(self, way: Way, path: str, body: bytes) -> aiohttp.ClientResponse:
+    async def _post_again(self, owner: ServingOwner, path: str, body: bytes) -> aiohttp.ClientResponse:
         try:
-            return await self._post(way, path, body)
+            return await self._post(owner, path, body)
         except (OSError, aiohttp.ClientError) as error:
-            raise gone(way, error) from error
+            raise gone(owner, error) from error
 
     def _session(self, uid: int) -> aiohttp.ClientSession:
         session = self._sessions.get(uid)
@@ -106,25 +109,25 @@ class Owners:
             session = self._sessions[uid] = made
         return session
 
-    async def _up(self, way: Way) -> None:
+    async def _up(self, owner: ServingOwner) -> None:
         """Wait until the gateway answers. Raises PoolLost if that takes too long."""
-        waking = self._waking.get(way.owner_uid)
+        waking = self._waking.get(owner.owner_uid)
         if waking is None:
-            waking = self._waking[way.owner_uid] = asyncio.create_task(self._wake(way))
-            waking.add_done_callback(lambda _: self._waking.pop(way.owner_uid))
+            waking = self._waking[owner.owner_uid] = asyncio.create_task(self._wake(owner))
+            waking.add_done_callback(lambda _: self._waking.pop(owner.owner_uid))
         await asyncio.shield(waking)
 
-    async def _wake(self, way: Way) -> None:
-        await self._routes.ask(way.version)
-        path = self._home.gateway_socket_of(way.owner_uid)
+    async def _wake(self, owner: ServingOwner) -> None:
+        await self._routes.ask(owner.version)
+        path = self._home.gateway_socket_of(owner.owner_uid)
         try:
             async with asyncio.timeout(UP_SECONDS):
                 while not answers(path):  # noqa: ASYNC110 (sockets are polled)
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
-            raise PoolLost(f"the gateway of user {way.owner_uid} is not up", hint=AGAIN) from None
+            raise PoolLost(f"the gateway of user {owner.owner_uid} is not up", hint=AGAIN) from None
 
 
-def gone(way: Way, error: Exception) -> PoolLost:
+def gone(owner: ServingOwner, error: Exception) -> PoolLost:
     why = str(error) or type(error).__name__
-    return PoolLost(f"the gateway of user {way.owner_uid} does not answer: {why}", hint=AGAIN)
+    return PoolLost(f"the gateway of user {owner.owner_uid} does not answer: {why}", hint=AGAIN)

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 import msgspec
 
 from lorad.box.paths import Home
+from lorad.client.requests import ModelRequest
 from lorad.client.shapes import ServingOwner
 from lorad.errors import DaemonUnreachable, NotFound, from_wire
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Table
+from lorad.protocol.served import FILE
 
 ASK_SECONDS = 10.0
 ASK_AT_ONCE = 32
@@ -23,28 +25,23 @@ REMEMBERED = 1024  # versions that are in no table
 FRESH_SECONDS = 60.0  # the daemon keeps the gateway of an owner up who was asked about within some minutes
 
 
-class Way(NamedTuple):
-    version: str
-    owner_uid: int
-
-
 class Routes:
     """All within one event loop; nothing here waits for what belongs to a user."""
 
     def __init__(self, home: Home) -> None:
-        self.table = Table(home.gateway / "table.json")
+        self.table = Table(home.gateway / FILE)
         self._socket = home.socket
         timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
         connector = aiohttp.UnixConnector(str(home.socket), limit=ASK_AT_ONCE, force_close=True)
         self._daemon = aiohttp.ClientSession(connector=connector, timeout=timeout)
-        self._others: OrderedDict[str, tuple[Way, float]] = OrderedDict()
+        self._others: OrderedDict[str, tuple[ServingOwner, float]] = OrderedDict()
 
-    async def find(self, model: str) -> Way:
+    async def find(self, model: str) -> ServingOwner:
         """Raises ApiError (no such model), and what the daemon raises."""
         names = self.table.names()
         served = names.versions.get(names.aliases.get(model, model))
         if served is not None and served.owner_uid is not None:
-            return Way(served.name, served.owner_uid)
+            return ServingOwner(served.name, served.owner_uid)
         known, asked_at = self._others.get(model, (None, 0.0))
         if known is not None and time.monotonic() - asked_at < FRESH_SECONDS:
             return known
@@ -57,13 +54,14 @@ class Routes:
                 raise no_such_model(model) from None
             raise
 
-    async def ask(self, model: str) -> Way:
+    async def ask(self, model: str) -> ServingOwner:
         """Ask the daemon, which from now on keeps the gateway of the owner up.
 
         Raises ApiError and LoradError.
         """
         try:
-            async with self._daemon.post("http://lorad/v1/serving/owner", json={"model": model}) as answer:
+            body = msgspec.json.encode(ModelRequest(model))
+            async with self._daemon.post("http://lorad/v1/serving/owner", data=body) as answer:
                 data = await answer.read()
         except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError
             raise DaemonUnreachable(f"no daemon answers on {self._socket}: {error}") from error
@@ -71,13 +69,12 @@ class Routes:
             found = understood(answer.status, data)
         except NotFound:
             raise no_such_model(model) from None
-        way = Way(found.version, found.owner_uid)
-        if way.version == model:
-            self._others[model] = way, time.monotonic()
+        if found.version == model:
+            self._others[model] = found, time.monotonic()
             self._others.move_to_end(model)
             while len(self._others) > REMEMBERED:
                 self._others.popitem(last=False)
-        return way
+        return found
 
     async def close(self) -> None:
         self.table.close()

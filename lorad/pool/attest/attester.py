@@ -14,7 +14,10 @@ be the same within the limits of the direct comparison, and the next version of 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +29,6 @@ from lorad.pool.attest.by_name import Others, judge_bits, judge_within, rms_betw
 from lorad.pool.attest.canaries import Canaries, fewest, measure_canaries, sample_canaries, some_of
 from lorad.pool.attest.direct import BFLOAT16, FLOAT32, SEVERITY, Reference, judge, judge_again, worst
 from lorad.pool.attest.prediction import Predictor
-from lorad.pool.attest.temporary import Temporaries
 from lorad.pool.attest.verdict import Claim, Outcome
 from lorad.pool.phases import Phases
 from lorad.protocol.calls import CANARIES, CANARY_TOKENS, Attestation
@@ -35,6 +37,7 @@ from lorad.trainers.base import Policy, Trainer
 log = logging.getLogger(__name__)
 
 UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engine shows what it did."
+MARK = "~"  # in the names of copies, and of nothing else
 
 
 class Sets(NamedTuple):
@@ -224,3 +227,21 @@ def _must_pass(name: str, verdict: Attestation) -> None:
             hint="Nothing was sampled from it since; the log of the engine shows what it did. Then resume "
             "the run.",
         )
+
+
+class Temporaries:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._one = asyncio.Lock()
+        self._numbers = itertools.count(1)
+
+    @asynccontextmanager
+    async def loaded(self, name: str, what: str, source: AdapterSource) -> AsyncIterator[str]:
+        """Provide the name of a copy of `name`, gone again at the end. Inside `Engine.settled`."""
+        async with self._one:
+            copy = f"{name}{MARK}{what}{next(self._numbers)}"
+            await self._engine.load(copy, source)
+            try:
+                yield copy
+            finally:
+                await self._engine.unload(copy)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from lorad.pool.state import Pool
-from lorad.pool.verbs import about, generate, open_close, publish, save, train, versions
+from lorad.pool.verbs import about, generate, open_close, publish, train, versions
 from lorad.protocol.calls import Call
 
 Plain = Callable[[Pool, Call, Any], Awaitable[Any]]
@@ -23,7 +23,7 @@ PLAIN: dict[str, Plain] = {
     "discard_grads": train.discard_grads,
     "logprobs": train.logprobs,
     "publish": publish.publish,
-    "save": save.save,
+    "save": train.save,
     "unload": versions.unload,
     "close": open_close.close_slot,
     "evict": open_close.evict_slot,

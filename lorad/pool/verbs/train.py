@@ -1,10 +1,25 @@
-"""`forward_backward`, `optim_step`, `discard_grads` and `logprobs`: what a run asks of its slot."""
+"""`forward_backward`, `optim_step`, `discard_grads`, `logprobs` and `save`: what a run asks of its slot."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from lorad.errors import StorageError
 from lorad.pool.state import Pool
 from lorad.protocol.batch import Batch, LossStats
-from lorad.protocol.calls import Call, ForwardBackward, Logprobs, LogprobsResult, Nothing, OptimStep, Stepped
+from lorad.protocol.calls import (
+    Call,
+    ForwardBackward,
+    Logprobs,
+    LogprobsResult,
+    Nothing,
+    OptimStep,
+    Save,
+    Saved,
+    Stepped,
+)
 from lorad.trainers.base import GradientWork, Policy
 
 
@@ -53,3 +68,17 @@ def check(batch: Batch, vocab_size: int) -> None:
     for name, tokens in (("prompts", batch.prompts), ("completions", batch.completions)):
         if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
             raise ValueError(f"{name} hold token ids outside 0..{vocab_size - 1}")
+
+
+async def save(pool: Pool, call: Call, args: Save) -> Saved:
+    """Raises StorageError when the disk does not take it, or did not take a version."""
+    tenant = pool.tenant(call)
+    try:
+        files = await pool.trainer.save(tenant.run, Path(args.directory))
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"{args.directory} could not be written: {error}",
+            hint="Free some space (`lorad rm` deletes a run), then resume.",
+        ) from error
+    await pool.files.flush(tenant.run)
+    return Saved(files)

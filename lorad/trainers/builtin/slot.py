@@ -1,14 +1,16 @@
 """One adapter being trained: its weights, gradients, Adam state and dropout generator.
 
 Each of the four kinds of numbers is one flat fp32 vector with the same layout, so that a step is a handful of
-calls; logical names are views into them.
+calls; logical names are views into them. Its files: see `lorad/trainers/checkpoint.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,13 +18,16 @@ from torch import Tensor
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.validate import expected_shapes
-from lorad.errors import AdapterRefused
+from lorad.errors import AdapterRefused, IntegrityError
 from lorad.models.base import Base
 from lorad.models.directory import linear_shapes
 from lorad.models.lora import fused_groups, members
-from lorad.trainers.adamw import adamw, l2_norm
+from lorad.trainers import checkpoint
 from lorad.trainers.base import SlotInfo, SlotSpec
-from lorad.trainers.init import initial_a
+from lorad.trainers.checkpoint import MOMENTS, RNG, Saved
+from lorad.trainers.slot_math import adamw, initial_a, l2_norm
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +165,67 @@ def dropout_generator(device: torch.device, seed: int) -> torch.Generator:
 def _seed(purpose: str, seed: int) -> int:
     """A seed of its own for each purpose: 63 bits of sha256."""
     return int.from_bytes(hashlib.sha256(f"{purpose} {seed}".encode()).digest()[:8], "big") >> 1
+
+
+def new_slot(base: Base, spec: SlotSpec) -> Slot:
+    """A fresh slot, its weights from `spec.source` when there is one.
+
+    Raises AdapterRefused when that does not fit.
+    """
+    slot = Slot(base, spec)
+    if spec.source is not None:
+        source = checkpoint.read_source(spec.source, spec.adapter, linear_shapes(base.config))
+        slot.set_weights(source.tensors)
+    return slot
+
+
+def save_slot(slot: Slot, directory: Path, base_model: str) -> list[str]:
+    """Writes the slot's files into an existing directory and returns their names."""
+    moments = {
+        moment: {name: view.cpu().numpy() for name, view in slot.views(getattr(slot, moment)).items()}
+        for moment in MOMENTS
+    }
+    rng = {"dropout": slot.dropout.get_state().numpy()}
+    return checkpoint.write(directory, slot.snapshot(), moments, slot.step, rng, base_model)
+
+
+def load_slot(slot: Slot, directory: Path) -> None:
+    """Load a checkpoint.
+
+    Raises IntegrityError, and changes nothing, when it is damaged or of an unlike adapter.
+    """
+    saved = checkpoint.read(directory, slot.spec.adapter, slot.shapes)
+    dropout = _dropout_state(slot, saved, directory)
+
+    slot.set_weights(saved.weights)
+    for moment in MOMENTS:
+        for name, view in slot.views(getattr(slot, moment)).items():
+            view.copy_(torch.from_numpy(getattr(saved, moment)[name]))
+    slot.step = saved.step
+    slot.dropout.set_state(dropout)
+    slot.grads.zero_()
+
+
+def _dropout_state(slot: Slot, saved: Saved, directory: Path) -> Tensor:
+    """Return the generator's state from the file; after another kind of trainer, one derived from the seed
+    and the step.
+
+    A device takes only states of its own kind. Without dropout nothing is ever drawn, so that a new slot's
+    state does.
+    """
+    device, seed = slot.dropout.device, slot.spec.seed
+    if "dropout" not in saved.rng:
+        log.info("%s was written by another trainer: dropout continues with masks of its own", directory)
+        return dropout_generator(device, checkpoint.later_seed(seed, saved.step)).get_state()
+    generator = dropout_generator(device, seed)
+    try:
+        generator.set_state(torch.from_numpy(saved.rng["dropout"]))
+    except (RuntimeError, TypeError) as error:
+        if not slot.spec.adapter.dropout:
+            return dropout_generator(device, seed).get_state()
+        raise IntegrityError(
+            f"{directory / RNG}: dropout cannot continue with it: no state of a generator on {device.type} "
+            f"({error})",
+            hint="resume on the kind of device that the checkpoint was made on, or from another checkpoint",
+        ) from error
+    return generator.get_state()

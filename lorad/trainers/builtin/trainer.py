@@ -30,10 +30,10 @@ from lorad.trainers.base import (
     check_work,
     refuse_frozen,
 )
-from lorad.trainers.builtin import passes, state
+from lorad.trainers.builtin import passes
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
-from lorad.trainers.builtin.slot import Slot
+from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
 
 TOKENS_PER_MICROBATCH = 16384
 """For log-probabilities of the base, which belong to no slot."""
@@ -78,7 +78,7 @@ class BuiltinTrainer(Trainer):
     async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
         if slot in self._slots:
             raise Conflict(f"slot {slot} is open already", hint="close it first, or choose another name")
-        opened = await self._compute.run(state.new_slot, self._base, spec)
+        opened = await self._compute.run(new_slot, self._base, spec)
         if slot in self._slots:
             raise Conflict(f"slot {slot} was opened meanwhile", hint="choose another name")
         self._slots[slot] = opened
@@ -132,10 +132,10 @@ class BuiltinTrainer(Trainer):
         return await self._compute.run(self._slot(slot).snapshot)
 
     async def save(self, slot: str, directory: Path) -> list[str]:
-        return await self._compute.run(state.save, self._trained(slot), directory, self._model)
+        return await self._compute.run(save_slot, self._trained(slot), directory, self._model)
 
     async def load(self, slot: str, directory: Path) -> None:
-        await self._compute.run(state.load, self._trained(slot), directory)
+        await self._compute.run(load_slot, self._trained(slot), directory)
 
     async def offload(self) -> None:
         raise Conflict("the builtin trainer cannot offload: its base is shared with the engine")

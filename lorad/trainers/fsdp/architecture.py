@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft.utils.integrations import init_empty_weights
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lorad.errors import SpecError
@@ -24,6 +27,10 @@ _APART = {"full_attention", "sliding_attention"}
 """Kinds of layers that keep the sequences of a row apart, wherever in the row these begin."""
 _LENGTH_SCALED = {"dynamic", "longrope"}
 """Kinds of RoPE whose frequencies follow from the longest sequence of a row."""
+_FIRST, _SECOND = 24, 8  # tokens
+_SEED = 20260101
+Scores = Callable[[Tensor, Tensor], Tensor]
+"""From ids [1, N] and positions [1, N] to logits [N, vocab]."""
 
 
 def read_config(directory: Path) -> Any:
@@ -145,3 +152,44 @@ def _words(nested: object) -> list[str]:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
+
+
+@torch.no_grad()
+def keeps_apart(scores: Scores, vocab: int, device: torch.device) -> bool:
+    """Compares a sequence behind another with the same alone. Collective where `scores` is.
+
+    What rounding does at any token is measured against what seeing the other sequence does where it does
+    most: a quarter of that is far above the one and far below the other.
+    """
+    ids = torch.randint(vocab, (1, _FIRST + _SECOND), generator=torch.Generator().manual_seed(_SEED)).to(
+        device
+    )
+    through = torch.arange(_FIRST + _SECOND, device=device)[None]
+    restarted = torch.cat([through[:, :_FIRST], through[:, :_SECOND]], dim=1)
+    alone = scores(ids[:, _FIRST:], through[:, :_SECOND]).float()
+    packed = scores(ids, restarted)[_FIRST:].float()
+    seeing = scores(ids, through)[_FIRST:].float()
+    return bool((packed - alone).norm(dim=-1).max() <= (seeing - alone).norm(dim=-1).max() / 4)
+
+
+@dataclass
+class Recompute:
+    """A switch for a model's layers. transformers' own acts in training mode alone, where a base's dropout
+    acts too.
+    """
+
+    on: bool = False
+
+    def install(self, layers: Iterable[nn.Module]) -> None:
+        """Before `fully_shard`: its hooks, which gather a layer's weights, stay outside and run once."""
+        for layer in layers:
+            layer.forward = self._switched(layer.forward)
+
+    def _switched(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self.on:
+                return forward(*args, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+        return run

@@ -19,8 +19,7 @@ from lorad.errors import SpecError
 from lorad.trainers.arguments import ATTENTION
 from lorad.trainers.fsdp import architecture, weights
 from lorad.trainers.fsdp.adapter import AdapterRoom
-from lorad.trainers.fsdp.packing import keeps_apart
-from lorad.trainers.fsdp.recompute import Recompute
+from lorad.trainers.fsdp.architecture import Recompute, keeps_apart
 from lorad.trainers.sharded.body import Body, BodySettings, LossOf, Mounted, MountKey
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel

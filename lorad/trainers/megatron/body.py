@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lorad.errors import AdapterRefused
-from lorad.trainers.megatron import rotary
+from lorad.trainers.megatron import provider
 from lorad.trainers.megatron.forward import hidden_shape, predict
 from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, unwrap, wrap
 from lorad.trainers.megatron.pipeline import Pipeline, Run
@@ -48,7 +48,7 @@ class MegatronBody(Body):
         size = parallel_state.get_data_parallel_world_size()
         self.dp = DataParallel(parallel_state.get_data_parallel_rank(), size, group if size > 1 else None)
         reference = _reference(base)
-        rotary.check(reference, self._model, base.config)
+        provider.check_rotary(reference, self._model, base.config)
         self._pipeline = Pipeline(self.device, self.dtype)
         self._paths = paths_here(self._model)
         self._shapes = trainable_shapes(reference, self._exist, tied=bool(base.config.tie_word_embeddings))

@@ -1,12 +1,20 @@
-"""What the pool writes for the ranks of its trainer."""
+"""What the pool writes for the ranks of its trainer, where they find it, and the environment they run in."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
 
+import lorad
+from lorad.box.paths import private_directory
+from lorad.trainers.ranks import launch
 from lorad.trainers.sharded.body import BodySettings
 
 REFUSAL = "refusal.json"
@@ -39,3 +47,85 @@ def refusal_file(config: Path) -> Path:
 def beat_file(config: Path, rank: int) -> Path:
     """Return the rank's heartbeat, beside the configuration."""
     return config.with_name(f"rank-{rank}.heartbeat")
+
+
+@dataclass(frozen=True)
+class Places:
+    """work, logs: see `RemoteTrainer.start`. private: 0700, of a short name, for what belongs to the present
+    life.
+    """
+
+    work: Path
+    logs: Path
+
+    @property
+    def private(self) -> Path:
+        return private_directory(self.work / "trainer")
+
+    @property
+    def record(self) -> Path:
+        return self.work / "trainer.json"
+
+    @property
+    def log(self) -> Path:
+        return self.logs / "trainer.log"
+
+    @property
+    def config(self) -> Path:
+        return self.private / "config.json"
+
+    @property
+    def socket(self) -> Path:
+        return self.private / "pool.sock"
+
+    @property
+    def meeting(self) -> Path:
+        return self.private / "meeting"
+
+    @property
+    def python(self) -> Path:
+        """Holds lorad and nothing that lorad depends on: the ranks take that from their own environment."""
+        return self.private / "python"
+
+    @property
+    def temporary(self) -> Path:
+        return self.private / "tmp"
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-I", "-S", launch.__file__, str(self.config)]
+
+    def make(self) -> None:
+        self.clear()
+        for directory in (self.private, self.python, self.temporary):
+            directory.mkdir(mode=0o700)
+        (self.python / "lorad").symlink_to(Path(lorad.__file__).parent)
+
+    def clear(self) -> None:
+        shutil.rmtree(self.private, ignore_errors=True)
+
+    def environment(self, added: Mapping[str, str], devices: Sequence[str], threads: int) -> dict[str, str]:
+        """added: of the backend, which may replace all but the devices."""
+        paths = [str(self.python), *filter(None, [added.get("PYTHONPATH")])]
+        return {
+            # A path that does not exist is asked of the hub.
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self.temporary),
+            **added,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "CUDA_VISIBLE_DEVICES": ",".join(visible(devices)),
+        }
+
+
+def visible(devices: Sequence[str]) -> list[str]:
+    """Return the driver's names of `cuda:0`, …, which are counted among the devices that this
+    process sees.
+    """
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    wanted = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
+    return [seen[index] if index < len(seen) else str(index) for index in wanted]

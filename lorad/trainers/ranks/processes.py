@@ -17,16 +17,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lorad.children.cause import cause
-from lorad.children.process import Child, sweep
+from lorad.children.process import Child, cause, sweep
 from lorad.errors import LoradError, PoolLost, from_wire
 from lorad.models.turns import TurnLock
 from lorad.protocol import frames
 from lorad.protocol.heartbeat import HEART
 from lorad.trainers.ranks import hang
 from lorad.trainers.ranks.calls import Answer, Call, Ready, Request
-from lorad.trainers.ranks.config import RanksConfig, refusal_file
-from lorad.trainers.ranks.places import Places
+from lorad.trainers.ranks.config import Places, RanksConfig, refusal_file
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from lorad.adapters.adapter import Adapter
 from lorad.errors import SpecError
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.protocol.ranks import RanksSetup
+from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import (
     GradientWork,
     Policy,
@@ -26,8 +26,7 @@ from lorad.trainers.base import (
     check_work,
 )
 from lorad.trainers.ranks import calls
-from lorad.trainers.ranks.config import RanksConfig
-from lorad.trainers.ranks.places import Places
+from lorad.trainers.ranks.config import Places, RanksConfig
 from lorad.trainers.ranks.processes import Processes
 from lorad.trainers.sharded.body import BodySettings
 

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lorad.trainers.adamw import adamw, l2_norm
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.checkpoint import Saved, later_seed
 from lorad.trainers.sharded.workers import DataParallel
+from lorad.trainers.slot_math import adamw, l2_norm
 
 VECTORS = ("weights", "grads", "exp_avg", "exp_avg_sq")
 HOST = torch.device("cpu")

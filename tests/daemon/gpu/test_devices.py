@@ -21,7 +21,7 @@ from lorad.box.runtime import Overrides, choose_runtime
 from lorad.cli.commands.pools import device_row
 from lorad.client import box_shapes as shapes
 from lorad.client.box_shapes import DeviceProcess, Lease
-from lorad.daemon.api.verbs.devices import handle as list_devices
+from lorad.daemon.api.verbs.box import list_devices
 from lorad.daemon.gpu import devices, lock_notes
 from lorad.daemon.gpu.devices import Device, find_devices, is_taken, lock_file
 from lorad.daemon.gpu.lock_notes import holder_of, note_path, wanted_by_others

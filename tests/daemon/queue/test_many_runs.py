@@ -38,8 +38,7 @@ from lorad.daemon.queue.place import asked_by, place_runs
 from lorad.daemon.queue.tenants import life_number, tenants_of
 from lorad.engines.builtin import engine
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
-from lorad.protocol.pool_setup import PoolSetup
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import PoolSetup, ServerSetup
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, Tenant
 from lorad.spec.model import convert
 from lorad.states import EndReason, Move

@@ -10,7 +10,7 @@ import pytest
 
 from lorad.box.config import Backend, Config, RuntimeSettings
 from lorad.box.machine import read_machine
-from lorad.daemon.api.verbs.devices import handle as list_devices
+from lorad.daemon.api.verbs.box import list_devices
 from lorad.daemon.gpu.devices import Device, is_taken
 from lorad.daemon.queue.place import asked_of, place_runs
 from lorad.daemon.queue.tenants import tenants_of

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from lorad.backends.engine_setup import CANARY_PROMPT, RANKS
+from lorad.backends.setup import CANARY_PROMPT, RANKS
 from lorad.box.config import Backend, Config
 from lorad.box.config import load as load_config
 from lorad.daemon.api.verbs.logs import log_of

@@ -13,7 +13,7 @@ import pytest
 
 from lorad.box.config import Limit, Queue
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.verbs import kill, pause, stop
+from lorad.daemon.api.verbs.control import kill, pause, stop
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
@@ -193,7 +193,7 @@ async def test_what_its_user_wants_of_a_run_that_makes_room_comes_first(
     submit(ctx, "high", model="/models/other", **HIGH)
     place_runs(ctx)
     assert runs.get(ctx.store, "low").preempted == "high"
-    await handler.handle(ctx, Asked(None, Caller(0, "me"), None))  # type: ignore[arg-type]
+    await handler(ctx, Asked(None, Caller(0, "me"), None))  # type: ignore[arg-type]
     row = runs.get(ctx.store, "low")
     assert (row.wanted, row.preempted) == (wanted, None)
     place_runs(ctx)

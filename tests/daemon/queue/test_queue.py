@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lorad.box.config import Queue
-from lorad.daemon.api.verbs.devices import handle as list_devices
+from lorad.daemon.api.verbs.box import list_devices
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.lock_notes import note_path

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lorad.daemon.context import Context
 from lorad.daemon.pools.life import stop_pool
+from lorad.daemon.queue.futile import futile_attempts
 from lorad.store import runs
 from lorad.store.rows import RunRow
 from tests.kit.daemon_world import behave, finished, reconciling, submit, until, until_state
@@ -20,7 +21,7 @@ def row(ctx: Context, name: str) -> RunRow:
     return runs.get(ctx.store, name)
 
 
-async def test_the_run_that_came_last_gives_up_first_when_a_pool_dies_again_and_again(home: Path) -> None:
+async def test_the_youngest_of_a_lost_pool_ends_first(home: Path) -> None:
     behave(home, driver={"seconds": 60.0})
     async with reconciling(home) as ctx:
         for name in "ab":
@@ -34,6 +35,32 @@ async def test_the_run_that_came_last_gives_up_first_when_a_pool_dies_again_and_
         behave(home)
         ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
+
+
+async def test_a_neighbour_that_gets_on_excuses_nobody(home: Path) -> None:
+    behave(home, driver={"seconds": 60.0})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", resources=AGAIN)
+        await until_state(ctx, "a", "running")
+        behave(home, driver={"seconds": 0.2})
+        submit(ctx, "b", resources=AGAIN, trainer={"steps": 1000})
+        await until(lambda: row(ctx, "b").step >= 1)
+        ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
+        await until(lambda: row(ctx, "a").attempt == row(ctx, "b").attempt == 2)
+        assert futile_attempts(ctx, "a", before=2) == 1 and futile_attempts(ctx, "b", before=2) == 0
+
+
+async def test_a_run_with_younger_neighbours_ends_too(home: Path) -> None:
+    behave(home, driver={"seconds": 60.0})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", resources=AGAIN | {"max_restarts": 1})
+        submit(ctx, "b", resources=AGAIN)
+        for attempt in (1, 2):
+            await until(functools.partial(both_run, ctx, attempt))
+            ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
+        assert "no more restarts after 1" in (await until_state(ctx, "a", "ended")).detail
+        assert futile_attempts(ctx, "a") == 0
+        await until(lambda: (row(ctx, "b").state, row(ctx, "b").attempt) == ("running", 3))
 
 
 def both_run(ctx: Context, attempt: int) -> bool:

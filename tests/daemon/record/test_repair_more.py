@@ -15,7 +15,8 @@ import pytest
 
 from lorad.box.paths import Home
 from lorad.daemon.adopt import adopt
-from lorad.daemon.api.verbs import export, gc, remove
+from lorad.daemon.api.verbs import control, gc
+from lorad.daemon.api.verbs import versions as verbs
 from lorad.daemon.context import Context
 from lorad.daemon.daemon import prepare
 from lorad.daemon.journal import ALL, read
@@ -31,8 +32,7 @@ from lorad.store.versions import set_pinned
 from tests.daemon.record.test_repair import cut_off, tables
 from tests.daemon.storage.test_gc import keep_one, versions
 from tests.kit.daemon_world import finished, open_context, serving
-
-DATA = Path(__file__).parents[2] / "data"
+from tests.kit.migrations import extended, m9998_colours
 
 
 def close(ctx: Context) -> None:
@@ -125,7 +125,7 @@ def test_runs_that_the_database_does_not_know_are_taken_over_from_their_director
     with_runs(home, "a", "gone", "b")
     ctx = open_context(home)
     shutil.copytree(home / "runs/gone", home / "kept")
-    remove.forget(ctx, "gone", home / "runs/gone", "me")
+    control.forget(ctx, "gone", home / "runs/gone", "me")
     (home / "kept").rename(home / "runs/gone")
     close(ctx)
     shutil.copytree(home / "runs/a", home / "runs/c")
@@ -218,17 +218,27 @@ def test_a_clock_that_was_set_back_hides_no_event_of_a_run(
     assert sorted((e.kind, e.at) for e in after) == sorted((e.kind, e.at) for e in before)
 
 
-def test_what_an_upgrade_changed_is_in_the_journal(home: Path) -> None:
-    shutil.copy(DATA / "m0002_sweeps_and_serving.db", home / "lorad.db")
+def test_what_an_upgrade_changed_is_in_the_journal(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_runs(home, "a")
+    newest = read(home / "journal.jsonl").changes[-1][1].number
+    monkeypatch.setattr("lorad.store.db.MIGRATIONS", extended(m9998_colours))
+    close(open_context(home))
+    close(open_context(home))
+    ((kind, change),) = read(home / "journal.jsonl").changes
+    assert kind == ALL and change.number == newest + 1
+    assert [row["colour"] for row in change.rows["runs"]] == ["green"]
+
+
+def test_a_home_before_the_release_is_repaired(home: Path) -> None:
+    with_runs(home, "a", "b")
     with sqlite3.connect(home / "lorad.db") as old:
-        old.execute("PRAGMA user_version = 1")
-    (home / "journal.jsonl").write_bytes(b'{"kind":"all","number":1,"rows":{},"gone":{},"crc":1}\n')
-    rewritten(home, b"", b"")
-    assert read(home / "journal.jsonl").changes[0][1].number == 1  # as far as the database
+        old.execute("UPDATE _sqlite_migrations SET migration_set = 'lorad'")
+    old.close()
+    with pytest.raises(IntegrityError, match="before lorad's first release"):
+        open_store(Home(home))
+    assert repair(Home(home)).told == []
+    assert told_of(home) == [("a", "ended", 6), ("b", "ended", 6)]
     close(open_context(home))
-    close(open_context(home))
-    changes = read(home / "journal.jsonl").changes
-    assert [kind for kind, _ in changes] == [ALL] and changes[0][1].number == 2 and changes[0][1].rows["runs"]
 
 
 def test_a_run_whose_removal_fails_has_its_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +249,7 @@ def test_a_run_whose_removal_fails_has_its_files(home: Path, monkeypatch: pytest
     run = finished(ctx)
     monkeypatch.setattr(ctx.journal, "write_ahead", full)
     with pytest.raises(StorageError):
-        remove.forget(ctx, "a", Path(run.directory), "me")
+        control.forget(ctx, "a", Path(run.directory), "me")
     assert runs.exists(ctx.store, "a") and (home / "runs/a/journal.jsonl").exists()
     close(ctx)
 
@@ -277,13 +287,13 @@ async def test_a_version_that_is_exported_is_in_hand(
 ) -> None:
     async with serving(home) as api:
         finished(api.ctx)
-        copy, seen = export.copy, list[int]()
+        copy, seen = verbs.copy, list[int]()
 
         def looked(*arguments: Any) -> None:
             seen.append(api.ctx.serving.in_hand["a@1001"])
             copy(*arguments)
 
-        monkeypatch.setattr(export, "copy", looked)
+        monkeypatch.setattr(verbs, "copy", looked)
         await api("export", "a@1001", str(tmp_path / "out"))
         assert seen == [1] and not api.ctx.serving.in_hand
 

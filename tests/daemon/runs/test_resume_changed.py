@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,15 +13,16 @@ import msgspec
 import pytest
 
 from lorad.box.config import Backend
+from lorad.client.requests import ResumeRequest
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.verbs.resume import Body, changed, fitted, handle, on_schedule, refuse_standstill, total
+from lorad.daemon.api.verbs.resume import changed, fitted, on_schedule, refuse_standstill, resume, total
 from lorad.daemon.context import request_of, run_dir
 from lorad.daemon.process.users import Caller
 from lorad.driver.begin import compare_with_before, compare_with_reference
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.protocol.journal import Record, Reference
 from lorad.protocol.status import PoolInfo
-from lorad.spec.model import Spec, convert, to_json
+from lorad.spec.model import Spec, convert
 from lorad.spec.text import from_json
 from lorad.store import runs
 from tests.kit.daemon_world import behave, serving, until
@@ -105,43 +105,15 @@ async def test_of_two_resumes_at_once_the_refused_one_leaves_no_trace(home: Path
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")
-        bodies = [Body(steps=8, overrides=[f"resources.priority={n}"]) for n in (1, 2)]
+        bodies = [ResumeRequest(steps=8, overrides=[f"resources.priority={n}"]) for n in (1, 2)]
         request = cast("Any", SimpleNamespace(match_info={"run": "a"}))
         calls = [Call(request, Caller(0, "me"), msgspec.to_builtins(body)) for body in bodies]
-        done = await asyncio.gather(*(handle(api.ctx, call) for call in calls), return_exceptions=True)
+        done = await asyncio.gather(*(resume(api.ctx, call) for call in calls), return_exceptions=True)
         [late] = [result for result in done if isinstance(result, Conflict)]
         assert "changed while" in late.message and "lorad show a" in late.hint
         row = runs.get(api.ctx.store, "a")
         assert request_of(row).overrides == [f"resources.priority={row.priority}"]
         await api.until("a", "ended")
-
-
-async def test_an_attempt_of_an_older_release_differs_only_in_what_the_user_changed(home: Path) -> None:
-    async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
-        kept = run_dir(runs.get(api.ctx.store, "a")).attempt(1).spec
-        kept.write_bytes(older(kept.read_bytes()))
-        await api("resume", "a", steps=8, overrides=["trainer.lr=0.5"])
-        shown = await api.until("a", "ended")
-        assert shown.attempts[1].changed == {"trainer.lr": 0.5}
-
-
-def older(stored: bytes, **rollout: int) -> bytes:
-    """Return the spec as the release before trainer.cp stored it."""
-    plain = json.loads(stored)
-    for key in ("cp", "ep", "backend_args"):
-        del plain["trainer"][key]
-    plain["lora"]["type"], plain["resources"]["devices"] = "lora", 1
-    return json.dumps(plain | {"rollout": plain["rollout"] | rollout}).encode()
-
-
-def test_what_an_older_release_stored_unasked_is_not_taken_for_a_wish() -> None:
-    assert from_json(older(to_json(OLD))) == OLD
-    assert changed(from_json(older(to_json(OLD))), ["trainer.backend=fsdp", "trainer.dp=2"]).gpus == 2
-    assert from_json(older(to_json(OLD), servers=2)).gpus == 1
-    meant = convert({"lora": {"type": "lora"}, "resources": {"devices": 1}})
-    assert from_json(to_json(meant)) == meant
 
 
 @pytest.mark.parametrize(
@@ -190,7 +162,7 @@ async def test_a_run_goes_on_with_megatron_by_the_type_that_its_checkpoint_has(h
     ],
 )
 def test_steps_are_the_number_asked_for_last(steps: int | None, overrides: list[str], expected: int) -> None:
-    assert total(Body(steps=steps, overrides=overrides), a_run(steps=8), OLD) == expected
+    assert total(ResumeRequest(steps=steps, overrides=overrides), a_run(steps=8), OLD) == expected
 
 
 @pytest.mark.parametrize("more", [{"steps": 120}, {"overrides": ["trainer.steps=120"]}])
@@ -223,7 +195,7 @@ def test_a_rate_that_came_down_to_nothing_is_not_gone_on_with(
 @pytest.mark.parametrize("override", ["trainer.steps=7", "trainer={steps: 7}", "trainer.steps=6"])
 def test_two_numbers_of_steps_are_refused(override: str) -> None:
     with pytest.raises(SpecError, match=r"--steps 9, but trainer.steps is \d") as refused:
-        total(Body(steps=9, overrides=[override]), a_run(steps=8), OLD)
+        total(ResumeRequest(steps=9, overrides=[override]), a_run(steps=8), OLD)
     assert refused.value.hint
 
 
@@ -245,7 +217,7 @@ def compared(attempts: list[dict[str, Any]], now: PoolInfo, **trainer: Any) -> l
     return told
 
 
-FIRST = {"base_checksum": "c"}  # as before model_sha256 was told
+FIRST = {"base_checksum": "c", "trainer": "builtin", "sizes": {}}
 FSDP = {"base_checksum": "f", "trainer": "fsdp", "sizes": {"dp": 2}}
 
 

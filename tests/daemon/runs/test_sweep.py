@@ -13,10 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.cli.sweeps import stopped
+from lorad.client.requests import HalvingRequest
 from lorad.client.shapes import Rung, StartedSweep, Sweep, SweepRun
 from lorad.daemon.context import Context
 from lorad.daemon.runs.grid import axes_of, overridden_values, points_of
-from lorad.daemon.runs.sweeps import Wish, halve, halving_of
+from lorad.daemon.runs.sweeps import halve, halving_of
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.protocol.journal import JournalWriter
 from lorad.spec.model import Spec, convert
@@ -149,35 +150,35 @@ def specs(count: int = 4, **sections: Any) -> list[Spec]:
 
 
 def test_rungs_are_powers_of_eta_down_to_one_run() -> None:
-    assert halving_of(Wish(), specs(8)) == Halving(2, [5, 10, 20], "reward")
-    assert halving_of(Wish(eta=3), specs(9, eval={"every": 2})) == Halving(3, [4, 13], "eval")
+    assert halving_of(HalvingRequest(), specs(8)) == Halving(2, [5, 10, 20], "reward")
+    assert halving_of(HalvingRequest(eta=3), specs(9, eval={"every": 2})) == Halving(3, [4, 13], "eval")
 
 
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
-        (Wish(eta=1), "--eta 1"),
-        (Wish(rungs=[20, 10]), "rungs 20, 10"),
-        (Wish(rungs=[40]), "rungs 40"),
-        (Wish(metric="loss"), "--metric loss"),
-        (Wish(rungs=[5], metric="eval"), "eval.every: 10"),
+        (HalvingRequest(eta=1), "--eta 1"),
+        (HalvingRequest(rungs=[20, 10]), "rungs 20, 10"),
+        (HalvingRequest(rungs=[40]), "rungs 40"),
+        (HalvingRequest(metric="loss"), "--metric loss"),
+        (HalvingRequest(rungs=[5], metric="eval"), "eval.every: 10"),
         (
-            Wish(rungs=[1, 20], metric="reward"),
+            HalvingRequest(rungs=[1, 20], metric="reward"),
             "rung 1: rewards up to step 1 are from before the first update",
         ),
     ],
 )
-def test_a_halving_that_cannot_be_is_refused(wish: Wish, says: str) -> None:
+def test_a_halving_that_cannot_be_is_refused(wish: HalvingRequest, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         halving_of(wish, specs())
 
 
 def test_no_rung_is_before_the_first_update() -> None:
     short = {"trainer": {"steps": 6}}
-    assert halving_of(Wish(), specs(8, **short)).rungs == [2, 3]
+    assert halving_of(HalvingRequest(), specs(8, **short)).rungs == [2, 3]
     ahead = specs(8, **short, rollout={"max_staleness": 2})
-    assert halving_of(Wish(metric="reward"), ahead).rungs == [4]
-    assert halving_of(Wish(rungs=[1]), specs(8, eval={"every": 1})).metric == "eval"
+    assert halving_of(HalvingRequest(metric="reward"), ahead).rungs == [4]
+    assert halving_of(HalvingRequest(rungs=[1]), specs(8, eval={"every": 1})).metric == "eval"
 
 
 @pytest.fixture
@@ -192,7 +193,7 @@ def racing(ctx: Context, metric: str, rungs: list[int], count: int = 4) -> list[
     """A sweep of running runs, without their drivers."""
     names = [f"s-{number}" for number in range(1, count + 1)]
     with ctx.store.write():
-        sweeps.create(ctx.store, "s", owner="me", grid={}, halving=Halving(2, rungs, metric))
+        sweeps.create(ctx.store, "s", owner="me", owner_uid=7, grid={}, halving=Halving(2, rungs, metric))
         for name in names:
             submit(ctx, name, eval={"every": 2})
             runs.set_fields(ctx.store, name, sweep="s")

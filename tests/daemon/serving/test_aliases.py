@@ -15,7 +15,7 @@ import pytest
 
 from lorad.bounds import FOREIGN_ALIASES
 from lorad.daemon import reconcile
-from lorad.daemon.api.verbs.swap import move, refuse_many
+from lorad.daemon.api.verbs.aliases import move, refuse_many
 from lorad.daemon.process.users import Caller
 from lorad.daemon.serving.table import keep_table
 from lorad.errors import AttestationFailed, Conflict, IntegrityError, LoradError, NotFound, SpecError

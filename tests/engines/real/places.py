@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from lorad.backends.engine_registry import engine_class
+from lorad.backends.registry import engine_class
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.settings import settings_of
 from lorad.models.directory import linear_shapes, read_config, resolve
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import ServerSetup
 
 KINDS = ("sglang", "vllm")
 TINY = resolve("builtin:tiny")

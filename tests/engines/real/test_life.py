@@ -171,7 +171,8 @@ async def test_a_publish_outlives_the_death_of_the_only_server(engine: Engine, s
     with pytest.raises(EngineGone):
         async with engine.settled():
             while True:
-                await engine.scores(BASE, CANARY)
+                await engine.loaded()
+    assert server._fleet.serving == [], "the next try would meet the dead server again"
     async with asyncio.timeout(RESTART_SECONDS), engine.settled():
         assert len(await engine.scores(BASE, CANARY)) == 1
 

@@ -59,7 +59,7 @@ def test_a_run_learns_and_outlives_its_server_and_its_pool(kind: str, mode: str)
         assert made.over("sorter").reason == "lost"
         made.lorad("resume", "sorter", "--detach")
         reached(made, "sorter", 30)
-        shown = made.over("sorter")
+        shown = made.over("sorter", seconds=420)
         assert (shown.reason, (shown.eval_last or 0.0) >= 0.8) == ("completed", True), shown
         versions = made.client.adapters("sorter")
         assert {version.attested for version in versions} == {"passed"}
@@ -74,7 +74,7 @@ def test_one_target_with_rslora_is_attested_after_a_restart_in_a_fork_and_import
         made.lorad("run", made.spec(SMALL), f"rollout.backend={kind}", *lora, "--name", "sorter", "--detach")
         reached(made, "sorter", 2)
         kill_server(made, "sorter", kind)
-        assert made.over("sorter").reason == "completed"
+        made.completed("sorter", seconds=420)
         made.lorad("fork", "sorter@6", "--name", "more", "--steps", 2, "--wait")
         for version in (*made.client.adapters("sorter"), *made.client.adapters("more")):
             assert version.attested == "passed", version

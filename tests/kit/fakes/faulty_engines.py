@@ -24,7 +24,7 @@ from lorad.errors import Conflict
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.lora import FrozenLora
-from lorad.pool.attest.temporary import MARK
+from lorad.pool.attest.attester import MARK
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 

@@ -20,7 +20,7 @@ from lorad.models.compute import Compute
 from lorad.models.directory import resolve
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.protocol.ranks import RanksSetup
+from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, TrainerCapabilities, TrainerHealth
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from lorad.trainers.ranks.remote import RanksSettings

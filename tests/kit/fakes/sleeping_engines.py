@@ -27,9 +27,9 @@ from lorad.models.directory import resolve
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
-from lorad.pool.attest.temporary import MARK
+from lorad.pool.attest.attester import MARK
 from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import ServerSetup
 from lorad.trainers.base import StepResult
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.kit.fakes.random_adapters import Shapes

@@ -14,8 +14,7 @@ from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.occupancy import Process, Sight
 from lorad.daemon.pool import Pool
 from lorad.daemon.process.processes import Processes, ProcessState
-from lorad.protocol.pool_setup import PoolSetup
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import PoolSetup, ServerSetup
 from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, Tenant, TrainerStatus
 from lorad.protocol.traffic import FILE, Figures, Told
 from tests.kit.frozen.runs import NOW, QWEN, TINY

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from msgspec import Struct
 
 from lorad.box.config import Config
 from lorad.box.paths import Home
@@ -195,7 +196,7 @@ class Watched(Transport):
     def cut(self, is_cut: bool) -> None:
         self.state.is_cut = is_cut
 
-    def one(self, method: str, path: str, body: Json | None) -> Json:
+    def one(self, method: str, path: str, body: Struct | None) -> Json:
         self._refuse()
         self._count(1)
         try:
@@ -203,7 +204,7 @@ class Watched(Transport):
         finally:
             self._count(-1)
 
-    def stream(self, method: str, path: str, body: Json | None) -> Iterator[Json]:
+    def stream(self, method: str, path: str, body: Struct | None) -> Iterator[Json]:
         for event in super().stream(method, path, body):
             self._refuse()
             yield event

@@ -22,9 +22,8 @@ from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.trainers.base import GradientWork, Optimizer, SlotSpec
 from lorad.trainers.megatron.body import MegatronBody, open_body
 from lorad.trainers.sharded.body import BodySettings, LossOf, MountKey
-from lorad.trainers.sharded.losses import Losses
 from lorad.trainers.sharded.rows import pack, sequences, share
-from lorad.trainers.sharded.trainer import RankTrainer
+from lorad.trainers.sharded.trainer import Losses, RankTrainer
 from lorad.trainers.sharded.workers import Calls, join
 
 STEPS, LR, CLIP, DECAY = 3, 1e-2, 0.5, 0.1

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from lorad.protocol.ranks import RanksSetup
+from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
 

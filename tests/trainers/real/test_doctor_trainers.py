@@ -11,8 +11,7 @@ import pytest
 
 from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, mending_hint
 from lorad.backends.trainer_probe import WANTED
-from lorad.children.findings import look
-from lorad.children.interpreter import NoInterpreter, installed
+from lorad.children.interpreter import NoInterpreter, installed, look
 from tests.kit.world import World, world
 
 

@@ -22,7 +22,7 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.children.process import start_time
 from lorad.errors import Conflict, NotFound, PoolLost, SpecError
 from lorad.protocol.heartbeat import HEART
-from lorad.protocol.ranks import RanksSetup
+from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import Policy, SlotSpec
 from lorad.trainers.ranks.calls import Open, Refusal
 from lorad.trainers.ranks.config import beat_file

@@ -1,25 +1,49 @@
-"""All aliases, what they serve, and what their gateway says of requests for them."""
+"""List aliases, move them to other versions, and remove them."""
 
 from __future__ import annotations
 
-from lorad.client.shapes import ServedAlias
-from lorad.daemon.access import of_alias, seen_aliases
+import time
+
+from lorad.bounds import ALIASES, FOREIGN_ALIASES
+from lorad.client.requests import SwapRequest
+from lorad.client.shapes import Move, RemovedAlias, ServedAlias, Swapped, Verdict
+from lorad.daemon.access import (
+    is_admin,
+    must_own,
+    must_see,
+    of_alias,
+    of_run,
+    owns,
+    seen_aliases,
+    seen_by_run,
+)
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context
-from lorad.daemon.process.users import name_of
+from lorad.daemon.pools.as_owner import on_behalf
+from lorad.daemon.process import users
+from lorad.daemon.process.users import Caller
+from lorad.daemon.runs.bases import refuse_other_base
+from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand, name_of
+from lorad.daemon.serving.borrow_pool import guest, load
+from lorad.daemon.serving.gateways import base_url, gateway_socket, gateway_up
+from lorad.daemon.serving.table import write_table
 from lorad.daemon.serving.traffic import traffic_of
-from lorad.store.aliases import rollbacks
-from lorad.store.versions import held_versions
+from lorad.errors import Conflict, LoradError, SpecError, StorageError
+from lorad.protocol.calls import Attestation
+from lorad.store import aliases, runs
+from lorad.store.rows import AliasRow, RunRow, VersionRow
+from lorad.store.versions import get_version, held_versions
 
 
-async def handle(ctx: Context, call: Call) -> list[ServedAlias]:
+async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
+    """All aliases, what they serve, and what their gateway says of requests for them."""
     rows = seen_aliases(ctx, call.caller)
-    owners = [of_alias(ctx, row).owner_uid for row in rows]
-    names = {uid: name_of(uid) for uid in {*owners}}
+    owners = [of_alias(row).owner_uid for row in rows]
+    names = {uid: users.name_of(uid) for uid in {*owners}}
     steps = {(version.run, version.version): version.step for version in held_versions(ctx.store)}
     traffic = await traffic_of(ctx, rows)
-    before = {alias: f"{run}@{version}" for alias, (run, version) in rollbacks(ctx.store).items()}
+    before = {alias: f"{run}@{version}" for alias, (run, version) in aliases.rollbacks(ctx.store).items()}
     return [
         of_row(
             ServedAlias,
@@ -31,3 +55,138 @@ async def handle(ctx: Context, call: Call) -> list[ServedAlias]:
         )
         for row, uid in zip(rows, owners, strict=True)
     ]
+
+
+async def list_moves(ctx: Context, call: Call) -> list[Move]:
+    """List who moved an alias, when, and to what, newest first; also of a removed one.
+
+    Raises NotFound if it never existed.
+    """
+    alias = call.request.match_info["alias"]
+    found = await ctx.read(aliases.moves, alias)
+    if not found:
+        aliases.get(ctx.store, alias)
+    return [of_row(Move, row) for row in seen_by_run(ctx, call.caller, found)]
+
+
+async def swap(ctx: Context, call: Call) -> Swapped:
+    """Load, attest and keep a version, then move the alias to it in one transaction.
+
+    Raises NotFound, SpecError, Conflict, IntegrityError, AdapterRefused, AttestationFailed, PoolLost: then
+    the alias serves what it served. Swaps of one alias go one after another.
+    """
+    body, alias, started = call.json(SwapRequest), call.request.match_info["alias"], time.monotonic()
+    aliases.check_name(alias)
+    async with ctx.serving.moving[alias]:
+        before, version = aliases.find(ctx.store, alias), wanted(ctx, alias, body)
+        must_own(ctx, call.caller, *([of_alias(before)] if before else []))  # made while this one waited
+        must_see(ctx, call.caller, run := runs.get(ctx.store, version.run))
+        refuse_many(ctx, call.caller, alias, run)
+        with in_hand(ctx, version):
+            try:
+                attestation = await prepare(ctx, version)
+                row = move(ctx, alias, version, by=call.caller)
+            except LoradError as error:
+                kept = (
+                    f"alias {alias} still serves {name_of(before)}"
+                    if before
+                    else f"alias {alias} was not made"
+                )
+                raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
+        tell_gateway(ctx, alias)
+    seconds = time.monotonic() - started
+    await gateway_up(ctx)
+    return of_row(
+        Swapped,
+        row,
+        previous=name_of(before) if before else None,
+        attestation=Verdict(attestation.verdict, attestation.detail),
+        seconds=seconds,
+        gateway=gateway_socket(ctx),
+        url=base_url(ctx),
+    )
+
+
+def wanted(ctx: Context, alias: str, body: SwapRequest) -> VersionRow:
+    """Find the version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
+    if body.rollback == (body.version is not None):
+        hint = f"`lorad swap {alias} RUN@N` or `lorad swap {alias} --rollback`."
+        raise SpecError("give a version, or ask for a rollback", hint=hint)
+    if body.version is not None:
+        return find_version(ctx, body.version)
+    return get_version(ctx.store, *aliases.before(ctx.store, alias))
+
+
+def refuse_many(ctx: Context, caller: Caller, alias: str, run: RunRow) -> None:
+    """Raises Conflict where a user of a shared daemon has as many aliases as one may have, in all or of
+    versions of others."""
+    if is_admin(ctx, caller):
+        return
+    mine = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
+    foreign = [row for row in mine if runs.get(ctx.store, row.run).owner_uid != caller.uid]
+    if len(mine) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):
+        count = f"{len(mine)} aliases, {len(foreign)} of them for versions of others"
+        hint = f"{ALIASES} and {FOREIGN_ALIASES} are the most; `lorad aliases NAME --remove` ends one."
+        raise Conflict(f"{caller.name} has {count}", hint=hint)
+
+
+async def prepare(ctx: Context, version: VersionRow) -> Attestation:
+    """Verify the version's files and load it into a pool of its base."""
+    await await_files(ctx, version)
+    run = runs.get(ctx.store, version.run)
+    await on_behalf(ctx, run.owner_uid, check_files, version)
+    async with guest(ctx, run) as pool:
+        refuse_other_base(ctx, run, pool)
+        return await load(ctx, pool, version, keep=True)
+
+
+def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasRow:
+    """Alias, its log, event and the daemon's journal: all or none.
+
+    Nothing happens where it serves that version.
+    """
+    run, number = version.run, version.version
+    with ctx.store.write():
+        get_version(ctx.store, run, number)
+        before = aliases.find(ctx.store, alias)
+        if before and (before.run, before.version) == (run, number):
+            return before
+        row = aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
+        ctx.journal.append(
+            "alias", run, by.name, alias=alias, version=number, previous=before and name_of(before)
+        )
+    return row
+
+
+def tell_gateway(ctx: Context, alias: str) -> None:
+    """Make the gateway serve new requests with the new version; `serving/keep_loaded.py` unloads the one
+    before.
+    """
+    ctx.serving.served += 1
+    ctx.loop.poke()
+    try:
+        write_table(ctx)
+    except StorageError as error:
+        told = f"alias {alias} has moved, but the gateway does not know yet: {error.message}"
+        raise StorageError(told, hint="It learns of it as soon as the disk can be written.") from error
+
+
+async def remove_alias(ctx: Context, call: Call) -> RemovedAlias:
+    """End an alias; its version stays until nothing else needs it.
+
+    Raises NotFound, StorageError (the gateway has not heard of it yet), NotAllowed.
+
+    Whoever made the alias may end it, and so may the owner of the run that it serves: it keeps their files.
+    """
+    alias = call.request.match_info["alias"]
+    async with ctx.serving.moving[alias]:
+        row = aliases.get(ctx.store, alias)
+        if not owns(ctx, call.caller, of_run(runs.get(ctx.store, row.run)).owner_uid):
+            must_own(ctx, call.caller, of_alias(row))
+        with ctx.store.write():
+            before = aliases.remove(ctx.store, alias, by=call.caller.name)
+            ctx.journal.append("alias", before.run, call.caller.name, alias=alias, version=None)
+    ctx.serving.served += 1
+    ctx.loop.poke()
+    write_table(ctx)
+    return RemovedAlias(alias)

@@ -22,7 +22,7 @@ IDLE_SECONDS = 5.0
 MOST = 1000  # events that `last` may ask for
 
 
-async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
+async def read_events(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
     """Stream the events after `after`, or answer with the newest `last` of them.
 
     `after=-1` streams only new events. An `idle` line shows the reader that the connection is up.

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, fsync, read_manifest, verify
 from lorad.box.paths import RunDir
+from lorad.client.requests import ForkRequest
 from lorad.client.shapes import Forked
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.resume import fitted
@@ -34,7 +34,7 @@ from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.reference import Begins, Staged
 from lorad.daemon.runs.versions import await_files, find_version, has_files, in_hand
 from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
-from lorad.spec.model import Positive, Spec
+from lorad.spec.model import Spec
 from lorad.spec.text import overridden, override
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
@@ -42,13 +42,6 @@ from lorad.store.rows import RunRow, VersionRow
 
 NAME_LENGTH = 63
 FREE = frozenset({"lora.dropout", "lora.type"})  # keys of `lora` that do not change the adapter's shape
-
-
-class Body(Struct):
-    overrides: list[str] = []
-    name: str | None = None
-    steps: Positive | None = None
-    fresh: bool = False
 
 
 class Start(NamedTuple):
@@ -63,11 +56,11 @@ class Start(NamedTuple):
     trained: Spec | None = None
 
 
-async def handle(ctx: Context, call: Call) -> Forked:
+async def fork(ctx: Context, call: Call) -> Forked:
     """Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name),
     IntegrityError.
     """
-    body, version = call.json(Body), find_version(ctx, call.request.match_info["version"])
+    body, version = call.json(ForkRequest), find_version(ctx, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
     if body.fresh:
         await await_files(ctx, version)
@@ -113,7 +106,7 @@ def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Sta
     return Start(origin, Path(found[-1].path), found[-1].step, trained)
 
 
-def respecified(ctx: Context, parent: RunRow, body: Body, start: Start) -> Spec:
+def respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: Start) -> Spec:
     """Make the fork's spec of the parent's. Raises SpecError for overrides of what defines the adapter."""
     for text in body.overrides:
         refuse_shape(text)
@@ -204,7 +197,7 @@ def copied(source: Path, target: Path, owner: User | None, reader: User | None) 
     files_into(source, target, names, owner, reader)
 
 
-def inherits(body: Body, spec: Spec) -> bool:
+def inherits(body: ForkRequest, spec: Spec) -> bool:
     """Check whether the parent's spec names what KL is measured against: `start` is each run's own."""
     said = any(
         overridden(text) in ("algorithm", "algorithm.kl", "algorithm.kl.reference") for text in body.overrides
@@ -218,7 +211,7 @@ def asked_before(ctx: Context, parent: RunRow) -> Request:
 
 
 async def looked_at(
-    ctx: Context, uid: int, asked: Request, spec: Spec, body: Body, staged: Path, kl: Staged | None
+    ctx: Context, uid: int, asked: Request, spec: Spec, body: ForkRequest, staged: Path, kl: Staged | None
 ) -> tuple[Request, Spec]:
     """Make the request for the fork, after the preflight of a new run with the same weights.
 

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from msgspec import Struct
-
 from lorad.client.box_shapes import Collected, Deleted, KeptVersion
+from lorad.client.requests import CollectRequest
 from lorad.daemon.access import is_admin, owns, seen_aliases
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
@@ -27,15 +26,11 @@ from lorad.store.rows import RunRow
 TURN = 64  # things found until others have their turn
 
 
-class Body(Struct):
-    dry_run: bool = False
-
-
-async def handle(ctx: Context, call: Call) -> Collected:
+async def collect(ctx: Context, call: Call) -> Collected:
     """Delete what each run's `checkpoint` section allows, except what was pinned, aliased or loaded
     meanwhile.
     """
-    body = call.json(Body)
+    body = call.json(CollectRequest)
     await refresh(ctx)
     sizes = await in_thread(ctx, call.caller.uid, measure, await found(ctx, call.caller))
     doomed = [item for item in await found(ctx, call.caller) if item.path in sizes]

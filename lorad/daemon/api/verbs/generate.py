@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from lorad.bounds import POOL_TOKENS
+from lorad.client.requests import GenerateRequest
 from lorad.client.shapes import Completion, Generated
 from lorad.daemon.access import must_see
 from lorad.daemon.api.call import Call
@@ -28,32 +27,14 @@ from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.protocol.calls import Generate
 from lorad.rl.data import with_system
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.model import Data, NonNegative, NonNegativeFloat, Positive, Seed
+from lorad.spec.model import Data
 from lorad.store import runs
 from lorad.store.rows import VersionRow
 
 
-class Wish(Struct, frozen=True, forbid_unknown_fields=True):
-    """How to sample; the defaults are those of a quick look."""
-
-    n: Annotated[int, Meta(ge=1, le=1024)] = 1
-    temperature: NonNegativeFloat = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: NonNegative = 0
-    max_new_tokens: Positive = 64
-    seed: Seed = 0
-    stop: list[str] = []
-
-
-class Body(Struct):
-    version: str
-    prompt: str
-    sampling: Wish = Wish()
-
-
-async def handle(ctx: Context, call: Call) -> Generated:
+async def generate(ctx: Context, call: Call) -> Generated:
     """Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses."""
-    body = call.json(Body)
+    body = call.json(GenerateRequest)
     if body.sampling.n * body.sampling.max_new_tokens > POOL_TOKENS:
         told = (
             f"{body.sampling.n} completions of {body.sampling.max_new_tokens} tokens are too many for "
@@ -72,7 +53,9 @@ async def handle(ctx: Context, call: Call) -> Generated:
     return Generated(name_of(version), completions)
 
 
-def ask(ctx: Context, pool: Pool, version: VersionRow, body: Body, chat: Data | None) -> list[Completion]:
+def ask(
+    ctx: Context, pool: Pool, version: VersionRow, body: GenerateRequest, chat: Data | None
+) -> list[Completion]:
     """List the completions, in order of their index; runs in a thread. chat: how the run makes chats of its
     prompts.
     """

@@ -1,4 +1,4 @@
-"""Read what the processes of a run print, by byte offset."""
+"""Read what processes print, by byte offset: those of a run, the daemon and the gateways."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 
 from lorad.bounds import LINE_CHARACTERS
 from lorad.client.shapes import LogPart
+from lorad.daemon.access import is_admin, must_be_admin
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.process.log_trim import cut_before
+from lorad.daemon.serving.gateways import gateway_of, public_gateway
 from lorad.errors import SpecError
 from lorad.files import open_file
 from lorad.store import runs
@@ -22,7 +24,8 @@ SERVER = re.compile(r"engine-\d{1,4}")  # one of several servers
 MOST = 1 << 20  # bytes in one answer
 
 
-async def handle(ctx: Context, call: Call) -> LogPart:
+async def read_log(ctx: Context, call: Call) -> LogPart:
+    """Read what the processes of a run print, by byte offset."""
     run = runs.get(ctx.store, call.run)
     path = log_of(ctx, run, call.text("of") or "driver")
     return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
@@ -87,3 +90,23 @@ def whole_characters(data: bytes) -> bytes:
             needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return data[:-back] if needed > back and len(data) > back else data
     return data
+
+
+async def read_own_log(ctx: Context, call: Call) -> LogPart:
+    """Read a part of the log of the daemon or of the caller's gateway.
+
+    Raises SpecError; NotAllowed for the daemon's own log, which mentions all users.
+    """
+    path = own_log_of(ctx, call, call.text("of") or "daemon")
+    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
+
+
+def own_log_of(ctx: Context, call: Call, of: str) -> Path:
+    if of == "daemon":
+        must_be_admin(ctx, call.caller)
+        return ctx.home.daemon_log
+    if of != "gateway":
+        raise SpecError(f"no log of {of!r} without a run", hint="Choose daemon or gateway, or name a run.")
+    gateway = public_gateway(ctx) if is_admin(ctx, call.caller) else gateway_of(ctx, call.caller.uid)
+    lives = gateway.lives
+    return lives[-1].log if lives else Path(os.devnull)

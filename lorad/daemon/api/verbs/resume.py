@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.directory import verify
+from lorad.client.requests import ResumeRequest
 from lorad.client.shapes import Resumed
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import extended, run_view, spec_at
@@ -22,7 +22,7 @@ from lorad.daemon.runs.bases import inputs_of
 from lorad.daemon.runs.preflight import preflight
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.protocol.inputs import changes
-from lorad.spec.model import Positive, Spec, to_json
+from lorad.spec.model import Spec, to_json
 from lorad.spec.text import overridden, override
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs
@@ -35,22 +35,11 @@ CHANGEABLE = frozenset(
 ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the adapter is
 
 
-class Body(Struct):
-    """The body of a request to resume.
-
-    overrides: keys of the spec that change from this attempt on.
-    """
-
-    step: int | None = None
-    steps: Positive | None = None
-    overrides: list[str] = []
-
-
-async def handle(ctx: Context, call: Call) -> Resumed:
+async def resume(ctx: Context, call: Call) -> Resumed:
     """Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, nothing to
     do, or another one came first), SpecError (an override that does not fit).
     """
-    body, run = call.json(Body), runs.get(ctx.store, call.run)
+    body, run = call.json(ResumeRequest), runs.get(ctx.store, call.run)
     refuse_live_or_imported(run)
     before, present = spec_of(run), checkpoints(ctx.store, call.run)
     chosen = choose(run, present, body.step)
@@ -175,7 +164,7 @@ def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
     )
 
 
-def total(body: Body, run: RunRow, before: Spec) -> int:
+def total(body: ResumeRequest, run: RunRow, before: Spec) -> int:
     """Choose how many steps the run makes in all: the number asked for, else as before.
 
     Raises SpecError for two.

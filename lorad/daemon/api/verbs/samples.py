@@ -22,7 +22,7 @@ from lorad.store.metrics import samples_file
 DECODER = msgspec.json.Decoder(Sample)
 
 
-async def handle(ctx: Context, call: Call) -> list[Sample]:
+async def list_samples(ctx: Context, call: Call) -> list[Sample]:
     """Read the samples of `step`, by default the run's last one, if there is one.
 
     Raises NotFound, IntegrityError.

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.adapter import Outline
 from lorad.adapters.directory import discard
 from lorad.adapters.peft import outline
+from lorad.client.requests import AdapterRequest, ServeRequest
 from lorad.client.shapes import Alias, Served
 from lorad.daemon.access import must_own, of_alias, of_run, owns
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.verbs.swap import move, tell_gateway
+from lorad.daemon.api.verbs.aliases import move, tell_gateway
 from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
@@ -46,11 +46,6 @@ LENGTHS = {"data.max_prompt_tokens", "rollout.max_new_tokens"}
 OF_A_RUN = ("name", "lora", "algorithm", "reward", "eval", "checkpoint")
 
 
-class Named(Struct):
-    name: str
-    directory: str
-
-
 class Found(NamedTuple):
     """An adapter that was found in a directory: its weights are not read before it is known to fit."""
 
@@ -59,18 +54,11 @@ class Found(NamedTuple):
     outline: Outline
 
 
-class Body(Struct):
-    model: str
-    cwd: str
-    adapters: list[Named] = []
-    overrides: list[str] = []
-
-
-async def handle(ctx: Context, call: Call) -> Served:
+async def serve(ctx: Context, call: Call) -> Served:
     """Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed,
     PoolLost.
     """
-    body = call.json(Body)
+    body = call.json(ServeRequest)
     spec = await in_thread(ctx, call.caller.uid, base_spec, body, ctx.user(call.caller.uid))
     if not body.adapters:
         return await keep_warm(ctx, call.caller, spec)
@@ -90,7 +78,7 @@ async def handle(ctx: Context, call: Call) -> Served:
     return answer(ctx, loaded[0][0], rows)
 
 
-def base_spec(body: Body, user: User | None) -> Spec:
+def base_spec(body: ServeRequest, user: User | None) -> Spec:
     """Make the spec of the pool that serves. Raises SpecError for keys that only training has."""
     for text in body.overrides:
         if (key := overridden(text)).partition(".")[0] in OF_A_RUN:
@@ -126,11 +114,11 @@ def refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> No
         if runs.exists(ctx.store, name):
             must_own(ctx, caller, of_run(runs.get(ctx.store, name)))
         if alias := aliases.find(ctx.store, name):
-            must_own(ctx, caller, of_alias(ctx, alias))
+            must_own(ctx, caller, of_alias(alias))
         import_adapter.refuse_taken(ctx, name, spec.model.path)
 
 
-async def prepared(ctx: Context, uid: int, body: Body, spec: Spec) -> list[Import]:
+async def prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> list[Import]:
     """Every adapter, checked against the base and staged: the largest rank first, as servers are started for
     it.
     """
@@ -155,7 +143,7 @@ async def prepared(ctx: Context, uid: int, body: Body, spec: Spec) -> list[Impor
     return made
 
 
-def source_of(ctx: Context, uid: int, body: Body, adapter: Named) -> Path:
+def source_of(ctx: Context, uid: int, body: ServeRequest, adapter: AdapterRequest) -> Path:
     return Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
 
 

@@ -1,28 +1,28 @@
-"""Bring up what the gateway needs for one model."""
+"""Bring up what a gateway needs for a model, and stop serving it."""
 
 from __future__ import annotations
 
-from msgspec import Struct
-
-from lorad.client.shapes import Serving
-from lorad.daemon.access import must_see
+from lorad.client.requests import ModelRequest
+from lorad.client.shapes import Serving, ServingOwner, StoppedServing
+from lorad.daemon.access import must_own, must_see, of_run, owns
 from lorad.daemon.api.call import Call
-from lorad.daemon.context import Context, request_of
+from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.runs.bases import refuse_other_base
-from lorad.daemon.runs.versions import find_version, in_hand
+from lorad.daemon.runs.versions import find_version, in_hand, name_of
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load
-from lorad.store import runs
+from lorad.daemon.serving.gateways import want_gateway_of
+from lorad.daemon.serving.keep_up import end_serving
+from lorad.errors import NotFound
+from lorad.store import aliases, events, runs
+from lorad.store.rows import RunRow
 
 
-class Body(Struct):
-    """An alias, run@number, or a run's name."""
+async def bring_up(ctx: Context, call: Call) -> Serving:
+    """Start the pool of a model and load it there.
 
-    model: str
-
-
-async def handle(ctx: Context, call: Call) -> Serving:
-    """Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses."""
-    model = call.json(Body).model
+    Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses.
+    """
+    model = call.json(ModelRequest).model
     version = find_version(ctx, model)
     run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
     with in_hand(ctx, version):
@@ -38,3 +38,39 @@ async def handle(ctx: Context, call: Call) -> Serving:
         model_path=request_of(run).model_path,
         chat_template=await is_chat(ctx, run),
     )
+
+
+async def find_owner(ctx: Context, call: Call) -> ServingOwner:
+    """Find the owner of a model for the front of a shared gateway, and have the owner's gateway up.
+
+    No pool is started. Raises NotFound.
+    """
+    version = find_version(ctx, call.json(ModelRequest).model)
+    run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
+    want_gateway_of(ctx, run.owner_uid)
+    return ServingOwner(name_of(version), run.owner_uid)
+
+
+async def stop_serving(ctx: Context, call: Call) -> StoppedServing:
+    """Let the pool of what `model` names end when idle: of a run, an alias, or the caller's runs on a base.
+
+    Raises NotFound, NotAllowed.
+    """
+    model, serving = call.json(ModelRequest).model, runs.that_serve(ctx.store)
+    meant = [run for run in serving if is_meant(ctx, run, model)]
+    names = [run.name for run in [run for run in meant if owns(ctx, call.caller, run.owner_uid)] or meant]
+    if not names:
+        known = ", ".join(dict.fromkeys(f"{run.name} ({spec_of(run).model.path})" for run in serving))
+        raise NotFound(f"nothing named {model} is being served", hint=f"Served: {known or 'nothing'}.")
+    must_own(ctx, call.caller, *(of_run(run) for run in serving if run.name in names))
+    with ctx.store.write():
+        end_serving(ctx, names)
+        for name in names:
+            events.append(ctx.store, name, "serving", {"stopped": True, "by": call.caller.name})
+    ctx.loop.poke()
+    return StoppedServing(model, names)
+
+
+def is_meant(ctx: Context, run: RunRow, model: str) -> bool:
+    alias = aliases.find(ctx.store, model)
+    return model in (run.name, spec_of(run).model.path) or (alias is not None and alias.run == run.name)

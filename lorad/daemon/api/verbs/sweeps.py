@@ -1,23 +1,203 @@
-"""Sweeps with their runs, newest first."""
+"""Start a run for each point of a grid, all of them or none, and list such sweeps."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import convert
+from msgspec.structs import replace
 
-from lorad.client.shapes import Halving, Rung, Sweep, SweepRun
+from lorad.client.requests import SweepRequest
+from lorad.client.shapes import Halving, Rung, StartedSweep, Sweep, SweepRun
 from lorad.daemon.access import Access, Subject, refuse, seen
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import extended, of_row, run_view
-from lorad.daemon.context import Context
+from lorad.daemon.context import Context, Request
+from lorad.daemon.pool import setup_for
+from lorad.daemon.pools.as_owner import in_thread
+from lorad.daemon.process.users import User
+from lorad.daemon.queue.limits import refuse_priority
+from lorad.daemon.runs.create import anchored, create, fresh_name, make_directory, refuse_used
+from lorad.daemon.runs.grid import axes_of, points_of
+from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.reference import Staged, clear, refuse_other_model, settle, staged
+from lorad.daemon.runs.sweeps import halving_of
+from lorad.errors import LoradError
+from lorad.protocol.preflight import SpecFacts
+from lorad.rl.doubts import doubts, refuse_contradictions
+from lorad.spec.model import Algorithm, Attest, Checkpoint, Resources, Spec, Trainer, to_json
+from lorad.spec.text import load_task
 from lorad.store import runs, sweeps
 from lorad.store.rows import SweepRow
 
+UNSEEN = (
+    "lr",
+    "schedule",
+    "schedule_steps",
+    "warmup_steps",
+    "min_lr",
+    "steps",
+    "betas",
+    "eps",
+    "weight_decay",
+)
 
-async def handle(ctx: Context, call: Call) -> list[Sweep]:
-    """List the sweep of that name, or all that the caller may see. Raises NotFound, NotAllowed."""
+
+class Point(NamedTuple):
+    """One run that the sweep will make."""
+
+    spec: Spec
+    overrides: list[str]
+
+
+async def sweep(ctx: Context, call: Call) -> StartedSweep:
+    """Queue a run for each point of a grid.
+
+    Raises SpecError (it begins with the point to blame), Conflict, StorageError; then nothing was made.
+    """
+    body = call.json(SweepRequest)
+    user = ctx.user(call.caller.uid)
+    axes, rest = await in_thread(ctx, call.caller.uid, axes_of, body.overrides)
+    grid = [[*rest, *point] for point in points_of(axes)]
+    name, points = await in_thread(ctx, call.caller.uid, named, fresh_name(ctx), user, body, grid)
+    halving = None if body.halving is None else halving_of(body.halving, [point.spec for point in points])
+    refuse_names(ctx, name, points)
+    refuse_priority(ctx, call.caller, *(point.spec for point in points))
+    references: list[Staged | None] = []
+    try:
+        for point in points:
+            with blaming(point):
+                references.append(await staged(ctx, call.caller, point.spec, body.cwd))
+        facts = await looked_at(ctx, points, references, body.cwd, call.caller.uid)
+        refuse_names(ctx, name, points)
+        told = split_pools(ctx, points, facts, list(axes))
+        parts = list(zip(points, facts, references, strict=True))
+        directories = [placed(ctx, body, *part) for part in parts]
+        with ctx.store.write():
+            by = call.caller
+            sweeps.create(ctx.store, name, owner=by.name, owner_uid=by.uid, grid=axes, halving=halving)
+            for (point, fact, _), directory in zip(parts, directories, strict=True):
+                create(ctx, point.spec, directory, call.caller, fact.warnings)
+                runs.set_fields(ctx.store, str(point.spec.name), sweep=name)
+    finally:
+        for reference in references:
+            clear(reference)
+    ctx.loop.poke()
+    warnings = dict.fromkeys([*told, *(warning for fact in facts for warning in fact.warnings)])
+    return extended(StartedSweep, sweep_view(ctx, sweeps.get(ctx.store, name)), warnings=[*warnings])
+
+
+def named(
+    fresh: str, user: User | None, body: SweepRequest, overrides: list[list[str]]
+) -> tuple[str, list[Point]]:
+    """Name the sweep and its points: `lr-1`, `lr-2`, …, with leading zeros where there are ten or more."""
+    name = body.name or loaded(user, body, overrides[0]).name or fresh
+    width = len(str(len(overrides)))
+    points = []
+    for number, point in enumerate(overrides, 1):
+        own = msgspec.json.encode(f"{name}-{number:0{width}d}").decode()
+        points.append(Point(loaded(user, body, [*point, f"name={own}"]), point))
+    return name, points
+
+
+def loaded(user: User | None, body: SweepRequest, overrides: list[str]) -> Spec:
+    return anchored(load_task(body.spec, source=body.source, overrides=overrides), Path(body.cwd), user)
+
+
+def refuse_names(ctx: Context, name: str, points: list[Point]) -> None:
+    """Raises Conflict when a name is in use."""
+    sweeps.refuse_used(ctx.store, name)
+    for point in points:
+        refuse_used(ctx, point.spec)
+
+
+async def looked_at(
+    ctx: Context, points: list[Point], references: list[Staged | None], cwd: str, uid: int
+) -> list[SpecFacts]:
+    """Run the preflight for each point, once for all points that need the same.
+
+    Raises what the preflight raises.
+    """
+    found: dict[tuple[bytes, ...], SpecFacts] = {}
+    facts = []
+    for point, reference in zip(points, references, strict=True):
+        with blaming(point):
+            refuse_contradictions(point.spec)
+            key = (need(point.spec), *(doubt.encode() for doubt in doubts(point.spec)))
+            if key not in found:
+                found[key] = await preflight(ctx, point.spec, cwd, uid, reference and reference.directory)
+            refuse_other_model(reference, found[key].model_path)
+            facts.append(found[key])
+    return facts
+
+
+@contextlib.contextmanager
+def blaming(point: Point) -> Iterator[None]:
+    """Name the point in what is raised within the block."""
+    try:
+        yield
+    except LoradError as error:
+        changed = " ".join(point.overrides)
+        raise type(error)(f"{point.spec.name} ({changed}): {error.message}", hint=error.hint) from None
+
+
+def need(spec: Spec) -> bytes:
+    """Make the part of a spec that the preflight depends on: points with an equal one share an answer."""
+    usual, kl = {key: getattr(Trainer(), key) for key in UNSEEN}, spec.algorithm.kl
+    return to_json(
+        replace(
+            spec,
+            name=None,
+            seed=0,
+            algorithm=Algorithm(kl=replace(kl, coef=float(kl.coef > 0))),
+            trainer=replace(spec.trainer, **usual),
+            checkpoint=Checkpoint(),
+            resources=Resources(devices=spec.resources.devices),
+            attest=Attest(tokens=spec.attest.tokens),
+        )
+    )
+
+
+def placed(
+    ctx: Context, body: SweepRequest, point: Point, facts: SpecFacts, reference: Staged | None
+) -> Path:
+    """The directory of a run that is to be, with its reference."""
+    model = facts.model_path, facts.model_dtype, facts.parameters
+    told = reference and reference.reference
+    request = Request(body.cwd, body.source, point.overrides, *model, facts, reference=told)
+    directory = make_directory(ctx, point.spec, body.spec, request)
+    settle(reference, directory)
+    return directory
+
+
+def split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys: list[str]) -> list[str]:
+    """Warn when the points do not all fit into one pool: each kind of pool loads a base of its own."""
+    kinds = {kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
+    if len(kinds) == 1:
+        return []
+    return [
+        f"the points need {len(kinds)} kinds of pools, each with a base of its own: {', '.join(keys)} "
+        "decide that"
+    ]
+
+
+def kind(ctx: Context, spec: Spec, facts: SpecFacts) -> str:
+    model = {"model_path": facts.model_path, "dtype": facts.model_dtype}
+    count = 1 if ctx.gpus.devices[0].is_cpu else min(spec.gpus, len(ctx.gpus.devices))
+    threads = spec.pool.threads or 1
+    return setup_for(spec, ctx.config, *ctx.gpus.devices[:count], **model, threads=threads, facts=facts).key
+
+
+async def list_sweeps(ctx: Context, call: Call) -> list[Sweep]:
+    """List the sweep of that name, or all that the caller may see, newest first.
+
+    Raises NotFound, NotAllowed.
+    """
     name = call.text("sweep")
     rows = sweeps.sweeps(ctx.store) if name is None else [sweeps.get(ctx.store, name)]
     if name is not None:

@@ -22,7 +22,7 @@ from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import versions
 
 
-async def handle(ctx: Context, call: Call) -> Verification:
+async def verify(ctx: Context, call: Call) -> Verification:
     """Check a run's files and versions. Raises NotFound; what is wrong with the run is part of the answer."""
     run = runs.get(ctx.store, call.run)
     checks = await on_behalf(ctx, run.owner_uid, check_files, subject(ctx, run))

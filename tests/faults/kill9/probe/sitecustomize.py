@@ -27,6 +27,7 @@ PHASES = {
     "train": "training",
     "publish": "publish",
     "record": "recording",
+    "evaluate": "evaluating",
 }
 RESTART_SECONDS = 0.2  # instead of lorad's pause before a restart: the rounds are to be over some day
 passed: Counter[str] = Counter()
@@ -135,7 +136,7 @@ def migration(number: int) -> Callable[[Any], None]:
 
 
 def watch_driver() -> None:
-    from lorad.driver import checkpoint, driver, evaluate, session
+    from lorad.driver import checkpoint, driver, session
     from lorad.protocol.journal import JournalWriter
 
     directory = sys.orig_argv[-1]
@@ -165,7 +166,6 @@ def watch_driver() -> None:
     for verb, phase in PHASES.items():
         telling(driver, verb, phase)
     telling(checkpoint, "checkpoint", "checkpoint")
-    telling(evaluate, "evaluate", "evaluating")
     append = JournalWriter.append
 
     def appending(writer: JournalWriter, kind: str, *arguments: Any) -> Any:

@@ -1,0 +1,78 @@
+"""The names of trainers and engines, and the classes behind them. Importing this imports no backend."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lorad.engines.base import Engine
+from lorad.errors import SpecError
+from lorad.trainers.base import Trainer
+
+ENGINES = {
+    "builtin": "lorad.engines.builtin.engine:BuiltinEngine",
+    "sglang": "lorad.engines.sglang.dialect:SglangEngine",
+    "vllm": "lorad.engines.vllm.dialect:VllmEngine",
+}
+DIALECTS = {
+    "sglang": "lorad.engines.sglang.dialect:SglangDialect",
+    "vllm": "lorad.engines.vllm.dialect:VllmDialect",
+}
+SERVERS = frozenset(DIALECTS)  # backends whose engine is a server in a process of its own
+TRAINERS = {
+    "builtin": "lorad.trainers.builtin.trainer:BuiltinTrainer",
+    "fsdp": "lorad.trainers.ranks.remote:RemoteTrainer",
+    "megatron": "lorad.trainers.ranks.remote:RemoteTrainer",
+}
+RANKED = frozenset({"fsdp", "megatron"})  # backends whose trainer is made of processes of its own
+
+
+def class_behind(
+    name: str, override: str | None, backends: Mapping[str, str], kind: type[Any], *, what: str, key: str
+) -> type[Any]:
+    """Import the subclass of `kind` that `backends` has for a name, or that `override` ("module:Class")
+    names.
+
+    what: the word for it in errors.
+    key: the key of the spec that holds the name.
+
+    Raises SpecError for a name that is not known, and for a class that cannot be imported or is no subclass
+    of `kind`.
+    """
+    if override is None and name not in backends:
+        raise SpecError(f"no {what} {name!r}", key=key, hint=f"there is {', '.join(sorted(backends))}")
+    place = override or backends[name]
+    module, _, attribute = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        hint = "run `lorad doctor`: it says what to install"
+        raise SpecError(
+            f"{name} is {place}, which can not be imported: {error}", key=key, hint=hint
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        hint = f"name a subclass of {kind.__module__}.{kind.__name__}"
+        raise SpecError(f"{place} is no {what}", key=key, hint=hint)
+    return found
+
+
+if TYPE_CHECKING:
+    from lorad.engines.remote.dialect import Dialect
+
+
+def engine_class(name: str, override: str | None = None) -> type[Engine]:
+    """Return the class behind a backend name, or behind `override`. Raises SpecError, see `class_behind`."""
+    return class_behind(name, override, ENGINES, Engine, what="engine", key="rollout.backend")
+
+
+def dialect_class(name: str) -> type[Dialect]:
+    """Return the class that speaks with the servers of a backend in SERVERS. It imports no torch."""
+    module, _, attribute = DIALECTS[name].partition(":")
+    found: type[Dialect] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def trainer_class(name: str, override: str | None = None) -> type[Trainer]:
+    """Return the class behind a backend name, or behind `override`. Raises SpecError, see `class_behind`."""
+    return class_behind(name, override, TRAINERS, Trainer, what="trainer", key="trainer.backend")

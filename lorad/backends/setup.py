@@ -1,0 +1,155 @@
+"""What a run asks of the server that it samples from and of the ranks that it trains on: the same for runs
+that can share them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from lorad.adapters.targets import HEAD, MEGATRON, leaf, match_modules
+from lorad.backends.engine_install import install_hint
+from lorad.backends.registry import RANKED, SERVERS
+from lorad.backends.trainer_install import interpreter_of
+from lorad.box.config import Backend
+from lorad.errors import SpecError
+from lorad.models.facts import ModelFacts
+from lorad.protocol.pool_setup import RanksSetup, ServerSetup
+from lorad.protocol.preflight import BaseFacts
+from lorad.spec.model import Spec
+
+RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
+CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
+AXES = ("tp", "pp", "ep", "dp")
+Shapes = Mapping[str, tuple[int, int]]
+_MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+")
+_FUSED = {names[0]: names for names in MEGATRON.values() if len(names) > 1}
+_MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
+
+
+def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> ServerSetup:
+    """Raises SpecError when the backend has no interpreter, or the rank is more than any server takes."""
+    rollout = spec.rollout
+    if backend.python is None and not rollout.urls:
+        raise SpecError(
+            f"config.yaml names no python for {rollout.backend}",
+            key="rollout.backend",
+            hint=install_hint(rollout.backend),
+        )
+    return ServerSetup(
+        python="" if rollout.urls else str(backend.python),
+        env={} if rollout.urls else backend.env,
+        servers=len(rollout.urls) or rollout.servers,
+        tp=rollout.tp,
+        max_rank=max_rank(spec.lora.rank),
+        targets=targets(facts.modules, facts.linears),
+        context_length=context_length(spec, facts.max_positions),
+        scaled_logprobs=rollout.temperature != 1.0,
+        urls=rollout.urls,
+        key_file=absolute(rollout.key_file, cwd),
+        admin_key_file=absolute(rollout.admin_key_file, cwd),
+        engine_args=rollout.engine_args,
+    )
+
+
+def max_rank(rank: int) -> int:
+    if rank > RANKS[-1]:
+        raise SpecError(
+            f"{rank} is more than the {RANKS[-1]} that servers take", key="lora.rank", hint="Lower it."
+        )
+    return next(most for most in RANKS if most >= rank)
+
+
+def targets(modules: Iterable[str], linears: Iterable[str]) -> tuple[str, ...]:
+    """Leaf names, sorted: those of all linears but the head, so that runs with fewer share the server; else
+    its own.
+    """
+    own, usual = {leaf(module) for module in modules}, set(linears) - {HEAD}
+    return tuple(sorted(usual if own <= usual else own))
+
+
+def longest(spec: Spec) -> int:
+    """Tokens that a server needs room for: a prompt and its sample, or a canary and one token more to score
+    it.
+    """
+    sample = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
+    return max(sample, CANARY_PROMPT + spec.attest.tokens + 1)
+
+
+def context_length(spec: Spec, positions: int) -> int:
+    """Return the next power of two, so that runs of about the same length share the server; at most the
+    base's positions.
+    """
+    return min(1 << (longest(spec) - 1).bit_length(), positions)
+
+
+def absolute(path: str | None, cwd: Path) -> str | None:
+    return None if path is None else str(cwd / Path(path).expanduser())
+
+
+def needs_base(spec: Spec) -> bool:
+    """Return whether the pool's own process loads the model, whose architecture the builtin backend then has
+    to know.
+    """
+    return spec.trainer.backend not in RANKED or spec.rollout.backend not in SERVERS
+
+
+def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
+    """Raises SpecError when the backend has no interpreter."""
+    trainer = spec.trainer
+    interpreter_of(trainer.backend, backend.python)
+    return RanksSetup(
+        python=str(backend.python or ""),
+        env=backend.env,
+        tp=trainer.tp,
+        pp=trainer.pp,
+        cp=trainer.cp,
+        dp=trainer.dp,
+        ep=trainer.ep,
+        args=trainer.backend_args,
+    )
+
+
+def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
+    """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name
+    for.
+
+    Raises SpecError when there are none.
+    """
+    if backend != "megatron":
+        return dict(linears)
+    found = {
+        name: shape
+        for name, shape in linears.items()
+        if name == HEAD or (_MEGATRON_LAYER.fullmatch(name) and leaf(name) in _MEGATRON_LEAVES)
+    }
+    if not found:
+        raise SpecError(
+            f"megatron can adapt no linear of the model (it has {next(iter(linears), 'none')})",
+            key="trainer.backend",
+            hint="It needs layers named like Llama's (model.layers.0.self_attn.q_proj). Use "
+            "trainer.backend: fsdp.",
+        )
+    return found
+
+
+def modules_of(spec: Spec, facts: ModelFacts) -> tuple[str, ...]:
+    """Return the linears that the run's adapter is on. Raises SpecError, see `match_modules`."""
+    shapes = targets_of(spec.trainer.backend, facts.linears)
+    return match_modules(
+        shapes, spec.lora.target_modules, spec.lora.exclude_modules, (*facts.linears, *facts.experts)
+    )
+
+
+def fused(modules: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the linears that Megatron makes one of, for each of these that has any of `modules`: all, asked
+    for or not.
+    """
+    seen: set[str] = set()
+    for module in modules:
+        parent, _, last = module.rpartition(".")
+        for first, names in _FUSED.items():
+            if last in names and f"{parent}.{first}" not in seen:
+                seen.add(f"{parent}.{first}")
+                yield tuple(f"{parent}.{name}" for name in names)

@@ -1,0 +1,105 @@
+"""The bodies of requests: `Client` encodes them, and the handlers in `lorad/daemon/api/verbs` decode them.
+
+A daemon ignores fields that it does not know, except those of `Sampling`, and has defaults for what an older
+client leaves out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from lorad.spec.numbers import NonNegative, NonNegativeFloat, Positive, Seed
+
+
+class ShutdownRequest(Struct, frozen=True):
+    gateway: bool = False  # end the gateway, too
+    pools: bool = False  # end the pools that have no active run, too
+
+
+class RunRequest(Struct, frozen=True):
+    spec: str  # the text of the file
+    source: str  # the file's name for messages
+    cwd: str  # where relative paths of the spec begin
+    overrides: list[str] = []  # `key=value`
+    name: str | None = None
+
+
+class HalvingRequest(Struct, frozen=True):
+    """How to halve a sweep; lorad chooses what is None."""
+
+    eta: float | None = None
+    rungs: list[int] | None = None
+    metric: str | None = None
+
+
+class SweepRequest(RunRequest, frozen=True):
+    halving: HalvingRequest | None = None  # None: every run makes all its steps
+
+
+class ResumeRequest(Struct, frozen=True):
+    step: int | None = None  # of the checkpoint; None: the newest
+    steps: Positive | None = None  # that the run makes in all; None: as many as before
+    overrides: list[str] = []  # keys of the spec that change from this attempt on
+
+
+class ForkRequest(Struct, frozen=True):
+    overrides: list[str] = []
+    name: str | None = None
+    steps: Positive | None = None
+    fresh: bool = False  # without the state of the optimizer
+
+
+class ExportRequest(Struct, frozen=True):
+    directory: str
+
+
+class SwapRequest(Struct, frozen=True):
+    version: str | None = None
+    rollback: bool = False  # instead of `version`, take the one that the alias served before this one
+
+
+class CollectRequest(Struct, frozen=True):
+    dry_run: bool = False
+
+
+class AdapterRequest(Struct, frozen=True):
+    """A PEFT directory, and the alias under which it is served."""
+
+    name: str
+    directory: str
+
+
+class ServeRequest(Struct, frozen=True):
+    model: str
+    cwd: str  # where relative paths begin
+    adapters: list[AdapterRequest] = []
+    overrides: list[str] = []
+
+
+class ModelRequest(Struct, frozen=True):
+    """A request about what is served.
+
+    model: an alias, run@number, or a run's name; where serving is to end, a base as well.
+    """
+
+    model: str
+
+
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
+    """How to sample; the defaults are those of a quick look."""
+
+    n: Annotated[int, Meta(ge=1, le=1024)] = 1
+    temperature: NonNegativeFloat = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    max_new_tokens: Positive = 64
+    seed: Seed = 0
+    stop: list[str] = []
+
+
+class GenerateRequest(Struct, frozen=True):
+    version: str
+    prompt: str
+    sampling: Sampling = Sampling()

@@ -1,0 +1,159 @@
+"""Describe and end the daemon, and look at this machine: its devices, the database and left processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+from aiohttp import web
+
+import lorad
+from lorad.box.tokens import tokens_trouble
+from lorad.client.box_shapes import (
+    Caller,
+    Census,
+    DatabaseSize,
+    Device,
+    DeviceProcess,
+    Disk,
+    Lease,
+    Orphan,
+    Shutdown,
+    Status,
+    StayingPool,
+)
+from lorad.client.requests import ShutdownRequest
+from lorad.daemon.access import is_admin
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
+from lorad.daemon.context import Context
+from lorad.daemon.gpu import devices
+from lorad.daemon.gpu.lock_notes import Holder
+from lorad.daemon.gpu.occupancy import Sight
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.idle import timeout_of
+from lorad.daemon.pools.life import end_pools
+from lorad.daemon.pools.watch_gpus import fresh
+from lorad.daemon.process.orphans import find_orphans
+from lorad.daemon.queue.device_holders import lease_of
+from lorad.daemon.queue.tenants import tenants_of
+from lorad.daemon.record.rows_and_disk import of_home
+from lorad.daemon.runs.take_in import size_of
+from lorad.daemon.serving.gateways import base_url, gateway_socket, stop_gateway
+from lorad.store import runs
+
+CPU_SECONDS = 0.05  # over which the use of the CPU is measured
+TROUBLES = 20  # how many things that failed and are tried again are listed
+
+
+async def show_status(ctx: Context, call: Call) -> Status:
+    """Describe the daemon and its state."""
+    owner = call.caller.uid if ctx.users.shared and not is_admin(ctx, call.caller) else None
+    return Status(
+        pid=os.getpid(),
+        version=lorad.__version__,
+        home=str(ctx.home.root),
+        caller=Caller(call.caller.name, is_admin(ctx, call.caller)),
+        shared=ctx.users.shared,
+        started_at=ctx.loop.started_at,
+        gateway=gateway_socket(ctx),
+        url=base_url(ctx),
+        url_trouble=tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
+        runs={str(state): number for state, number in runs.count_by_state(ctx.store).items()},
+        troubles=ctx.loop.troubles.lines(owner)[:TROUBLES],
+        disk=disk(ctx.runs_root),
+        database=DatabaseSize(ctx.store.schema, size_of(ctx.home.database)),
+    )
+
+
+def disk(storage: Path) -> Disk | None:
+    """Measure the filesystem that runs write to, for users other than root; None where it does not answer."""
+    try:
+        usage = shutil.disk_usage(storage)
+    except OSError:
+        return None
+    return Disk(usage.free, usage.total)
+
+
+async def shutdown(ctx: Context, call: Call) -> Shutdown:
+    """End the daemon.
+
+    Runs, gateway and pools continue unless they are to end as well; the next daemon adopts them.
+    """
+    body = call.json(ShutdownRequest)
+    async with ctx.requests.parting:
+        ctx.close()  # from here on nothing starts another pool
+        serves = gateway_socket(ctx) is not None and not body.gateway
+        stopped = body.gateway and stop_gateway(ctx)
+        up = [pool for pool in ctx.pools.values() if pool.process.is_up]
+        if body.pools:
+            await end_pools(ctx, [pool for pool in up if not tenants_of(ctx, pool)])
+        staying = [stay(ctx, pool, serves=serves) for pool in up if pool.process.is_up]
+        ended = [pool.id for pool in up if not pool.process.is_up]
+        return Shutdown(os.getpid(), stopped, ended, staying)
+
+
+def stay(ctx: Context, pool: Pool, *, serves: bool) -> StayingPool:
+    """Describe why a pool stays up without a daemon, and for how many more seconds it may be idle."""
+    runs = [run.name for run in tenants_of(ctx, pool)]
+    kept = pool.status.kept if pool.status and serves else []
+    idle = 0.0 if runs else pool.idle_seconds
+    return StayingPool(pool.id, runs, kept, max(0.0, timeout_of(ctx, pool) - idle))
+
+
+async def list_devices(ctx: Context, call: Call) -> list[Device]:
+    """List the devices of this machine, who holds them and why, and who else is there."""
+    await fresh(ctx)
+    cpu = await asyncio.to_thread(look_at_cpu) if ctx.gpus.devices[0].is_cpu else None
+    return [
+        device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid)) for device in ctx.gpus.devices
+    ]
+
+
+def look_at_cpu() -> Sight:
+    """Measure the memory and the load of the whole machine. Runs in a thread, for CPU_SECONDS."""
+    memory = psutil.virtual_memory()
+    return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(CPU_SECONDS) / 100)
+
+
+def device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> Device:
+    here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.setup.names]
+    lease = lease_of(ctx, device)
+    return Device(
+        device=device.name,
+        name=device.label,
+        memory_total=device.memory_total,
+        memory_used=sight.memory_used if sight else 0,
+        utilization=sight.utilization if sight else None,
+        pool=here[0] if here else None,
+        lease=lease_view(lease) if lease else None,
+        processes=[
+            DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
+            for one in (sight.processes if sight else ())
+        ],
+    )
+
+
+def lease_view(lease: Holder) -> Lease:
+    return Lease(lease.pool, lease.uid, lease.user, lease.why, lease.since, lease.idle_timeout)
+
+
+async def check_database(ctx: Context, call: Call) -> Census:
+    """Check whether the database is whole and whether the files that it names are on disk.
+
+    All of it is read, on a connection of its own.
+    """
+    return await asyncio.to_thread(of_home, ctx.home, ctx.runs_root)
+
+
+async def list_orphans(ctx: Context, call: Call) -> list[Orphan]:
+    """List the processes of this home that no attempt accounts for."""
+    return await asyncio.to_thread(find_orphans, ctx.home)
+
+
+async def show_metrics(ctx: Context, call: Call) -> web.Response:
+    """Answer what Prometheus reads: see `lorad/daemon/api/metrics.py`."""
+    return web.Response(text=await exposition(ctx), headers={"Content-Type": CONTENT_TYPE})

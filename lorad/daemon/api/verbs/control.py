@@ -1,0 +1,118 @@
+"""End runs, pause them, and delete those that are over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from pathlib import Path
+
+from lorad.client.shapes import Removed, Run
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.views import run_view
+from lorad.daemon.context import Context
+from lorad.daemon.storage.prune import REMOVED
+from lorad.errors import Conflict
+from lorad.states import EndReason, Move, RunState
+from lorad.store import runs
+from lorad.store.rows import RunRow
+
+
+async def pause(ctx: Context, call: Call) -> Run:
+    """Stop a run gracefully, so that it can be resumed.
+
+    Raises Conflict when it is over, or is being stopped for good.
+    """
+    run = runs.get(ctx.store, call.run)
+    refuse_ended(run)
+    if run.state == RunState.PAUSED:
+        raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` continues.")
+    if run.state == RunState.STOPPING:
+        if run.wanted != "pause":
+            raise Conflict(
+                f"run {call.run} is being ended ({run.wanted})", hint="Resume it when it has ended."
+            )
+        runs.set_fields(ctx.store, call.run, preempted=None)  # the run stays paused
+    elif run.state == RunState.QUEUED:
+        ctx.move(call.run, Move.PAUSE, by=call.caller.name)
+    else:
+        with ctx.store.write():
+            ctx.move(call.run, Move.STOP, detail="pause", by=call.caller.name)
+            runs.set_fields(ctx.store, call.run, wanted="pause")
+    ctx.loop.poke()
+    return run_view(runs.get(ctx.store, call.run))
+
+
+async def stop(ctx: Context, call: Call) -> Run:
+    """Let a run finish its step, write a checkpoint and end. Raises Conflict when it has ended."""
+    run = runs.get(ctx.store, call.run)
+    refuse_ended(run)
+    who = call.caller.name
+    if run.state in (RunState.QUEUED, RunState.PAUSED):
+        ctx.move(call.run, Move.END, reason=EndReason.STOPPED, detail=f"stopped while {run.state}", by=who)
+    elif run.state != RunState.STOPPING:
+        with ctx.store.write():
+            ctx.move(call.run, Move.STOP, detail="stop", by=who)
+            runs.set_fields(ctx.store, call.run, wanted="stop")
+    elif run.wanted == "pause":
+        runs.set_fields(ctx.store, call.run, wanted="stop", preempted=None)
+    ctx.loop.poke()
+    return run_view(runs.get(ctx.store, call.run))
+
+
+def refuse_ended(run: RunRow) -> None:
+    if run.state == RunState.ENDED:
+        hint = f"`lorad resume {run.name}` continues from its last checkpoint."
+        raise Conflict(f"run {run.name} has ended already ({run.reason})", hint=hint)
+
+
+async def kill(ctx: Context, call: Call) -> Run:
+    """End a run at once; what it did since its last checkpoint is lost. Raises Conflict when it has ended."""
+    run = runs.get(ctx.store, call.run)
+    refuse_ended(run)
+    who = call.caller.name
+    if run.state in (RunState.QUEUED, RunState.PAUSED):
+        ctx.move(call.run, Move.END, reason=EndReason.KILLED, detail=f"killed while {run.state}", by=who)
+    else:
+        with ctx.store.write():
+            if run.state != RunState.STOPPING:
+                ctx.move(call.run, Move.STOP, detail="kill", by=who)
+            runs.set_fields(ctx.store, call.run, wanted="kill", preempted=None)
+    ctx.loop.poke()
+    return run_view(runs.get(ctx.store, call.run))
+
+
+log = logging.getLogger("lorad.daemon")
+
+
+async def remove(ctx: Context, call: Call) -> Removed:
+    """Delete a run that is over, with everything that it wrote.
+
+    Raises Conflict while it works or is queued, or an alias serves one of its versions.
+    """
+    run = runs.get(ctx.store, call.run)
+    if not RunState(run.state).is_over:
+        raise Conflict(
+            f"run {call.run} is {run.state}", hint=f"`lorad stop {call.run}` or `lorad kill` first."
+        )
+    doomed = forget(ctx, call.run, Path(run.directory), call.caller.name)
+    ctx.loop.poke()
+    await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
+    return Removed(call.run)
+
+
+def forget(ctx: Context, name: str, directory: Path, by: str) -> Path:
+    """Remove the run's rows and rename its directory. Returns the new path."""
+    doomed = directory.with_name(f"{REMOVED}{name}-{time.time_ns()}")
+    try:
+        with ctx.store.write():
+            runs.remove(ctx.store, name, by=by)
+            ctx.journal.append("removed", name, by)
+            if directory.exists():
+                directory.rename(doomed)
+    except BaseException:
+        if doomed.exists():
+            doomed.rename(directory)
+        raise
+    return doomed

@@ -1,0 +1,92 @@
+"""Queue runs, list them, and read what they measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from lorad.client.requests import RunRequest
+from lorad.client.shapes import Evaluation, Run, RunDetails, Step
+from lorad.daemon.access import seen
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.views import history, of_row, run_view, show_view
+from lorad.daemon.context import Context, Request
+from lorad.daemon.pools.as_owner import in_thread
+from lorad.daemon.queue.limits import refuse_priority
+from lorad.daemon.runs.create import anchored, create, fresh_name, make_directory, refuse_used
+from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.reference import clear, refuse_other_model, settle, staged
+from lorad.spec.text import load_task
+from lorad.store import metrics, runs
+
+MOST_NAMES = 100  # that one request may ask for
+
+
+async def run(ctx: Context, call: Call) -> Run:
+    """Check a spec, preflight it, and queue it as a run.
+
+    Raises SpecError, Conflict (the name is in use), StorageError, and for a reference what `staged` raises;
+    then nothing was made.
+    """
+    body = call.json(RunRequest)
+    overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
+    spec = await in_thread(
+        ctx, call.caller.uid, load_task, body.spec, source=body.source, overrides=overrides
+    )
+    spec = await in_thread(ctx, call.caller.uid, anchored, spec, Path(body.cwd), ctx.user(call.caller.uid))
+    spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
+    refuse_used(ctx, spec)
+    refuse_priority(ctx, call.caller, spec)
+    reference = await staged(ctx, call.caller, spec, body.cwd)
+    try:
+        facts = await preflight(ctx, spec, body.cwd, call.caller.uid, reference and reference.directory)
+        refuse_other_model(reference, facts.model_path)
+        model = facts.model_path, facts.model_dtype, facts.parameters
+        told = reference and reference.reference
+        request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=told)
+        refuse_used(ctx, spec)
+        directory = make_directory(ctx, spec, body.spec, request)
+        settle(reference, directory)
+        row = create(ctx, spec, directory, call.caller, facts.warnings)
+    finally:
+        clear(reference)
+    ctx.loop.poke()
+    return run_view(row)
+
+
+async def list_runs(ctx: Context, call: Call) -> list[Run]:
+    """List runs, newest first: those of `names`, or the active ones and those of the last day, or `all`.
+
+    limit: how many ended runs at most; 0: no limit.
+    """
+    if (names := call.text("names")) is not None:
+        rows = await ctx.read(runs.list_named, names.split(",")[:MOST_NAMES])
+        return [run_view(row) for row in seen(ctx, call.caller, rows)]
+    everything, limit = call.number("all", 0) != 0, call.number("limit", 0)
+    rows = await ctx.read(runs.list_runs, all=everything, limit=limit)
+    return [run_view(row) for row in seen(ctx, call.caller, rows)]
+
+
+async def show_run(ctx: Context, call: Call) -> RunDetails:
+    """Describe one run in full."""
+    run = runs.get(ctx.store, call.run)
+    return show_view(ctx, run, await ctx.read(history, run))
+
+
+async def list_steps(ctx: Context, call: Call) -> list[Step]:
+    """List the steps of the surviving lineage."""
+    runs.get(ctx.store, call.run)
+    after, limit, every = call.number("after", 0), call.number("limit", 10000), call.number("every", 1)
+    if every > 1:
+        found = await ctx.read(metrics.sparse_steps, call.run, every, after, limit)
+    else:
+        found = await ctx.read(metrics.steps, call.run, after, limit)
+    return [of_row(Step, row) for row in found]
+
+
+async def list_evals(ctx: Context, call: Call) -> list[Evaluation]:
+    """List the evaluations of the surviving lineage."""
+    runs.get(ctx.store, call.run)
+    return [of_row(Evaluation, row) for row in await ctx.read(metrics.evals, call.run)]

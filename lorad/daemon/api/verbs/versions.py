@@ -1,0 +1,145 @@
+"""List versions and checkpoints, pin versions, and copy them out of lorad."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from lorad.adapters.directory import MANIFEST, amend, read_manifest, verify
+from lorad.adapters.peft import CONFIG
+from lorad.bounds import JSON_BYTES
+from lorad.client.requests import ExportRequest
+from lorad.client.shapes import Checkpoint, Exported, Version
+from lorad.daemon.access import seen_by_run
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.views import of_row, version_view
+from lorad.daemon.context import Context
+from lorad.daemon.pools.as_owner import in_thread
+from lorad.daemon.pools.life import refresh
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.copying import files_into
+from lorad.daemon.process.users import User
+from lorad.daemon.runs.versions import await_files, files_gone, find_version, has_files, in_hand
+from lorad.daemon.serving.table import write_table
+from lorad.errors import Conflict, NotFound, SpecError, StorageError
+from lorad.files import read_file
+from lorad.models.directory import BUILTIN
+from lorad.store import runs
+from lorad.store.checkpoints import checkpoints
+from lorad.store.rows import VersionRow
+from lorad.store.versions import get_version, set_pinned, versions
+
+
+async def list_versions(ctx: Context, call: Call) -> list[Version]:
+    """List the versions of one run or of all."""
+    run = call.text("run")
+    if run is not None:
+        runs.get(ctx.store, run)
+    await refresh(ctx)
+    rows = seen_by_run(ctx, call.caller, await ctx.read(versions, run))
+    return await asyncio.to_thread(views, ctx, rows)
+
+
+def views(ctx: Context, rows: list[VersionRow]) -> list[Version]:
+    """Looks for the files of each, which takes a while where there are thousands."""
+    return [version_view(ctx, row) for row in rows]
+
+
+async def list_checkpoints(ctx: Context, call: Call) -> list[Checkpoint]:
+    """List the checkpoints from which a run can resume, oldest first."""
+    runs.get(ctx.store, call.run)
+    return [of_row(Checkpoint, row) for row in await ctx.read(checkpoints, call.run)]
+
+
+async def pin(ctx: Context, call: Call) -> Version:
+    """Keep the files of a version, and keep it loaded in the pool of its base while that is up.
+
+    Raises NotFound, Conflict (its files are gone).
+    """
+    version = find_version(ctx, call.request.match_info["version"])
+    with in_hand(ctx, version):
+        await await_files(ctx, version)
+        return version_view(ctx, change(ctx, version, pinned=True, by=call.caller.name))
+
+
+def change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> VersionRow:
+    """Row, event and the daemon's journal, then the gateway's table: the version's row."""
+    run, number = version.run, version.version
+    with ctx.store.write():
+        before = get_version(ctx.store, run, number)
+        if pinned and not has_files(before.path):
+            raise files_gone(before)
+        row = set_pinned(ctx.store, run, number, pinned, by=by)
+        if before.pinned != pinned:
+            ctx.journal.append("pin" if pinned else "unpin", run, by, version=number)
+    ctx.serving.served += 1
+    ctx.loop.poke()
+    write_table(ctx)
+    return row
+
+
+async def unpin(ctx: Context, call: Call) -> Version:
+    """End a pin: the version goes when nothing else needs it. Raises NotFound."""
+    version = find_version(ctx, call.request.match_info["version"])
+    return version_view(ctx, change(ctx, version, pinned=False, by=call.caller.name))
+
+
+async def export(ctx: Context, call: Call) -> Exported:
+    """Copy a version out of lorad as a plain PEFT directory.
+
+    Raises NotFound, IntegrityError, Conflict (the directory is there and not empty), StorageError.
+    """
+    version = find_version(ctx, call.request.match_info["version"])
+    target = Path(call.json(ExportRequest).directory)
+    if not target.is_absolute():
+        raise SpecError(f"{target} is not an absolute path", hint="Give the whole path.")
+    owner, caller = ctx.user(runs.get(ctx.store, version.run).owner_uid), ctx.user(call.caller.uid)
+    with in_hand(ctx, version):
+        await in_thread(ctx, call.caller.uid, copy, Path(version.path), target, owner, caller)
+    return Exported(f"{version.run}@{version.version}", str(target), version.sha256)
+
+
+def copy(source: Path, target: Path, owner: User | None, caller: User | None) -> None:
+    """Verified before, on disk after; read as the version's owner, written as who asks for it.
+
+    The copy names its base as transformers opens it.
+    """
+    with as_user(owner):
+        if not has_files(source):
+            hint = "Export a version of a checkpoint."
+            raise NotFound(f"the files of {source} are gone or not written yet", hint=hint)
+        verify(source)
+        names = (*read_manifest(source).files, MANIFEST)
+    try:
+        with as_user(caller):
+            if target.exists() and (not target.is_dir() or any(target.iterdir())):
+                raise Conflict(f"{target} exists and is not empty", hint="Choose another directory.")
+            target.mkdir(parents=True, exist_ok=True)
+        files_into(source, target, names, owner, caller)
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or target}: {error.strerror}", hint="Choose another directory."
+        ) from error
+    with as_user(caller):
+        verify(target)
+        name_base(target)
+
+
+def name_base(directory: Path) -> None:
+    """The directory of a base that ships with lorad instead of `builtin:tiny`; a hub id and its revision
+    apart.
+    """
+    try:
+        settings = json.loads(read_file(directory / CONFIG, JSON_BYTES))
+        base = str(settings["base_model_name_or_path"])
+    except (ValueError, RecursionError, KeyError, TypeError):  # not of lorad's making
+        return
+    name, _, revision = base.partition("@")
+    if base in BUILTIN:
+        named = {"base_model_name_or_path": str(BUILTIN[base])}
+    elif revision and not Path(base).is_absolute():
+        named = {"base_model_name_or_path": name, "revision": revision}
+    else:
+        return
+    amend(directory, CONFIG, json.dumps(settings | named, indent=2, sort_keys=True).encode() + b"\n")

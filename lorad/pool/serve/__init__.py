@@ -1,1 +1,0 @@
-"""Calls to a pool: frames in, one verb each, frames out."""

@@ -1,0 +1,58 @@
+"""What the slots of every trainer compute alike: how A begins, AdamW (Loshchilov & Hutter, 2019,
+arXiv 1711.05101) over flat vectors, and the norm that clipping looks at.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lorad.errors import AdapterRefused
+from lorad.trainers.base import Optimizer
+
+NORMAL_STD = 0.2
+NORMED_AT_ONCE = 2**18
+"""A CPU adds up squares in a few fp32 lanes: over 2**27 of them the norm is off by up to 2 %, over so many by
+4e-5.
+"""
+
+
+def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """A of shape [rank, in], fp32 on the CPU, drawn from `generator`.
+
+    kaiming: kaiming_uniform(a=sqrt(5)), that is U(-b, b) with b = 1 / sqrt(in), PEFT's default. xavier,
+    normal (std 0.2) and zero are those of Megatron-Bridge's LoRA: xavier is N(0, 2 / (in + rank)). Raises
+    AdapterRefused for another kind.
+    """
+    rank, into = shape
+    if kind == "kaiming":
+        return torch.empty(shape).uniform_(-(into**-0.5), into**-0.5, generator=generator)
+    stds = {"xavier": (2 / (into + rank)) ** 0.5, "normal": NORMAL_STD, "zero": 0.0}
+    if kind not in stds:
+        raise AdapterRefused(f"no init {kind!r} of A", hint=f"choose one of kaiming, {', '.join(stds)}")
+    return torch.empty(shape).normal_(0, stds[kind], generator=generator)
+
+
+@torch.no_grad()
+def adamw(
+    weights: Tensor,
+    grads: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: int,
+    lr: float,
+    optimizer: Optimizer,
+) -> None:
+    """Step number `step` (from 1), in place; the arithmetic and its order are those of torch.optim.AdamW."""
+    beta1, beta2 = optimizer.betas
+    weights.mul_(1 - lr * optimizer.weight_decay)
+    exp_avg.lerp_(grads, 1 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(grads, grads, value=1 - beta2)
+    denominator = (exp_avg_sq.sqrt() / (1 - beta2**step) ** 0.5).add_(optimizer.eps)
+    weights.addcdiv_(exp_avg, denominator, value=-lr / (1 - beta1**step))
+
+
+def l2_norm(flat: Tensor) -> float:
+    """Return the norm of the norms of its parts."""
+    norms = [torch.linalg.vector_norm(part) for part in flat.split(NORMED_AT_ONCE)]
+    return float(torch.linalg.vector_norm(torch.stack(norms)))

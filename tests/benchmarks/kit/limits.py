@@ -1,0 +1,39 @@
+"""What this machine can do at best: the limits that decoding and training are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tests.benchmarks.kit.workload import Stopwatch
+
+SQUARE = 2048  # rows of the gemm's matrices
+WIDE = 4096  # columns of the gemv's matrix
+TRIES = 3  # a limit is the best that was seen just now
+
+
+class Limits:
+    """gemv: bytes of a matrix read per second, in a matrix as large as the model. gemm: FLOP per second,
+    square.
+    """
+
+    def __init__(self, dtype: torch.dtype, parameters: int) -> None:
+        self.matrix = torch.randn(SQUARE, SQUARE).to(dtype)
+        self.wide = torch.randn(parameters // WIDE, WIDE).to(dtype)
+        self.vector = torch.randn(WIDE).to(dtype)
+        self.gemm(), self.gemv()
+
+    def gemm(self) -> float:
+        return max(self._rate(torch.mm, self.matrix, self.matrix, 2 * SQUARE**3) for _ in range(TRIES))
+
+    def gemv(self) -> float:
+        size = self.wide.numel() * self.wide.element_size()
+        return max(self._rate(torch.mv, self.wide, self.vector, size) for _ in range(4 * TRIES))
+
+    @staticmethod
+    def _rate(product: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor, work: int) -> float:
+        watch = Stopwatch()
+        product(left, right)
+        return work / watch.lap()
