@@ -13,43 +13,41 @@ from typing import Any
 
 from lorad.client.client import Client
 
-SECONDS = 0.15  # that the daemon has: nobody waits for a completion
-MOST = 200  # runs that ended, versions of a run, files
-FILE, DIR = "\0file", "\0dir"
-Complete = Callable[[Any, str], list[str]]
+_SECONDS = 0.15  # that the daemon has: nobody waits for a completion
+_MOST = 200  # runs that ended, versions of a run, files
+_FILE, _DIR = "\0file", "\0dir"
+_Complete = Callable[[Any, str], list[str]]
 
 
-def asked(names: Callable[[Client, Any], Iterable[object]]) -> Complete:
+def _asked(names: Callable[[Client, Any], Iterable[object]]) -> _Complete:
     """Return a completion that offers the names that begin with what was typed. It never starts a daemon."""
 
     def complete(ctx: Any, incomplete: str) -> list[str]:
-        return [name for name in map(str, names(Client(timeout=SECONDS), ctx)) if name.startswith(incomplete)]
+        return [
+            name for name in map(str, names(Client(timeout=_SECONDS), ctx)) if name.startswith(incomplete)
+        ]
 
     return complete
 
 
-def words(*known: str) -> Complete:
+def words(*known: str) -> _Complete:
     def complete(ctx: Any, incomplete: str) -> list[str]:
         return [word for word in known if word.startswith(incomplete)]
 
     return complete
 
 
-def run_names(client: Client, ctx: Any = None) -> list[str]:
-    return [run.name for run in client.list(all=True, limit=MOST)]
+def _run_names(client: Client, ctx: Any = None) -> list[str]:
+    return [run.name for run in client.list(all=True, limit=_MOST)]
 
 
-def alias_names(client: Client, ctx: Any = None) -> list[str]:
+def _alias_names(client: Client, ctx: Any = None) -> list[str]:
     return [alias.alias for alias in client.aliases()]
 
 
-def steps_of(client: Client, ctx: Any) -> list[int]:
-    return [checkpoint.step for checkpoint in client.checkpoints(ctx.params["run"])]
-
-
-def metrics_of(client: Client, ctx: Any) -> list[str]:
+def _metrics_of(client: Client, ctx: Any) -> list[str]:
     """Return the metrics of the last step of the runs named so far, or else of the newest run."""
-    names = ctx.params.get("runs") or run_names(client)[:1]
+    names = ctx.params.get("runs") or _run_names(client)[:1]
     found = {"eval"}
     for run in client.named(list(names)):
         for step in client.steps(run.name, after=max(run.step - 1, 0)):
@@ -57,35 +55,37 @@ def metrics_of(client: Client, ctx: Any) -> list[str]:
     return sorted(found)
 
 
-runs = asked(run_names)
-aliases = asked(alias_names)
-pools = asked(lambda client, ctx: [pool.pool for pool in client.pools()])
-models = asked(lambda client, ctx: dict.fromkeys(["builtin:tiny", *(pool.model for pool in client.pools())]))
-steps = asked(steps_of)
-metrics = asked(metrics_of)
-sweeps = asked(lambda client, ctx: [sweep.sweep for sweep in client.sweeps()])
+runs = _asked(_run_names)
+aliases = _asked(_alias_names)
+pools = _asked(lambda client, ctx: [pool.pool for pool in client.pools()])
+_models = _asked(
+    lambda client, ctx: dict.fromkeys(["builtin:tiny", *(pool.model for pool in client.pools())])
+)
+steps = _asked(lambda client, ctx: [c.step for c in client.checkpoints(ctx.params["run"])])
+metrics = _asked(_metrics_of)
+_sweeps = _asked(lambda client, ctx: [sweep.sweep for sweep in client.sweeps()])
 
 
 def versions(ctx: Any, incomplete: str) -> list[str]:
     """RUN@N of a run that is typed whole or is the only one that begins so, newest first; else runs and
     aliases.
     """
-    client = Client(timeout=SECONDS)
+    client = Client(timeout=_SECONDS)
     name, at, _ = incomplete.partition("@")
-    names = [name] if at else [found for found in run_names(client) if found.startswith(name)]
-    others = [] if at else [alias for alias in alias_names(client) if alias.startswith(name)]
-    of_one = client.adapters(names[0])[-MOST:] if len(names) == 1 else []
+    names = [name] if at else [found for found in _run_names(client) if found.startswith(name)]
+    others = [] if at else [alias for alias in _alias_names(client) if alias.startswith(name)]
+    of_one = client.adapters(names[0])[-_MOST:] if len(names) == 1 else []
     numbered = [f"{version.run}@{version.version}" for version in reversed(of_one)]
     return [name for name in ([] if at else [*names, *others]) + numbered if name.startswith(incomplete)]
 
 
 def specs(ctx: Any, incomplete: str) -> list[str]:
     """A file; with `--list` the name of a sweep."""
-    return sweeps(ctx, incomplete) if ctx.params.get("listed") else [incomplete + FILE]
+    return _sweeps(ctx, incomplete) if ctx.params.get("listed") else [incomplete + _FILE]
 
 
 def bases(ctx: Any, incomplete: str) -> list[str]:
-    return models(ctx, incomplete) or [incomplete + DIR]
+    return _models(ctx, incomplete) or [incomplete + _DIR]
 
 
 def overrides(ctx: Any, incomplete: str) -> list[str]:
@@ -98,18 +98,18 @@ def overrides(ctx: Any, incomplete: str) -> list[str]:
     if not equals:
         return [f"{name}=" for name in ("reward", *leaves(Spec)) if name.startswith(key)]
     few = [f"{key}={choice}" for choice in choices(Spec, key) if choice.startswith(value)]
-    return few + (files(f"{key}=", value) if key in KEYS else [])
+    return few + (_files(f"{key}=", value) if key in KEYS else [])
 
 
 def adapters(ctx: Any, incomplete: str) -> list[str]:
     """The directory of NAME=DIR."""
     name, equals, value = incomplete.partition("=")
-    return files(f"{name}=", value) if equals else []
+    return _files(f"{name}=", value) if equals else []
 
 
-def files(before: str, value: str) -> list[str]:
+def _files(before: str, value: str) -> list[str]:
     """Complete a path; shells complete only words that are paths as a whole."""
     directory, start = os.path.split(value)
     found = sorted(Path(directory or ".").expanduser().iterdir())
-    shown = [path for path in found if path.name.startswith(start) and (start or path.name[0] != ".")][:MOST]
+    shown = [path for path in found if path.name.startswith(start) and (start or path.name[0] != ".")][:_MOST]
     return [f"{before}{os.path.join(directory, path.name)}{'/' * path.is_dir()}" for path in shown]

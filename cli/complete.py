@@ -20,14 +20,14 @@ def answer(shell: str, cli: Any) -> None:
     """Print the candidates for what the shell hands over; nothing else is printed, whatever happens."""
     with contextlib.suppress(Exception, SystemExit), open(os.devnull, "w") as nowhere:
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            words = of_line(sys.argv[1]) if shell == "bash" else (sys.argv[1:] or [""])
+            words = _of_line(sys.argv[1]) if shell == "bash" else (sys.argv[1:] or [""])
             found = candidates(cli, words[:-1], words[-1])
-        cut = len(words[-1]) - len(replaced(words[-1])) if shell == "bash" else 0
+        cut = len(words[-1]) - len(_replaced(words[-1])) if shell == "bash" else 0
         for kind, value, meaning in found:
             print(kind, value[cut:] or "-", meaning, sep="\t")
 
 
-def replaced(word: str) -> str:
+def _replaced(word: str) -> str:
     """The end of a word that bash will replace: it says what that is, since words break at `=` and `:` for
     it.
     """
@@ -35,7 +35,7 @@ def replaced(word: str) -> str:
     return end if word.endswith(end) else word
 
 
-def of_line(line: str) -> list[str]:
+def _of_line(line: str) -> list[str]:
     """The words after the command; bash splits them also at `=`, `:` and `@`, which is undone by reading the
     line.
     """
@@ -54,9 +54,9 @@ def candidates(cli: Any, args: list[str], incomplete: str) -> list[tuple[str, st
     ctx = _resolve_context(cli, {}, "lorad", whole)
     place, incomplete = _resolve_incomplete(ctx, args, incomplete)
     found = place.shell_complete(ctx, incomplete)
-    return [(*kind_of(item), " ".join((item.help or "").split())) for item in found]
+    return [(*_kind_of(item), " ".join((item.help or "").split())) for item in found]
 
 
-def kind_of(item: Any) -> tuple[str, str]:
+def _kind_of(item: Any) -> tuple[str, str]:
     value, _, shell = str(item.value).partition("\0")
     return shell or ("part" if item.type == "plain" and value.endswith(("=", "/")) else item.type), value

@@ -20,12 +20,12 @@ from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
 from lorad.client.words import failures
 from lorad.errors import DaemonUnreachable
 
-PERIOD = 0.25  # seconds between looks
-OVER = ("ended", "paused")
-GOOD = ("completed", "stopped")
+_PERIOD = 0.25  # seconds between looks
+_OVER = ("ended", "paused")
+_GOOD = ("completed", "stopped")
 # cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
-BAR, MARGIN = 24, 3
-CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
+_BAR, _MARGIN = 24, 3
+_CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
 
 
 def follow(client: Client, name: str, *, as_json: bool) -> None:
@@ -33,7 +33,7 @@ def follow(client: Client, name: str, *, as_json: bool) -> None:
 
     A daemon that dies meanwhile is started again.
     """
-    view = Silent() if as_json else (Live() if sys.stderr.isatty() else Lines())
+    view = _Silent() if as_json else (Live() if sys.stderr.isatty() else _Lines())
     try:
         with view.shown():
             run = _watch(client, name, view)
@@ -41,11 +41,11 @@ def follow(client: Client, name: str, *, as_json: bool) -> None:
         note(f"Detached; {name} continues: `lorad logs {name} -f`.")
         return
     print_json(run) if as_json else note(_conclusion(run))
-    if run.state == "ended" and run.reason not in GOOD:
+    if run.state == "ended" and run.reason not in _GOOD:
         raise typer.Exit(1)
 
 
-def _watch(client: Client, name: str, view: Silent) -> RunDetails:
+def _watch(client: Client, name: str, view: _Silent) -> RunDetails:
     step, evaluated, attempt = None, -1, 0
     while True:
         try:
@@ -62,12 +62,12 @@ def _watch(client: Client, name: str, view: Silent) -> RunDetails:
         view.update(run, steps, evals)
         step = steps[-1].step if steps else step
         evaluated = evals[-1].step if evals else evaluated
-        if run.state in OVER:
+        if run.state in _OVER:
             return run
-        time.sleep(PERIOD)
+        time.sleep(_PERIOD)
 
 
-class Silent:
+class _Silent:
     """Says nothing."""
 
     @contextmanager
@@ -78,7 +78,7 @@ class Silent:
         """Take in the run as it is, its new steps and its new evaluations."""
 
 
-class Lines(Silent):
+class _Lines(_Silent):
     """A line when something changes: for logs and pipes."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Lines(Silent):
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         state = f"{run.name}: {run.state}" + (f" ({run.waiting})" if run.waiting else "")
-        if state != self._said and run.state not in OVER:  # the verb prints last how it ended
+        if state != self._said and run.state not in _OVER:  # the verb prints last how it ended
             self._said = state
             note(state)
         for step in steps:
@@ -96,7 +96,7 @@ class Lines(Silent):
             note(_evaluation(found))
 
 
-class Live(Silent):
+class Live(_Silent):
     """Shows one line with a bar and the figures of the last step,
     and above it the evaluations as they come.
     """
@@ -114,7 +114,7 @@ class Live(Silent):
             with self._live:
                 yield
         except KeyboardInterrupt:
-            print(CLEARED, end="", file=sys.stderr, flush=True)
+            print(_CLEARED, end="", file=sys.stderr, flush=True)
             raise
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
@@ -126,15 +126,15 @@ class Live(Silent):
             left = (run.steps - run.step) * sum(s.metrics["seconds"] or 0.0 for s in steps) / len(steps)
             self._figures = [*_ranked(steps[-1].metrics), (f"ETA {duration(left)}", 1)]
         after = [(run.waiting, 0)] if run.waiting else self._figures
-        line = fitted_line([*_progress(run), *after], self._live.console.width - MARGIN)
+        line = _fitted_line([*_progress(run), *after], self._live.console.width - _MARGIN)
         self._live.update(Text(printable(line), no_wrap=True), refresh=True)
 
 
 def _progress(run: Run) -> list[tuple[str, int]]:
     done = run.step / max(run.steps, 1)
-    bar = int(BAR * min(done, 1.0))
+    bar = int(_BAR * min(done, 1.0))
     about = f"{run.name} {run.state} {run.step}/{run.steps}"
-    return [(about, 0), ("━" * bar + "─" * (BAR - bar), 6), (f"{done:.0%}", 4)]
+    return [(about, 0), ("━" * bar + "─" * (_BAR - bar), 6), (f"{done:.0%}", 4)]
 
 
 def _ranked(m: Metrics) -> list[tuple[str, int]]:
@@ -149,7 +149,7 @@ def _ranked(m: Metrics) -> list[tuple[str, int]]:
     return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *failed]
 
 
-def fitted_line(parts: list[tuple[str, int]], width: int) -> str:
+def _fitted_line(parts: list[tuple[str, int]], width: int) -> str:
     """The parts side by side: those of the highest rank go until it fits, and those of rank 0 stay."""
     while True:
         line = "  ".join(text for text, _ in parts)
@@ -173,6 +173,6 @@ def _conclusion(run: Run) -> str:
     evals = ""
     if run.eval_first is not None:
         evals = f"; held-out eval {number(run.eval_first)} -> {number(run.eval_last) or '-'}"
-    detail = f": {run.detail}" if run.detail and run.reason not in GOOD else ""
+    detail = f": {run.detail}" if run.detail and run.reason not in _GOOD else ""
     failed = f"; {failures(run)}" if failures(run) else ""
     return f"{name} ended ({run.reason}) at {where}{evals}{failed}{detail}"

@@ -15,7 +15,7 @@ from lorad.cli.systemd import start_by_unit
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, StorageError
 
-START_SECONDS = 20.0
+_START_SECONDS = 20.0
 
 
 def connected() -> Client:
@@ -39,18 +39,18 @@ def start(client: Client, *, system: bool = False) -> None:
         raise DaemonUnreachable(
             f"no daemon answers in {home.root}, which is a shared one of user {owner}", hint=hint
         )
-    refuse_unusable(home)
-    with output_of(home) as log:
+    _refuse_unusable(home)
+    with _output_of(home) as log:
         before = log.seek(0, os.SEEK_END)
-        process = None if start_by_unit(home) else spawn(home, log, system=system)
-        if await_answer(client, process):
+        process = None if start_by_unit(home) else _spawn(home, log, system=system)
+        if _await_answer(client, process):
             return
         log.seek(before)
         tail = log.read()[-2000:].decode(errors="replace").strip()
     raise DaemonUnreachable(f"the daemon did not start:\n{tail}", hint=f"Its log is {home.daemon_log}.")
 
 
-def refuse_unusable(home: Home) -> None:
+def _refuse_unusable(home: Home) -> None:
     """Make the home if need be. Raises StorageError, and NotAllowed where others could write."""
     try:
         home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -61,7 +61,7 @@ def refuse_unusable(home: Home) -> None:
         raise StorageError(f"{home.root} cannot be used as home: {error.strerror}", hint=hint) from None
 
 
-def output_of(home: Home) -> IO[bytes]:
+def _output_of(home: Home) -> IO[bytes]:
     """Return where the daemon prints to: the end of its log, or a file without a name if the log cannot be
     written.
     """
@@ -71,16 +71,16 @@ def output_of(home: Home) -> IO[bytes]:
         return tempfile.TemporaryFile()
 
 
-def await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> bool:
+def _await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> bool:
     """Whether a daemon answers in time; False at once when the one that was started ends."""
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         try:
             pid = client.status().pid
             # another one was quicker: ours ends when it sees that
             if process is not None and pid != process.pid:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(START_SECONDS)
+                    process.wait(_START_SECONDS)
             return True
         except DaemonUnreachable:
             if process is not None and process.poll() not in (None, 0):
@@ -89,7 +89,7 @@ def await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> boo
     return False
 
 
-def spawn(home: Home, log: IO[bytes], *, system: bool = False) -> subprocess.Popen[bytes]:
+def _spawn(home: Home, log: IO[bytes], *, system: bool = False) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "lorad.daemon", *(["--system"] if system else [])],
         stdin=subprocess.DEVNULL,

@@ -24,7 +24,7 @@ __all__ = [
     "printable", "report", "run_row", "run_table", "size", "tell_address", "watch_versions", "why",
 ]  # fmt: skip
 
-RUNS = (
+_RUNS = (
     *(
         "name",
         "state",
@@ -49,10 +49,10 @@ def json_text(data: Any, indent: int | None = None) -> str:
     \\u.
     """
     lines = json.dumps(msgspec.to_builtins(data), indent=indent, ensure_ascii=False).split("\n")
-    return "\n".join(line if line.isprintable() else "".join(map(escaped, line)) for line in lines)
+    return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in lines)
 
 
-def escaped(character: str) -> str:
+def _escaped(character: str) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
@@ -77,10 +77,10 @@ def watch_versions() -> None:
     """A daemon of another version is named once for each command."""
     from lorad.client.transport import Transport
 
-    Transport.on_other_version = other_version
+    Transport.on_other_version = _other_version
 
 
-def other_version(version: str) -> None:
+def _other_version(version: str) -> None:
     from lorad import __version__
     from lorad.box.paths import Home, default_home
 
@@ -105,7 +105,7 @@ def tell_address(served: Served | Swapped, model: str) -> None:
 
 def run_table(runs: Sequence[Run]) -> None:
     """The table of `lorad list`."""
-    print_table(RUNS, [run_row(run) for run in runs], empty=NO_RUNS)
+    print_table(_RUNS, [run_row(run) for run in runs], empty=NO_RUNS)
 
 
 def run_row(run: Run) -> tuple[str, ...]:

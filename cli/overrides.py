@@ -9,12 +9,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-DATA = ("data.train", "data.eval")
-REWARD = ("reward", "reward.name")
-FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file")
-REFERENCE = "algorithm.kl.reference"
-KEYS = (*DATA, *REWARD, "model.path", REFERENCE, *FILES)  # whose values may be paths
-DATA_FILES = (".jsonl", ".parquet")
+_DATA = ("data.train", "data.eval")
+_REWARD = ("reward", "reward.name")
+_FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file")
+_REFERENCE = "algorithm.kl.reference"
+KEYS = (*_DATA, *_REWARD, "model.path", _REFERENCE, *_FILES)  # whose values may be paths
+_DATA_FILES = (".jsonl", ".parquet")
 
 
 def from_here(overrides: Sequence[str]) -> list[str]:
@@ -28,24 +28,24 @@ def changed(override: str, cwd: Path) -> str:
         return override
     # a sweep separates by commas
     values = [text] if text.lstrip()[:1] in ("'", '"', "{", "[") else text.split(",")
-    return f"{key}={','.join(anchored(key.strip(), value, cwd) for value in values)}"
+    return f"{key}={','.join(_anchored(key.strip(), value, cwd) for value in values)}"
 
 
-def anchored(key: str, text: str, cwd: Path) -> str:
+def _anchored(key: str, text: str, cwd: Path) -> str:
     value = text.strip()
     if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         value = value[1:-1]
-    if not value or value[0] in "/~[{" or value == "null" or not is_path(key, value, cwd):
+    if not value or value[0] in "/~[{" or value == "null" or not _is_path(key, value, cwd):
         return text
     return json.dumps(os.path.normpath(cwd / value), ensure_ascii=False)
 
 
-def is_path(key: str, value: str, cwd: Path) -> bool:
-    if key in DATA:
-        return value.lower().endswith(DATA_FILES)
-    if key in REWARD:
+def _is_path(key: str, value: str, cwd: Path) -> bool:
+    if key in _DATA:
+        return value.lower().endswith(_DATA_FILES)
+    if key in _REWARD:
         return ":" in value
-    if key == REFERENCE:
+    if key == _REFERENCE:
         return value.startswith(".") or (cwd / value).is_dir()
     if key == "model.path":
         return (value.startswith(".") or (cwd / value).is_dir()) and not value.startswith("builtin:")

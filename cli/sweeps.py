@@ -16,9 +16,9 @@ from lorad.client.client import Client
 from lorad.client.shapes import Rung, Sweep, SweepRun
 from lorad.errors import DaemonUnreachable
 
-PERIOD = 0.5  # seconds between looks
-OVER = ("ended", "paused")
-SWEEPS = (
+_PERIOD = 0.5  # seconds between looks
+_OVER = ("ended", "paused")
+_SWEEPS = (
     *(
         "sweep",
         "runs",
@@ -28,7 +28,7 @@ SWEEPS = (
         Column("grid", kind="fold"),
     ),
 )
-RUNGS = ("rung", Column("best", 1), Column("kept", kind="fold"), Column("stopped", kind="fold"))
+_RUNGS = ("rung", Column("best", 1), Column("kept", kind="fold"), Column("stopped", kind="fold"))
 
 
 def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool) -> None:
@@ -36,21 +36,21 @@ def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool) -> None:
     if as_json:
         print_json(sweeps[0] if one else sweeps)
     elif not one:
-        print_table(SWEEPS, [sweep_row(sweep) for sweep in sweeps], empty="No sweeps.")
+        print_table(_SWEEPS, [_sweep_row(sweep) for sweep in sweeps], empty="No sweeps.")
     else:
         (sweep,) = sweeps
-        print_table(columns(sweep), rows(sweep), empty="Its runs were removed.")
+        print_table(_columns(sweep), _rows(sweep), empty="Its runs were removed.")
         if sweep.rungs:
             print()
-            print_table(RUNGS, [rung_row(rung) for rung in sweep.rungs], empty="")
+            print_table(_RUNGS, [_rung_row(rung) for rung in sweep.rungs], empty="")
 
 
-def sweep_row(sweep: Sweep) -> tuple[Any, ...]:
+def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
     halving = sweep.halving
-    best = ranked(sweep)[:1]
+    best = _ranked(sweep)[:1]
     return (
         sweep.sweep,
-        told_states(sweep),
+        _states_in_words(sweep),
         "" if halving is None else f"{halving.metric} at {', '.join(map(str, halving.rungs))}",
         best[0].name if best else "",
         age(sweep.created_at),
@@ -59,23 +59,22 @@ def sweep_row(sweep: Sweep) -> tuple[Any, ...]:
 
 
 def summary(sweep: Sweep) -> str:
-    return (
-        f"sweep {sweep.sweep}: {told_states(sweep)}. `lorad sweep --list {sweep.sweep}` shows its progress."
-    )
+    states = _states_in_words(sweep)
+    return f"sweep {sweep.sweep}: {states}. `lorad sweep --list {sweep.sweep}` shows its progress."
 
 
-def told_states(sweep: Sweep) -> str:
+def _states_in_words(sweep: Sweep) -> str:
     """`3 running, 1 completed`."""
     counts = Counter(run.reason or run.state for run in sweep.runs)
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no runs"
 
 
-def columns(sweep: Sweep) -> tuple[str | Column, ...]:
+def _columns(sweep: Sweep) -> tuple[str | Column, ...]:
     figures = ("state", Column("step", 3), Column("reward", 2), Column("eval", 1))
     return ("run", *(Column(key, 4) for key in sweep.grid), *figures, Column("why", kind="fold"))
 
 
-def rows(sweep: Sweep) -> list[tuple[str, ...]]:
+def _rows(sweep: Sweep) -> list[tuple[str, ...]]:
     return [
         (
             run.name,
@@ -86,7 +85,7 @@ def rows(sweep: Sweep) -> list[tuple[str, ...]]:
             number(run.eval_last),
             stopped(sweep, run) or why(run),
         )
-        for run in ranked(sweep)
+        for run in _ranked(sweep)
     ]
 
 
@@ -96,21 +95,21 @@ def stopped(sweep: Sweep, run: SweepRun) -> str:
         return ""
     for rung in sweep.rungs:
         if run.name in rung.stopped:
-            own, best = score_told(rung.scores[run.name]), score_told(best_of(rung, rung.kept))
+            own, best = _score_in_words(rung.scores[run.name]), _score_in_words(_best_of(rung, rung.kept))
             return f"stopped by halving at step {rung.step}: {own}, the best had {best}"
     return run.detail
 
 
-def best_of(rung: Rung, names: Iterable[str]) -> float | None:
+def _best_of(rung: Rung, names: Iterable[str]) -> float | None:
     """The highest score of some runs at a rung; None where none of them has one."""
     return max((score for name in names if (score := rung.scores[name]) is not None), default=None)
 
 
-def score_told(score: float | None) -> str:
+def _score_in_words(score: float | None) -> str:
     return "no score" if score is None else f"{score:.3g}"
 
 
-def ranked(sweep: Sweep) -> list[SweepRun]:
+def _ranked(sweep: Sweep) -> list[SweepRun]:
     """Later in the halving is better, then a higher score."""
     metric = sweep.halving.metric if sweep.halving else "eval"
 
@@ -122,9 +121,9 @@ def ranked(sweep: Sweep) -> list[SweepRun]:
     return sorted(sweep.runs, key=rank)
 
 
-def rung_row(rung: Rung) -> tuple[str, ...]:
+def _rung_row(rung: Rung) -> tuple[str, ...]:
     kept, stopped = ", ".join(rung.kept), ", ".join(rung.stopped)
-    return f"step {rung.step}", number(best_of(rung, rung.scores)), kept, stopped
+    return f"step {rung.step}", number(_best_of(rung, rung.scores)), kept, stopped
 
 
 def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
@@ -132,16 +131,16 @@ def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
 
     A daemon that dies is started again.
     """
-    view = Silent() if quiet else (Live() if sys.stderr.isatty() else Lines())
+    view = _Silent() if quiet else (_Live() if sys.stderr.isatty() else _Lines())
     try:
         with view:
-            return watch(client, name, view)
+            return _watch(client, name, view)
     except KeyboardInterrupt:
         note(f"Detached; {name} continues. `lorad sweep --list {name}` shows its progress.")
         return None
 
 
-def watch(client: Client, name: str, view: Silent) -> Sweep:
+def _watch(client: Client, name: str, view: _Silent) -> Sweep:
     while True:
         try:
             (sweep,) = client.sweeps(name)
@@ -149,15 +148,15 @@ def watch(client: Client, name: str, view: Silent) -> Sweep:
             start(client)
             continue
         view.update(sweep)
-        if all(run.state in OVER for run in sweep.runs):
+        if all(run.state in _OVER for run in sweep.runs):
             return sweep
-        time.sleep(PERIOD)
+        time.sleep(_PERIOD)
 
 
-class Silent:
+class _Silent:
     """Says nothing."""
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> _Silent:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,7 +166,7 @@ class Silent:
         """Take in the sweep as it is."""
 
 
-class Lines(Silent):
+class _Lines(_Silent):
     """A line when the state of a run changes or a rung is decided: for logs and pipes."""
 
     def __init__(self) -> None:
@@ -177,16 +176,16 @@ class Lines(Silent):
     def update(self, sweep: Sweep) -> None:
         for run in sweep.runs:
             state = run.state + (f": {run.reason} at step {run.step}" if run.reason else "")
-            told = f"{state} ({run.waiting})" if run.waiting else state
-            if self._said.get(run.name) != told:
-                self._said[run.name] = told
-                note(f"{run.name}: {told}")
+            text = f"{state} ({run.waiting})" if run.waiting else state
+            if self._said.get(run.name) != text:
+                self._said[run.name] = text
+                note(f"{run.name}: {text}")
         for rung in sweep.rungs[self._rungs :]:
             note(f"halving at step {rung.step} keeps {', '.join(rung.kept) or 'none'}")
         self._rungs = len(sweep.rungs)
 
 
-class Live(Silent):
+class _Live(_Silent):
     """The table of the runs, drawn again and again."""
 
     def __init__(self) -> None:
@@ -195,7 +194,7 @@ class Live(Silent):
 
         self._live = RichLive(console=Console(stderr=True), auto_refresh=False, transient=True)
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> _Live:
         self._live.__enter__()
         return self
 
@@ -205,5 +204,5 @@ class Live(Silent):
     def update(self, sweep: Sweep) -> None:
         from rich.text import Text
 
-        lines = table_lines(columns(sweep), rows(sweep), self._live.console.width, single=True)
+        lines = table_lines(_columns(sweep), _rows(sweep), self._live.console.width, single=True)
         self._live.update(Text("\n".join(lines)), refresh=True)

@@ -19,13 +19,21 @@ from lorad.errors import Conflict, NotFound, StorageError
 from lorad.files import write_whole
 
 MARKER = "# Written by `lorad daemon install`, which may write it anew: put what is yours into a drop-in"
-NAME = "lorad.service"
+_NAME = "lorad.service"
 BOOTED = Path("/run/systemd/system")  # as sd_booted(3)
-SYSTEM_UNITS, SYSTEM_HOME = Path("/etc/systemd/system"), Path("/var/lib/lorad")
-WANTS = {False: "default.target", True: "multi-user.target"}
-KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
-COMMAND_SECONDS = 60.0
-TEXT = """{marker} ({name}.d/*.conf).
+_SYSTEM_UNITS, _SYSTEM_HOME = Path("/etc/systemd/system"), Path("/var/lib/lorad")
+_WANTS = {False: "default.target", True: "multi-user.target"}
+_KEPT = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "XDG_CACHE_HOME",
+)
+_COMMAND_SECONDS = 60.0
+_TEXT = """{marker} ({name}.d/*.conf).
 [Unit]
 Description=lorad, LoRA reinforcement learning on this machine
 StartLimitIntervalSec=300
@@ -47,7 +55,7 @@ TasksMax=infinity
 [Install]
 WantedBy={target}
 """
-SERVICE_USER = """# As root it starts the processes of each run as the user who submitted it.
+_SERVICE_USER = """# As root it starts the processes of each run as the user who submitted it.
 # So can a service user:
 # User=lorad
 # AmbientCapabilities=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL CAP_SETGID CAP_SETUID
@@ -72,27 +80,27 @@ class Unit:
         return [[*self.systemctl, "daemon-reload"], [*self.systemctl, "enable", "--now", "lorad"]]
 
     def text(self, environment: Mapping[str, str]) -> str:
-        kept = {name: environment[name] for name in KEPT if environment.get(name)}
+        kept = {name: environment[name] for name in _KEPT if environment.get(name)}
         settings = {"LORAD_HOME": str(self.home), **({} if self.system else kept)}
         command = [sys.executable, "-m", "lorad.daemon", *(["--system"] if self.system else [])]
-        return TEXT.format(
+        return _TEXT.format(
             marker=MARKER,
-            name=NAME,
+            name=_NAME,
             command=" ".join(quoted(word).replace("$", "$$") for word in command),
             environment="\n".join(
                 f"Environment={quoted(f'{name}={value}')}" for name, value in settings.items()
             ),
             file=str(self.home / "daemon.env").replace("%", "%%"),
-            system=SERVICE_USER if self.system else "",
-            target=WANTS[self.system],
+            system=_SERVICE_USER if self.system else "",
+            target=_WANTS[self.system],
         )
 
     def is_installed(self) -> bool:
-        """There is one that `install` wrote for this home."""
+        """Whether `install` wrote a unit for this home."""
         return (
             self.path.is_file()
             and self.is_ours()
-            and home_line(self.home) in self.path.read_text().splitlines()
+            and f"Environment={quoted(f'LORAD_HOME={self.home}')}" in self.path.read_text().splitlines()
         )
 
     def is_ours(self) -> bool:
@@ -107,10 +115,10 @@ class Unit:
 def unit_of(home: Home, *, system: bool) -> Unit:
     """The machine's serves /var/lib/lorad unless LORAD_HOME says otherwise."""
     if system:
-        root = home.root if os.environ.get("LORAD_HOME") else SYSTEM_HOME
-        return Unit(SYSTEM_UNITS / NAME, root, system=True)
+        root = home.root if os.environ.get("LORAD_HOME") else _SYSTEM_HOME
+        return Unit(_SYSTEM_UNITS / _NAME, root, system=True)
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return Unit(config / "systemd/user" / NAME, home.root, system=False)
+    return Unit(config / "systemd/user" / _NAME, home.root, system=False)
 
 
 def write_unit(unit: Unit, *, force: bool = False) -> None:
@@ -138,7 +146,7 @@ def remove_unit(unit: Unit) -> None:
         raise Conflict(f"{unit.path} was not written by lorad", hint="Remove it yourself if it is to go.")
     try:
         unit.path.unlink()
-        (unit.path.parent / f"{WANTS[unit.system]}.wants" / NAME).unlink(missing_ok=True)
+        (unit.path.parent / f"{_WANTS[unit.system]}.wants" / _NAME).unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(
             f"{unit.path} cannot be removed: {error.strerror}", hint="Is it root's?"
@@ -149,7 +157,7 @@ def tell_systemd(*commands: Sequence[str]) -> None:
     """Run them one after the other. Raises Conflict with the words of the first that fails."""
     for command in commands:
         try:
-            subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
+            subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
         except subprocess.CalledProcessError as error:
             said = error.stderr.strip() or f"it exited with {error.returncode}"
             raise Conflict(
@@ -174,10 +182,6 @@ def start_by_unit(home: Home) -> bool:
                 return False
             return True
     return False
-
-
-def home_line(home: Path) -> str:
-    return f"Environment={quoted(f'LORAD_HOME={home}')}"
 
 
 def quoted(word: str) -> str:

@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple
 
 from lorad.text import one_line, printable
 
-GAP, INDENT = 2, 4  # cells between two columns, before text on a line of its own
-NAME_LEAST = 16  # a name this long always has room in its column
-FIRST_LEAST = 8  # the column of names is no narrower
-TEXT_LEAST = 12  # with `single`: columns go until text has so much room, or a fifth of the width
-MOST_LINES = 2  # of a folded text under its row
+_GAP, _INDENT = 2, 4  # cells between two columns, before text on a line of its own
+_NAME_LEAST = 16  # a name this long always has room in its column
+_FIRST_LEAST = 8  # the column of names is no narrower
+_TEXT_LEAST = 12  # with `single`: columns go until text has so much room, or a fifth of the width
+_MOST_LINES = 2  # of a folded text under its row
 
-Kind = Literal["exact", "fold", "cut", "whole"]
+_Kind = Literal["exact", "fold", "cut", "whole"]
 
 
 class Column(NamedTuple):
@@ -35,14 +35,14 @@ class Column(NamedTuple):
 
     name: str
     drop: int = 0
-    kind: Kind = "exact"
+    kind: _Kind = "exact"
 
 
 Columns = Sequence[str | Column]
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """The columns that stand side by side, their widths, and the columns that have lines of their own."""
 
     beside: list[int]
@@ -80,42 +80,44 @@ def table_lines(
 ) -> list[str]:
     """The header and all rows, whole and tab-separated where there is no width."""
     heads = [Column(column) if isinstance(column, str) else column for column in columns]
-    cells = [[plain(cell) for cell in row] for row in rows]
+    cells = [[_plain(cell) for cell in row] for row in rows]
     if width is None:
         return ["\t".join(line) for line in ([head.name for head in heads], *cells)]
-    layout = laid_out(heads, cells, width, single=single)
-    header = beside([head.name for head in heads], layout)
-    return [header[-1], *(line for row in cells for line in row_lines(heads, row, layout, width))]
+    layout = _laid_out(heads, cells, width, single=single)
+    header = _beside([head.name for head in heads], layout)
+    return [header[-1], *(line for row in cells for line in _row_lines(heads, row, layout, width))]
 
 
-def plain(cell: str) -> str:
+def _plain(cell: str) -> str:
     return cell if cell.isprintable() else one_line(cell)
 
 
-def laid_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, single: bool) -> Layout:
+def _laid_out(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, single: bool
+) -> _Layout:
     needs = [
         max(cells(column.name), *(cells(row[place]) for row in rows)) for place, column in enumerate(columns)
     ]
     filled = [any(row[place] for row in rows) for place in range(len(columns))]
     texts = [place for place, column in enumerate(columns) if column.kind != "exact" and filled[place]]
     kept = [place for place, column in enumerate(columns) if column.kind == "exact"]
-    least = {place: min(needs[place], max(TEXT_LEAST, width // 5)) for place in texts if single}
+    least = {place: min(needs[place], max(_TEXT_LEAST, width // 5)) for place in texts if single}
 
     def room() -> int:
-        return width + GAP - sum(least.get(place, needs[place]) + GAP for place in (*kept, *least))
+        return width + _GAP - sum(least.get(place, needs[place]) + _GAP for place in (*kept, *least))
 
     def rank(place: int) -> tuple[bool, int]:
         return not filled[place] and columns[place].drop > 0, columns[place].drop
 
     if room() < 0 and not single:
-        needs[kept[0]] = min(needs[kept[0]], max(NAME_LEAST, width // 3))
+        needs[kept[0]] = min(needs[kept[0]], max(_NAME_LEAST, width // 3))
     while room() < 0 and columns[last := max((*kept, *least), key=rank)].drop:
         kept.remove(last) if last in kept else least.pop(last)
-    needs[kept[0]] = max(needs[kept[0]] + min(room(), 0), min(needs[kept[0]], FIRST_LEAST))
-    return with_texts(columns, needs, kept, list(least) if single else texts, width, single=single)
+    needs[kept[0]] = max(needs[kept[0]] + min(room(), 0), min(needs[kept[0]], _FIRST_LEAST))
+    return _with_texts(columns, needs, kept, list(least) if single else texts, width, single=single)
 
 
-def with_texts(
+def _with_texts(
     columns: Sequence[Column],
     needs: list[int],
     kept: list[int],
@@ -123,64 +125,64 @@ def with_texts(
     width: int,
     *,
     single: bool,
-) -> Layout:
+) -> _Layout:
     """Add text columns beside the exact ones as long as there is room."""
-    free, below = width - sum(needs[place] + GAP for place in kept) + GAP, []
+    free, below = width - sum(needs[place] + _GAP for place in kept) + _GAP, []
     for place in texts:
         if single:
-            needs[place] = max(min(needs[place], free - GAP), 0)
-        if needs[place] + GAP <= free:
+            needs[place] = max(min(needs[place], free - _GAP), 0)
+        if needs[place] + _GAP <= free:
             kept.append(place)
-            free -= needs[place] + GAP
+            free -= needs[place] + _GAP
         elif not columns[place].drop:
             below.append(place)
-    return Layout(sorted(kept), {place: needs[place] for place in kept}, below)
+    return _Layout(sorted(kept), {place: needs[place] for place in kept}, below)
 
 
-def row_lines(columns: Sequence[Column], row: Sequence[str], layout: Layout, width: int) -> Iterator[str]:
-    yield from beside(row, layout)
-    label = max((cells(columns[place].name) for place in layout.below), default=0) + GAP
+def _row_lines(columns: Sequence[Column], row: Sequence[str], layout: _Layout, width: int) -> Iterator[str]:
+    yield from _beside(row, layout)
+    label = max((cells(columns[place].name) for place in layout.below), default=0) + _GAP
     labelled = len(layout.below) > 1
     for place in layout.below:
         if row[place]:
-            before = INDENT + (label if labelled else 0)
+            before = _INDENT + (label if labelled else 0)
             name = columns[place].name if labelled else ""
             for line in text_lines(row[place], columns[place].kind, max(width - before, 1)):
-                yield f"{'':{INDENT}}{name:<{before - INDENT}}{line}"
+                yield f"{'':{_INDENT}}{name:<{before - _INDENT}}{line}"
                 name = ""
 
 
-def beside(row: Sequence[str], layout: Layout) -> list[str]:
+def _beside(row: Sequence[str], layout: _Layout) -> list[str]:
     """The line of a row; before it the name alone, where that is longer than its column."""
     first, *others = layout.beside
     name, above = row[first], []
     if cells(name) > layout.widths[first]:
         above, name = [name], ""
     shown = [
-        padded(name, layout.widths[first]),
-        *(fitted(row[place], layout.widths[place]) for place in others),
+        _padded(name, layout.widths[first]),
+        *(_fitted(row[place], layout.widths[place]) for place in others),
     ]
-    line = (" " * GAP).join(shown).rstrip()
+    line = (" " * _GAP).join(shown).rstrip()
     return [*above, line] if line or not above else above
 
 
-def fitted(cell: str, width: int) -> str:
+def _fitted(cell: str, width: int) -> str:
     """Pad a cell to the width, or cut its end. Only with `single` can a cell be wider than its column."""
-    return padded(cell if cells(cell) <= width else shortened(cell, width), width)
+    return _padded(cell if cells(cell) <= width else shortened(cell, width), width)
 
 
-def text_lines(text: str, kind: Kind, width: int) -> list[str]:
+def text_lines(text: str, kind: _Kind, width: int) -> list[str]:
     if kind == "whole":
         return [text]
     if kind == "cut":
-        return [middle_cut(text, width)]
-    lines = folded(text, width)
-    if len(lines) > MOST_LINES:
-        lines = [*lines[: MOST_LINES - 1], shortened(" ".join(lines[MOST_LINES - 1 :]), width)]
+        return [_middle_cut(text, width)]
+    lines = _folded(text, width)
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 1], shortened(" ".join(lines[_MOST_LINES - 1 :]), width)]
     return lines
 
 
-def folded(text: str, width: int) -> list[str]:
+def _folded(text: str, width: int) -> list[str]:
     """Broken between words; a word longer than a line stays whole."""
     lines: list[str] = []
     for word in text.split():
@@ -193,15 +195,15 @@ def folded(text: str, width: int) -> list[str]:
 
 def shortened(text: str, width: int) -> str:
     """Its beginning, in so many cells."""
-    return text if cells(text) <= width else f"{sized(text, max(width - 1, 0)).rstrip(' ,;')}…"
+    return text if cells(text) <= width else f"{_sized(text, max(width - 1, 0)).rstrip(' ,;')}…"
 
 
-def middle_cut(text: str, width: int) -> str:
+def _middle_cut(text: str, width: int) -> str:
     """Its beginning and its end, in so many cells."""
     if cells(text) <= width:
         return text
     end = max((width - 1) // 3, 0)
-    return f"{sized(text, max(width - 1 - end, 0)).rstrip()}…{sized(text[::-1], end)[::-1].lstrip()}"
+    return f"{_sized(text, max(width - 1 - end, 0)).rstrip()}…{_sized(text[::-1], end)[::-1].lstrip()}"
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
@@ -216,10 +218,10 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
 
 def folded_as_is(line: str, width: int) -> list[str]:
     """A line that fits keeps its spaces."""
-    return [line] if cells(line) <= width else folded(line, width)
+    return [line] if cells(line) <= width else _folded(line, width)
 
 
-def padded(text: str, width: int) -> str:
+def _padded(text: str, width: int) -> str:
     return text + " " * (width - cells(text))
 
 
@@ -232,7 +234,7 @@ def cells(text: str) -> int:
     return cell_len(text)
 
 
-def sized(text: str, width: int) -> str:
+def _sized(text: str, width: int) -> str:
     if text.isascii():
         return text[:width]
     from rich.cells import set_cell_size

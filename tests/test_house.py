@@ -38,6 +38,8 @@ UNSHARED = {
 
 PRIVATE = re.compile(r"_(?!_)")
 
+NAMES_CHECKED = ("cli", "tui")  # rooms where a name that only its own module uses begins with _
+
 TORCH = {"torch", "transformers", "peft"}
 SLOW = TORCH | {
     "textual",
@@ -139,6 +141,26 @@ def test_docstrings_are_sentences_rather_than_fragments() -> None:
     texts = list(docstrings())
     fragments = [f"{place} {text.splitlines()[0]}" for place, text in texts if FRAGMENT.match(text)]
     assert len(fragments) <= MOST_FRAGMENTS * len(texts), "\n".join(fragments)
+
+
+def offered(path: Path) -> Iterator[str]:
+    """Yield the public functions and values of a module: not classes, which style sheets name."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
+            yield node.name
+        if isinstance(node, ast.Assign):
+            yield from (
+                name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)
+            )
+
+
+def test_what_only_its_own_module_uses_is_private() -> None:
+    rooms = [ROOT / room for room in NAMES_CHECKED]
+    texts = [path.read_text() for path in (*own_code(), *(ROOT / "tests").rglob("*.py"))]
+    files_with = Counter(word for text in texts for word in set(re.findall(r"\w+", text)))
+    modules = [path for room in rooms for path in room.rglob("*.py")]
+    names = [(path, name) for path in modules for name in offered(path) if not name.startswith("_")]
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in names if files_with[name] == 1] == []
 
 
 def imported_packages() -> set[str]:

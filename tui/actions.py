@@ -19,7 +19,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import Run, Swapped
 from lorad.tui import consequences
 
-Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
+_Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Action:
     fields: what is asked for first.
     lost: what will be lost, for the user to agree to; "" if nothing is, then nothing is asked. It runs on a
         thread.
-    told: describes the result.
+    done: says what was done.
     many: the same input can hold for several things at once.
     of_others: being allowed to see a thing is enough.
     over_when: states of a run in which nothing is left to do.
@@ -53,37 +53,37 @@ class Action:
     verb: str
     on: str
     says: str
-    request: Callable[[Client, str, Values], Struct]
-    line: Callable[[str, Values], str]
-    told: Callable[[str, Any], str]
+    request: Callable[[Client, str, _Values], Struct]
+    line: Callable[[str, _Values], str]
+    done: Callable[[str, Any], str]
     fields: tuple[Field, ...] = ()
-    lost: Callable[[Client, str, Values], str] | None = None
+    lost: Callable[[Client, str, _Values], str] | None = None
     many: bool = False
     of_others: bool = False
     over_when: frozenset[str] = frozenset()
 
-    def command(self, target: str, values: Values | None = None) -> str:
+    def command(self, target: str, values: _Values | None = None) -> str:
         """The line to type in a shell."""
         return self.line(target, values or {})
 
 
-def command(*words: str, fields: tuple[Field, ...] = (), values: Values | None = None) -> str:
+def _command(*words: str, fields: tuple[Field, ...] = (), values: _Values | None = None) -> str:
     """`lorad` and the words, quoted where a shell needs it."""
-    typed = [words_of(field, (values or {}).get(field.key, "")) for field in fields]
+    typed = [_words_of(field, (values or {}).get(field.key, "")) for field in fields]
     return " ".join(
         ["lorad", *(shlex.quote(word) for word in words), *(word for some in typed for word in some)]
     )
 
 
-def words_of(field: Field, value: str) -> list[str]:
+def _words_of(field: Field, value: str) -> list[str]:
     if not value.strip():
         return []
     if not field.flag:
-        return [shlex.quote(word) for word in overrides(value)]
+        return [shlex.quote(word) for word in _overrides(value)]
     return [field.flag, shlex.quote(value.strip())]
 
 
-def whole(least: int) -> Callable[[str], str]:
+def _whole(least: int) -> Callable[[str], str]:
     """A check: nothing, or a whole number."""
 
     def check(value: str) -> str:
@@ -101,7 +101,7 @@ def needed(value: str) -> str:
 def settings(value: str) -> str:
     """A check: words of key=value, with keys and values of a spec."""
     try:
-        words = overrides(value)
+        words = _overrides(value)
     except ValueError:
         return "has a quote that is not closed"
     wrong = [word for word in words if "=" not in word]
@@ -110,84 +110,84 @@ def settings(value: str) -> str:
     return f"{wrong[0]} is not key=value" if wrong else wrong_settings(words)
 
 
-def overrides(value: str) -> list[str]:
+def _overrides(value: str) -> list[str]:
     """Raises ValueError for an open quote."""
     return shlex.split(value)
 
 
-def number(value: str | None) -> int | None:
+def _number(value: str | None) -> int | None:
     return int(value) if value and value.strip() else None
 
 
-def is_now(target: str, row: Run) -> str:
+def _is_now(target: str, row: Run) -> str:
     return f"{target} is {row.state}."
 
 
-OVERRIDES = Field("overrides", "settings", says="key=value …, from now on", check=settings)
-RESUME = (
-    Field("from", "from step", "--from", "a checkpoint's; empty: the newest", whole(0)),
-    Field("steps", "steps", "--steps", "the new total; empty: as before", whole(1)),
-    OVERRIDES,
+_OVERRIDES = Field("overrides", "settings", says="key=value …, from now on", check=settings)
+_RESUME = (
+    Field("from", "from step", "--from", "a checkpoint's; empty: the newest", _whole(0)),
+    Field("steps", "steps", "--steps", "the new total; empty: as before", _whole(1)),
+    _OVERRIDES,
 )
-FORK = (
+_FORK = (
     Field("name", "name", "--name", "name of the new run; empty: RUN-fork"),
-    Field("steps", "steps", "--steps", "its own steps; empty: as its parent", whole(1)),
-    OVERRIDES,
+    Field("steps", "steps", "--steps", "its own steps; empty: as its parent", _whole(1)),
+    _OVERRIDES,
 )
-ALIAS = (Field("alias", "alias", says="made if there is none", check=needed),)
-VERSION = (Field("version", "version", says="run@12, or another alias", check=needed),)
-DIRECTORY = (Field("directory", "directory", says="a new directory for PEFT files", check=needed),)
+_ALIAS = (Field("alias", "alias", says="made if there is none", check=needed),)
+_VERSION = (Field("version", "version", says="run@12, or another alias", check=needed),)
+_DIRECTORY = (Field("directory", "directory", says="a new directory for PEFT files", check=needed),)
 
 
 def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Struct], **more: Any) -> Action:
     """Make an action that needs no input."""
-    more.setdefault("line", lambda target, values: command(verb, target))
-    more.setdefault("told", is_now)
+    more.setdefault("line", lambda target, values: _command(verb, target))
+    more.setdefault("done", _is_now)
     return Action(verb, on, says, lambda client, target, values: request(client, target), **more)
 
 
-def _resume(client: Client, run: str, values: Values) -> Struct:
-    start, steps = number(values.get("from")), number(values.get("steps"))
-    return client.resume(run, step=start, steps=steps, overrides=overrides(values.get("overrides", "")))
+def _resume(client: Client, run: str, values: _Values) -> Struct:
+    start, steps = _number(values.get("from")), _number(values.get("steps"))
+    return client.resume(run, step=start, steps=steps, overrides=_overrides(values.get("overrides", "")))
 
 
-def _fork(client: Client, version: str, values: Values) -> Struct:
-    wanted = overrides(values.get("overrides", ""))
-    steps, name = number(values.get("steps")), values.get("name", "").strip() or None
+def _fork(client: Client, version: str, values: _Values) -> Struct:
+    wanted = _overrides(values.get("overrides", ""))
+    steps, name = _number(values.get("steps")), values.get("name", "").strip() or None
     return client.fork(version, overrides=wanted, name=name, steps=steps, fresh=False)
 
 
-def _export(client: Client, version: str, values: Values) -> Struct:
+def _export(client: Client, version: str, values: _Values) -> Struct:
     return client.export(version, str(Path(values["directory"].strip()).expanduser().absolute()))
 
 
-def serves(_target: str, row: Swapped) -> str:
+def _serves(_target: str, row: Swapped) -> str:
     before = f", before {row.previous}" if row.previous else ""
     return f"{row.alias} serves {row.run}@{row.version}{before} ({row.attestation.verdict})."
 
 
-LIVE = frozenset(["queued", "starting", "running", "stopping"])
-ENDED = frozenset(["ended"])
-OVER = frozenset(["stopping", "paused", "ended"])
+_LIVE = frozenset(["queued", "starting", "running", "stopping"])
+_ENDED = frozenset(["ended"])
+_OVER = frozenset(["stopping", "paused", "ended"])
 RUNS = (
     _plain(
         "pause",
         "run",
         "Finish the step, write a checkpoint and wait",
         lambda client, run: client.pause(run),
-        over_when=OVER,
+        over_when=_OVER,
     ),
     Action(
         "resume",
         "run",
         "Start from a checkpoint",
         _resume,
-        lambda run, values: command("resume", run, "--detach", fields=RESUME, values=values),
-        is_now,
-        fields=RESUME,
+        lambda run, values: _command("resume", run, "--detach", fields=_RESUME, values=values),
+        _is_now,
+        fields=_RESUME,
         lost=consequences.of_resume,
         many=True,
-        over_when=LIVE,
+        over_when=_LIVE,
     ),
     _plain(
         "stop",
@@ -195,7 +195,7 @@ RUNS = (
         "Finish the step, write a checkpoint and end",
         lambda client, run: client.stop(run),
         lost=consequences.of_stop,
-        over_when=ENDED,
+        over_when=_ENDED,
     ),
     _plain(
         "kill",
@@ -203,14 +203,14 @@ RUNS = (
         "End it at once",
         lambda client, run: client.kill(run),
         lost=consequences.of_kill,
-        over_when=ENDED,
+        over_when=_ENDED,
     ),
     _plain(
         "rm",
         "run",
         "Delete it with its versions, checkpoints, samples and logs",
         lambda client, run: client.remove(run),
-        told=lambda run, row: f"{run} is deleted.",
+        done=lambda run, row: f"{run} is deleted.",
         lost=consequences.of_rm,
     ),
 )
@@ -220,23 +220,23 @@ VERSIONS = (
         "version",
         "Keep it loaded, and safe from deletion",
         lambda client, version: client.pin(version),
-        told=lambda version, row: f"{version} is pinned.",
+        done=lambda version, row: f"{version} is pinned.",
     ),
     _plain(
         "unpin",
         "version",
         "Let it go when nothing asks for it",
         lambda client, version: client.unpin(version),
-        told=lambda version, row: f"{version} is not pinned.",
+        done=lambda version, row: f"{version} is not pinned.",
     ),
     Action(
         "swap",
         "version",
         "Serve it under an alias",
         lambda client, version, values: client.swap(values["alias"].strip(), version),
-        lambda version, values: command("swap", values.get("alias", "").strip() or "ALIAS", version),
-        serves,
-        fields=ALIAS,
+        lambda version, values: _command("swap", values.get("alias", "").strip() or "ALIAS", version),
+        _serves,
+        fields=_ALIAS,
         of_others=True,
     ),
     Action(
@@ -244,9 +244,9 @@ VERSIONS = (
         "version",
         "Start a new run from it",
         _fork,
-        lambda version, values: command("fork", version, "--detach", fields=FORK, values=values),
+        lambda version, values: _command("fork", version, "--detach", fields=_FORK, values=values),
         lambda version, row: f"{row.name} is {row.state}.",
-        fields=FORK,
+        fields=_FORK,
         of_others=True,
     ),
     Action(
@@ -254,9 +254,9 @@ VERSIONS = (
         "version",
         "Copy it, verified, as a PEFT directory",
         _export,
-        lambda version, values: command("export", version, values.get("directory", "").strip() or "DIR"),
+        lambda version, values: _command("export", version, values.get("directory", "").strip() or "DIR"),
         lambda version, row: f"{version} is in {row.path}.",
-        fields=DIRECTORY,
+        fields=_DIRECTORY,
         of_others=True,
     ),
 )
@@ -266,17 +266,17 @@ ALIASES = (
         "alias",
         "Serve another version under it",
         lambda client, alias, values: client.swap(alias, values["version"].strip()),
-        lambda alias, values: command("swap", alias, values.get("version", "").strip() or "RUN@N"),
-        serves,
-        fields=VERSION,
+        lambda alias, values: _command("swap", alias, values.get("version", "").strip() or "RUN@N"),
+        _serves,
+        fields=_VERSION,
     ),
     _plain(
         "rollback",
         "alias",
         "Serve the version before this one",
         lambda client, alias: client.swap(alias, rollback=True),
-        line=lambda alias, values: command("swap", alias, "--rollback"),
-        told=serves,
+        line=lambda alias, values: _command("swap", alias, "--rollback"),
+        done=_serves,
         lost=consequences.of_rollback,
     ),
     _plain(
@@ -284,8 +284,8 @@ ALIASES = (
         "alias",
         "Remove it",
         lambda client, alias: client.remove_alias(alias),
-        line=lambda alias, values: command("aliases", "--remove", alias),
-        told=lambda alias, row: f"{alias} is removed.",
+        line=lambda alias, values: _command("aliases", "--remove", alias),
+        done=lambda alias, row: f"{alias} is removed.",
         lost=consequences.of_unalias,
     ),
 )
@@ -295,7 +295,7 @@ POOLS = (
         "pool",
         "End it, and free its devices",
         lambda client, pool: client.stop_pool(pool),
-        line=lambda pool, values: command("pools", "stop", pool),
+        line=lambda pool, values: _command("pools", "stop", pool),
         lost=consequences.of_end,
     ),
 )

@@ -22,13 +22,13 @@ from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
 from lorad.tui.screens.base import Base
 
-LATER = (
+_LATER = (
     "run.screen",
     "screens.help",
     "new_run.screen",
     "serving.screen",
 )  # screens that nobody sees first: read when the dashboard stands
-STANDS = 1.0  # seconds after the beginning
+_STANDS = 1.0  # seconds after the beginning
 
 
 class LoradApp(App[None]):
@@ -57,9 +57,8 @@ class LoradApp(App[None]):
         self.register_theme(themes.CONTRAST)
         wanted, unknown = self.config.tui.theme, set(self.config.tui.keymap) - set(keys.ids())
         if unknown:
-            raise SpecError(
-                f"tui.keymap: no action has the id {min(unknown)}", hint=f"There are: {ids_told()}."
-            )
+            hint = f"There are: {', '.join(sorted(set(keys.ids())))}."
+            raise SpecError(f"tui.keymap: no action has the id {min(unknown)}", hint=hint)
         if (name := themes.NAMES.get(wanted, wanted)) not in self.available_themes:
             raise SpecError(
                 f"tui.theme: there is no theme {wanted}", hint=f"There are: {', '.join(themes.NAMES)}."
@@ -72,7 +71,7 @@ class LoradApp(App[None]):
 
     def on_mount(self) -> None:
         self.feed.start()
-        self.set_timer(STANDS, lambda: threading.Thread(target=settle, daemon=True).start())
+        self.set_timer(_STANDS, lambda: threading.Thread(target=_settle, daemon=True).start())
 
     def on_unmount(self) -> None:
         self.feed.close()
@@ -138,13 +137,9 @@ class LoradApp(App[None]):
         yield from super().get_system_commands(screen)
 
 
-def settle() -> None:
+def _settle() -> None:
     """Read the other screens; what there is from then on stays, and is no garbage to look for."""
-    for name in LATER:
+    for name in _LATER:
         importlib.import_module(f"lorad.tui.{name}")
     gc.freeze()
     gc.enable()
-
-
-def ids_told() -> str:
-    return ", ".join(sorted(set(keys.ids())))

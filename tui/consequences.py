@@ -13,66 +13,66 @@ from lorad.client.shapes import Checkpoint, Run
 from lorad.states import RunState
 from lorad.text import size
 
-Values = Mapping[str, str]  # what was typed for the action
+_Values = Mapping[str, str]  # what was typed for the action
 
-QUEUED = "It has not begun: it leaves the queue and ends. It can be resumed later."
+_QUEUED = "It has not begun: it leaves the queue and ends. It can be resumed later."
 
 
-def of_stop(client: Client, run: str, _: Values) -> str:
+def of_stop(client: Client, run: str, _: _Values) -> str:
     row = client.show(run)
-    if is_over(row):
+    if _is_over(row):
         return ""
     if row.state == RunState.QUEUED:
-        return QUEUED
+        return _QUEUED
     return "It finishes the step it is at, writes a checkpoint and ends. It can be resumed later."
 
 
-def of_kill(client: Client, run: str, _: Values) -> str:
+def of_kill(client: Client, run: str, _: _Values) -> str:
     row = client.show(run)
-    if is_over(row):
+    if _is_over(row):
         return ""
     if row.state == RunState.QUEUED:
-        return QUEUED
-    saved, step = newest(client.checkpoints(run)), row.step
+        return _QUEUED
+    saved, step = _newest(client.checkpoints(run)), row.step
     begins = f"its checkpoint of step {saved}" if saved is not None else "the beginning: it has no checkpoint"
-    again = f" {steps(saved or 0, step)} done again then." if step > (saved or 0) else ""
+    again = f" {_steps(saved or 0, step)} done again then." if step > (saved or 0) else ""
     return f"Its driver is ended at once, in the middle of a step. Resuming will start from {begins}.{again}"
 
 
-def of_resume(client: Client, run: str, values: Values) -> str:
+def of_resume(client: Client, run: str, values: _Values) -> str:
     """Describe what was done since a checkpoint that is older than the newest."""
     start, row = values.get("from", "").strip(), client.show(run)
     reached = row.step
     if (
         not start
-        or not is_over(row)
+        or not _is_over(row)
         or int(start) >= max(reached, 1)
-        or int(start) == newest(client.checkpoints(run))
+        or int(start) == _newest(client.checkpoints(run))
     ):
         return ""
     return (
-        f"It continues from step {start}: {steps(int(start), reached).lower()} done again, and what came of "
+        f"It continues from step {start}: {_steps(int(start), reached).lower()} done again, and what came of "
         f"{'it' if reached == int(start) + 1 else 'them'} does not count any more, nor do later checkpoints. "
         "Versions stay."
     )
 
 
-def of_rm(client: Client, run: str, _: Values) -> str:
+def of_rm(client: Client, run: str, _: _Values) -> str:
     row = client.show(run)
-    if not is_over(row):
+    if not _is_over(row):
         return ""
     versions, kept = client.adapters(run), client.checkpoints(run)
     held = [name for version in versions for name in version.aliases]
     parts = [
-        count(len(versions), "version"),
-        f"{count(len(kept), 'checkpoint')} ({size(sum(one.bytes for one in kept))})",
-        f"the samples and logs of {count(row.step, 'step')}",
+        _count(len(versions), "version"),
+        f"{_count(len(kept), 'checkpoint')} ({size(sum(one.bytes for one in kept))})",
+        f"the samples and logs of {_count(row.step, 'step')}",
     ]
     served = f" Served now as: {', '.join(held)}." if held else ""
     return f"{', '.join(parts[:-1])} and {parts[-1]} are deleted for good.{served}"
 
 
-def of_rollback(client: Client, alias: str, _: Values) -> str:
+def of_rollback(client: Client, alias: str, _: _Values) -> str:
     moves = client.alias_moves(alias)
     if len(moves) < 2 or moves[1].version is None:
         return ""
@@ -83,25 +83,25 @@ def of_rollback(client: Client, alias: str, _: Values) -> str:
     )
 
 
-def of_unalias(client: Client, alias: str, _: Values) -> str:
+def of_unalias(client: Client, alias: str, _: _Values) -> str:
     return f"From then on requests for {alias} fail: there is no such model. The version stays."
 
 
-def of_end(client: Client, pool: str, _: Values) -> str:
+def of_end(client: Client, pool: str, _: _Values) -> str:
     return f"The base of {pool} is loaded again when a run or a request needs it, which takes its time."
 
 
-def is_over(run: Run) -> bool:
+def _is_over(run: Run) -> bool:
     return RunState(run.state).is_over
 
 
-def newest(checkpoints: list[Checkpoint]) -> int | None:
+def _newest(checkpoints: list[Checkpoint]) -> int | None:
     return max((one.step for one in checkpoints), default=None)
 
 
-def steps(saved: int, step: int) -> str:
+def _steps(saved: int, step: int) -> str:
     return f"Step {step} is" if step == saved + 1 else f"Steps {saved + 1} to {step} are"
 
 
-def count(number: int, what: str) -> str:
+def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -21,7 +21,7 @@ from lorad.tui.spec_fields import TOLD, entry, usual
 from lorad.tui.spec_lines import DEFAULTS, Flat, differing, flat, nested, text_of, words
 
 MORE = "settings"  # the field for any other key=value
-PATHS = (
+_PATHS = (
     "model.path",
     "data.train",
     "data.eval",
@@ -29,7 +29,7 @@ PATHS = (
     "rollout.key_file",
     "rollout.admin_key_file",
 )
-Texts = dict[str, str]  # what was typed, by key; "" stands for the default
+_Texts = dict[str, str]  # what was typed, by key; "" stands for the default
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Source:
         return list(flat(nested(dict.fromkeys((*usual(), *differing(self.given))))))
 
     @property
-    def texts(self) -> Texts:
+    def texts(self) -> _Texts:
         """Return the initial texts of the fields."""
-        return {key: first_text(key, self.given[key]) if key in self.given else "" for key in self.keys}
+        return {key: _first_text(key, self.given[key]) if key in self.given else "" for key in self.keys}
 
 
-def first_text(key: str, value: Any) -> str:
+def _first_text(key: str, value: Any) -> str:
     one = entry(key)
     text = "" if value is None else one.text(value)
     return "" if text == one.default and (one.choices or key not in TOLD) else text
@@ -85,24 +85,24 @@ def draw_up(texts: Mapping[str, str], more: str = "") -> Draft:
     values, wrong = Flat(), dict[str, str]()
     for key, text in texts.items():
         if text.strip():
-            values[key], told = read(key, text)
-            wrong |= {key: told} if told else {}
+            values[key], fault = _read(key, text)
+            wrong |= {key: fault} if fault else {}
     try:
         values = flat(assigned(nested(values), shlex.split(more)))
     except (SpecError, ValueError) as error:
-        wrong[MORE] = in_words(error)
+        wrong[MORE] = _in_words(error)
     try:
         load_spec(text_of(values))
     except SpecError as error:
-        key, told = blamed(error)
+        key, fault = blamed(error)
         wrong.setdefault(
-            key if texts.get(key) else MORE if more.strip() else "", named(key, told, error.hint)
+            key if texts.get(key) else MORE if more.strip() else "", named(key, fault, error.hint)
         )
     return Draft(values, wrong)
 
 
 @functools.lru_cache(4096)
-def read(key: str, text: str) -> tuple[Any, str]:
+def _read(key: str, text: str) -> tuple[Any, str]:
     """(the value, or the text where that is none; what is wrong with it alone, or "")."""
     value: Any = text
     try:
@@ -120,11 +120,11 @@ def blamed(error: LoradError) -> tuple[str, str]:
     return (error.key, error.problem) if isinstance(error, SpecError) and error.key else ("", error.message)
 
 
-def named(key: str, told: str, hint: str) -> str:
-    return " ".join(part for part in (f"{key}: {told}." if key else f"{told}.", hint) if part)
+def named(key: str, fault: str, hint: str) -> str:
+    return " ".join(part for part in (f"{key}: {fault}." if key else f"{fault}.", hint) if part)
 
 
-def in_words(error: SpecError | ValueError) -> str:
+def _in_words(error: SpecError | ValueError) -> str:
     if isinstance(error, SpecError):
         return f"{error.message}. {error.hint}"
     return "There is a quote that is not closed."
@@ -151,10 +151,10 @@ def overrides(before: Flat, after: Flat) -> Flat:
 # -- relative paths ------------------------------------------------------------------------------------------
 def relative(values: Flat) -> list[str]:
     """Keys whose values look like relative paths of files."""
-    return [key for key in (*PATHS, "reward") if key in values and looks_relative(values[key])]
+    return [key for key in (*_PATHS, "reward") if key in values and _looks_relative(values[key])]
 
 
-def looks_relative(value: Any) -> bool:
+def _looks_relative(value: Any) -> bool:
     path = str(value).partition(":")[0] if ".py:" in str(value) else str(value)
     return isinstance(value, str) and path.endswith((".jsonl", ".parquet", ".py")) and path[0] not in "/~"
 
@@ -167,7 +167,7 @@ def rebased(values: Flat, cwd: Path, other: Path) -> Flat:
 
 
 def _rebased(key: str, value: Any, cwd: Path) -> Any:
-    if not isinstance(value, str) or key not in (*PATHS, "reward") or value[:1] in ("/", "~", ""):
+    if not isinstance(value, str) or key not in (*_PATHS, "reward") or value[:1] in ("/", "~", ""):
         return value
     name, colon, function = value.rpartition(":") if key == "reward" else (value, "", "")
     there = cwd / name
@@ -180,6 +180,8 @@ def wrong_settings(overriding: Sequence[str]) -> str:
     try:
         convert(assigned({}, overriding))
     except SpecError as error:
-        key, told = blamed(error)
-        return "" if key == "reward" else named(key, told, error.hint)  # the run's spec may define the reward
+        key, fault = blamed(error)
+        return (
+            "" if key == "reward" else named(key, fault, error.hint)
+        )  # the run's spec may define the reward
     return ""

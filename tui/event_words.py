@@ -8,24 +8,24 @@ from typing import Any
 from lorad.client.shapes import Event
 from lorad.text import number, one_line, size
 
-Data = dict[str, Any]  # each kind of event has its own, and kinds come and go with the daemon's version
+_Data = dict[str, Any]  # each kind of event has its own, and kinds come and go with the daemon's version
 
 
-def told(event: Event) -> str:
+def event_text(event: Event) -> str:
     """Describe an event without its time and run; an event of unknown kind by its data."""
     kind, data = event.kind, event.data
     try:
-        words = KINDS[kind](data) if kind in KINDS else _plain(kind, data)
+        words = _KINDS[kind](data) if kind in _KINDS else _plain(kind, data)
     except (KeyError, TypeError, ValueError):  # data of an older or newer daemon
         words = _plain(kind, data)
     return one_line(words)
 
 
-def _plain(kind: str, data: Data) -> str:
+def _plain(kind: str, data: _Data) -> str:
     return " ".join([kind, *(f"{key}={value}" for key, value in data.items() if value not in (None, "", 0))])
 
 
-def _state(data: Data) -> str:
+def _state(data: _Data) -> str:
     state = str(data["reason"] or data["state"] if data.get("reason") else data["state"]).replace("_", " ")
     detail = (
         f": {data['detail']}"
@@ -35,33 +35,33 @@ def _state(data: Data) -> str:
     return state + _by(data) + detail
 
 
-def _by(data: Data) -> str:
+def _by(data: _Data) -> str:
     return f" (by {data['by']})" if data.get("by") not in (None, "", "daemon") else ""
 
 
-def _attempt(data: Data) -> str:
+def _attempt(data: _Data) -> str:
     start = data.get("resumed_from")
     return f"attempt {data['attempt']} begins" + ("" if start is None else f", from step {start}")
 
 
-def _alias(data: Data) -> str:
+def _alias(data: _Data) -> str:
     before = f", before {data['previous']}" if data.get("previous") else ""
     if data["version"] is None:
         return f"alias {data['alias']} is removed{before}{_by(data)}"
     return f"alias {data['alias']} serves @{data['version']}{before}{_by(data)}"
 
 
-def _forked(data: Data) -> str:
+def _forked(data: _Data) -> str:
     return f"forked from {data['from']}{_by(data)}"
 
 
-def _serving(data: Data) -> str:
+def _serving(data: _Data) -> str:
     if data.get("stopped"):
         return f"its base may end when idle{_by(data)}"
     return str(data.get("waiting") or f"its base is up in {data['pool']}")
 
 
-KINDS: dict[str, Callable[[Data], str]] = {
+_KINDS: dict[str, Callable[[_Data], str]] = {
     "state": _state,
     "step": lambda data: f"step {data['step']}, reward {number((data.get('metrics') or {}).get('reward'))}",
     "version": lambda data: f"@{data['version']} is current, attestation {data.get('attested', 'unknown')}",

@@ -12,6 +12,8 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,11 +25,12 @@ from lorad.client.client import Client
 from lorad.client.shapes import Event
 from lorad.errors import DaemonUnreachable, LoradError
 
-PERIOD = 0.5  # seconds between two readings
+_PERIOD = 0.5  # seconds between two readings
 TICK = 2.0  # seconds between two looks at what has no events
 EVENTS = 200  # of one reading that are kept
-SILENCE = 15.0  # seconds without even an `idle` event: the daemon hangs
-SLOWEST = 4.0  # seconds, the longest wait before the next attempt to reach the daemon
+_SILENCE = 15.0  # seconds without even an `idle` event: the daemon hangs
+_SLOWEST = 4.0  # seconds, the longest wait before the next attempt to reach the daemon
+PAUSE = 20  # after a slow question, times what it took
 
 
 @dataclass
@@ -102,7 +105,7 @@ class Feed:
 
     def __init__(self, client: Client, app: MessagePump) -> None:
         self._client, self._app = client, app
-        self._stream = client.patient(SILENCE)
+        self._stream = client.patient(_SILENCE)
         self._view: View | None = None
         self._changes, self._urgent = Changes(), False
         self._ticked = 0.0
@@ -153,15 +156,15 @@ class Feed:
         while not self._closed.wait(delay):
             try:
                 self._user = restricted(self._stream.status())
-                post(self._app, Line("", self._user))
+                _post(self._app, Line("", self._user))
                 self._tell(None)
                 delay, since = 0.25, ""
                 cursor = self._events(cursor)
             except LoradError as error:
                 since = since or time.strftime("%H:%M:%S")
                 lost = f"No daemon since {since}, asking again; old figures. {error.message}"
-                post(self._app, Line(lost, self._user))
-                delay = min(max(delay, 0.25) * 2, SLOWEST)
+                _post(self._app, Line(lost, self._user))
+                delay = min(max(delay, 0.25) * 2, _SLOWEST)
 
     def _events(self, cursor: int) -> int:
         """Note events until the stream ends, and return the cursor to continue from.
@@ -188,7 +191,7 @@ class Feed:
             if view is not None and changes and not self._closed.is_set():
                 self._read(view, changes)
             with self._news:
-                self._news.wait_for(lambda: self._closed.is_set() or self._urgent, timeout=PERIOD)
+                self._news.wait_for(lambda: self._closed.is_set() or self._urgent, timeout=_PERIOD)
 
     def _is_due(self) -> bool:
         return self._closed.is_set() or bool(
@@ -216,7 +219,13 @@ class Feed:
         except LoradError as error:
             self._missed, news = True, Failed(error)
         if news is not None:
-            post(view, news)
+            _post(view, news)
+
+
+def _post(to: View | MessagePump, message: Message) -> None:
+    """Post a message from a thread, which may outlive the interface."""
+    with contextlib.suppress(RuntimeError):
+        to.post_message(message)
 
 
 def restricted(status: Status) -> str | None:
@@ -226,7 +235,21 @@ def restricted(status: Status) -> str | None:
     return None if status.caller.admin else status.caller.user
 
 
-def post(to: View | MessagePump, message: Message) -> None:
-    """Post a message from a thread, which may outlive the interface."""
-    with contextlib.suppress(RuntimeError):
-        to.post_message(message)
+class Pace:
+    """Makes a pause after each `asking` that is PAUSE times as long."""
+
+    def __init__(self) -> None:
+        self._free = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._free
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            self._free = now + PAUSE * (now - begun)

@@ -17,7 +17,7 @@ def _key(
     return Binding(keys, action, says, id=id, show=show, key_display=display)
 
 
-PROMPTS = ("filter", "search", "ask", "compare")
+_PROMPTS = ("filter", "search", "ask", "compare")
 
 
 def _prompt(keys: str, action: str, id: str, says: str, display: str) -> Binding:
@@ -28,7 +28,7 @@ def _prompt(keys: str, action: str, id: str, says: str, display: str) -> Binding
 
 def opens(screen: Screen[Any], action: str) -> bool:
     """Whether the action of a `_prompt` is possible now."""
-    return not (action in PROMPTS and isinstance(screen.focused, Input))
+    return not (action in _PROMPTS and isinstance(screen.focused, Input))
 
 
 # What the line at the bottom leaves out last, and what it leaves out first.

@@ -21,7 +21,7 @@ from lorad.spec.yaml import compose, plain
 from lorad.tui.spec_lines import DEFAULTS, quoted, value_text
 
 # What people change first, by section; "": keys of the spec itself.
-USUAL: dict[str, tuple[str, ...]] = {
+_USUAL: dict[str, tuple[str, ...]] = {
     "": ("name", "seed"),
     "model": ("path", "dtype"),
     "lora": ("rank", "alpha", "target_modules", "dropout", "type"),
@@ -87,7 +87,7 @@ class Entry:
 
 def usual() -> Iterator[str]:
     """Yield the keys that are always in the form, in order."""
-    for section, names in USUAL.items():
+    for section, names in _USUAL.items():
         yield from (".".join(part for part in (section, name) if part) for name in names)
 
 
@@ -99,12 +99,12 @@ def entry(key: str) -> Entry:
     default, choices = DEFAULTS.get(key), _choices(kind)
     may_be = " | ".join(choices) or in_words(kind)
     meaning = meanings(owner).get(key.rpartition(".")[2], "") if owner else ""
-    told = "; ".join(filter(None, (may_be, meaning.replace("`", "")))) if owner else "not a key of the spec"
+    about = "; ".join(filter(None, (may_be, meaning.replace("`", "")))) if owner else "not a key of the spec"
     return Entry(
         key,
         section or ("reward" if key == "reward" else ""),
         label,
-        told,
+        about,
         "none" if default is None else value_text(default),
         choices,
         _takes_text(kind) and not choices,
@@ -131,8 +131,8 @@ def _choices(kind: Any) -> tuple[str, ...]:
 
 
 def _takes_text(kind: Any) -> bool:
-    told = kinds.type_info(kind)
-    types = told.types if isinstance(told, kinds.UnionType) else (told,)
+    info = kinds.type_info(kind)
+    types = info.types if isinstance(info, kinds.UnionType) else (info,)
     return any(isinstance(one, kinds.StrType) for one in types)
 
 
@@ -177,7 +177,7 @@ def _in_words(kind: kinds.Type) -> str:
 
 def _bounds(kind: kinds.IntType | kinds.FloatType) -> str:
     limits = {">": kind.gt, "≥": kind.ge, "<": kind.lt, "≤": kind.le}
-    told = [
+    parts = [
         f"{sign} {limit}" for sign, limit in limits.items() if limit is not None and abs(limit) < COUNT_LIMIT
     ]
-    return f" {' and '.join(told)}" if told else ""
+    return f" {' and '.join(parts)}" if parts else ""

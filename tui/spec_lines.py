@@ -18,7 +18,7 @@ from lorad.errors import SpecError
 from lorad.spec.model import Spec
 from lorad.spec.yaml import compose, plain
 
-Flat = dict[str, Any]
+Flat = dict[str, Any]  # a value is whatever YAML has at that key
 SAME, ADDED, GONE, OTHER = " ", "+", "-", "~"
 
 
@@ -35,8 +35,8 @@ class SpecLine:
 
 def flat(data: Mapping[str, Any]) -> Flat:
     """Flatten values in the spec's order; unknown keys come last."""
-    found = dict(_leaves(data, DEFAULT_SPEC, ""))
-    return {key: found[key] for key in sorted(found, key=lambda key: ORDER.get(key, len(ORDER)))}
+    found = dict(_leaves(data, _DEFAULT_SPEC, ""))
+    return {key: found[key] for key in sorted(found, key=lambda key: _ORDER.get(key, len(_ORDER)))}
 
 
 def _leaves(data: Mapping[str, Any], shape: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -48,14 +48,16 @@ def _leaves(data: Mapping[str, Any], shape: Mapping[str, Any], prefix: str) -> I
             yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
 
 
-DEFAULT_SPEC: dict[str, Any] = msgspec.to_builtins(Spec())
-ORDER: dict[str, int] = {key: place for place, (key, _) in enumerate(_leaves(DEFAULT_SPEC, DEFAULT_SPEC, ""))}
-DEFAULTS: Flat = flat(DEFAULT_SPEC)
+_DEFAULT_SPEC: dict[str, Any] = msgspec.to_builtins(Spec())  # nested: sections are dicts, values anything
+_ORDER: dict[str, int] = {
+    key: place for place, (key, _) in enumerate(_leaves(_DEFAULT_SPEC, _DEFAULT_SPEC, ""))
+}
+DEFAULTS: Flat = flat(_DEFAULT_SPEC)
 
 
-def nested(values: Flat) -> dict[str, Any]:
-    """The inverse of `flat`."""
-    data: dict[str, Any] = {}
+def nested(values: Flat) -> Flat:
+    """Nest what `flat` flattened."""
+    data: Flat = {}
     for key, value in values.items():
         *sections, last = key.split(".")
         inner = data
@@ -87,7 +89,7 @@ def lines(after: Flat, before: Flat | None = None) -> list[SpecLine]:
                 found.append(SpecLine(".".join(inside[: depth + 1]), f"{'  ' * depth}{section}:"))
         sections = inside
         found.append(
-            _line(key, f"{'  ' * len(inside)}{scalar(last)}", after, after if before is None else before)
+            _line(key, f"{'  ' * len(inside)}{_scalar(last)}", after, after if before is None else before)
         )
     return found
 
@@ -110,20 +112,20 @@ _PLAIN_ALONE = re.compile(r"[\w./~][\w./~@+*=-]*(?::[\w./~@+*=-]+)*")
 
 def value_text(value: Any) -> str:
     """Write a value on one line, as it stands after `key: ` or `key=`."""
-    return scalar(value, _PLAIN_ALONE) if not isinstance(value, list | tuple | dict) else inner_text(value)
+    return _scalar(value, _PLAIN_ALONE) if not isinstance(value, list | tuple | dict) else inner_text(value)
 
 
 def inner_text(value: Any) -> str:
     if isinstance(value, dict):
         return (
-            "{" + ", ".join(f"{scalar(str(key))}: {inner_text(inner)}" for key, inner in value.items()) + "}"
+            "{" + ", ".join(f"{_scalar(str(key))}: {inner_text(inner)}" for key, inner in value.items()) + "}"
         )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(inner_text, value)) + "]"
-    return scalar(value)
+    return _scalar(value)
 
 
-def scalar(value: Any, bare: re.Pattern[str] = _PLAIN) -> str:
+def _scalar(value: Any, bare: re.Pattern[str] = _PLAIN) -> str:
     """Text is quoted where YAML would read something else. bare: what may stand without quotes."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-EDITS = 600  # at most as many words or lines are taken away and put in, before all of it counts as replaced
+_EDITS = 600  # at most as many words or lines are taken away and put in, before all of it counts as replaced
 SAME, GONE, NEW = "=", "-", "+"
-WORD = re.compile(r"\n|[^\S\n]+|\w+|[^\w\s]")
+_WORD = re.compile(r"\n|[^\S\n]+|\w+|[^\w\s]")
 
 # what became of it, first and end in `before` (of what is gone) or `after` (of the rest)
-Span = tuple[str, int, int]
+_Span = tuple[str, int, int]
 
 
 class Piece(NamedTuple):
@@ -27,7 +27,7 @@ def words(before: str, after: str) -> list[Piece]:
     """Return one text made of both: without what is NEW it is `before`,
     without what is GONE it is `after`.
     """
-    return _pieces(WORD.findall(before), WORD.findall(after))
+    return _pieces(_WORD.findall(before), _WORD.findall(after))
 
 
 def lines(before: str, after: str) -> list[Piece]:
@@ -46,7 +46,7 @@ def _pieces(one: Sequence[str], other: Sequence[str]) -> list[Piece]:
     ]
 
 
-def _spans(one: Sequence[str], other: Sequence[str]) -> Iterator[Span]:
+def _spans(one: Sequence[str], other: Sequence[str]) -> Iterator[_Span]:
     """Yield the spans in order, none empty; in a change, what is gone comes first."""
     a, b = 0, 0
     for x, y, length in _matches(one, other):
@@ -76,7 +76,7 @@ def _matches(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[int, in
 def _common(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int, int]]:
     """The stretches of the shortest edit script; none when that is longer than EDITS."""
     furthest, trail = {1: 0}, list[dict[int, int]]()  # by diagonal: how far down `one` so many edits lead
-    for edits in range(min(len(one) + len(other), EDITS) + 1):
+    for edits in range(min(len(one) + len(other), _EDITS) + 1):
         trail.append({k: furthest[k] for k in range(-edits - 1, edits + 2) if k in furthest})
         for k in range(-edits, edits + 1, 2):
             x = _step(furthest, k, edits)

@@ -11,7 +11,7 @@ from rich.text import Text
 from lorad.text import one_line, printable
 from lorad.tui.spec_lines import ADDED, GONE, OTHER, SAME, SpecLine
 
-SIGNS = {SAME: "", ADDED: "green", GONE: "red", OTHER: "yellow"}
+_SIGNS = {SAME: "", ADDED: "green", GONE: "red", OTHER: "yellow"}
 WRONG = "✖"
 
 
@@ -24,6 +24,6 @@ def rendered(lines: Sequence[SpecLine], wrong: Collection[str] = (), found: str 
 
 
 def _line(line: SpecLine, is_wrong: bool) -> Text:
-    sign, style = (WRONG, "bold red") if is_wrong else (line.sign, SIGNS[line.sign])
+    sign, style = (WRONG, "bold red") if is_wrong else (line.sign, _SIGNS[line.sign])
     before = f"   was {one_line(line.before)}" if line.before else ""
     return Text.assemble((f"{sign} {printable(line.text)}", style), (before, "dim"))

@@ -7,8 +7,9 @@ import os
 import select
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 import typer
 
 from lorad.box.config import config_of
@@ -34,7 +35,7 @@ def start(as_json: AsJson = False) -> None:
         client.status()
     except DaemonUnreachable:
         launch(client)
-    show(client, as_json)
+    _show(client, as_json)
 
 
 @app.command()
@@ -59,10 +60,10 @@ def stop(
     for name in answer.ended:
         note(f"Pool {name} ended.")
     for pool in answer.staying:
-        note(stays(pool))
+        note(_stays(pool))
 
 
-def stays(pool: StayingPool) -> str:
+def _stays(pool: StayingPool) -> str:
     """Say why a pool is still up, and for how long."""
     if pool.runs:
         return f"Pool {pool.pool} stays up while {', '.join(pool.runs)} works, then {duration(pool.seconds)}."
@@ -93,13 +94,13 @@ def restart(as_json: AsJson = False) -> None:
         shared = client.status().shared
         _await_end(client, client.shutdown().pid)
     launch(client, system=shared)
-    show(client, as_json)
+    _show(client, as_json)
 
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """Show whether it answers, and what it manages."""
-    show(Client(), as_json)
+    _show(Client(), as_json)
 
 
 @app.command()
@@ -116,14 +117,14 @@ def run(
     os.execv(sys.executable, [sys.executable, "-m", "lorad.daemon", *(["--system"] if system else [])])
 
 
-ForAll = Annotated[
+_ForAll = Annotated[
     bool, typer.Option("--system", help="The unit of the whole machine: a daemon for all users.")
 ]
 
 
 @app.command()
 def install(
-    system: ForAll = False,
+    system: _ForAll = False,
     now: Annotated[
         bool, typer.Option("--now", help="Start it with systemd at once; runs continue meanwhile.")
     ] = False,
@@ -134,18 +135,18 @@ def install(
     unit = unit_of(Client().home, system=system)
     write_unit(unit, force=force)
     if now:
-        take_up(unit)
-    data = about(unit, started=now)
+        _take_up(unit)
+    data = _installed(unit, started=now)
     if as_json:
         print_json(data)
         return
     note(f"{unit.path} is written, for the home {unit.home}.")
-    if data["next"]:
-        note("Next: " + " && ".join(data["next"]))
+    if data.next:
+        note("Next: " + " && ".join(data.next))
 
 
 @app.command()
-def uninstall(system: ForAll = False, as_json: AsJson = False) -> None:
+def uninstall(system: _ForAll = False, as_json: AsJson = False) -> None:
     """Remove the unit that `install` wrote. The daemon ends; runs and pools continue."""
     unit = unit_of(Client().home, system=system)
     if unit.path.exists() and unit.is_ours() and unit.is_reachable():
@@ -156,7 +157,7 @@ def uninstall(system: ForAll = False, as_json: AsJson = False) -> None:
     print_json({"removed": str(unit.path)}) if as_json else note(f"{unit.path} is removed; runs continue.")
 
 
-def take_up(unit: Unit) -> None:
+def _take_up(unit: Unit) -> None:
     """A daemon that runs already makes room for systemd's. Raises Conflict."""
     if not unit.is_reachable():
         hint = (
@@ -170,18 +171,31 @@ def take_up(unit: Unit) -> None:
     tell_systemd(*unit.next_commands)
 
 
-def about(unit: Unit, *, started: bool) -> dict[str, Any]:
-    """{unit, home, system, started, linger (null: it does not matter), next (commands)}."""
+class _Installed(msgspec.Struct):
+    """The result of `lorad daemon install`.
+
+    linger: null where it does not matter.
+    next: commands that are still to be run.
+    """
+
+    unit: str
+    home: str
+    system: bool
+    started: bool
+    linger: bool | None
+    next: list[str]
+
+
+def _installed(unit: Unit, *, started: bool) -> _Installed:
     user = own_name()
     linger = None if unit.system else has_linger(Path("/"), user)
     commands = [] if started else [" ".join(command) for command in unit.next_commands]
     if linger is False:
         commands.append(f"loginctl enable-linger {user}")
-    told = {"unit": str(unit.path), "home": str(unit.home), "system": unit.system}
-    return {**told, "started": started, "linger": linger, "next": commands}
+    return _Installed(str(unit.path), str(unit.home), unit.system, started, linger, commands)
 
 
-def show(client: Client, as_json: bool) -> None:
+def _show(client: Client, as_json: bool) -> None:
     data = client.status()
     if as_json:
         print_json(data)

@@ -10,29 +10,30 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from lorad.backends.engine_install import Server
 from lorad.box.config import load
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
 from lorad.box.tokens import tokens_trouble
+from lorad.children.interpreter import Finding
 from lorad.cli.doctor.database import database_checks, repair
 from lorad.cli.doctor.engines import engine_checks, trainer_checks
 from lorad.cli.doctor.logout import logout_check, own_name
-from lorad.cli.doctor.orphans import ended_orphans, orphan_checks, orphan_in_words
+from lorad.cli.doctor.orphans import end_orphans, orphan_checks, orphan_in_words
 from lorad.cli.doctor.runtime import runtime_checks
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable, report, size
+from lorad.client.box_shapes import Orphan, Repaired
 from lorad.client.client import Client
 from lorad.errors import LoradError, NotAllowed
 
-NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "fuse.sshfs", "beegfs")
-MINIMUM_FREE = 2 << 30
-WRITABLE = "Set LORAD_HOME to a directory that you may write."
-
-Check = dict[str, Any]  # {name, ok, detail, hint, facts}
+_NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "fuse.sshfs", "beegfs")
+_MINIMUM_FREE = 2 << 30
+_WRITABLE = "Set LORAD_HOME to a directory that you may write."
 
 
 def doctor(
@@ -60,141 +61,121 @@ def doctor(
             f"{home.root} belongs to user {home.shared_by}", hint="Its user, or root, repairs it."
         )
     if mend:
-        show_repaired(repair(home) | {"orphans": ended_orphans(home)}, as_json)
+        _show_repaired(repair(home), end_orphans(home), as_json)
         return
-    checks = []
+    checks: list[Finding] = []
     asked = engine is not None or trainer is not None
-    for found in of_backends(home, engine, trainer, probe) if asked else everything(home):
-        checks.append(found)
+    for finding in _of_backends(home, engine, trainer, probe) if asked else _everything(home):
+        hint = "" if finding.ok else finding.hint
+        checks.append(msgspec.structs.replace(finding, detail=printable(finding.detail), hint=hint))
         if not as_json:
-            show(found)
+            report(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.name:<14} {finding.detail}")
+            for line in hint.splitlines():
+                report(f"      {'':<14}{line}")
     if as_json:
         print_json(checks)
-    if not all(found["ok"] for found in checks):
+    if not all(finding.ok for finding in checks):
         raise typer.Exit(1)
 
 
-def show_repaired(done: dict[str, Any], as_json: bool) -> None:
+def _show_repaired(done: Repaired, ended: list[Orphan], as_json: bool) -> None:
     if as_json:
-        print_json(done)
+        print_json({**msgspec.to_builtins(done), "orphans": ended})
         return
-    for word in done["told"]:
+    for word in done.told:
         report(f"note  {word}")
-    counts = ", ".join(f"{count} {rows}" for rows, count in done["counts"].items() if count)
-    report(f"{done['database']} is rebuilt: {counts or 'nothing was in it'}.")
-    if done["kept"]:
-        report(f"The old one is kept as {done['kept']}.")
-    for orphan in done["orphans"]:
+    counts = ", ".join(f"{count} {rows}" for rows, count in done.counts.items() if count)
+    report(f"{done.database} is rebuilt: {counts or 'nothing was in it'}.")
+    if done.kept:
+        report(f"The old one is kept as {done.kept}.")
+    for orphan in ended:
         report(f"Ended: {orphan_in_words(orphan)}.")
     report("`lorad daemon start` takes over what is running; runs continued meanwhile.")
 
 
-def everything(home: Home) -> Iterator[Check]:
+def _everything(home: Home) -> Iterator[Finding]:
     gpus = _command("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
-    yield from machine(gpus)
-    yield from home_checks(home)
-    yield from config(home)
-    yield from runtime(home, gpus)
-    yield from daemon(home)
+    yield from _machine(gpus)
+    yield from _home_checks(home)
+    yield from _config(home)
+    yield from runtime_checks(home, "cuda:0" if gpus else "cpu")
+    yield from _daemon(home)
     if home.shared_by is None:  # else they are for its admins
-        yield from (check(*found) for found in database_checks(home))
-        yield from (check(*found) for found in orphan_checks(home))
-    yield from logout(home)
+        yield from database_checks(home)
+        yield from orphan_checks(home)
+    yield from _logout(home)
 
 
-def of_backends(home: Home, engine: str | None, trainer: str | None, probe: bool) -> Iterator[Check]:
+def _of_backends(home: Home, engine: str | None, trainer: str | None, probe: bool) -> Iterator[Finding]:
     if trainer is not None:
-        for found in trainer_checks(home, trainer):
-            yield check(**found)
+        yield from trainer_checks(home, trainer)
     if engine is not None:
-        for found in engine_checks(home, engine, start=probe):
-            yield check(**found)
+        yield from engine_checks(home, engine, start=probe)
 
 
-def show(found: Check) -> None:
-    report(f"{'ok  ' if found['ok'] else 'FAIL'}  {found['name']:<14} {found['detail']}")
-    for line in found["hint"].splitlines():
-        report(f"      {'':<14}{line}")
-
-
-def check(name: str, ok: bool, detail: str, hint: str = "", facts: dict[str, Any] | None = None) -> Check:
-    return {
-        "name": name,
-        "ok": ok,
-        "detail": printable(detail),
-        "hint": "" if ok else hint,
-        "facts": facts or {},
-    }
-
-
-def machine(gpus: str) -> Iterator[Check]:
+def _machine(gpus: str) -> Iterator[Finding]:
     version = platform.python_version()
-    yield check("python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.13.")
+    yield Finding("python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.13.")
     for package in ("torch", "transformers", "peft"):
         try:
-            yield check(package, True, importlib.metadata.version(package))
+            yield Finding(package, True, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield check(package, False, "not installed", f"pip install {package}")
-    yield check("gpus", True, "; ".join(gpus.splitlines()) or "none: runs use the CPU")
+            yield Finding(package, False, "not installed", f"pip install {package}")
+    yield Finding("gpus", True, "; ".join(gpus.splitlines()) or "none: runs use the CPU")
 
 
-def home_checks(home: Home) -> Iterator[Check]:
+def _home_checks(home: Home) -> Iterator[Finding]:
     try:
         existing = next(p for p in (home.root, *home.root.parents) if p.exists())
     except OSError as error:
-        yield check("home", False, f"{home.root}: {error.strerror}", WRITABLE)
+        yield Finding("home", False, f"{home.root}: {error.strerror}", _WRITABLE)
         return
     owner = home.shared_by if existing == home.root else None
     needed = os.W_OK | os.X_OK if owner is None else os.X_OK
     detail = str(home.root) if owner is None else f"{home.root}, shared by a daemon of user {owner}"
-    yield check("home", existing.is_dir() and os.access(existing, needed), detail, WRITABLE)
+    yield Finding("home", existing.is_dir() and os.access(existing, needed), detail, _WRITABLE)
     kind = _filesystem(existing)
-    local = kind not in NETWORK_FILESYSTEMS
+    local = kind not in _NETWORK_FILESYSTEMS
     hint = "Put LORAD_HOME on a local disk and bulk files elsewhere with `storage:` in config.yaml."
-    yield check("filesystem", local, kind, hint)
+    yield Finding("filesystem", local, kind, hint)
     free = shutil.disk_usage(existing).free
-    yield check("disk", free > MINIMUM_FREE, f"{size(free)} free", "Versions and checkpoints need space.")
+    yield Finding("disk", free > _MINIMUM_FREE, f"{size(free)} free", "Versions and checkpoints need space.")
     wanted = len(os.fsencode(home.root / "lorad.sock"))
     aside = (
         "" if wanted <= SOCKET_PATH_LIMIT else f" ({wanted} bytes are too many for a socket; side-stepped)"
     )
-    yield check("socket", True, f"{home.socket}{aside}")
+    yield Finding("socket", True, f"{home.socket}{aside}")
 
 
-def config(home: Home) -> Iterator[Check]:
+def _config(home: Home) -> Iterator[Finding]:
     if home.shared_by is not None:
         return
     try:
         settings = load(home.config)
     except LoradError as error:
-        yield check("config", False, error.message, error.hint)
+        yield Finding("config", False, error.message, error.hint)
         return
     if trouble := tokens_trouble(settings.gateway):
-        yield check(
+        yield Finding(
             "gateway", False, trouble, "`lorad daemon status` shows it as well; no restart is needed."
         )
 
 
-def runtime(home: Home, gpus: str) -> Iterator[Check]:
-    for name, detail, facts in runtime_checks(home, "cuda:0" if gpus else "cpu"):
-        yield check(name, True, detail, facts=facts)
-
-
-def daemon(home: Home) -> Iterator[Check]:
+def _daemon(home: Home) -> Iterator[Finding]:
     try:
         status = Client(home).status()
     except LoradError:
-        yield check("daemon", True, "not running; `lorad run` starts it")
+        yield Finding("daemon", True, "not running; `lorad run` starts it")
         return
     schema = status.database.schema
-    yield check("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
+    yield Finding("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
     for trouble in status.troubles:
-        yield check(
+        yield Finding(
             "trouble", False, trouble, "The daemon tries again every few seconds; everything else continues."
         )
 
 
-def logout(home: Home) -> Iterator[Check]:
+def _logout(home: Home) -> Iterator[Finding]:
     """Check what a logout would end: what is running now, or without a daemon what this shell would start."""
     pids = {"lorad": os.getpid()}
     try:
@@ -202,7 +183,7 @@ def logout(home: Home) -> Iterator[Check]:
         pids |= {f"pool {pool.pool}": pool.pid for pool in Client(home).pools() if pool.pid}
     except LoradError:
         pass
-    yield check("logout", **logout_check(own_name(), pids, uid=os.getuid()))
+    yield logout_check(own_name(), pids, uid=os.getuid())
 
 
 def _command(*argv: str) -> str | None:

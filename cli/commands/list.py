@@ -13,18 +13,18 @@ from lorad.cli.output import note, print_json, printable, run_table
 from lorad.client.client import Client
 from lorad.client.shapes import Run
 
-SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
+_SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
 
 
-def show(client: Client, runs: list[Run], everything: bool) -> None:
-    cut = not everything and len(runs) > SHOWN and runs[-1].state == "ended"
+def _show(client: Client, runs: list[Run], everything: bool) -> None:
+    cut = not everything and len(runs) > _SHOWN and runs[-1].state == "ended"
     run_table(runs[:-1] if cut else runs)
     if cut:
         more = sum(client.status().runs.values()) - len(runs) + 1
         note(f"{more} older ones: `lorad list --all` shows every run.")
 
 
-def show_troubles(troubles: list[str]) -> None:
+def _show_troubles(troubles: list[str]) -> None:
     """Print one line on stderr, where readers of the table see it and programs are not disturbed."""
     if troubles:
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
@@ -41,11 +41,11 @@ def list_(
     """List runs, newest first, and why they wait."""
     client = Client()
     while True:
-        runs = client.list(all=everything, limit=0 if everything or as_json else SHOWN + 1)
+        runs = client.list(all=everything, limit=0 if everything or as_json else _SHOWN + 1)
         if watch and not as_json:
             print("\x1b[H\x1b[2J", end="")
-        print_json(runs) if as_json else show(client, runs, everything)
-        show_troubles(client.status().troubles)
+        print_json(runs) if as_json else _show(client, runs, everything)
+        _show_troubles(client.status().troubles)
         if not watch:
             return
         time.sleep(2)

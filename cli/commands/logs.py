@@ -16,8 +16,8 @@ from lorad.client.client import Client
 from lorad.client.shapes import LogPart
 from lorad.errors import DaemonUnreachable, NotFound, SpecError
 
-WITHOUT_RUN = ("daemon", "gateway")
-SHOWN = 1 << 16  # bytes, of a log that no daemon reads
+_WITHOUT_RUN = ("daemon", "gateway")
+_SHOWN = 1 << 16  # bytes, of a log that no daemon reads
 
 
 def logs(
@@ -41,10 +41,10 @@ def logs(
 ) -> None:
     """Print the end of a log; -f follows it. `lorad logs --of daemon` and `--of gateway` need no run."""
     client = Client()
-    if (of in WITHOUT_RUN) == (run is not None):
+    if (of in _WITHOUT_RUN) == (run is not None):
         hint = "`lorad logs RUN` for a run's, `lorad logs --of daemon` or `--of gateway` without one."
         raise SpecError(f"--of {of} {'belongs to no run' if run else 'needs the name of a run'}", hint=hint)
-    part = read(client, run, of)
+    part = _read(client, run, of)
     if as_json:
         print_json(part)
         return
@@ -54,10 +54,10 @@ def logs(
         if not follow or (not part.text and run and client.show(run).state in ("ended", "paused")):
             return
         time.sleep(0 if part.text else 0.3)
-        part = read(client, run, of, offset=part.offset)
+        part = _read(client, run, of, offset=part.offset)
 
 
-def read(client: Client, run: str | None, of: str, *, offset: int = -SHOWN) -> LogPart:
+def _read(client: Client, run: str | None, of: str, *, offset: int = -_SHOWN) -> LogPart:
     if run is not None:
         return client.logs(run, of=of, offset=offset)
     try:
@@ -65,10 +65,10 @@ def read(client: Client, run: str | None, of: str, *, offset: int = -SHOWN) -> L
     except DaemonUnreachable:  # when its log is wanted most
         if offset >= 0:
             raise
-        return end_of(client.home, of)
+        return _end_of(client.home, of)
 
 
-def end_of(home: Home, of: str) -> LogPart:
+def _end_of(home: Home, of: str) -> LogPart:
     """The end of a log as this user may read it. Raises NotFound, OSError."""
     lives = sorted((home.gateway / "attempts").glob("[0-9]*/log"))
     paths = [home.daemon_log] if of == "daemon" else lives
@@ -76,5 +76,5 @@ def end_of(home: Home, of: str) -> LogPart:
         raise NotFound(f"there is no log of a {of} in {home.root}", hint=f"No {of} has worked there yet.")
     with paths[-1].open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - SHOWN))
+        file.seek(max(0, size - _SHOWN))
         return LogPart(file.read().decode(errors="replace"), size, size)

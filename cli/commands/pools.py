@@ -15,16 +15,16 @@ from lorad.client.client import Client
 
 pools_app = typer.Typer(add_completion=False)
 
-POOLS = (
+_POOLS = (
     *("pool", "state", Column("model", 3), Column("device", 4), Column("threads", 8), Column("runs", 1)),
     *(Column("versions", 5), Column("memory", 6), Column("idle", 7)),
 )
-SHOWN = 3  # names of runs in a row
-ENGINES = (
+_SHOWN = 3  # names of runs in a row
+_ENGINES = (
     *("pool", "engine", Column("mode", 3), "state", Column("busy", 1), Column("slots", 4), Column("hits", 5)),
     Column("tok/s", 2),
 )
-DEVICES = (
+_DEVICES = (
     *("device", Column("name", 3), "used", Column("total", 1), Column("busy", 2), Column("pool", 4)),
     *(Column("user", 5), Column("since", 6), Column("why", kind="fold")),
 )
@@ -45,12 +45,12 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(POOLS, [pool_row(row) for row in rows], empty="No pools.")
+    print_table(_POOLS, [_pool_row(row) for row in rows], empty="No pools.")
     engines = [(row, row.engine) for row in rows if isinstance(row.engine.alive, bool)]
     if not engines:
         return
     print()
-    print_table(ENGINES, [engine_row(row, engine) for row, engine in engines], empty="")
+    print_table(_ENGINES, [engine_row(row, engine) for row, engine in engines], empty="")
     for row, engine in engines:
         if engine.detail:
             report(f"{row.pool}: {engine.detail}")
@@ -74,7 +74,7 @@ def stop(
     print_json(row) if as_json else note(f"Pool {pool} is {row.state}.")
 
 
-def pool_row(pool: Pool) -> tuple[object, ...]:
+def _pool_row(pool: Pool) -> tuple[object, ...]:
     return (
         pool.pool,
         pool.state,
@@ -90,7 +90,7 @@ def pool_row(pool: Pool) -> tuple[object, ...]:
 
 def runs_in(names: list[str]) -> str:
     """`a`, `3: a, b, c`, `8: a, b, c, …`."""
-    shown = ", ".join([*names[:SHOWN], *(["…"] if len(names) > SHOWN else [])])
+    shown = ", ".join([*names[:_SHOWN], *(["…"] if len(names) > _SHOWN else [])])
     return shown if len(names) < 2 else f"{len(names)}: {shown}"
 
 
@@ -118,7 +118,7 @@ def devices(as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(DEVICES, [device_row(row) for row in rows], empty="No devices.")
+    print_table(_DEVICES, [device_row(row) for row in rows], empty="No devices.")
 
 
 def device_row(row: Device) -> tuple[str, ...]:
@@ -133,11 +133,11 @@ def device_row(row: Device) -> tuple[str, ...]:
         (lease.pool if lease else None) or row.pool or "",
         lease.user if lease else "",
         age(lease.since if lease else None),
-        "; ".join(part for part in (held(lease), *strangers(row)) if part),
+        "; ".join(part for part in (_held(lease), *strangers(row)) if part),
     )
 
 
-def held(lease: Lease | None) -> str:
+def _held(lease: Lease | None) -> str:
     if not lease:
         return ""
     after = lease.free_after

@@ -18,11 +18,11 @@ from lorad.cli.output import note, print_json
 from lorad.cli.overrides import from_here
 from lorad.errors import DaemonUnreachable, SpecError
 
-SEVERAL = "; give it several times, or names with commas"
-SIZE_LIMIT = 1 << 20  # bytes; an endless file is read no further
+_SEVERAL = "; give it several times, or names with commas"
+_SIZE_LIMIT = 1 << 20  # bytes; an endless file is read no further
 
 
-def option(flag: str, key: str, more: str = "") -> typer.models.OptionInfo:
+def _option(flag: str, key: str, more: str = "") -> typer.models.OptionInfo:
     return typer.Option(flag, help=f"Same as {key}=…{more}", show_default=False)  # type: ignore[no-any-return]
 
 
@@ -47,17 +47,17 @@ def run(
     name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
     detach: Detach = False,
     wait: WaitOver = False,
-    trainer: Annotated[str | None, option("--trainer", "trainer.backend")] = None,
-    rollout: Annotated[str | None, option("--rollout", "rollout.backend")] = None,
-    rank: Annotated[int | None, option("--lora-rank", "lora.rank")] = None,
-    alpha: Annotated[float | None, option("--lora-alpha", "lora.alpha")] = None,
-    dropout: Annotated[float | None, option("--lora-dropout", "lora.dropout")] = None,
-    lora_type: Annotated[str | None, option("--lora-type", "lora.type")] = None,
-    targets: Annotated[list[str] | None, option("--target-modules", "lora.target_modules", SEVERAL)] = None,
+    trainer: Annotated[str | None, _option("--trainer", "trainer.backend")] = None,
+    rollout: Annotated[str | None, _option("--rollout", "rollout.backend")] = None,
+    rank: Annotated[int | None, _option("--lora-rank", "lora.rank")] = None,
+    alpha: Annotated[float | None, _option("--lora-alpha", "lora.alpha")] = None,
+    dropout: Annotated[float | None, _option("--lora-dropout", "lora.dropout")] = None,
+    lora_type: Annotated[str | None, _option("--lora-type", "lora.type")] = None,
+    targets: Annotated[list[str] | None, _option("--target-modules", "lora.target_modules", _SEVERAL)] = None,
     excludes: Annotated[
-        list[str] | None, option("--exclude-modules", "lora.exclude_modules", SEVERAL)
+        list[str] | None, _option("--exclude-modules", "lora.exclude_modules", _SEVERAL)
     ] = None,
-    adapter_path: Annotated[str | None, option("--lora-adapter-path", "lora.adapter_path")] = None,
+    adapter_path: Annotated[str | None, _option("--lora-adapter-path", "lora.adapter_path")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a run and follow it. Ctrl-C detaches; the run continues."""
@@ -69,11 +69,11 @@ def run(
         "lora.alpha": alpha,
         "lora.dropout": dropout,
         "lora.type": lora_type,
-        "lora.target_modules": together(targets),
-        "lora.exclude_modules": together(excludes),
+        "lora.target_modules": _together(targets),
+        "lora.exclude_modules": _together(excludes),
         "lora.adapter_path": adapter_path,
     }
-    given = [f"{key}={as_yaml(value)}" for key, value in flags.items() if value is not None]
+    given = [f"{key}={_as_yaml(value)}" for key, value in flags.items() if value is not None]
     text, source, cwd = read_spec(spec)
     client = connected()
     started = client.run(
@@ -175,7 +175,7 @@ def fork(
     follow(client, forked.name, as_json=as_json)
 
 
-def together(values: list[str] | None) -> str | None:
+def _together(values: list[str] | None) -> str | None:
     """Join the values of an option that was given several times: names with commas, or the one list in
     brackets.
     """
@@ -186,7 +186,7 @@ def together(values: list[str] | None) -> str | None:
     )
 
 
-def as_yaml(value: str | float) -> str | float:
+def _as_yaml(value: str | float) -> str | float:
     """Text stays text: `*_proj` would be an alias, a path may have a colon. A list in brackets is one."""
     if isinstance(value, str) and not value.startswith("["):
         return json.dumps(value, ensure_ascii=False)
@@ -198,8 +198,8 @@ def read_spec(spec: str) -> tuple[str, str, Path]:
     path, source = Path(spec).expanduser(), "<stdin>" if spec == "-" else spec
     try:
         with sys.stdin.buffer if spec == "-" else path.open("rb") as file:
-            data = file.read(SIZE_LIMIT + 1)
-        if len(data) > SIZE_LIMIT:
+            data = file.read(_SIZE_LIMIT + 1)
+        if len(data) > _SIZE_LIMIT:
             raise SpecError(
                 f"{source}: larger than 1 MiB", hint="A spec is a page of YAML; data goes into its own files."
             )

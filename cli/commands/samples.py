@@ -14,7 +14,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import Sample
 from lorad.errors import NotFound
 
-SAMPLES = (
+_SAMPLES = (
     *(
         "sample",
         Column("step", 3),
@@ -45,15 +45,15 @@ def samples(
     """
     rows = Client().samples(run, step=step, limit=limit if sample is None else sample)
     if sample is not None:
-        one = chosen(rows, sample, run)
-        print_json(one) if as_json else print_fields(whole(one))
+        one = _chosen(rows, sample, run)
+        print_json(one) if as_json else print_fields(_whole(one))
     elif as_json:
         print_json(rows)
     else:
-        print_table(SAMPLES, cells(rows, grouped=terminal_width() is not None), empty="No samples yet.")
+        print_table(_SAMPLES, _cells(rows, grouped=terminal_width() is not None), empty="No samples yet.")
 
 
-def chosen(rows: Sequence[Sample], sample: int, run: str) -> Sample:
+def _chosen(rows: Sequence[Sample], sample: int, run: str) -> Sample:
     """Raises NotFound."""
     if len(rows) < sample:
         raise NotFound(
@@ -62,9 +62,9 @@ def chosen(rows: Sequence[Sample], sample: int, run: str) -> Sample:
     return rows[sample - 1]
 
 
-def cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
+def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
     """grouped: for people, who see a prompt and its answer once for the samples that share them."""
-    shown, before = [], None
+    shown, before, line_break = [], None, "⏎" if grouped else "\\n"
     for place, row in enumerate(rows, 1):
         again = grouped and before is not None and row.prompt_id == before.prompt_id
         texts = ["" if again else row.prompt, "" if again else row.answer, row.completion, row.error]
@@ -74,18 +74,14 @@ def cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
                 str(place),
                 str(row.step),
                 *figures,
-                *(as_line(text, "⏎" if grouped else "\\n") for text in texts),
+                *("" if text is None else line_break.join(text.split("\n")) for text in texts),
             )
         )
         before = row
     return shown
 
 
-def as_line(text: object, line_break: str) -> str:
-    return "" if text is None else line_break.join(str(text).split("\n"))
-
-
-def whole(sample: Sample) -> list[tuple[str, str]]:
+def _whole(sample: Sample) -> list[tuple[str, str]]:
     figures = {"reward": number(sample.reward), "advantage": number(sample.advantage)}
     named = {
         "version": f"@{str(sample.version).rpartition('@')[2]}",

@@ -64,11 +64,11 @@ def serve(
     Without --adapter, the aliases of MODEL are kept warm.
     """
     if stop:
-        stopped = stopped_serving(Client(), model)
+        stopped = _stopped_serving(Client(), model)
         print_json(stopped) if as_json else note(f"{', '.join(stopped.runs)}: not kept warm any more.")
         return
     client = connected()
-    named = [split(adapter) for adapter in adapters or []]
+    named = [_split(adapter) for adapter in adapters or []]
     served = client.serve(model, named, cwd=str(Path.cwd()), overrides=overrides or [])
     if as_json:
         print_json(served)
@@ -79,7 +79,7 @@ def serve(
     tell_address(served, str(served.aliases[0].alias))
 
 
-def stopped_serving(client: Client, model: str) -> StoppedServing:
+def _stopped_serving(client: Client, model: str) -> StoppedServing:
     """A name, a model as it was given, or its directory: the daemon knows whole paths only."""
     try:
         return client.stop_serving(model)
@@ -90,7 +90,7 @@ def stopped_serving(client: Client, model: str) -> StoppedServing:
         return client.stop_serving(str(path.resolve()))
 
 
-def split(adapter: str) -> AdapterRequest:
+def _split(adapter: str) -> AdapterRequest:
     """Raises SpecError."""
     name, equals, directory = adapter.partition("=")
     if not name or not equals or not directory:

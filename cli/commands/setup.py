@@ -30,14 +30,14 @@ def init(
     note(f"Wrote {file}. Start it with `lorad run {file}`.")
 
 
-class Shell(StrEnum):
+class _Shell(StrEnum):
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"
 
 
 # Kinds of candidates: see lorad/cli/complete.py.
-BASH = r"""
+_BASH = r"""
 _lorad() {
     local kind value
     COMPREPLY=()
@@ -52,7 +52,7 @@ _lorad() {
 }
 complete -o nosort -F _lorad lorad
 """
-ZSH = r"""
+_ZSH = r"""
 #compdef lorad
 _lorad() {
     local kind value meaning
@@ -76,7 +76,7 @@ else
     compdef _lorad lorad
 fi
 """
-FISH = r"""
+_FISH = r"""
 function __lorad_complete
     set -l words (commandline -opc) (commandline -ct)
     set words[1] (string replace -r '^~/' "$HOME/" -- $words[1])
@@ -94,11 +94,11 @@ function __lorad_complete
 end
 complete -c lorad -f -k -a '(__lorad_complete)'
 """
-SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
+_SCRIPTS = {_Shell.BASH: _BASH, _Shell.ZSH: _ZSH, _Shell.FISH: _FISH}
 
 
-def completion(shell: Annotated[Shell, typer.Argument(show_default=False)]) -> None:
+def completion(shell: Annotated[_Shell, typer.Argument(show_default=False)]) -> None:
     """Print it: `source <(lorad completion bash)` in ~/.bashrc, and so for zsh;
     `lorad completion fish | source`.
     """
-    print(SCRIPTS[shell].strip())
+    print(_SCRIPTS[shell].strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from lorad.alarms import alarms
@@ -37,9 +38,9 @@ def show(run: Run, as_json: AsJson = False) -> None:
         if rates.tokens_per_second is not None
         else None,
         "failures": failures(data),
-        "trainable": trainable(data.trainable),
+        "trainable": _trainable(data.trainable),
         "origin": data.origin,
-        "reference": reference(data.reference),
+        "reference": _reference(data.reference),
         "sweep": data.sweep,
         "pool": data.pool,
         "owner": data.owner,
@@ -47,15 +48,15 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "directory": data.directory,
         "processes": ", ".join(f"{p.role} {p.pid}" for p in data.processes) or "none",
     }
-    attempts = [("attempt", f"{attempt.attempt}: {attempt_in_words(attempt)}") for attempt in data.attempts]
+    attempts = [("attempt", f"{attempt.attempt}: {_attempt_in_words(attempt)}") for attempt in data.attempts]
     warnings = [("warning", str(warning)) for warning in data.warnings]
-    told = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
-    spec = [("spec", line) for line in spec_lines(data.spec)]
+    raised = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
+    spec = [("spec", line) for line in _spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]
-    print_fields([*fields, *attempts, *warnings, *told, *spec])
+    print_fields([*fields, *attempts, *warnings, *raised, *spec])
 
 
-def spec_lines(spec: dict[str, Any]) -> list[str]:
+def _spec_lines(spec: Mapping[str, Any]) -> list[str]:  # a spec as plain data, with any keys
     """Return what differs from the defaults, in the form that `lorad run` takes."""
     from lorad.tui.spec_lines import differing, flat
 
@@ -65,31 +66,31 @@ def spec_lines(spec: dict[str, Any]) -> list[str]:
     ]
 
 
-def attempt_in_words(attempt: Attempt) -> str:
+def _attempt_in_words(attempt: Attempt) -> str:
     """Say where an attempt started, what was changed for it, and how it ended."""
     start = "fresh" if attempt.resumed_from is None else f"from step {attempt.resumed_from}"
     changed = "".join(
         f", {key}={printable(value if isinstance(value, str) else json.dumps(value))}"
         for key, value in attempt.changed.items()
     )
-    return f"{start}{changed}, {attempt.reason or 'running'}{why(attempt)}"
+    return f"{start}{changed}, {attempt.reason or 'running'}{_why(attempt)}"
 
 
-def why(attempt: Attempt) -> str:
+def _why(attempt: Attempt) -> str:
     """Return the first line of the cause when an attempt did not end as planned."""
     if attempt.reason in (None, "completed") or not attempt.detail:
         return ""
     return f": {printable(attempt.detail.partition(chr(10))[0])}"
 
 
-def reference(told: Reference | None) -> str | None:
+def _reference(found: Reference | None) -> str | None:
     """Say what KL is measured against, unless that is the base."""
-    return f"KL is to {told.name}, sha256 {told.sha256[:12]}" if told else None
+    return f"KL is to {found.name}, sha256 {found.sha256[:12]}" if found else None
 
 
-def trainable(told: Trainable | None) -> str | None:
+def _trainable(found: Trainable | None) -> str | None:
     """Say how much of the model learns."""
-    if not told:
+    if not found:
         return None
-    share = "" if told.share is None else f" ({told.share:.2%} of all parameters)"
-    return f"{told.parameters:,}{share}"
+    share = "" if found.share is None else f" ({found.share:.2%} of all parameters)"
+    return f"{found.parameters:,}{share}"

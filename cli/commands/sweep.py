@@ -17,7 +17,6 @@ from lorad.cli.overrides import from_here
 from lorad.cli.sweeps import follow, show, summary
 from lorad.client.client import Client
 from lorad.client.requests import HalvingRequest
-from lorad.client.shapes import Sweep
 from lorad.errors import SpecError
 
 
@@ -76,7 +75,7 @@ def sweep(
             "a sweep begins with a spec", hint="`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
         )
     text, source, cwd = read_spec(spec)
-    wish = wished(halving, eta, rungs, metric)
+    wish = _wished(halving, eta, rungs, metric)
     client = connected()
     started = client.sweep(
         text, source=source, cwd=str(cwd), overrides=from_here(overrides or []), name=name, halving=wish
@@ -86,10 +85,15 @@ def sweep(
     if detach or (as_json and not wait):
         print_json(started) if as_json else note(summary(started))
         return
-    conclude(follow(client, started.sweep, quiet=as_json), as_json=as_json)
+    over = follow(client, started.sweep, quiet=as_json)
+    if over is None:  # the user detached
+        return
+    show([over], one=True, as_json=as_json)
+    if all(run.reason != "completed" for run in over.runs):
+        raise typer.Exit(1)
 
 
-def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> HalvingRequest | None:
+def _wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> HalvingRequest | None:
     """Read the options of halving. Raises SpecError."""
     if not halving and eta is None and rungs is None and metric is None:
         return None
@@ -98,12 +102,3 @@ def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | No
     except ValueError:
         raise SpecError(f"--rungs {rungs}: not numbers of steps", hint="For example --rungs 10,20.") from None
     return HalvingRequest(eta, steps, metric)
-
-
-def conclude(sweep: Sweep | None, *, as_json: bool) -> None:
-    """Exit 1 unless some run completed; `sweep` is None when the user detached."""
-    if sweep is None:
-        return
-    show([sweep], one=True, as_json=as_json)
-    if all(run.reason != "completed" for run in sweep.runs):
-        raise typer.Exit(1)

@@ -4,73 +4,76 @@ torch.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+
+import msgspec
 
 from lorad.box.paths import Home
+from lorad.children.interpreter import Finding
 from lorad.cli.output import note
 
-STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that it started
+_STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that it started
 
 
-def engine_checks(home: Home, kind: str, *, start: bool) -> Iterator[dict[str, Any]]:
-    """Check a server; each result {name, ok, detail, hint, facts} comes as soon as it is known."""
-    return probed(home, ["lorad.backends.engine_probe", kind, *([] if start else ["--no-start"])])
+class _Line(msgspec.Struct):
+    """A line of the probe: a finding, or a note on what takes time."""
+
+    check: Finding | None = None
+    note: str = ""
 
 
-def trainer_checks(home: Home, kind: str) -> Iterator[dict[str, Any]]:
+def engine_checks(home: Home, kind: str, *, start: bool) -> Iterator[Finding]:
+    """Check a server. Each finding comes as soon as it is known."""
+    return _probed(home, ["lorad.backends.engine_probe", kind, *([] if start else ["--no-start"])])
+
+
+def trainer_checks(home: Home, kind: str) -> Iterator[Finding]:
     """Check a trainer like `engine_checks` does a server; nothing is started."""
-    return probed(home, ["lorad.backends.trainer_probe", kind])
+    return _probed(home, ["lorad.backends.trainer_probe", kind])
 
 
-def probed(home: Home, module: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _probed(home: Home, module: Sequence[str]) -> Iterator[Finding]:
     command = [sys.executable, "-m", *module]
     environment = os.environ | {"LORAD_HOME": str(home.root), "OMP_NUM_THREADS": "1"}
     with (
         tempfile.TemporaryFile() as errors,
-        subprocess.Popen(  # in a session of its own: Ctrl-C reaches it once, through `stop`
+        subprocess.Popen(  # in a session of its own: Ctrl-C reaches it once, through `_stop`
             command, stdout=subprocess.PIPE, stderr=errors, cwd="/", env=environment, start_new_session=True
         ) as process,
     ):
         try:
-            yield from lines(process)
+            yield from _findings(process)
             process.wait()
         finally:
-            stop(process)
+            _stop(process)
         if process.returncode:
             errors.seek(0)
             tail = errors.read().decode(errors="replace").strip().splitlines()
             detail = f"the probe exited with {process.returncode}: {tail[-1] if tail else 'it said nothing'}"
-            yield {
-                "name": "probe",
-                "ok": False,
-                "detail": detail,
-                "hint": f"To see more: {' '.join(command)}",
-            }
+            yield Finding("probe", False, detail, f"To see more: {' '.join(command)}")
 
 
-def lines(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """Its checks; its notes go to the person at once."""
+def _findings(process: subprocess.Popen[bytes]) -> Iterator[Finding]:
+    """Yield the findings of the probe; its notes go to the person at once."""
     assert process.stdout is not None
-    for line in process.stdout:
-        told = json.loads(line)
-        if "check" in told:
-            yield told["check"]
+    for text in process.stdout:
+        line = msgspec.json.decode(text, type=_Line)
+        if line.check is not None:
+            yield line.check
         else:
-            note(f"      {told['note']}")
+            note(f"      {line.note}")
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the probe with everything it started, the server included."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(STOP_SECONDS)
+            process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()

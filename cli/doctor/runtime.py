@@ -8,43 +8,51 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from lorad.box.config import RuntimeSettings, load
+from lorad.box.config import Config, load
 from lorad.box.machine import Machine, read_machine
 from lorad.box.paths import Home
 from lorad.box.runtime import Overrides, Why, choose_runtime
+from lorad.children.interpreter import Finding
 from lorad.cli.output import size
 from lorad.client import box_shapes as shapes
 from lorad.client.box_shapes import Pool, Runtime
 from lorad.client.client import Client
 from lorad.errors import LoradError
 
-SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
-
-Told = tuple[str, str, dict[str, Any]]  # name, description, data
+_SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 
 
-def runtime_checks(home: Home, device: str) -> Iterator[Told]:
+def runtime_checks(home: Home, device: str) -> Iterator[Finding]:
     """Check the runtime of the daemon if one is up: its CPUs and environment may differ from this shell's."""
-    pid, pools = daemon_of(home)
+    pid, pools = _daemon_of(home)
     machine = read_machine(pid or "self")
-    overrides = Overrides(config=settings(home), environment=environment(pid))
-    yield "cpus", cpus(machine), asdict(machine)
-    slots = cpu_slots(home) if device == "cpu" else 1
-    tiny, large = (choose_runtime(count, machine, device, overrides, slots=slots) for count in SIZES.values())
-    for name, chosen in zip(SIZES, (tiny, large), strict=True):
-        yield name, f"{threads(chosen.threads)} ({words(chosen.reasons['threads'])})", chosen.told()
-    yield "waiting", f"{large.wait_policy} ({words(large.reasons['wait_policy'])})", large.told()
-    yield "malloc", f"{sizes(large.malloc)} ({words(large.reasons['malloc'])})", large.told()
+    try:
+        config = load(home.config)
+    except LoradError:
+        config = Config()  # another check reports it
+    overrides = Overrides(config=config.runtime, environment=_environment(pid))
+    yield Finding("cpus", True, _cpus(machine), facts=asdict(machine))
+    slots = config.devices.cpu_slots if device == "cpu" else 1
+    tiny, large = (
+        choose_runtime(count, machine, device, overrides, slots=slots) for count in _SIZES.values()
+    )
+    for name, chosen in zip(_SIZES, (tiny, large), strict=True):
+        why = _words(chosen.reasons["threads"])
+        yield Finding(name, True, f"{_threads(chosen.threads)} ({why})", facts=chosen.told())
+    waits = f"{large.wait_policy} ({_words(large.reasons['wait_policy'])})"
+    yield Finding("waiting", True, waits, facts=large.told())
+    malloc = f"{_sizes(large.malloc)} ({_words(large.reasons['malloc'])})"
+    yield Finding("malloc", True, malloc, facts=large.told())
     for pool in pools:
-        yield f"pool {pool.pool}", in_words(pool.runtime), msgspec.to_builtins(pool.runtime) or {}
+        facts = msgspec.to_builtins(pool.runtime) or {}
+        yield Finding(f"pool {pool.pool}", True, _in_words(pool.runtime), facts=facts)
 
 
-def daemon_of(home: Home) -> tuple[int | None, list[Pool]]:
-    """Its pid and its pools; None and none without a daemon."""
+def _daemon_of(home: Home) -> tuple[int | None, list[Pool]]:
+    """Return the daemon's pid and its pools; without a daemon None and none."""
     client = Client(home)
     try:
         return int(client.status().pid), client.pools()
@@ -52,21 +60,7 @@ def daemon_of(home: Home) -> tuple[int | None, list[Pool]]:
         return None, []
 
 
-def settings(home: Home) -> RuntimeSettings:
-    try:
-        return load(home.config).runtime
-    except LoradError:
-        return RuntimeSettings()  # another check reports it
-
-
-def cpu_slots(home: Home) -> int:
-    try:
-        return load(home.config).devices.cpu_slots
-    except LoradError:
-        return 1
-
-
-def environment(pid: int | None) -> Mapping[str, str]:
+def _environment(pid: int | None) -> Mapping[str, str]:
     try:
         entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0") if pid else []
     except OSError:
@@ -78,28 +72,28 @@ def environment(pid: int | None) -> Mapping[str, str]:
     )
 
 
-def cpus(machine: Machine) -> str:
+def _cpus(machine: Machine) -> str:
     quota = "no cgroup quota" if machine.quota is None else f"cgroup quota {machine.quota:g}"
     granted = f"{machine.cpus} by affinity on {machine.cores} of {machine.all_cores} cores, {quota}"
     return f"{machine.usable} usable ({granted}), load {machine.load:.1f}"
 
 
-def in_words(told: Runtime | None) -> str:
+def _in_words(runtime: Runtime | None) -> str:
     """Describe what a pool was started with."""
-    if told is None:
+    if runtime is None:
         return "not known"
-    why = words(told.reasons["threads"])
-    return f"{threads(told.threads)} ({why}), {told.wait_policy} waiting, {sizes(told.malloc)}"
+    why = _words(runtime.reasons["threads"])
+    return f"{_threads(runtime.threads)} ({why}), {runtime.wait_policy} waiting, {_sizes(runtime.malloc)}"
 
 
-def threads(number: int) -> str:
+def _threads(number: int) -> str:
     return "1 thread" if number == 1 else f"{number} threads"
 
 
-def words(why: Why | shapes.Why) -> str:
+def _words(why: Why | shapes.Why) -> str:
     return f"{'automatic' if why.source == 'load' else why.source}: {why.text}"
 
 
-def sizes(malloc: Mapping[str, int]) -> str:
-    told = (f"{name}={size(value) if name.endswith('_') else value}" for name, value in malloc.items())
-    return ", ".join(told) or "nothing set"
+def _sizes(malloc: Mapping[str, int]) -> str:
+    variables = (f"{name}={size(value) if name.endswith('_') else value}" for name, value in malloc.items())
+    return ", ".join(variables) or "nothing set"

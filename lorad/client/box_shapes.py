@@ -195,6 +195,20 @@ class Census(Struct, frozen=True):
     runs: int = 0
 
 
+class Repaired(Struct, frozen=True):
+    """The result of a repair.
+
+    counts: rows by table.
+    kept: the old database; None where there was none.
+    told: what could not be taken over, and what did not come from the daemon's journal alone.
+    """
+
+    database: str
+    kept: str | None
+    counts: dict[str, int]
+    told: list[str]
+
+
 class Check(Struct, frozen=True):
     check: str
     looked_at: str  # says how much was looked at

@@ -5,10 +5,10 @@ cgroups.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from lorad.children.interpreter import Finding
 from lorad.cli.doctor.logout import logout_check, read_settings
 
 SESSION = "0::/user.slice/user-1000.slice/session-4.scope"
@@ -27,41 +27,37 @@ def put(root: Path, name: str, text: str) -> None:
     (root / name).write_text(text)
 
 
-def checked(root: Path, cgroup: str = SESSION, user: str = "ada") -> dict[str, Any]:
+def checked(root: Path, cgroup: str = SESSION, user: str = "ada") -> Finding:
     put(root, "proc/7/cgroup", f"{cgroup}\n")
     return logout_check(user, {"the daemon": 7}, uid=1000, root=root)
 
 
 def test_a_machine_without_systemd_is_fine(tmp_path: Path) -> None:
-    assert checked(tmp_path) == {
-        "ok": True,
-        "detail": "no systemd here: a logout ends nothing",
-        "hint": "",
-    }
+    assert checked(tmp_path) == Finding("logout", True, "no systemd here: a logout ends nothing")
 
 
 def test_what_logind_was_built_with_counts_where_nothing_is_set(machine: Path) -> None:
-    assert checked(machine)["detail"] == "a logout ends nothing: KillUserProcesses is off"
+    assert checked(machine).detail == "a logout ends nothing: KillUserProcesses is off"
     put(machine, "etc/systemd/logind.conf", "[Login]\n#KillUserProcesses=yes\n")
-    told = checked(machine)
-    assert not told["ok"] and told["detail"].endswith(
+    finding = checked(machine)
+    assert not finding.ok and finding.detail.endswith(
         "the daemon: KillUserProcesses=yes (the default of logind)"
     )
 
 
-def test_a_logout_that_kills_is_told_with_the_file_that_says_so(machine: Path) -> None:
+def test_a_logout_that_kills_is_reported_with_the_file_that_says_so(machine: Path) -> None:
     put(machine, "etc/systemd/logind.conf.d/50-box.conf", "[Login]\nKillUserProcesses = yes\n")
-    told = checked(machine)
-    assert told["detail"] == (
+    finding = checked(machine)
+    assert finding.detail == (
         "a logout ends the daemon: KillUserProcesses=yes (/etc/systemd/logind.conf.d/50-box.conf)"
     )
-    assert "loginctl enable-linger" in told["hint"] and "lorad daemon install --now" in told["hint"]
+    assert "loginctl enable-linger" in finding.hint and "lorad daemon install --now" in finding.hint
 
 
 def test_the_last_drop_in_by_name_counts_wherever_it_lies(machine: Path) -> None:
     put(machine, "etc/systemd/logind.conf.d/10-first.conf", "[Login]\nKillUserProcesses=yes\n")
     put(machine, "usr/lib/systemd/logind.conf.d/90-last.conf", "[Login]\nKillUserProcesses=no\n")
-    assert checked(machine)["ok"]
+    assert checked(machine).ok
 
 
 def test_a_drop_in_hides_its_namesake_of_the_vendor(machine: Path) -> None:
@@ -81,27 +77,22 @@ def test_a_drop_in_hides_its_namesake_of_the_vendor(machine: Path) -> None:
 )
 def test_who_is_spared_is_spared(machine: Path, line: str, user: str, ok: bool) -> None:
     put(machine, "etc/systemd/logind.conf", f"[Login]\nKillUserProcesses=yes\n{line}\n")
-    assert checked(machine, user=user)["ok"] is ok
+    assert checked(machine, user=user).ok is ok
 
 
 def test_the_users_systemd_needs_linger(machine: Path) -> None:
-    told = checked(machine, MANAGER)
-    assert not told["ok"] and told["hint"] == "`loginctl enable-linger ada` keeps it up."
+    finding = checked(machine, MANAGER)
+    assert not finding.ok and finding.hint == "`loginctl enable-linger ada` keeps it up."
     put(machine, "var/lib/systemd/linger/ada", "")
-    assert checked(machine, MANAGER) == {
-        "ok": True,
-        "detail": "a logout ends nothing: linger is on",
-        "hint": "",
-    }
+    assert checked(machine, MANAGER) == Finding("logout", True, "a logout ends nothing: linger is on")
 
 
 def test_a_service_of_the_machine_needs_nothing(machine: Path) -> None:
     put(machine, "etc/systemd/logind.conf", "[Login]\nKillUserProcesses=yes\n")
-    assert checked(machine, "0::/system.slice/lorad.service")["ok"]
+    assert checked(machine, "0::/system.slice/lorad.service").ok
 
 
 def test_the_older_hierarchy_is_read_as_well(machine: Path) -> None:
     put(machine, "etc/systemd/logind.conf", "[Login]\nKillUserProcesses=yes\n")
-    assert not checked(machine, "4:cpu:/\n1:name=systemd:/user.slice/user-1000.slice/session-4.scope\n0::/")[
-        "ok"
-    ]
+    cgroups = "4:cpu:/\n1:name=systemd:/user.slice/user-1000.slice/session-4.scope\n0::/"
+    assert not checked(machine, cgroups).ok

@@ -13,7 +13,7 @@ from lorad.client.shapes import Event, Run
 from lorad.states import EndReason
 from lorad.tui.dashboard.run_rows import cells
 from lorad.tui.dashboard.snapshot import HELD, Board
-from lorad.tui.event_words import told
+from lorad.tui.event_words import event_text
 from lorad.tui.feed import Changes
 from lorad.tui.widgets.sparkline import sparkline
 from tests.kit.tui_world import HOSTILE, SHOWN, Prepared, World, a_run, an_event, busy_world, shaped
@@ -187,7 +187,7 @@ def test_a_line_of_bars_goes_from_the_least_to_the_largest(values: Any, width: i
     ],
 )
 def test_an_event_is_told_in_words_whatever_it_holds(kind: str, data: Json, words: str) -> None:
-    assert told(shaped(Event, an_event(1, "a", kind, **data))).startswith(words)
+    assert event_text(shaped(Event, an_event(1, "a", kind, **data))).startswith(words)
 
 
 def test_a_run_with_hardly_anything_has_cells() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-CLOSER = 0.7  # rather more numbers than wanted than fewer
-SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_CLOSER = 0.7  # rather more numbers than wanted than fewer
+_SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def ticks(low: float, high: float, count: int, *, least: float = 0.0) -> list[float]:
@@ -17,12 +17,12 @@ def ticks(low: float, high: float, count: int, *, least: float = 0.0) -> list[fl
     if power <= 0.0 or not math.isfinite(high - low):
         return [low]
     steps = [power * m for m in (0.5, 1, 2, 5, 10) if power * m >= least]
-    at = next(i for i, step in enumerate(steps) if step >= rough * CLOSER)
-    found = multiples(steps[at], low, high)
-    return found if len(found) > 1 or not at else multiples(steps[at - 1], low, high)
+    at = next(i for i, step in enumerate(steps) if step >= rough * _CLOSER)
+    found = _multiples(steps[at], low, high)
+    return found if len(found) > 1 or not at else _multiples(steps[at - 1], low, high)
 
 
-def multiples(step: float, low: float, high: float) -> list[float]:
+def _multiples(step: float, low: float, high: float) -> list[float]:
     return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
@@ -41,15 +41,17 @@ def labels(values: list[float]) -> list[str]:
         return [bare(value) for value in values]
     step, most = abs(values[1] - values[0]), max(abs(value) for value in values)
     if most >= 1e15 or most < 1e-3:
-        return [tidy(f"{value:.{max(0, whole(most) - whole(step))}e}") if value else "0" for value in values]
-    unit, sign = next(((u, s) for u, s in SUFFIXES if most >= u * (10 if s == "k" else 1)), (1.0, ""))
-    digits = max(0, -whole(step / unit))
+        return [
+            _tidy(f"{value:.{max(0, _whole(most) - _whole(step))}e}") if value else "0" for value in values
+        ]
+    unit, sign = next(((u, s) for u, s in _SUFFIXES if most >= u * (10 if s == "k" else 1)), (1.0, ""))
+    digits = max(0, -_whole(step / unit))
     if sign and digits > 2:
-        return [f"{value:,.{max(0, -whole(step))}f}" for value in values]
+        return [f"{value:,.{max(0, -_whole(step))}f}" for value in values]
     return [f"{value / unit:.{digits}f}{sign}" if value else "0" for value in values]
 
 
-def whole(value: float) -> int:
+def _whole(value: float) -> int:
     """The exponent of ten."""
     return math.floor(math.log10(value) + 1e-9) if value > 0.0 else 0
 
@@ -64,20 +66,20 @@ def short(value: float | None) -> str:
     if not math.isfinite(value):
         return "NaN"
     if size >= 1e4 and size < 1e15:
-        unit, sign = next((u, s) for u, s in SUFFIXES if size >= u)
+        unit, sign = next((u, s) for u, s in _SUFFIXES if size >= u)
         return f"{value / unit:.4g}{sign}" if size / unit < 999.95 else f"{value / unit:.0f}{sign}"
     if size >= 1e15 or 0.0 < size < 1e-3:
-        return tidy(f"{value:.2e}" if value > 0 else f"{value:.1e}")
+        return _tidy(f"{value:.2e}" if value > 0 else f"{value:.1e}")
     return f"{value:.1f}" if size >= 100 else f"{value:.3f}"
 
 
 def bare(value: float) -> str:
     """`short` without zeros at the end."""
-    told = short(value)
-    return told.rstrip("0").rstrip(".") if "." in told and told[-1].isdigit() and "e" not in told else told
+    text = short(value)
+    return text.rstrip("0").rstrip(".") if "." in text and text[-1].isdigit() and "e" not in text else text
 
 
-def tidy(text: str) -> str:
+def _tidy(text: str) -> str:
     """1.00e-05 -> 1e-5"""
     digits, _, power = text.partition("e")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 # Braille by the four dots of the left and of the right column, the top one lowest in each
-LEFT, RIGHT = (0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)
-GLYPHS = [
+_LEFT, _RIGHT = (0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)
+_GLYPHS = [
     chr(
         0x2800
-        + sum(LEFT[i] for i in range(4) if left >> i & 1)
-        + sum(RIGHT[i] for i in range(4) if right >> i & 1)
+        + sum(_LEFT[i] for i in range(4) if left >> i & 1)
+        + sum(_RIGHT[i] for i in range(4) if right >> i & 1)
     )
     for left in range(16)
     for right in range(16)
@@ -68,5 +68,5 @@ class Canvas:
             left, right = left >> 4 * row, right >> 4 * row
             while left or right:
                 if here := (left & 15) << 4 | right & 15:
-                    yield row, cell, GLYPHS[here]
+                    yield row, cell, _GLYPHS[here]
                 left, right, row = left >> 4, right >> 4, row + 1

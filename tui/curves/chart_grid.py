@@ -8,8 +8,8 @@ from textual.message import Message
 
 from lorad.tui.curves.chart_widget import Chart
 
-MOST = 9
-WIDTH, HEIGHT = 50, 15  # of a chart that is worth looking at
+_MOST = 9
+_WIDTH, _HEIGHT = 50, 15  # of a chart that is worth looking at
 
 
 class Charts(Grid, can_focus=True):
@@ -23,20 +23,20 @@ class Charts(Grid, can_focus=True):
     places = 1
 
     def compose(self) -> ComposeResult:
-        for index in range(MOST):
+        for index in range(_MOST):
             yield Chart(index)
 
     def on_mount(self) -> None:
         self.use(1)
 
     def on_resize(self) -> None:
-        places = self._columns() * max(1, min(self.size.height // HEIGHT, 3))
+        places = self._columns() * max(1, min(self.size.height // _HEIGHT, 3))
         if places != self.places:
             self.places = places
             self.post_message(self.Placed())
 
     def _columns(self) -> int:
-        return max(1, min(self.size.width // WIDTH, 3))
+        return max(1, min(self.size.width // _WIDTH, 3))
 
     def use(self, many: int) -> list[Chart]:
         columns = 1 if many == 1 else self._columns()

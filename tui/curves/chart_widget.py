@@ -19,10 +19,10 @@ from textual.widget import Widget
 from lorad.tui.curves.drawing import GUTTER, Picture, Plot, draw
 from lorad.tui.curves.plot import MARKS
 
-DARK = ("#5fd7ff", "#ffaf5f", "#87d787", "#ff87af", "#bda5ff", "#ffd75f")
-LIGHT = ("#0068a8", "#b84a00", "#1b7a2f", "#b0176a", "#5b35b5", "#7a6a00")
-ANSI = ("cyan", "blue", "green", "red", "magenta", "yellow")
-RUNS = len(DARK)  # at most as many at once: more cannot be told apart
+_DARK = ("#5fd7ff", "#ffaf5f", "#87d787", "#ff87af", "#bda5ff", "#ffd75f")
+_LIGHT = ("#0068a8", "#b84a00", "#1b7a2f", "#b0176a", "#5b35b5", "#7a6a00")
+_ANSI = ("cyan", "blue", "green", "red", "magenta", "yellow")
+RUNS = len(_DARK)  # at most as many at once: more cannot be told apart
 
 
 class Chart(Widget):
@@ -89,7 +89,7 @@ class Chart(Widget):
         if self._picture is None:
             said = Segment((" " * GUTTER + self._empty)[:width], looks["label"])
             return [self._head(looks), Strip([]), Strip([said]).adjust_cell_length(width)]
-        return [self._head(looks), *body(self._picture, self._cursor_cell(), self._cursor, looks)]
+        return [self._head(looks), *_body(self._picture, self._cursor_cell(), self._cursor, looks)]
 
     def _cursor_cell(self) -> int | None:
         plot, step = self._plot, self._cursor
@@ -147,7 +147,7 @@ class Looks(dict[str, Style]):
         *_, self._ground, self._fore = widget.colors
         self.base = Style(color=widget.rich_style.color, bgcolor=widget.rich_style.bgcolor)
         theme = widget.app.current_theme
-        self._colors = ANSI if self._ansi else DARK if theme.dark else LIGHT
+        self._colors = _ANSI if self._ansi else _DARK if theme.dark else _LIGHT
         self._faint = 0.55 if theme.dark else 0.5
 
     @property
@@ -191,7 +191,7 @@ class Looks(dict[str, Style]):
         return Style(color=RichColor.from_rgb(mixed.r, mixed.g, mixed.b))
 
 
-def body(picture: Picture, cursor: int | None, step: int | None, looks: Looks) -> list[Strip]:
+def _body(picture: Picture, cursor: int | None, step: int | None, looks: Looks) -> list[Strip]:
     """The cells as lines; the cursor is a column between them."""
     lines = []
     for chars, names in zip(picture.chars[:-1], picture.looks[:-1], strict=True):
@@ -200,29 +200,29 @@ def body(picture: Picture, cursor: int | None, step: int | None, looks: Looks) -
             if chars[cursor] in " ┈":
                 chars[cursor] = "│"
             names[cursor] = "cursor"
-        lines.append(line(chars, names, looks))
-    return [*lines, line(*below(picture, cursor, step), looks)]
+        lines.append(_line(chars, names, looks))
+    return [*lines, _line(*_below(picture, cursor, step), looks)]
 
 
-def below(picture: Picture, cursor: int | None, step: int | None) -> tuple[list[str], list[str]]:
+def _below(picture: Picture, cursor: int | None, step: int | None) -> tuple[list[str], list[str]]:
     """The numbers of x, that of the cursor among them."""
     chars, names = picture.chars[-1].copy(), picture.looks[-1].copy()
     if cursor is None or step is None:
         return chars, names
-    told = f" {step:,} "
-    start = min(max(cursor - len(told) // 2, 0), max(len(chars) - len(told), 0))
+    label = f" {step:,} "
+    start = min(max(cursor - len(label) // 2, 0), max(len(chars) - len(label), 0))
     while start and chars[start - 1].strip() and chars[start].strip():  # half a number would be another one
-        start, told = start - 1, f" {told}"
-    for i, char in enumerate(told[: len(chars) - start]):
+        start, label = start - 1, f" {label}"
+    for i, char in enumerate(label[: len(chars) - start]):
         chars[start + i], names[start + i] = char, "cursor"
-    for i in range(start + len(told), len(chars)):
+    for i in range(start + len(label), len(chars)):
         if not chars[i].strip():
             break
         chars[i] = " "
     return chars, names
 
 
-def line(chars: list[str], names: list[str], looks: Looks) -> Strip:
+def _line(chars: list[str], names: list[str], looks: Looks) -> Strip:
     segments, begin, before, text = list[Segment](), 0, names[0] if names else "", "".join(chars)
     for at, name in enumerate(names):
         if name != before:

@@ -19,11 +19,11 @@ from lorad.tui.curves.series import between
 
 # which cells of a curve are drawn, by the run's place
 _DASHES = ("1", "1110", "10", "111010", "1100", "11111010")
-MARKER, BAD, UP, DOWN = "◆", "✗", "▴", "▾"
-TRIMMED = 0.03  # of the strokes at either end may lie outside, where they are far from all others
-FAR = 1.5  # times the height of the others
-MARGIN = 0.04  # above and below
-LARGEST = 1e300  # twice as much is still a number
+MARKER, _BAD, _UP, _DOWN = "◆", "✗", "▴", "▾"
+_TRIMMED = 0.03  # of the strokes at either end may lie outside, where they are far from all others
+_FAR = 1.5  # times the height of the others
+_MARGIN = 0.04  # above and below
+_LARGEST = 1e300  # twice as much is still a number
 GUTTER = 8  # cells before the plot, the same for all charts, so that they stand below each other
 
 
@@ -62,7 +62,7 @@ def dashes(place: int) -> str:
     return "".join("─" if cell == "1" else " " for cell in (_DASHES[place % len(_DASHES)] * 6)[:6])
 
 
-class Stroke(NamedTuple):
+class _Stroke(NamedTuple):
     """The part of a curve in one column of dots."""
 
     column: int
@@ -73,7 +73,7 @@ class Stroke(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scale:
+class _Scale:
     """Values onto dots, first..last at 0..dots-1; what is outside lands at the edge."""
 
     first: float
@@ -109,7 +109,7 @@ class Picture:
 
     chars: list[list[str]]
     looks: list[list[str]]
-    across: Scale = field(default_factory=lambda: Scale(0.0, 0.0, 2))
+    across: _Scale = field(default_factory=lambda: _Scale(0.0, 0.0, 2))
     cut: int = 0
 
     def put(self, row: int, cell: int, char: str, look: str) -> None:
@@ -121,46 +121,46 @@ class Picture:
                 self.put(row, cell + i, char, look)
 
 
-def strokes(curve: Curve, across: Scale) -> list[Stroke]:
+def _strokes(curve: Curve, across: _Scale) -> list[_Stroke]:
     """Return one stroke for each column of dots that has a point within the scale."""
     xs, ys, first = curve.xs, curve.ys, across.first
     begin, end = between(xs, int(first), int(across.last))
-    found, width = list[Stroke](), (across.last - first) / max(across.dots - 1, 1)
+    found, width = list[_Stroke](), (across.last - first) / max(across.dots - 1, 1)
     if begin < end and not width:
-        return [Stroke(across(first), *(ys[begin],) * 4)]
+        return [_Stroke(across(first), *(ys[begin],) * 4)]
     while begin < end:
         column = int((xs[begin] - first) / width + 0.5)
         after = bisect_left(xs, first + (column + 0.5) * width, begin + 1, end)
         if after == begin + 1:
-            found.append(Stroke(column, *(ys[begin],) * 4))
+            found.append(_Stroke(column, *(ys[begin],) * 4))
         else:
             part = ys[begin:after]
-            found.append(Stroke(column, part[0], min(part), max(part), part[-1]))
+            found.append(_Stroke(column, part[0], min(part), max(part), part[-1]))
         begin = after
     return found
 
 
-def bounds(plot: Plot, drawn: Sequence[tuple[Curve, list[Stroke]]]) -> tuple[float, float]:
+def _bounds(plot: Plot, drawn: Sequence[tuple[Curve, list[_Stroke]]]) -> tuple[float, float]:
     """The smallest and largest y to show: of all, but for spikes far from all others.
 
     Raises ValueError for nothing.
     """
-    ends = [extent([y for stroke in of for y in stroke[2:4]], trim=not plot.spikes) for _, of in drawn]
+    ends = [_extent([y for stroke in of for y in stroke[2:4]], trim=not plot.spikes) for _, of in drawn]
     values = [y for x, y in plot.marks if plot.first <= x <= plot.last]
-    low = max(min([*(low for low, _ in ends), *values]), -LARGEST)
-    high = min(max([*(high for _, high in ends), *values]), LARGEST)
-    room = (high - low) * MARGIN or abs(high) * 0.1 or 1.0
+    low = max(min([*(low for low, _ in ends), *values]), -_LARGEST)
+    high = min(max([*(high for _, high in ends), *values]), _LARGEST)
+    room = (high - low) * _MARGIN or abs(high) * 0.1 or 1.0
     bottom = low - room
     return (0.0 if low >= 0.0 > bottom and not plot.log else bottom), high + room
 
 
-def extent(values: list[float], *, trim: bool) -> tuple[float, float]:
+def _extent(values: list[float], *, trim: bool) -> tuple[float, float]:
     values.sort()
-    many = int(len(values) * TRIMMED) + 1
+    many = int(len(values) * _TRIMMED) + 1
     if not trim or len(values) < 12:
         return values[0], values[-1]
     low, high = values[many], values[-1 - many]
-    far = (high - low) * FAR
+    far = (high - low) * _FAR
     return (low if low - values[0] > far > 0 else values[0]), (
         high if values[-1] - high > far > 0 else values[-1]
     )
@@ -172,12 +172,12 @@ def draw(plot: Plot, width: int, height: int) -> Picture | None:
     if width < GUTTER + 4 or rows < 2:
         return None
     picture = Picture([[" "] * width for _ in range(rows + 1)], [["axis"] * width for _ in range(rows + 1)])
-    picture.across = Scale(plot.first, plot.last, (width - GUTTER) * 2)
-    drawn = [(curve, of) for curve in plot.curves if (of := strokes(curve, picture.across))]
+    picture.across = _Scale(plot.first, plot.last, (width - GUTTER) * 2)
+    drawn = [(curve, of) for curve in plot.curves if (of := _strokes(curve, picture.across))]
     if not drawn and not any(plot.first <= x <= plot.last for x, _ in plot.marks):
         return None
-    low, high = bounds(plot, drawn)
-    up = Scale(high, low, rows * 4)
+    low, high = _bounds(plot, drawn)
+    up = _Scale(high, low, rows * 4)
     _axes(picture, plot, up)
     for curve, of in drawn:
         _curve(picture, curve, of, up)
@@ -187,17 +187,17 @@ def draw(plot: Plot, width: int, height: int) -> Picture | None:
     return picture
 
 
-def _axes(picture: Picture, plot: Plot, up: Scale) -> None:
+def _axes(picture: Picture, plot: Plot, up: _Scale) -> None:
     rows, width = up.dots // 4, len(picture.chars[0])
     for row in range(rows):
         picture.put(row, GUTTER - 1, "│", "axis")
-    for value, text in zip(*numbers(plot, up.last, up.first, rows), strict=True):
+    for value, text in zip(*_numbers(plot, up.last, up.first, rows), strict=True):
         row = up(value) // 4
         picture.write(row, 0, f"{text[: GUTTER - 1]:>{GUTTER - 1}}┤", "label")
         picture.write(row, GUTTER, "┈" * (width - GUTTER), "grid")
 
 
-def numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float], list[str]]:
+def _numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float], list[str]]:
     """Return where round numbers stand, and how they are written."""
     if plot.log:
         at = decades(low, high, rows // 3)
@@ -206,7 +206,7 @@ def numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float]
     return at, labels(at)
 
 
-def _curve(picture: Picture, curve: Curve, of: list[Stroke], up: Scale) -> None:
+def _curve(picture: Picture, curve: Curve, of: list[_Stroke], up: _Scale) -> None:
     canvas = Canvas(picture.across.dots, up.dots)
     columns, firsts, lows, highs, lasts = zip(*of, strict=True)
     canvas.strokes(columns, up.all(firsts), up.all(highs), up.all(lows), up.all(lasts))
@@ -219,17 +219,17 @@ def _curve(picture: Picture, curve: Curve, of: list[Stroke], up: Scale) -> None:
         _outside(picture, of, up)
 
 
-def _outside(picture: Picture, of: list[Stroke], up: Scale) -> None:
+def _outside(picture: Picture, of: list[_Stroke], up: _Scale) -> None:
     """Put a sign where a spike that was cut off leaves the picture."""
     top, bottom = up.first, up.last
     for one in of:
         if one.high > top or one.low < bottom:
-            row, sign = (0, UP) if one.high > top else (up.dots // 4 - 1, DOWN)
+            row, sign = (0, _UP) if one.high > top else (up.dots // 4 - 1, _DOWN)
             picture.put(row, GUTTER + one.column // 2, sign, "cut")
             picture.cut += 1
 
 
-def _letters(picture: Picture, drawn: list[tuple[Curve, list[Stroke]]], up: Scale) -> None:
+def _letters(picture: Picture, drawn: list[tuple[Curve, list[_Stroke]]], up: _Scale) -> None:
     """Put the letter of its run on each curve near its end, each at a place of its own."""
     for curve, of in drawn:
         if curve.letter and not curve.ground:
@@ -237,12 +237,12 @@ def _letters(picture: Picture, drawn: list[tuple[Curve, list[Stroke]]], up: Scal
             picture.put(up(here.last) // 4, GUTTER + here.column // 2, curve.letter, f"letter{curve.place}")
 
 
-def _marks(picture: Picture, plot: Plot, up: Scale) -> None:
+def _marks(picture: Picture, plot: Plot, up: _Scale) -> None:
     for x, y in plot.marks:
         if plot.first <= x <= plot.last:
             picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, MARKER, "mark")
     for x in plot.bad[slice(*between(array("q", plot.bad), plot.first, plot.last))]:
-        picture.put(up.dots // 4 - 1, GUTTER + picture.across(x) // 2, BAD, "bad")
+        picture.put(up.dots // 4 - 1, GUTTER + picture.across(x) // 2, _BAD, "bad")
 
 
 def _below(picture: Picture, plot: Plot) -> None:

@@ -27,7 +27,7 @@ METRICS = {  # what is shown at first, in this order: a short and a full name
 }
 LETTERS = "ABCDEF"
 MARKS = 5  # the place of their colour
-GROUNDS = 2  # runs whose raw values fit beneath their smoothed ones
+_GROUNDS = 2  # runs whose raw values fit beneath their smoothed ones
 SMOOTH = (0.0, 0.6, 0.9, 0.97)
 TAILS = (None, 1000, 200, 50)
 
@@ -60,15 +60,15 @@ def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int
     for place, track in reversed(list(enumerate(tracks))):
         series = track.within(first, last).of(metric)
         view = series.view(smooth, look.log)
-        if smooth and len(tracks) <= GROUNDS:
+        if smooth and len(tracks) <= _GROUNDS:
             raw = series.view(0.0, look.log)
             ground.append(Curve(raw.xs, raw.ys, place, ground=True))
         front.append(Curve(view.xs, view.ys, place, LETTERS[place] if len(tracks) > 1 else ""))
-        bad += count(between(series.bad, first, last))
-        left += count(between(view.left, first, last))
+        bad += _count(between(series.bad, first, last))
+        left += _count(between(view.left, first, last))
     series = tracks[0].within(first, last).of(metric)
     drawn = Plot(
-        [*ground, *front], first, last, marks(metric, tracks[0], look.log), series.bad, look.log, look.spikes
+        [*ground, *front], first, last, _marks(metric, tracks[0], look.log), series.bad, look.log, look.spikes
     )
     parts = [
         f"{bad} NaN" if bad else "",
@@ -78,11 +78,11 @@ def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int
     return drawn, " · ".join(part for part in parts if part)
 
 
-def count(part: tuple[int, int]) -> int:
+def _count(part: tuple[int, int]) -> int:
     return part[1] - part[0]
 
 
-def marks(metric: str, track: Track, log: bool) -> list[tuple[int, float]]:
+def _marks(metric: str, track: Track, log: bool) -> list[tuple[int, float]]:
     """Return the markers of evals, which are on their own chart and on that of the reward."""
     if metric not in ("reward", "eval"):
         return []

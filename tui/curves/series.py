@@ -20,7 +20,7 @@ FINE = 2048  # and as many of a window
 FACTS = ("version", "attempt", "at")  # of a step besides its metrics
 
 
-class View:
+class _View:
     """Points of a series, smoothed by an exponential moving average of `weight` (as TensorBoard does: begun
     without bias) and, with `log`, log10 of what is above zero; what is not stands in `left`."""
 
@@ -52,7 +52,7 @@ class Series:
 
     def __init__(self) -> None:
         self.xs, self.ys, self.bad, self.left = array("q"), array("d"), array("q"), array("q")
-        self._views: dict[tuple[float, bool], View] = {}
+        self._views: dict[tuple[float, bool], _View] = {}
 
     def add(self, x: int, y: Any) -> None:
         if isinstance(y, int | float) and math.isfinite(y):
@@ -66,11 +66,11 @@ class Series:
         self.ys.extend(later.ys)
         self.bad.extend(later.bad)
 
-    def view(self, weight: float, log: bool) -> Series | View:
+    def view(self, weight: float, log: bool) -> Series | _View:
         """Up to date."""
         if not weight and not log:
             return self
-        view = self._views.setdefault((weight, log), View(weight, log))
+        view = self._views.setdefault((weight, log), _View(weight, log))
         view.follow(self.xs, self.ys)
         return view
 

@@ -11,8 +11,8 @@ from textual.containers import Vertical
 from lorad.tui.curves.step_table import Colors, Values, column, figures
 from lorad.tui.widgets.line import Line
 
-Before = Callable[[int], Iterable[tuple[int, Values]]]
-HIGH = 28  # lines, from which on the seconds stand here
+_Before = Callable[[int], Iterable[tuple[int, Values]]]
+_HIGH = 28  # lines, from which on the seconds stand here
 
 
 class Side(Vertical):
@@ -23,7 +23,7 @@ class Side(Vertical):
     Side #curves-column { height: 1fr; margin-top: 1; }
     """
 
-    _told: tuple[int | None, Values, Before, Colors] | None = None
+    _told: tuple[int | None, Values, _Before, Colors] | None = None
 
     def compose(self) -> ComposeResult:
         yield Line(id="curves-figures")
@@ -31,9 +31,9 @@ class Side(Vertical):
 
     @property
     def tells_seconds(self) -> bool:
-        return self.display and self.size.height >= HIGH and self.size.width >= 28
+        return self.display and self.size.height >= _HIGH and self.size.width >= 28
 
-    def tell(self, step: int | None, values: Values, before: Before, colors: Colors) -> None:
+    def tell(self, step: int | None, values: Values, before: _Before, colors: Colors) -> None:
         """before: so many steps before this one, newest first."""
         self._told = step, values, before, colors
         width, height = self.size

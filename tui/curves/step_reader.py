@@ -14,7 +14,7 @@ from lorad.client.shapes import Evaluation, Run
 from lorad.tui.curves.series import FINE, KEPT, Detail, Series, Track, stride
 from lorad.tui.feed import Changes
 
-PAGE = 2000  # steps in one answer
+_PAGE = 2000  # steps in one answer
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Part:
 
 
 @dataclass
-class Place:
+class _Place:
     """How far a run was read. window: the steps first..last of its detail, and its stride."""
 
     life: tuple[Any, ...]
@@ -70,7 +70,7 @@ class StepReader:
     """Remembers how far it read. Used by one thread."""
 
     def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, _Place] = {}
 
     def read(
         self,
@@ -118,27 +118,27 @@ class StepReader:
         place = self._places.get(name)
         reset = place is None or place.life != life
         if place is None or reset:
-            place = self._places[name] = Place(life, stride(row.step, KEPT))
+            place = self._places[name] = _Place(life, stride(row.step, KEPT))
         part = Part(name, reset, place.every)
         if reset or place.more or changes.touch(name):
             self._steps(client, place, part)
         if reset or changes.touch(name, "eval"):
-            part.evals = scores(client.evals(name))
+            part.evals = _scores(client.evals(name))
         if window is not None and place.every > 1 and not place.more:
             self._window(client, place, part, *window)
         return part
 
-    def _steps(self, client: Client, place: Place, part: Part) -> None:
-        steps = client.steps(part.run, after=place.step, limit=PAGE, every=place.every)[:PAGE]
+    def _steps(self, client: Client, place: _Place, part: Part) -> None:
+        steps = client.steps(part.run, after=place.step, limit=_PAGE, every=place.every)[:_PAGE]
         steps = [step for step in steps if step.step > place.step]
-        part.more = place.more = len(steps) == PAGE
+        part.more = place.more = len(steps) == _PAGE
         if steps:
             part.steps = Track(place.every)
             part.steps.add(steps)
             place.step = steps[-1].step
         place.every = part.every = max(place.every, stride(place.step, KEPT))
 
-    def _window(self, client: Client, place: Place, part: Part, first: int, last: int) -> None:
+    def _window(self, client: Client, place: _Place, part: Part, first: int, last: int) -> None:
         """The steps of a window and as many beside it, unless they are there."""
         last, span = min(last, place.step), max(last - first + 1, 1)
         every = stride(2 * span, FINE)
@@ -162,7 +162,7 @@ class StepReader:
         return track if track.steps else None
 
 
-def scores(evals: list[Evaluation]) -> Series:
+def _scores(evals: list[Evaluation]) -> Series:
     series = Series()
     for one in evals:
         series.add(one.step, one.score)

@@ -13,7 +13,7 @@ from lorad.tui.curves.axes import short
 Values = Mapping[str, float]  # of a step, by metric
 Colors = Sequence[str]  # of runs, by place
 
-FIGURES = (  # name shown, key, digits
+_FIGURES = (  # name shown, key, digits
     ("reward", "reward", 3),
     ("reward ±", "reward_std", 3),
     ("loss", "loss", 4),
@@ -33,12 +33,12 @@ FIGURES = (  # name shown, key, digits
     ("mfu", "mfu", 3),
     ("ratio", "ratio", 4),
 )
-USUAL = ("reward", "reward_std", "loss", "kl", "entropy", "grad_norm", "logprob_difference", "clip_fraction")
+_USUAL = ("reward", "reward_std", "loss", "kl", "entropy", "grad_norm", "logprob_difference", "clip_fraction")
 """What has its place also in a step in which it was not measured."""
 
 
 @dataclass(frozen=True)
-class Verb:
+class _Verb:
     """A part of a step: a pattern, and the place of its colour among those of runs."""
 
     name: str
@@ -46,14 +46,14 @@ class Verb:
     place: int
 
 
-VERBS = (
-    Verb("sample", "█", 2),
-    Verb("score", "▚", 5),
-    Verb("weigh", "▞", 1),
-    Verb("train", "▓", 0),
-    Verb("publish", "▒", 3),
-    Verb("attest", "░", 4),
-    Verb("other", "·", 1),
+_VERBS = (
+    _Verb("sample", "█", 2),
+    _Verb("score", "▚", 5),
+    _Verb("weigh", "▞", 1),
+    _Verb("train", "▓", 0),
+    _Verb("publish", "▒", 3),
+    _Verb("attest", "░", 4),
+    _Verb("other", "·", 1),
 )
 
 
@@ -62,26 +62,26 @@ def figures(step: int | None, values: Values, width: int, height: int) -> Text:
     if step is None:
         return Text("no step yet", style="dim")
     pairs = [
-        (name, value(values.get(key), digits))
-        for name, key, digits in FIGURES
-        if key in values or key in USUAL
+        (name, _value(values.get(key), digits))
+        for name, key, digits in _FIGURES
+        if key in values or key in _USUAL
     ]
     version = f"  @{values['version']:.0f}" if "version" in values else ""
     head = Text.assemble((f"step {step:,}", "bold"), version)
     columns = 2 if width >= 40 else 1
     rows = pairs[: (height - 1) * columns]
     each = width // columns - 1
-    lines = [row(rows[i : i + columns], each) for i in range(0, len(rows), columns)]
+    lines = [_row(rows[i : i + columns], each) for i in range(0, len(rows), columns)]
     return Text("\n", no_wrap=True).join([head, *lines])
 
 
-def row(pairs: Sequence[tuple[str, str]], width: int) -> Text:
+def _row(pairs: Sequence[tuple[str, str]], width: int) -> Text:
     return Text("  ").join(
-        Text.assemble((name, "dim"), f"{told:>{width - len(name)}}") for name, told in pairs
+        Text.assemble((name, "dim"), f"{shown:>{width - len(name)}}") for name, shown in pairs
     )
 
 
-def value(number_: float | None, digits: int | None) -> str:
+def _value(number_: float | None, digits: int | None) -> str:
     """Format a value in at most 8 characters; without `digits`, with as many digits as matter."""
     if number_ is None:
         return "-"
@@ -94,13 +94,13 @@ def spent(values: Values) -> dict[str, float]:
 
     That of attesting is a part of publishing; what no verb took is `other`.
     """
-    known = {verb.name: values[key] for verb in VERBS if (key := f"seconds_{verb.name}") in values}
+    known = {verb.name: values[key] for verb in _VERBS if (key := f"seconds_{verb.name}") in values}
     if "attest" in known and "publish" in known:
         known["publish"] = max(known["publish"] - known["attest"], 0.0)
     rest = values.get("seconds", 0.0) - sum(known.values())
     if known and rest > 0.005 * values.get("seconds", 0.0):
         known["other"] = rest
-    return {verb.name: known[verb.name] for verb in VERBS if known.get(verb.name, -1.0) >= 0.0}
+    return {verb.name: known[verb.name] for verb in _VERBS if known.get(verb.name, -1.0) >= 0.0}
 
 
 def bar(seconds: Mapping[str, float], width: int, colors: Colors, most: float | None = None) -> Text:
@@ -109,7 +109,7 @@ def bar(seconds: Mapping[str, float], width: int, colors: Colors, most: float | 
     if not total > 0.0:
         return stacked
     scale = width / max(most or total, total)
-    for verb in VERBS:
+    for verb in _VERBS:
         part = seconds.get(verb.name, 0.0)
         cells = round((done + part) * scale) - round(done * scale)
         stacked.append(verb.fill * cells, colors[verb.place])
@@ -117,14 +117,14 @@ def bar(seconds: Mapping[str, float], width: int, colors: Colors, most: float | 
     return stacked
 
 
-def shares(seconds: Mapping[str, float], colors: Colors) -> list[Text]:
+def _shares(seconds: Mapping[str, float], colors: Colors) -> list[Text]:
     """Return the pattern, seconds and share of each verb."""
     total = sum(seconds.values()) or 1.0
     return [
         Text.assemble(
             (verb.fill, colors[verb.place]), f" {verb.name} ", (f"{part:.2f}", "bold"), f" {part / total:.0%}"
         )
-        for verb in VERBS
+        for verb in _VERBS
         if (part := seconds.get(verb.name)) is not None
     ]
 
@@ -137,10 +137,10 @@ def where(values: Values, width: int, colors: Colors) -> list[Text]:
     seconds = spent(values)
     if not seconds:
         return []
-    told = list(zip(seconds.values(), shares(seconds, colors), strict=True))
-    while len(told) > 1 and sum(text.cell_len + 2 for _, text in told) - 2 > width:
-        told.remove(min(told, key=lambda pair: pair[0]))
-    return [bar(seconds, width, colors), Text("  ", no_wrap=True).join(text for _, text in told)]
+    shown = list(zip(seconds.values(), _shares(seconds, colors), strict=True))
+    while len(shown) > 1 and sum(text.cell_len + 2 for _, text in shown) - 2 > width:
+        shown.remove(min(shown, key=lambda pair: pair[0]))
+    return [bar(seconds, width, colors), Text("  ", no_wrap=True).join(text for _, text in shown)]
 
 
 def column(
@@ -157,18 +157,18 @@ def column(
         Text.assemble(("where the time goes", "bold"), f"{total:>{max(width - 21, 0)}.2f} s"),
         bar(seconds, width, colors),
     ]
-    lines += [upright(verb, seconds[verb.name], total, colors) for verb in VERBS if verb.name in seconds]
+    lines += [_upright(verb, seconds[verb.name], total, colors) for verb in _VERBS if verb.name in seconds]
     room = height - len(lines) - 2
     past = [(step, found) for step, of in before if (found := spent(of))][: max(room, 0)]
     if not past:
         return lines[:height]
     most = max(sum(found.values()) for _, found in past)
     digits = max(len(f"{step:,}") for step, _ in past)
-    past_lines = [past_line(step, found, digits, width, most, colors) for step, found in past]
+    past_lines = [_past_line(step, found, digits, width, most, colors) for step, found in past]
     return [*lines, Text(), Text("the steps before", style="bold"), *past_lines]
 
 
-def past_line(
+def _past_line(
     step: int, seconds: Mapping[str, float], digits: int, width: int, most: float, colors: Colors
 ) -> Text:
     room = max(width - digits - 9, 0)
@@ -179,6 +179,6 @@ def past_line(
     )
 
 
-def upright(verb: Verb, part: float, total: float, colors: Colors) -> Text:
+def _upright(verb: _Verb, part: float, total: float, colors: Colors) -> Text:
     share = f"{part / total if total else 0.0:.0%}"
     return Text.assemble((verb.fill * 2, colors[verb.place]), f" {verb.name:<8}", f"{part:>9.2f} s{share:>6}")

@@ -35,8 +35,8 @@ from lorad.tui.widgets.picker import Choose
 if TYPE_CHECKING:
     from lorad.tui.screens.base import Base
 
-BESIDE = ((130, 44), (100, 30), (72, 25))  # width of the table, from a width of the tab on
-LISTED = 500  # runs that ended, to choose from
+_BESIDE = ((130, 44), (100, 30), (72, 25))  # width of the table, from a width of the tab on
+_LISTED = 500  # runs that ended, to choose from
 
 
 class Curves(RunTab):
@@ -122,7 +122,7 @@ class Curves(RunTab):
     def _legend(self, low: int, high: int) -> Text:
         scene, window, (first, last) = self.scene, self.scene.look.window, self.scene.ends()
         every, smooth = scene.track.within(low, high).every, scene.look.smooth
-        told = legend(list(scene.tracks), self._colors, bool(scene.track.evals.xs))
+        line = legend(list(scene.tracks), self._colors, bool(scene.track.evals.xs))
         parts = [
             f"steps {low:,}–{high:,}" + (f" of {first:,}–{last:,}" if window.span else ""),
             f"every {every}th" if every > 1 else "",
@@ -130,7 +130,7 @@ class Curves(RunTab):
             f"ema {smooth:g}" if smooth else "",
             "spikes within" if scene.look.spikes else "",
         ]
-        return told.append("  " + " · ".join(part for part in parts if part), "dim")
+        return line.append("  " + " · ".join(part for part in parts if part), "dim")
 
     def _want(self, low: int, high: int) -> None:
         """Have the reader bring more of the window, where not all steps are there."""
@@ -141,7 +141,7 @@ class Curves(RunTab):
 
     def on_resize(self) -> None:
         width, height = self.size
-        side, beside = self.query_one(Side), next((cells for least, cells in BESIDE if width >= least), 0)
+        side, beside = self.query_one(Side), next((cells for least, cells in _BESIDE if width >= least), 0)
         side.display = self._table and beside > 0 and height >= 10
         side.styles.width = beside
         self.query_one(Names).display, self.query_one("#curves-legend").display = height >= 6, height >= 9
@@ -219,7 +219,7 @@ class Curves(RunTab):
 
     @work
     async def action_choose_metric(self) -> None:
-        options = {metric: metric_line(metric, self.scene.value(metric)) for metric in self.scene.known()}
+        options = {metric: _metric_line(metric, self.scene.value(metric)) for metric in self.scene.known()}
         chosen = await self.app.push_screen_wait(Choose("Which metric?", options, self.scene.name))
         if chosen is not None:
             self.scene.choose(chosen)
@@ -230,11 +230,11 @@ class Curves(RunTab):
         """Ask for a run, and add it to the comparison or remove it."""
         scene = self.scene
         try:
-            runs = await asyncio.to_thread(self._on.lorad.client.list, all=True, limit=LISTED)
+            runs = await asyncio.to_thread(self._on.lorad.client.list, all=True, limit=_LISTED)
         except LoradError as error:
             self._on.say_error(error)
             return
-        options = {run.name: run_line(run, scene.others) for run in runs if run.name != scene.run}
+        options = {run.name: _run_line(run, scene.others) for run in runs if run.name != scene.run}
         chosen = await self.app.push_screen_wait(Choose("Compare with which run?", options))
         if chosen in scene.others:
             scene.drop(chosen)
@@ -251,13 +251,13 @@ class Curves(RunTab):
         self._told()
 
 
-def metric_line(metric: str, value: float | None) -> Text:
+def _metric_line(metric: str, value: float | None) -> Text:
     return Text.assemble(
         (f"{names(metric)[0]:<22}", "bold"), f"{short(value):>9}  ", (names(metric)[1], "dim")
     )
 
 
-def run_line(run: Run, shown: tuple[str, ...]) -> Text:
+def _run_line(run: Run, shown: tuple[str, ...]) -> Text:
     letter = LETTERS[shown.index(run.name) + 1] if run.name in shown else " "
-    told = Text.assemble(f"{letter} ", (one_line(run.name), "bold"), "  ", state_text(run), no_wrap=True)
-    return told.append(f"  {run.step}/{run.steps or '?'}  {short(run.reward)}", "dim")
+    line = Text.assemble(f"{letter} ", (one_line(run.name), "bold"), "  ", state_text(run), no_wrap=True)
+    return line.append(f"  {run.step}/{run.steps or '?'}  {short(run.reward)}", "dim")

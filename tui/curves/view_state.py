@@ -12,7 +12,7 @@ from lorad.tui.curves.plot import METRICS, SMOOTH, TAILS, Look, extent, nearby
 from lorad.tui.curves.series import FACTS, Track
 from lorad.tui.curves.step_reader import Part
 
-Values = Mapping[str, float]
+_Values = Mapping[str, float]
 
 
 class Scene:
@@ -106,7 +106,7 @@ class Scene:
         """The step to draw the cursor at."""
         return None if self.cursor is None and self.hover is None else self.step
 
-    def values(self) -> Values:
+    def values(self) -> _Values:
         """Return the values of that step by metric."""
         step = self.step
         return {} if step is None else self.near(step).values(step)
@@ -115,7 +115,7 @@ class Scene:
         """Return the value of `run` at that step, or near it."""
         return nearby(metric, self.track, self.step)
 
-    def before(self, many: int) -> Iterator[tuple[int, Values]]:
+    def before(self, many: int) -> Iterator[tuple[int, _Values]]:
         """The steps before it, newest first, with their seconds."""
         step = self.step or 0
         track = self.near(step)
@@ -145,12 +145,12 @@ class Scene:
             self.look.window.tail(None)
 
     def smooth(self) -> None:
-        self.look.smooth = following(SMOOTH, self.look.smooth)
+        self.look.smooth = _following(SMOOTH, self.look.smooth)
 
     def tail(self) -> None:
-        self.look.window.tail(following(TAILS, self.look.window.span))
+        self.look.window.tail(_following(TAILS, self.look.window.span))
 
 
-def following(values: Sequence[Any], value: Any) -> Any:
+def _following(values: Sequence[Any], value: Any) -> Any:
     """The next of them, and after the last the first."""
     return values[(values.index(value) + 1) % len(values)] if value in values else values[0]

@@ -16,11 +16,11 @@ from lorad.client.shapes import Run
 from lorad.errors import NotAllowed
 from lorad.files import read_file
 
-KEPT = 48 * 3600.0  # seconds after a run's end: no alarm of it is older
-LARGEST = 1 << 20  # bytes
+_KEPT = 48 * 3600.0  # seconds after a run's end: no alarm of it is older
+_LARGEST = 1 << 20  # bytes
 
 
-def default_path() -> Path:
+def _default_path() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "lorad" / "acknowledged.json"
 
@@ -29,18 +29,18 @@ class Acknowledged:
     """Keeps what is in the file at first, and what is added. One thread reads it while another one adds."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path or default_path()
+        self._path = path or _default_path()
         self._ended = self._read()  # by run and end, when it ended
 
     def has(self, run: Run) -> bool:
-        return key(run) in self._ended
+        return _key(run) in self._ended
 
     def add(self, runs: Iterable[Run]) -> None:
         """Raises NotAllowed where the file cannot be written: it holds until the end of this session then."""
-        added = {key(run): float(run.ended_at or time.time()) for run in runs}
+        added = {_key(run): float(run.ended_at or time.time()) for run in runs}
         self._ended = {**self._read(), **self._ended, **added}
         try:
-            self._write({one: at for one, at in self._ended.items() if time.time() - at < KEPT})
+            self._write({one: at for one, at in self._ended.items() if time.time() - at < _KEPT})
         except OSError as error:
             raise NotAllowed(
                 f"Acknowledged until this session ends: {self._path}: {error.strerror}.",
@@ -49,7 +49,7 @@ class Acknowledged:
 
     def _read(self) -> dict[str, float]:
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            return msgspec.json.decode(read_file(self._path, LARGEST), type=dict[str, float])
+            return msgspec.json.decode(read_file(self._path, _LARGEST), type=dict[str, float])
         return {}
 
     def _write(self, ended: dict[str, float]) -> None:
@@ -59,6 +59,6 @@ class Acknowledged:
         beside.replace(self._path)
 
 
-def key(run: Run) -> str:
+def _key(run: Run) -> str:
     """A run that is resumed and ends again has other alarms."""
     return f"{run.name} {run.ended_at}"

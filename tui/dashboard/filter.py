@@ -11,12 +11,12 @@ from typing import NamedTuple
 from lorad.client.shapes import Run
 from lorad.client.words import why
 
-FIELDS = ("state", "owner", "base", "pool", "alarm")
-WORD = re.compile(rf'(!?)(?:({"|".join(FIELDS)}):)?(?:"([^"]*)"?|(\S*))')
+_FIELDS = ("state", "owner", "base", "pool", "alarm")
+_WORD = re.compile(rf'(!?)(?:({"|".join(_FIELDS)}):)?(?:"([^"]*)"?|(\S*))')
 HINT = "words, state:running, owner:ann, base:qwen, pool:qwen-1, alarm:kl, !word"
 
 
-class Word(NamedTuple):
+class _Word(NamedTuple):
     """field: "" looks everywhere."""
 
     is_not: bool
@@ -24,10 +24,10 @@ class Word(NamedTuple):
     value: str
 
 
-def words(text: str) -> list[Word]:
+def words(text: str) -> list[_Word]:
     """Split what was typed into words; words without a value yet are left out."""
     found = (
-        Word(bool(no), field, quoted or plain) for no, field, quoted, plain in WORD.findall(text.casefold())
+        _Word(bool(no), field, quoted or plain) for no, field, quoted, plain in _WORD.findall(text.casefold())
     )
     return [word for word in found if word.value]
 
@@ -37,7 +37,7 @@ def wanted(run: Run, text: str, alarm: str = "") -> bool:
     return has(fields(run, alarm), words(text))
 
 
-def has(sought: Mapping[str, str], wanted: Iterable[Word]) -> bool:
+def has(sought: Mapping[str, str], wanted: Iterable[_Word]) -> bool:
     """Whether all the words are there, and none that may not be."""
     return all((word.value in sought[word.field]) is not word.is_not for word in wanted)
 

@@ -15,9 +15,9 @@ from lorad.client.box_shapes import Device, Pool
 from lorad.client.shapes import Event
 from lorad.text import coarse_age, one_line, size
 from lorad.tui.dashboard.run_rows import LEVELS
-from lorad.tui.event_words import told
+from lorad.tui.event_words import event_text
 
-GIB = 2.0**30
+_GIB = 2.0**30
 
 
 def base(model: str) -> str:
@@ -64,7 +64,7 @@ def holder(device: Device) -> str:
 
 def used(device: Device) -> str:
     """71/80 GiB, of memory."""
-    some, all_ = device.memory_used / GIB, device.memory_total / GIB
+    some, all_ = device.memory_used / _GIB, device.memory_total / _GIB
     digits = 0 if all_ >= 10 else 1
     return f"{some:.{digits}f}/{all_:.{digits}f} GiB"
 
@@ -77,10 +77,10 @@ def others(device: Device) -> str:
 
 def pools_lines(pools: Sequence[Pool], lines: int) -> Text:
     """A line each where there are so many, else all in one."""
-    return listed("pools", [pool_words(pool, is_short=len(pools) > lines) for pool in pools], lines)
+    return _listed("pools", [_pool_words(pool, is_short=len(pools) > lines) for pool in pools], lines)
 
 
-def pool_words(pool: Pool, *, is_short: bool) -> str:
+def _pool_words(pool: Pool, *, is_short: bool) -> str:
     runs = counted(len(pool.tenants), "run")
     pace = f"{speed(pool.engine_tokens_per_second)}/{speed(pool.trainer_tokens_per_second)} tok/s"
     if is_short:
@@ -90,18 +90,18 @@ def pool_words(pool: Pool, *, is_short: bool) -> str:
 
 
 def devices_lines(devices: Sequence[Device], lines: int) -> Text:
-    return listed(
-        "devices", [device_words(device, is_short=len(devices) > lines) for device in devices], lines
+    return _listed(
+        "devices", [_device_words(device, is_short=len(devices) > lines) for device in devices], lines
     )
 
 
-def device_words(device: Device, *, is_short: bool) -> str:
+def _device_words(device: Device, *, is_short: bool) -> str:
     parts = [used(device), busy(device) and f"{busy(device)} busy"]
     parts += [] if is_short else [holder(device) or "free", others(device)]
     return f"{device.device} {', '.join(part for part in parts if part)}"
 
 
-def listed(heading: str, parts: Sequence[str], lines: int) -> Text:
+def _listed(heading: str, parts: Sequence[str], lines: int) -> Text:
     if len(parts) > lines:
         return Text.assemble((f"{heading:<8}", "dim"), one_line(" · ".join(parts)))
     heads = [heading, *[""] * len(parts)]
@@ -113,11 +113,12 @@ def listed(heading: str, parts: Sequence[str], lines: int) -> Text:
 
 def events_lines(events: Sequence[Event], lines: int) -> Text:
     """Newest first."""
-    return Text("\n").join(event_line(event) for event in events[:lines])
-
-
-def event_line(event: Event) -> Text:
-    return Text.assemble((f"{clock(event)} ", "dim"), (one_line(event.run or ""), "bold"), " ", told(event))
+    return Text("\n").join(
+        Text.assemble(
+            (f"{clock(event)} ", "dim"), (one_line(event.run or ""), "bold"), " ", event_text(event)
+        )
+        for event in events[:lines]
+    )
 
 
 def clock(event: Event) -> str:
@@ -128,7 +129,7 @@ def clock(event: Event) -> str:
 
 def alarms_line(alarms: Sequence[Alarm]) -> Text:
     """Say how many alarms there are, with as many of the worst as there is room for."""
-    parts = Text("  ·  ").join(alarm_text(alarm) for alarm in alarms[:9])
+    parts = Text("  ·  ").join(_alarm_text(alarm) for alarm in alarms[:9])
     return Text.assemble((counted(len(alarms), "alarm"), "bold"), "  ", parts)
 
 
@@ -136,7 +137,7 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def alarm_text(alarm: Alarm) -> Text:
+def _alarm_text(alarm: Alarm) -> Text:
     sign, style = LEVELS[alarm.level]
     return Text.assemble(
         (sign, style), " ", (one_line(alarm.subject or alarm.on), "bold"), " ", one_line(alarm.says)

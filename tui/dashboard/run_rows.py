@@ -12,13 +12,13 @@ from lorad.client.shapes import Run
 from lorad.client.words import why
 from lorad.text import coarse_age, number, one_line
 from lorad.tui.dashboard.snapshot import rate
-from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.columns import Column, Values
 from lorad.tui.widgets.sparkline import sparkline
 
-Cells = dict[str, Text]
-T = TypeVar("T")
+_Cells = dict[str, Text]
+_T = TypeVar("_T")
 # How a state looks besides its colour.
-SIGNS = {
+_SIGNS = {
     "queued": ("◌", "cyan"),
     "starting": ("◐", "cyan"),
     "running": ("●", "green"),
@@ -30,10 +30,10 @@ SIGNS = {
     "imported": ("⇣", "blue"),
 }
 LEVELS = {"bad": ("!!", "bold red"), "look": ("!", "yellow")}  # of an alarm
-BAD = ("✖", "bold red")  # failed, lost, attestation_failed, and whatever else may come
-STYLES = {"done": "cyan", "recent": "green"}
-NOT_YOURS = "⊘"
-LONGEST = 80  # characters of a name that are looked at: no column is wider
+_BAD = ("✖", "bold red")  # failed, lost, attestation_failed, and whatever else may come
+_STYLES = {"done": "cyan", "recent": "green"}
+_NOT_YOURS = "⊘"
+_LONGEST = 80  # characters of a name that are looked at: no column is wider
 
 COLUMNS = (
     Column("name", 8, 40, 0, orders=True, shrinks=16),
@@ -51,13 +51,13 @@ COLUMNS = (
 )
 
 
-class Lazy(Mapping[str, T], Generic[T]):
+class Lazy(Mapping[str, _T], Generic[_T]):
     """Something about runs, made when it is asked for."""
 
-    def __init__(self, runs: Mapping[str, Run], make: Callable[[Run], T]) -> None:
+    def __init__(self, runs: Mapping[str, Run], make: Callable[[Run], _T]) -> None:
         self._runs, self._make = runs, make
 
-    def __getitem__(self, name: str) -> T:
+    def __getitem__(self, name: str) -> _T:
         return self._make(self._runs[name])
 
     def __iter__(self) -> Iterator[str]:
@@ -76,9 +76,9 @@ class CellMaker:
         self.width = 8
         self.may_act: Callable[[str | None], bool] = lambda owner: True
         self.alarms: Mapping[str, Sequence[Alarm]] = {}  # by run
-        self._made: dict[str, tuple[Run, Any, Cells]] = {}
+        self._made: dict[str, tuple[Run, Any, _Cells]] = {}
 
-    def cells(self, run: Run) -> Cells:
+    def cells(self, run: Run) -> _Cells:
         may_act, level = self.may_act(run.owner), self._level(run.name)
         depends = coarse_age(run.created_at), self.width, may_act, level
         known = self._made.get(run.name)
@@ -103,7 +103,7 @@ class CellMaker:
 def state_text(run: Run) -> Text:
     """Return a sign and a word for the state; an ended run shows its reason."""
     word = run.reason or run.state if run.state == "ended" else run.state
-    sign, style = SIGNS.get(word, BAD)
+    sign, style = _SIGNS.get(word, _BAD)
     return Text(f"{sign} {one_line(word).replace('_', ' ')}", style=style, no_wrap=True, overflow="ellipsis")
 
 
@@ -118,7 +118,7 @@ def share(run: Run) -> float:
     return run.step / run.steps if run.steps else 0.0
 
 
-def total(steps: int | None) -> str:
+def _total(steps: int | None) -> str:
     """2000000 -> 2M"""
     for unit, name in ((10**6, "M"), (1000, "k")):
         if steps and steps >= 10**5 and steps % unit == 0:
@@ -131,21 +131,21 @@ def eval_text(run: Run) -> str:
     return "" if first is None else f"{number(first)}→{number(last)}"
 
 
-def owner_text(run: Run, *, is_yours: bool) -> Text:
+def _owner_text(run: Run, *, is_yours: bool) -> Text:
     """Return the owner, with a sign where the run may only be looked at."""
-    name = one_line(run.owner[:LONGEST])
+    name = one_line(run.owner[:_LONGEST])
     return (
         cell(name)
         if is_yours
-        else Text(f"{NOT_YOURS} {name}", style="dim", no_wrap=True, overflow="ellipsis")
+        else Text(f"{_NOT_YOURS} {name}", style="dim", no_wrap=True, overflow="ellipsis")
     )
 
 
-def cells(run: Run, *, width: int = 8, is_yours: bool = True) -> Cells:
+def cells(run: Run, *, width: int = 8, is_yours: bool = True) -> _Cells:
     """The text of every column. width: of the line of recent rewards."""
     plain = {
-        "name": run.name[:LONGEST],
-        "step": f"{run.step}/{total(run.steps)}",
+        "name": run.name[:_LONGEST],
+        "step": f"{run.step}/{_total(run.steps)}",
         "done": bar(share(run), 6),
         "reward": number(run.reward),
         "recent": sparkline(run.recent, width),
@@ -155,15 +155,15 @@ def cells(run: Run, *, width: int = 8, is_yours: bool = True) -> Cells:
         "age": coarse_age(run.created_at),
         "why": why(run)[:400],
     }
-    row = {key: cell(one_line(value), STYLES.get(key, "")) for key, value in plain.items()}
-    return {**row, "state": state_text(run), "owner": owner_text(run, is_yours=is_yours)}
+    row = {key: cell(one_line(value), _STYLES.get(key, "")) for key, value in plain.items()}
+    return {**row, "state": state_text(run), "owner": _owner_text(run, is_yours=is_yours)}
 
 
 def cell(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def values(run: Run) -> dict[str, Any]:
+def values(run: Run) -> Values:
     """Return the values that columns are ordered by."""
     return {
         "name": run.name,

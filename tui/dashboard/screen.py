@@ -28,13 +28,13 @@ from lorad.tui.screens.base import Base
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 
-T = TypeVar("T")
-NOTHING = Snapshot()
-ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
-SPARK = {190: 24, 140: 12, 0: 8}  # cells of recent rewards, from so many cells of width on
+_T = TypeVar("_T")
+_NOTHING = Snapshot()
+_ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
+_SPARK = {190: 24, 140: 12, 0: 8}  # cells of recent rewards, from so many cells of width on
 # of pools and as many of devices, and of events, from so many lines on
-LINES = {32: (4, 3), 24: (2, 1), 0: (1, 1)}
-EMPTY = """No runs yet.
+_LINES = {32: (4, 3), 24: (2, 1), 0: (1, 1)}
+_EMPTY = """No runs yet.
 
   lorad init               writes a spec to start from
   lorad run SPEC --detach  starts it; it appears here
@@ -49,7 +49,7 @@ class Dashboard(Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self._news = NOTHING
+        self._news = _NOTHING
         self._runs: dict[str, Run] = {}
         self._alarms: dict[str, list[Alarm]] = {}  # by run
         self._made = CellMaker()
@@ -98,7 +98,7 @@ class Dashboard(Base):
 
     def draw(self) -> None:
         """The runs that the filter wants."""
-        self._made.width = fitting(SPARK, self.size.width)
+        self._made.width = _fitting(_SPARK, self.size.width)
         self._made.may_act, self._made.alarms = self.lorad.may_act, self._alarms
         found = self._found()
         self.table.show(Lazy(found, self._made.cells), Lazy(found, values))
@@ -107,7 +107,7 @@ class Dashboard(Base):
         empty.say(
             f"No run has all of: {one_line(self.filter)}\n\nesc shows all runs again."
             if self._runs
-            else EMPTY
+            else _EMPTY
         )
         empty.set_class(bool(found), "-none")
         if found and self.focused is None:
@@ -124,7 +124,7 @@ class Dashboard(Base):
         return filter.fields(run, " ".join(alarm.kind for alarm in self._alarms.get(run.name, ())))
 
     def _draw_panes(self) -> None:
-        news, (some, last) = self._news, fitting(LINES, self.size.height)
+        news, (some, last) = self._news, _fitting(_LINES, self.size.height)
         self.query_one(Pools).fill(news.pools)
         self.query_one(Devices).fill(news.devices)
         self.query_one(Alarms).fill(news.alarms)
@@ -144,7 +144,7 @@ class Dashboard(Base):
     # -- title and what is under the cursor ------------------------------------------------------------------
     def _draw_frame(self) -> None:
         runs, counts = self._news.runs, self._news.counts
-        parts = [", ".join(f"{counts[state]:,} {state}" for state in ORDER if state in counts) or "no runs"]
+        parts = [", ".join(f"{counts[state]:,} {state}" for state in _ORDER if state in counts) or "no runs"]
         parts += [f"{one_liners.speed(self._news.speed)} tok/s"] if self._news.speed else []
         parts += [f"{len(self.table.names):,} of {len(runs):,} shown"] if self.filter else []
         parts += [self.table.says] if self.table.says else []
@@ -162,14 +162,14 @@ class Dashboard(Base):
         line.say(f"{one_line(run.name[:80])}: {' · '.join(parts)}" if run and parts else "")
 
     def _reasons(self, run: Run) -> list[str]:
-        told = [one_line(alarm.says) for alarm in self._alarms.get(run.name, ()) if alarm.kind != "ended"]
+        reasons = [one_line(alarm.says) for alarm in self._alarms.get(run.name, ()) if alarm.kind != "ended"]
         owner = run.owner
-        told += (
+        reasons += (
             []
             if self.lorad.may_act(owner)
             else [f"belongs to {one_line(str(owner))}: it can only be looked at"]
         )
-        return [part for part in (one_line(why(run)), *told) if part]
+        return [part for part in (one_line(why(run)), *reasons) if part]
 
     # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
@@ -232,7 +232,7 @@ class Dashboard(Base):
             self.table.focus()
 
     def on_resize(self, event: events.Resize) -> None:
-        if self._news is not NOTHING:
+        if self._news is not _NOTHING:
             self.draw()
             self._draw_panes()
 
@@ -286,6 +286,6 @@ class Dashboard(Base):
         self.lorad.feed.open(self)
 
 
-def fitting(choices: dict[int, T], room: int) -> T:
+def _fitting(choices: dict[int, _T], room: int) -> _T:
     """Return the first choice that fits the room. choices: by the least room they need, the largest first."""
     return next(choice for least, choice in choices.items() if room >= least)

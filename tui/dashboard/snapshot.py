@@ -22,15 +22,15 @@ from lorad.tui.dashboard.acknowledged import Acknowledged
 if TYPE_CHECKING:
     from lorad.tui.feed import Changes
 
-NAMES = 100  # that one request takes; when more runs changed, all are listed
-DAY = 24 * 3600.0  # how long a run that ended is among those that are listed without `all`
-LISTED = 300.0  # seconds after which all runs are listed again, whatever happened
-HISTORY = 500  # events to begin with
-EVENTS = 200  # that are kept
-ROUTINE = frozenset({"step", "version", "excused"})  # what a run that is well does all the time
+_NAMES = 100  # that one request takes; when more runs changed, all are listed
+_DAY = 24 * 3600.0  # how long a run that ended is among those that are listed without `all`
+_LISTED = 300.0  # seconds after which all runs are listed again, whatever happened
+_HISTORY = 500  # events to begin with
+_EVENTS = 200  # that are kept
+_ROUTINE = frozenset({"step", "version", "excused"})  # what a run that is well does all the time
 HELD = 15.0  # seconds that an alarm of one step stays
-PER_STEP = frozenset(kind for _, _, kind, _ in MEASURED)
-PASSING = frozenset({"queued", "starting"})  # why they wait changes without an event
+_PER_STEP = frozenset(kind for _, _, kind, _ in MEASURED)
+_PASSING = frozenset({"queued", "starting"})  # why they wait changes without an event
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Board:
         self.acknowledged = acknowledged or Acknowledged()
         self._limits = limits
         self._runs: dict[str, Run] = {}
-        self._events: deque[Event] = deque(maxlen=EVENTS)
+        self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._pools: list[Pool] = []
         self._devices: list[Device] = []
         self._status: Status | None = None
@@ -80,12 +80,12 @@ class Board:
     def read(self, client: Client, changes: Changes) -> Snapshot | None:
         """Return the current snapshot, or None when nothing in it changed."""
         everything, names = changes.everything, self._names(changes)
-        if everything or len(names) > NAMES or time.monotonic() - self._listed > LISTED:
+        if everything or len(names) > _NAMES or time.monotonic() - self._listed > _LISTED:
             self._list(client)
         elif names:
             self._merge(names, client.named(names))
         if everything:
-            self._events = deque(filter(is_news, client.history(limit=HISTORY)), EVENTS)
+            self._events = deque(filter(_is_news, client.history(limit=_HISTORY)), _EVENTS)
         else:
             self._add(changes.events)
         if changes.tick:
@@ -100,14 +100,16 @@ class Board:
         names = list(changes.kinds)
         if changes.tick:
             passing = [
-                name for name, run in self._runs.items() if run.state in PASSING and name not in changes.kinds
+                name
+                for name, run in self._runs.items()
+                if run.state in _PASSING and name not in changes.kinds
             ]
-            names += passing[: max(NAMES - len(names), 0)]
+            names += passing[: max(_NAMES - len(names), 0)]
         return names
 
     def _list(self, client: Client) -> None:
         runs = client.list(all=self.all)
-        self._runs = {run.name: self._same(run) for run in sorted(runs, key=has_ended)}
+        self._runs = {run.name: self._same(run) for run in sorted(runs, key=_has_ended)}
         self._listed = time.monotonic()
 
     def _same(self, run: Run) -> Run:
@@ -118,41 +120,41 @@ class Board:
     def _merge(self, names: Iterable[str], found: Iterable[Run]) -> None:
         """Take in the runs that were found; those of `names` that were not found are gone."""
         fresh = {run.name: self._same(run) for run in found if self._is_listed(run)}
-        moved = [run for name, run in fresh.items() if self._place(name) != place(run)]
+        moved = [run for name, run in fresh.items() if self._place(name) != _rank(run)]
         for name in set(names) - set(fresh):
             self._runs.pop(name, None)
         self._runs |= fresh
         if moved:
-            self._runs = dict(sorted(self._runs.items(), key=lambda item: place(item[1])))
+            self._runs = dict(sorted(self._runs.items(), key=lambda item: _rank(item[1])))
 
     def _place(self, name: str) -> tuple[bool, float] | None:
-        return place(self._runs[name]) if name in self._runs else None
+        return _rank(self._runs[name]) if name in self._runs else None
 
     def _is_listed(self, run: Run) -> bool:
-        return self.all or run.state != "ended" or (run.ended_at or time.time()) > time.time() - DAY
+        return self.all or run.state != "ended" or (run.ended_at or time.time()) > time.time() - _DAY
 
     # -- the rest --------------------------------------------------------------------------------------------
     def _add(self, events: Iterable[Event]) -> None:
         last = self._events[-1].id if self._events else 0
-        self._events.extend(event for event in events if event.id > last and is_news(event))
+        self._events.extend(event for event in events if event.id > last and _is_news(event))
 
     def _news(self, everything: bool) -> Snapshot | None:
-        runs = (run for run in self._runs.values() if not (has_ended(run) and self.acknowledged.has(run)))
-        found = self._held(
+        runs = (run for run in self._runs.values() if not (_has_ended(run) and self.acknowledged.has(run)))
+        raised = self._held(
             alarms(runs, self._limits, pools=self._pools, devices=self._devices, status=self._status)
         )
-        told = Snapshot(
+        seen = Snapshot(
             tuple(self._runs.values()),
             tuple(self._pools),
             tuple(self._devices),
             tuple(reversed(self._events)),
-            tuple(found),
+            tuple(raised),
         )
         minute = int(time.time() // 60)  # ages
-        if not everything and told == self._told and minute == self._minute:
+        if not everything and seen == self._told and minute == self._minute:
             return None
-        self._told, self._minute = told, minute
-        return told
+        self._told, self._minute = seen, minute
+        return seen
 
     def _held(self, found: list[Alarm]) -> list[Alarm]:
         """Keep a step's alarm for a while even if the next step does not raise it, as nobody can read what
@@ -160,7 +162,7 @@ class Board:
         """
         now, there = time.monotonic(), {(alarm.kind, alarm.subject) for alarm in found}
         self._raised |= {
-            (alarm.kind, alarm.subject): (now, alarm) for alarm in found if alarm.kind in PER_STEP
+            (alarm.kind, alarm.subject): (now, alarm) for alarm in found if alarm.kind in _PER_STEP
         }
         self._raised = {
             key: (at, alarm)
@@ -171,17 +173,17 @@ class Board:
         return sorted(found + held, key=order) if held else found
 
 
-def has_ended(run: Run) -> bool:
+def _has_ended(run: Run) -> bool:
     return run.state == "ended"
 
 
-def place(run: Run) -> tuple[bool, float]:
+def _rank(run: Run) -> tuple[bool, float]:
     """Return the key by which runs are ordered."""
-    return has_ended(run), -run.created_at
+    return _has_ended(run), -run.created_at
 
 
-def is_news(event: Event) -> bool:
-    return event.kind not in ROUTINE
+def _is_news(event: Event) -> bool:
+    return event.kind not in _ROUTINE
 
 
 def rate(run: Run) -> float | None:

@@ -25,8 +25,8 @@ from lorad.tui.dashboard.one_liners import (
     used,
 )
 from lorad.tui.dashboard.run_rows import LEVELS, bar, cell
-from lorad.tui.event_words import told
-from lorad.tui.widgets.columns import Column, Columns
+from lorad.tui.event_words import event_text
+from lorad.tui.widgets.columns import Column, Columns, Values
 from lorad.tui.widgets.table import Cells, Rows
 
 
@@ -73,7 +73,8 @@ class Pools(Pane):
 
     def fill(self, pools: Sequence[Pool]) -> None:
         self.show(
-            {pool.pool: pool_cells(pool) for pool in pools}, {pool.pool: pool_values(pool) for pool in pools}
+            {pool.pool: _pool_cells(pool) for pool in pools},
+            {pool.pool: _pool_values(pool) for pool in pools},
         )
 
     def pool(self, key: str) -> str | None:
@@ -93,9 +94,9 @@ class Devices(Pane):
     _pools: Mapping[str, str | None] = {}
 
     def fill(self, devices: Sequence[Device]) -> None:
-        rows = {device.device: device_cells(device) for device in devices}
+        rows = {device.device: _device_cells(device) for device in devices}
         self._pools = {one.device: one.pool or (one.lease.pool if one.lease else None) for one in devices}
-        self.show(rows, {device.device: device_values(device) for device in devices})
+        self.show(rows, {device.device: _device_values(device) for device in devices})
 
     def pool(self, key: str) -> str | None:
         return self._pools.get(key)
@@ -113,7 +114,7 @@ class Ticker(Pane):
     def fill(self, events: Sequence[Event]) -> None:
         self._runs = {str(event.id): event.run for event in events}
         self.show_from_top(
-            {str(event.id): self._given.get(str(event.id)) or event_cells(event) for event in events}
+            {str(event.id): self._given.get(str(event.id)) or _event_cells(event) for event in events}
         )
 
     def run(self, key: str) -> str | None:
@@ -135,15 +136,15 @@ class Alarms(Pane):
         self._runs = {key: alarm.subject for key, alarm in keyed.items() if alarm.on == "run"}
         if (title := counted(len(alarms), "alarm")) != self.border_title:
             self.border_title = title
-        self.show_from_top({key: alarm_cells(alarm) for key, alarm in keyed.items()})
+        self.show_from_top({key: _alarm_cells(alarm) for key, alarm in keyed.items()})
 
     def run(self, key: str) -> str | None:
         return self._runs.get(key)
 
 
-def pool_cells(pool: Pool) -> Cells:
+def _pool_cells(pool: Pool) -> Cells:
     state = pool.state
-    return made(
+    return _made(
         {
             "pool": pool.pool,
             "base": base(pool.model),
@@ -152,26 +153,26 @@ def pool_cells(pool: Pool) -> Cells:
             "sampled": speed(pool.engine_tokens_per_second),
             "trained": speed(pool.trainer_tokens_per_second),
             "phase": phase(pool) if state == "ready" or pool.runs else state,
-            "engine": part(pool.engine),
-            "trainer": part(pool.trainer),
+            "engine": _part(pool.engine),
+            "trainer": _part(pool.trainer),
         }
     )
 
 
-def part(about: Engine | Trainer) -> str:
+def _part(about: Engine | Trainer) -> str:
     """An engine or trainer: its name, and what is wrong with it."""
     asleep = isinstance(about, Engine) and about.asleep
     gone = " GONE" if about.alive is False else " asleep" if asleep else ""
     return f"{about.name}{gone}"
 
 
-def pool_values(pool: Pool) -> dict[str, Any]:
+def _pool_values(pool: Pool) -> Values:
     figures = {"sampled": pool.engine_tokens_per_second, "trained": pool.trainer_tokens_per_second}
     return {"pool": pool.pool, "base": base(pool.model), "runs": len(pool.tenants), **figures}
 
 
-def device_cells(device: Device) -> Cells:
-    return made(
+def _device_cells(device: Device) -> Cells:
+    return _made(
         {
             "device": device.device,
             "memory": f"{bar(memory(device), 6)} {used(device)}",
@@ -182,19 +183,19 @@ def device_cells(device: Device) -> Cells:
     )
 
 
-def device_values(device: Device) -> dict[str, Any]:
+def _device_values(device: Device) -> Values:
     return {"device": device.device, "memory": memory(device), "busy": device.utilization}
 
 
-def event_cells(event: Event) -> Cells:
-    return made({"at": clock(event), "run": event.run or "", "what": told(event)})
+def _event_cells(event: Event) -> Cells:
+    return _made({"at": clock(event), "run": event.run or "", "what": event_text(event)})
 
 
-def alarm_cells(alarm: Alarm) -> Cells:
+def _alarm_cells(alarm: Alarm) -> Cells:
     sign, style = LEVELS[alarm.level]
-    row = made({"about": alarm.subject or alarm.on, "alarm": alarm.kind, "what": alarm.says})
+    row = _made({"about": alarm.subject or alarm.on, "alarm": alarm.kind, "what": alarm.says})
     return {"!": Text(sign, style=style), **row}
 
 
-def made(row: Mapping[str, str]) -> Cells:
+def _made(row: Mapping[str, str]) -> Cells:
     return {key: cell(one_line(text)) for key, text in row.items()}

@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from lorad.tui import keys
 
-HELP = "?"
+_HELP = "?"
 
 
 class Choice(Static, can_focus=True):
@@ -62,11 +62,11 @@ class Choice(Static, can_focus=True):
         """Whether no binding of the screen gets a key: of the printable ones only `?` does, since no word has
         it.
         """
-        return character is not None and character.isprintable() and character != HELP
+        return character is not None and character.isprintable() and character != _HELP
 
     def on_key(self, event: events.Key) -> None:
         """No printable key but `?` gets through to the screen: in a form it is typed."""
-        if not event.is_printable or event.key == "space" or event.character == HELP:
+        if not event.is_printable or event.key == "space" or event.character == _HELP:
             return
         event.stop()
         event.prevent_default()

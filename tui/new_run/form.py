@@ -71,7 +71,7 @@ class Panes(Container):
 
     def _section(self, name: str, entries: list[Entry], texts: Mapping[str, str]) -> Iterable[Widget]:
         """Labels are one widget for all: a form of many is there at once."""
-        fields = [field(one, texts.get(one.key, "")) for one in entries]
+        fields = [_field(one, texts.get(one.key, "")) for one in entries]
         self._keys |= {made: one.key for made, one in zip(fields, entries, strict=True)}
         labels = Line(classes="labels")
         self._labels[labels] = [one.key for one in entries]
@@ -82,9 +82,9 @@ class Panes(Container):
         """first: what the form began with, for the signs."""
         for labels, keys in self._labels.items():
             labels.say(Text("\n").join(_label(key, key in draft.wrong) for key in keys))
-        told = lines(draft.values, {key: value for key, value in first.items() if key in draft.values})
-        self.query_one("#yaml Line", Line).say(rendered(told, draft.wrong))
-        self._told = told
+        shown = lines(draft.values, {key: value for key, value in first.items() if key in draft.values})
+        self.query_one("#yaml Line", Line).say(rendered(shown, draft.wrong))
+        self._told = shown
         self.look_at(self.key_of(self.screen.focused))
 
     def look_at(self, key: str) -> None:
@@ -126,7 +126,7 @@ class Panes(Container):
             self.query_one("#yaml").focus()
 
 
-def field(one: Entry, text: str) -> Widget:
+def _field(one: Entry, text: str) -> Widget:
     if one.choices:
         return Choice(one.choices, one.default, text)
     return Input(text, placeholder=one.default, compact=True)

@@ -25,11 +25,11 @@ from lorad.tui.dashboard.run_rows import eval_text, state_text
 from lorad.tui.draft import Source
 from lorad.tui.new_run import sources
 
-RUNS = 300  # of those that ended, the newest
+_RUNS = 300  # of those that ended, the newest
 
 
 @dataclass(frozen=True)
-class Offer:
+class _Offer:
     """has: whether it is what was typed. load: the spec, on a thread."""
 
     name: str
@@ -56,7 +56,7 @@ class Pick(ModalScreen[Source | None]):
         super().__init__()
         self._client = client
         self._offers = [_template(name) for name in TEMPLATES]
-        self._found: list[Offer] = []
+        self._found: list[_Offer] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="pick"):
@@ -76,7 +76,7 @@ class Pick(ModalScreen[Source | None]):
         self._offers += [_file(name) for name in await asyncio.to_thread(sources.specs_here)]
         self._draw()
         try:
-            runs = await asyncio.to_thread(self._client.list, all=True, limit=RUNS)
+            runs = await asyncio.to_thread(self._client.list, all=True, limit=_RUNS)
         except LoradError as error:
             self._tell(error)
             return
@@ -96,11 +96,11 @@ class Pick(ModalScreen[Source | None]):
         options.highlighted = min(before, len(self._found) - 1) if self._found else None
 
     def _tell(self, error: LoradError) -> None:
-        told = f"✖ {one_line(error.message)} {one_line(error.hint)}"
-        self.query_one("#wrong", Static).update(Text(told, style="bold red"))
+        text = f"✖ {one_line(error.message)} {one_line(error.hint)}"
+        self.query_one("#wrong", Static).update(Text(text, style="bold red"))
 
     @work(exclusive=True)
-    async def choose(self, offer: Offer) -> None:
+    async def choose(self, offer: _Offer) -> None:
         try:
             self.dismiss(await asyncio.to_thread(offer.load))
         except LoradError as error:
@@ -128,20 +128,20 @@ class Pick(ModalScreen[Source | None]):
         self.dismiss(None)
 
 
-def _template(name: str) -> Offer:
+def _template(name: str) -> _Offer:
     says = TEMPLATES[name].says
     shown = Text.assemble(
         "template ", (name.ljust(14), "bold"), f"  {says}", no_wrap=True, overflow="ellipsis"
     )
-    return Offer(name, shown, _words(f"template {name} {says}"), lambda: sources.of_template(name))
+    return _Offer(name, shown, _words(f"template {name} {says}"), lambda: sources.of_template(name))
 
 
-def _file(name: str) -> Offer:
+def _file(name: str) -> _Offer:
     shown = Text.assemble("file     ", (one_line(name), "bold"), no_wrap=True, overflow="ellipsis")
-    return Offer(name, shown, _words(f"file {name}"), lambda: sources.of_file(Path(name)))
+    return _Offer(name, shown, _words(f"file {name}"), lambda: sources.of_file(Path(name)))
 
 
-def _run(run: Run, client: Client) -> Offer:
+def _run(run: Run, client: Client) -> _Offer:
     shown = Text.assemble(
         *("run      ", (one_line(run.name).ljust(14), "bold"), "  ", state_text(run)),
         f"  {run.step}/{run.steps or '?'}  {eval_text(run)}  {coarse_age(run.created_at)}",
@@ -149,7 +149,7 @@ def _run(run: Run, client: Client) -> Offer:
         overflow="ellipsis",
     )
     has = _words(f"run {run.name} {run.state} {run.reason or ''} {run.owner}")
-    return Offer(run.name, shown, has, lambda: sources.of_run(client.show(run.name)))
+    return _Offer(run.name, shown, has, lambda: sources.of_run(client.show(run.name)))
 
 
 def _words(text: str) -> Callable[[str], bool]:

@@ -32,7 +32,7 @@ from lorad.tui.spec_fields import entry
 from lorad.tui.spec_lines import text_of
 from lorad.tui.widgets.line import Line
 
-PATH = (Field("path", "path", says="of a YAML file", check=needed),)
+_PATH = (Field("path", "path", says="of a YAML file", check=needed),)
 
 
 class NewRun(Base):
@@ -105,10 +105,10 @@ class NewRun(Base):
         self._draft = draw_up(fields, self._texts.get(MORE, ""))
         self._show_wrong()
         self.say_command(command(self._source, self._draft.values, sources.here()))
-        told = [self._source.title, f"{self.changed} changed" if self.changed else "as it is"]
-        told += [f"{len(self._draft.wrong)} wrong"] if self._draft.wrong else []
-        told += [f"paths begin at {self._source.cwd}"] if self._source.cwd != sources.here() else []
-        self.say_title(Text.assemble(("New run", "bold"), f"  from {one_line(' · '.join(told))}"))
+        parts = [self._source.title, f"{self.changed} changed" if self.changed else "as it is"]
+        parts += [f"{len(self._draft.wrong)} wrong"] if self._draft.wrong else []
+        parts += [f"paths begin at {self._source.cwd}"] if self._source.cwd != sources.here() else []
+        self.say_title(Text.assemble(("New run", "bold"), f"  from {one_line(' · '.join(parts))}"))
         self._say()
 
     def _show_wrong(self) -> None:
@@ -118,9 +118,9 @@ class NewRun(Base):
     def _say(self) -> None:
         """Show what is wrong, first in the focused field; if nothing is, describe that field."""
         key, wrong = self.panes.key_of(self.focused), self._draft.wrong | self._refused
-        told = wrong.get(key) or next(iter(wrong.values()), "")
-        if told:
-            said = Text(f"✖ {one_line(told)}", style="bold red")
+        reason = wrong.get(key) or next(iter(wrong.values()), "")
+        if reason:
+            said = Text(f"✖ {one_line(reason)}", style="bold red")
         elif key == MORE:
             said = Text(
                 "Any other key=value, and more after a space: trainer.betas='[0.9, 0.98]'", style="dim"
@@ -187,9 +187,9 @@ class NewRun(Base):
         return name, []
 
     def _tell_refused(self, error: LoradError) -> None:
-        about, told = blamed(error)
+        about, reason = blamed(error)
         key = next((key for key in self._texts if about and f"{key}.".startswith(f"{about}.")), about)
-        self._refused = {key: named(about, told, error.hint)}
+        self._refused = {key: named(about, reason, error.hint)}
         if key in self._texts:
             self.panes.focus_on(key)
         self._show_wrong()
@@ -199,7 +199,7 @@ class NewRun(Base):
     async def action_write(self) -> None:
         """The YAML to a file, which the form is one of from then on."""
         line = "lorad run {}".format
-        ask = Ask("Write the YAML", PATH, lambda values: line(values["path"]), {"path": sources.FILE})
+        ask = Ask("Write the YAML", _PATH, lambda values: line(values["path"]), {"path": sources.FILE})
         values = await self.app.push_screen_wait(ask)
         if values is None:
             return
@@ -220,7 +220,7 @@ class NewRun(Base):
 
     @work
     async def action_back(self) -> None:
-        told = "1 setting was" if self.changed == 1 else f"{self.changed} settings were"
-        lost = {"this form": f"{told} changed, and nothing was started or written."}
+        changes = "1 setting was" if self.changed == 1 else f"{self.changed} settings were"
+        lost = {"this form": f"{changes} changed, and nothing was started or written."}
         if not self.changed or await self.app.push_screen_wait(Confirm("Discard", lost)):
             self.dismiss()

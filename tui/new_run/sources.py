@@ -22,7 +22,7 @@ from lorad.tui.spec_fields import TOLD
 from lorad.tui.spec_lines import differing, flat, nested
 
 FILE = "run.yaml"  # what `lorad init` writes to
-FOUND = 50  # files of a directory that are offered
+_FOUND = 50  # files of a directory that are offered
 
 
 def here() -> Path:
@@ -49,7 +49,7 @@ def of_file(path: Path) -> Source:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{path}: {reason}", hint="`lorad init` writes a spec to start from.") from None
     given = flat(mapping(text, source=path.name))
-    return Source(path.name, given, path.parent, command=f"lorad run {shlex.quote(short(path))}")
+    return Source(path.name, given, path.parent, command=f"lorad run {shlex.quote(_short(path))}")
 
 
 def of_run(run: RunDetails) -> Source:
@@ -71,11 +71,11 @@ def specs_here() -> list[str]:
     """YAML files of the working directory."""
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(here()) if entry.name.endswith((".yaml", ".yml")))
-        return names[:FOUND]
+        return names[:_FOUND]
     return []
 
 
-def short(path: Path) -> str:
+def _short(path: Path) -> str:
     """Return the path relative to the working directory if it is inside."""
     return str(path.relative_to(here())) if path.is_relative_to(here()) else str(path)
 

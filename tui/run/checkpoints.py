@@ -18,8 +18,8 @@ from lorad.tui.widgets.columns import Column
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 
-KINDS = ("checkpoint", "attempt", "rewind", "state", "end")
-COLUMNS = (
+_KINDS = ("checkpoint", "attempt", "rewind", "state", "end")
+_COLUMNS = (
     Column("step", 6, 10, 0, right=True, orders=True),
     Column("version", 8, 10, 0),
     Column("state", 10, 20, 0),
@@ -30,7 +30,7 @@ COLUMNS = (
 )
 
 
-class Found(NamedTuple):
+class _Found(NamedTuple):
     """checkpoints: newest first. at: the step that the run is at."""
 
     checkpoints: list[Checkpoint]
@@ -52,8 +52,8 @@ class Checkpoints(RunTab):
 
     def __init__(self, run: str) -> None:
         super().__init__(run)
-        self._table = Rows(COLUMNS, id="checkpoints-rows")
-        self._had: Found | None = None  # what was read last
+        self._table = Rows(_COLUMNS, id="checkpoints-rows")
+        self._had: _Found | None = None  # what was read last
         self._found: dict[str, Checkpoint] = {}  # by key of their rows, newest first
 
     def compose(self) -> ComposeResult:
@@ -61,20 +61,20 @@ class Checkpoints(RunTab):
         yield self._table
         yield Line(id="checkpoint-facts")
 
-    def read(self, client: Client, changes: Changes, run: RunDetails) -> Found | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> _Found | None:
         before, at = self._had, run.step
-        if before is None or any(changes.touch(self.run_name, kind) for kind in KINDS):
-            self._had = Found(client.checkpoints(self.run_name)[::-1], at)
+        if before is None or any(changes.touch(self.run_name, kind) for kind in _KINDS):
+            self._had = _Found(client.checkpoints(self.run_name)[::-1], at)
         elif at != before.at:
             self._had = before._replace(at=at)
         return None if self._had is before else self._had
 
-    def show(self, data: Found) -> None:
+    def show(self, data: _Found) -> None:
         self._found = {f"{one.step}.{one.attempt}": one for one in data.checkpoints}
         newest = next(iter(self._found), None)
         self._table.show(
-            {key: cells(one, data.at, is_newest=key == newest) for key, one in self._found.items()},
-            {key: values(one) for key, one in self._found.items()},
+            {key: _cells(one, data.at, is_newest=key == newest) for key, one in self._found.items()},
+            {key: _values(one) for key, one in self._found.items()},
         )
         self.query_one("#checkpoints-head", Line).say(self._head())
 
@@ -111,7 +111,7 @@ class Checkpoints(RunTab):
         return f"lorad checkpoints {shlex.quote(self.run_name)}"
 
 
-def cells(one: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
+def _cells(one: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
     """at: the step that the run is at."""
     behind = at - one.step
     plain = {
@@ -127,6 +127,6 @@ def cells(one: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
     return {**row, "state": Text(word, style=style, no_wrap=True)}
 
 
-def values(one: Checkpoint) -> dict[str, float | None]:
+def _values(one: Checkpoint) -> dict[str, float | None]:
     """Return the values that the table is ordered by."""
     return {"step": one.step, "size": one.bytes, "age": -one.created_at}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -16,7 +16,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import Event, RunDetails
 from lorad.text import number, one_line
 from lorad.tui import keys
-from lorad.tui.event_words import told
+from lorad.tui.event_words import event_text
 from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.run.log_lines import Words, words
 from lorad.tui.screens.tab import RunTab
@@ -24,12 +24,12 @@ from lorad.tui.widgets.columns import Column
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
 
-HISTORY = 500  # events to begin with
-MOST = 2000  # that are kept
-COLUMNS = (Column("when", 8, 16, 4), Column("kind", 5, 12, 2), Column("what", 8, 400, 0, rest=True))
+_HISTORY = 500  # events to begin with
+_MOST = 2000  # that are kept
+_COLUMNS = (Column("when", 8, 16, 4), Column("kind", 5, 12, 2), Column("what", 8, 400, 0, rest=True))
 # Figures of a step: what they are called here, their key, digits.
-FIGURES = (("loss", "loss", 4), ("KL", "kl", 4), ("tok/s", "tokens_per_second", 0), ("s", "seconds", 2))
-STYLES = {"warning": "yellow", "removed": "magenta", "rewind": "yellow"}
+_FIGURES = (("loss", "loss", 4), ("KL", "kl", 4), ("tok/s", "tokens_per_second", 0), ("s", "seconds", 2))
+_STYLES = {"warning": "yellow", "removed": "magenta", "rewind": "yellow"}
 
 
 class News(NamedTuple):
@@ -51,7 +51,7 @@ class Events(RunTab):
 
     def __init__(self, run: str) -> None:
         super().__init__(run)
-        self._events: deque[Event] = deque(maxlen=MOST)
+        self._events: deque[Event] = deque(maxlen=_MOST)
         self._rows: dict[str, Cells] = {}  # of all of them, by id
         self._kind = ""  # of which alone; "": of all
         self._words: Words = []
@@ -59,7 +59,7 @@ class Events(RunTab):
 
     def compose(self) -> ComposeResult:
         yield Line(id="events-head")
-        yield Rows(COLUMNS, id="events-rows")
+        yield Rows(_COLUMNS, id="events-rows")
         yield Line(id="event")
         yield Input(id="events-filter", placeholder='words, "two words", !word', compact=True)
 
@@ -68,7 +68,7 @@ class Events(RunTab):
 
     def read(self, client: Client, changes: Changes, run: RunDetails) -> News | None:
         if changes.everything or len(changes.events) == EVENTS:  # some may have been left out
-            found = client.history(self.run_name, limit=HISTORY)
+            found = client.history(self.run_name, limit=_HISTORY)
         else:
             found = [
                 event for event in changes.events if event.run == self.run_name and event.id > self._last
@@ -85,7 +85,7 @@ class Events(RunTab):
         self._events.extend(data.events)
         made = self._rows
         self._rows = {
-            str(event.id): made.get(str(event.id)) or cells(event) for event in reversed(self._events)
+            str(event.id): made.get(str(event.id)) or _cells(event) for event in reversed(self._events)
         }
         self._draw()
 
@@ -112,7 +112,7 @@ class Events(RunTab):
 
     def on_rows_moved(self) -> None:
         event = next((event for event in self._events if str(event.id) == self._table.key), None)
-        self.query_one("#event", Line).say("" if event is None else f"{moment(event.at)}  {what(event)}")
+        self.query_one("#event", Line).say("" if event is None else f"{_moment(event.at)}  {what(event)}")
 
     def command(self) -> str:
         return f"lorad show {shlex.quote(self.run_name)}"
@@ -152,11 +152,11 @@ class Events(RunTab):
         self._table.focus()
 
 
-def cells(event: Event) -> Cells:
+def _cells(event: Event) -> Cells:
     kind = one_line(event.kind)
     return {
-        "when": Text(when(event.at), style="dim"),
-        "kind": Text(kind, style=STYLES.get(kind, "")),
+        "when": Text(_when(event.at), style="dim"),
+        "kind": Text(kind, style=_STYLES.get(kind, "")),
         "what": Text(what(event), no_wrap=True, overflow="ellipsis"),
     }
 
@@ -165,12 +165,12 @@ def what(event: Event) -> str:
     """Describe an event; for a step with its main figures."""
     metrics = event.data.get("metrics")
     if event.kind != "step" or not isinstance(metrics, dict):
-        return told(event)
-    return ", ".join([told(event), *figures(metrics)])
+        return event_text(event)
+    return ", ".join([event_text(event), *_figures(metrics)])
 
 
-def figures(metrics: dict[str, Any]) -> Iterable[str]:
-    for name, key, digits in FIGURES:
+def _figures(metrics: Mapping[str, object]) -> Iterable[str]:
+    for name, key, digits in _FIGURES:
         if isinstance(value := metrics.get(key), int | float):
             yield (
                 f"{number(value, digits)} {name}"
@@ -179,11 +179,11 @@ def figures(metrics: dict[str, Any]) -> Iterable[str]:
             )
 
 
-def moment(at: float) -> str:
+def _moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def when(at: float) -> str:
+def _when(at: float) -> str:
     """Format a time; the date is left out for today."""
     then = time.localtime(at)
     return time.strftime("%H:%M:%S" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)

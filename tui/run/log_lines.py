@@ -9,21 +9,21 @@ from rich.cells import cell_len
 
 from lorad.text import printable
 
-MOST = 50_000  # lines that are kept, and a tenth more until the oldest go
-LONGEST = 4096  # characters of a line
-WORD = re.compile(r'(!?)(?:"([^"]*)"?|(\S+))')
+_MOST = 50_000  # lines that are kept, and a tenth more until the oldest go
+_LONGEST = 4096  # characters of a line
+_WORD = re.compile(r'(!?)(?:"([^"]*)"?|(\S+))')
 LEVELS = {  # how a line of a level looks besides the words in it
     "error": ("✖", "bold red"),
     "warning": ("!", "yellow"),
     "debug": (" ", "dim"),
     "": (" ", ""),
 }
-BAD = re.compile(
+_BAD = re.compile(
     r"\b(?:CRITICAL|FATAL|ERROR)\b|^\s*(?:Traceback \(|error:|fatal:|[\w.]*(?:Error|Exception)(?::|$))"
 )
-ODD = re.compile(r"\bWARN(?:ING)?\b|^\s*warning:|\b\w*Warning:")
-QUIET = re.compile(r"\b(?:DEBUG|TRACE)\b")
-HEAD = 160  # characters in which a level stands
+_ODD = re.compile(r"\bWARN(?:ING)?\b|^\s*warning:|\b\w*Warning:")
+_QUIET = re.compile(r"\b(?:DEBUG|TRACE)\b")
+_HEAD = 160  # characters in which a level stands
 
 Words = list[tuple[bool, str]]  # whether it must not be there, and the word in lower case
 
@@ -44,17 +44,17 @@ def _clean(line: str) -> str:
 
 
 def level(line: str) -> str:
-    head = line[:HEAD]
-    if BAD.search(head):
+    head = line[:_HEAD]
+    if _BAD.search(head):
         return "error"
-    if ODD.search(head):
+    if _ODD.search(head):
         return "warning"
-    return "debug" if QUIET.search(head) else ""
+    return "debug" if _QUIET.search(head) else ""
 
 
 def words(text: str) -> Words:
     """`!word` must not be there, quotes hold blanks together."""
-    found = ((bool(no), (quoted or plain).casefold()) for no, quoted, plain in WORD.findall(text))
+    found = ((bool(no), (quoted or plain).casefold()) for no, quoted, plain in _WORD.findall(text))
     return [word for word in found if word[1]]
 
 
@@ -66,7 +66,7 @@ def wanted(line: str, words: Words) -> bool:
 class LogLines:
     """`shown`: those that the filter wants. `width`: cells of the widest of them, at least."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = _MOST) -> None:
         self.all: list[str] = []
         self.shown: list[str] = []
         self.words: Words = []
@@ -91,7 +91,7 @@ class LogLines:
             first = first[1:] if first.startswith("\r") else before + first
         lines = [first, *rest]
         self._is_open = lines[-1] != ""
-        fresh = [line.removeprefix("\r")[:LONGEST] for line in (lines if self._is_open else lines[:-1])]
+        fresh = [line.removeprefix("\r")[:_LONGEST] for line in (lines if self._is_open else lines[:-1])]
         self.all += fresh
         self._show(fresh)
         return self._cut() if len(self.all) > self._most * 1.1 else 0
@@ -104,7 +104,7 @@ class LogLines:
     def _show(self, lines: Iterable[str]) -> None:
         fresh = [line for line in lines if wanted(line, self.words)] if self.words else list(lines)
         self.shown += fresh
-        self.width = max(self.width, max((width(line) for line in fresh), default=0))
+        self.width = max(self.width, max((_width(line) for line in fresh), default=0))
 
     def _cut(self) -> int:
         gone = self.all[: len(self.all) - self._most]
@@ -114,5 +114,5 @@ class LogLines:
         return hidden
 
 
-def width(line: str) -> int:
+def _width(line: str) -> int:
     return len(line) if line.isascii() else cell_len(line)

@@ -25,11 +25,11 @@ from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 
 BEGIN = -(1 << 19)  # bytes before the end that are read at first
-BEHIND = 4 << 20  # bytes that are not read any more when a log grows faster than it is looked at
-MOST_SERVERS = 32
+_BEHIND = 4 << 20  # bytes that are not read any more when a log grows faster than it is looked at
+_MOST_SERVERS = 32
 
 
-class Part(NamedTuple):
+class _Part(NamedTuple):
     """A part of the log of process `of`.
 
     is_new: it replaces what was shown before.
@@ -87,14 +87,14 @@ class Logs(RunTab):
         yield Input(id="log-filter", placeholder='words, "two words", !word', compact=True)
 
     # -- reading, on the feed's thread -----------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes, run: RunDetails) -> Part | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> _Part | None:
         of = self._of
         log = (of, run.attempt if of == "driver" else run.pool)
         is_new = log != self._log or self._offset is None
         if not is_new and RunState(run.state).is_over and not changes.touch(self.run_name):
             return None
         part = client.logs(self.run_name, of=of, offset=BEGIN if is_new else self._offset or 0)
-        if not is_new and (part.size < (self._offset or 0) or part.size - part.offset > BEHIND):
+        if not is_new and (part.size < (self._offset or 0) or part.size - part.offset > _BEHIND):
             part, is_new = client.logs(self.run_name, of=of, offset=BEGIN), True  # it was cut, or runs away
         self._log, self._offset = log, part.offset
         if not is_new and not part.text:
@@ -103,10 +103,10 @@ class Logs(RunTab):
         if is_new and part.size > -BEGIN:
             text = text.partition("\n")[2]  # the first line is not whole
             before = part.size + BEGIN
-        return Part(of, sources(run), clean(text), is_new, before)
+        return _Part(of, sources(run), clean(text), is_new, before)
 
     # -- drawing ---------------------------------------------------------------------------------------------
-    def show(self, data: Part) -> None:
+    def show(self, data: _Part) -> None:
         if data.of != self._of:  # another one was chosen meanwhile
             return
         view = self.query_one(LogView)
@@ -195,6 +195,6 @@ def sources(run: RunDetails) -> list[str]:
         if trainer.get("backend", "builtin") != "builtin":
             found.append("trainer")
         if rollout.get("backend", "builtin") != "builtin" and not rollout.get("urls"):
-            servers = min(int(rollout.get("servers") or 1), MOST_SERVERS)
+            servers = min(int(rollout.get("servers") or 1), _MOST_SERVERS)
             found += ["engine", *(f"engine-{number}" for number in range(1, servers))]
     return found

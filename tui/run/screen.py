@@ -27,10 +27,10 @@ from lorad.tui.screens.base import Base
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 
-TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events)
+_TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events)
 
 
-class News(NamedTuple):
+class _News(NamedTuple):
     """tab: whose `data` it is; None where nothing of it changed."""
 
     run: RunDetails
@@ -59,7 +59,7 @@ class RunScreen(Base):
         super().__init__()
         self._of = run
         self._run: RunDetails | None = None
-        self._tabs = [tab(run) for tab in TABS]
+        self._tabs = [tab(run) for tab in _TABS]
         self._front = self._tabs[0]
 
     def body(self) -> Iterable[Widget]:
@@ -73,17 +73,17 @@ class RunScreen(Base):
         self._front.focus_first()
 
     # -- what is shown ---------------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes) -> News | None:
+    def read(self, client: Client, changes: Changes) -> _News | None:
         tab, run = self._front, self._run
         if changes.touch(self._of) or run is None:
             run = client.show(self._of)
         data = tab.read(client, changes, run)
-        return News(run, tab, data) if data is not None or run is not self._run else None
+        return _News(run, tab, data) if data is not None or run is not self._run else None
 
-    def show(self, data: News) -> None:
+    def show(self, data: _News) -> None:
         self._run = data.run
-        self.say_title(title(data.run))
-        self.query_one("#facts", Line).say(facts(data.run))
+        self.say_title(_title(data.run))
+        self.query_one("#facts", Line).say(_facts(data.run))
         if data.data is not None:
             data.tab.show(data.data)
         self.offer(self._front.command(), *self.targets("run"))
@@ -124,8 +124,8 @@ class RunScreen(Base):
         self.query_one(TabbedContent).active = f"pane-{self._tabs[number - 1].TITLE}"
 
 
-def title(run: RunDetails) -> Text:
-    left = time_left(run)
+def _title(run: RunDetails) -> Text:
+    left = _time_left(run)
     return Text.assemble(
         (one_line(run.name), "bold"),
         "  ",
@@ -135,7 +135,7 @@ def title(run: RunDetails) -> Text:
     )
 
 
-def facts(run: RunDetails) -> Text:
+def _facts(run: RunDetails) -> Text:
     version = run.version
     reason = f"{one_line(why(run))}\n" if why(run) else ""
     parts = [
@@ -149,7 +149,7 @@ def facts(run: RunDetails) -> Text:
     return Text.assemble((reason, "bold"), one_line(" · ".join(part for part in parts if part)))
 
 
-def time_left(run: RunDetails) -> float | None:
+def _time_left(run: RunDetails) -> float | None:
     """Seconds, by the last step's; None unless it runs."""
     pace = run.rates.step_seconds
     if run.state != "running" or not pace or not run.steps:

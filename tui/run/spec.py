@@ -29,7 +29,7 @@ from lorad.tui.yaml import rendered
 if TYPE_CHECKING:
     from lorad.tui.screens.base import Base
 
-NAMES = 500  # of runs that the field for another one completes
+_NAMES = 500  # of runs that the field for another one completes
 
 
 class SpecScroll(VerticalScroll):
@@ -127,12 +127,12 @@ class SpecTab(RunTab):
         if self._other is not None:
             what = f"Against {self._other.name}: ~ another value, + only here, - only there"
             what += "" if self._all else "; defaults left out"
-        told = [Text(one_line(what))]
+        parts = [Text(one_line(what))]
         for attempt in self._run.attempts if self._run else ():
             if attempt.changed:
                 changed = ", ".join(f"~ {key}={value_text(value)}" for key, value in attempt.changed.items())
-                told.append(Text(one_line(f"Attempt {attempt.attempt} changed: {changed}")))
-        return Text("\n").join(told)
+                parts.append(Text(one_line(f"Attempt {attempt.attempt} changed: {changed}")))
+        return Text("\n").join(parts)
 
     # -- searching -------------------------------------------------------------------------------------------
     @property
@@ -177,7 +177,9 @@ class SpecTab(RunTab):
     @work(exclusive=True, group="names")
     async def complete(self) -> None:
         with contextlib.suppress(LoradError):
-            runs = await asyncio.to_thread(cast("Base", self.screen).lorad.client.list, all=True, limit=NAMES)
+            runs = await asyncio.to_thread(
+                cast("Base", self.screen).lorad.client.list, all=True, limit=_NAMES
+            )
             names = [run.name for run in runs if run.name != self.run_name]
             self.query_one("#spec-other", Input).suggester = SuggestFromList(names)
 

@@ -29,7 +29,7 @@ COLUMNS = (
     Column("age", 4, 5, 5, right=True),
 )
 ORIGIN, FORK = "origin", "fork "  # keys of rows that are no versions; a version's is its number
-ATTESTED = {"passed": ("✔", "green"), "inconclusive": ("≈", "yellow"), "failed": ("✖", "bold red")}
+_ATTESTED = {"passed": ("✔", "green"), "inconclusive": ("≈", "yellow"), "failed": ("✖", "bold red")}
 
 
 class History(NamedTuple):
@@ -46,12 +46,9 @@ class History(NamedTuple):
 
 def history(versions: Sequence[Version], run: Run, forks: Mapping[str, int]) -> History:
     found = sorted(versions, key=lambda version: version.version)
-    kept = [one for n, one in enumerate(found) if n >= len(found) - LIMIT or is_held(one)]
+    held = {one.version for one in found if one.pinned or one.aliases or one.loaded}
+    kept = [one for n, one in enumerate(found) if n >= len(found) - LIMIT or one.version in held]
     return History(kept, len(found) - len(kept), run.version, run.origin or "", forks)
-
-
-def is_held(version: Version) -> bool:
-    return bool(version.pinned or version.aliases or version.loaded)
 
 
 def forks(runs: Sequence[Run], run: str) -> dict[str, int]:
@@ -110,11 +107,11 @@ class Painter:
         if before is not None and before[0] == facts:
             return before
         if version is None:
-            return facts, stranger(row, known)
-        return facts, cells(version, row.rails, is_current=is_current, counts=counts)
+            return facts, _stranger(row, known)
+        return facts, _cells(version, row.rails, is_current=is_current, counts=counts)
 
 
-def stranger(row: version_tree.Row, known: History) -> Cells:
+def _stranger(row: version_tree.Row, known: History) -> Cells:
     """Return the row of a node that is not a version of this run."""
     empty = {column.key: Text() for column in COLUMNS}
     if row.key == ORIGIN:
@@ -123,7 +120,7 @@ def stranger(row: version_tree.Row, known: History) -> Cells:
     return {**empty, "version": name, "state": Text("forked run")}
 
 
-def cells(version: Version, rails: str, *, is_current: bool, counts: bool) -> Cells:
+def _cells(version: Version, rails: str, *, is_current: bool, counts: bool) -> Cells:
     sign, style = ("◉", "bold green") if is_current else ("●", "") if counts else ("○", "dim")
     plain = {
         "step": str(version.step),
@@ -137,10 +134,10 @@ def cells(version: Version, rails: str, *, is_current: bool, counts: bool) -> Ce
     name = Text.assemble(
         (rails, "dim"), (f"{sign} @{version.version}", style), no_wrap=True, overflow="ellipsis"
     )
-    return {**row, "version": name, "state": state(version, is_current), "attested": attested(version)}
+    return {**row, "version": name, "state": _state(version, is_current), "attested": _attested(version)}
 
 
-def state(version: Version, is_current: bool) -> Text:
+def _state(version: Version, is_current: bool) -> Text:
     """Signs and words."""
     parts = [
         ("◉ current", "bold green") if is_current else ("", ""),
@@ -151,19 +148,19 @@ def state(version: Version, is_current: bool) -> Text:
     return Text(" ", no_wrap=True, overflow="ellipsis").join([Text(*part) for part in parts if part[0]])
 
 
-def attested(version: Version) -> Text:
+def _attested(version: Version) -> Text:
     word = str(version.attested or "not yet")
-    sign, style = ATTESTED.get(word, ("◌", "dim"))
+    sign, style = _ATTESTED.get(word, ("◌", "dim"))
     return Text(f"{sign} {one_line(word)}", style=style, no_wrap=True, overflow="ellipsis")
 
 
 def facts(version: Version) -> Text:
     """All that a row has no room for."""
-    parent, told = version.parent, version.attestation[:400]
+    parent, attestation = version.parent, version.attestation[:400]
     return Text.assemble(
         (f"{one_line(version.run)}@{version.version} ", "bold"),
         f"step {version.step} · {'from @' + str(parent) if parent is not None else 'the first'} · ",
-        one_line(f"{age(version.created_at)} ago · {size(version.bytes)} · {told}"),
+        one_line(f"{age(version.created_at)} ago · {size(version.bytes)} · {attestation}"),
         f"\nsha256 {one_line(version.sha256)}\n",
         one_line(str(version.path or "Its files are deleted.")),
     )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 DEEPEST = 12  # levels; what forks further in is drawn as deep as this
-RAIL, JOINT = "│ ", "├─"
+_RAIL, _JOINT = "│ ", "├─"
 
 
 class Row(NamedTuple):
@@ -56,7 +56,7 @@ def _rails(level: int, is_first: bool) -> str:
     if not level:
         return ""
     level = min(level, DEEPEST)
-    return RAIL * (level - 1) + (JOINT if is_first else RAIL)
+    return _RAIL * (level - 1) + (_JOINT if is_first else _RAIL)
 
 
 def _lines(

@@ -12,15 +12,14 @@ from lorad.client.client import Client
 from lorad.client.shapes import RunDetails, Version
 from lorad.text import one_line, size
 from lorad.tui import keys
-from lorad.tui.feed import Changes
-from lorad.tui.pace import Pace
+from lorad.tui.feed import Changes, Pace
 from lorad.tui.port import AppPort
 from lorad.tui.run.version_rows import COLUMNS, FORK, ORIGIN, Cells, History, Painter, facts, forks, history
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 
-KINDS = (
+_KINDS = (
     "version",
     "alias",
     "pin",
@@ -30,10 +29,10 @@ KINDS = (
     "state",
     "serving",
 )  # events that change what is shown
-RUNS = 1000  # ended runs that are looked at for forks
+_RUNS = 1000  # ended runs that are looked at for forks
 
 
-class Shown(NamedTuple):
+class _Shown(NamedTuple):
     """rows: cells of each row by key, in order."""
 
     known: History
@@ -67,20 +66,20 @@ class Versions(RunTab):
         yield Line(id="version-facts")
 
     # -- what is shown ---------------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes, run: RunDetails) -> Shown | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> _Shown | None:
         """All of them, which takes a while where there are thousands, and is done the less often then."""
         if changes.everything or any({"forked", "removed"} & kinds for kinds in changes.kinds.values()):
-            self._forks, self._is_stale = forks(client.list(all=True, limit=RUNS), self.run_name), True
-        self._is_stale |= any(changes.touch(self.run_name, kind) for kind in KINDS)
+            self._forks, self._is_stale = forks(client.list(all=True, limit=_RUNS), self.run_name), True
+        self._is_stale |= any(changes.touch(self.run_name, kind) for kind in _KINDS)
         if not self._is_stale or not (self._pace.is_due or changes.everything):
             return None
         with self._pace.asking():
             versions = client.adapters(self.run_name)
         self._is_stale = False
         known = history(versions, run, dict(self._forks))
-        return Shown(known, self._painter.rows(known))
+        return _Shown(known, self._painter.rows(known))
 
-    def show(self, data: Shown) -> None:
+    def show(self, data: _Shown) -> None:
         is_first = not self._history.versions
         self._history = data.known
         self._versions = {str(version.version): version for version in data.known.versions}

@@ -14,7 +14,7 @@ from lorad.client import shapes
 from lorad.text import printable
 
 HITS = 10_000  # of a search that are kept
-PART = 4096  # characters that are looked at together
+_PART = 4096  # characters that are looked at together
 ORDERS = ("as drawn", "reward", "advantage", "length")
 
 
@@ -80,7 +80,7 @@ def grouped(rows: Iterable[shapes.Sample]) -> list[Group]:
     for row in rows:
         id = row.prompt_id
         if id not in groups:
-            groups[id] = Group(id, len(groups), inert(row.prompt), inert(row.answer))
+            groups[id] = Group(id, len(groups), _inert(row.prompt), _inert(row.answer))
         groups[id].samples.append(_sample(row))
     return list(groups.values())
 
@@ -88,18 +88,18 @@ def grouped(rows: Iterable[shapes.Sample]) -> list[Group]:
 def _sample(row: shapes.Sample) -> Sample:
     return Sample(
         index=row.index,
-        completion=inert(row.completion),
-        reward=finite(row.reward),
-        advantage=finite(row.advantage),
+        completion=_inert(row.completion),
+        reward=_finite(row.reward),
+        advantage=_finite(row.advantage),
         tokens=len(row.tokens),
         logprob=_mean(row.logprobs),
-        finish=inert(row.finish),
-        error=inert(row.error),
-        version=inert(row.version).rpartition("@")[2][:12],
+        finish=_inert(row.finish),
+        error=_inert(row.error),
+        version=_inert(row.version).rpartition("@")[2][:12],
     )
 
 
-def finite(value: Any) -> float | None:
+def _finite(value: Any) -> float | None:
     """Return the value, or None if it is not a finite number."""
     try:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
@@ -109,13 +109,13 @@ def finite(value: Any) -> float | None:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return finite(sum(known) / len(known)) if known and len(known) == len(values) else None
+    return _finite(sum(known) / len(known)) if known and len(known) == len(values) else None
 
 
-def inert(text: Any) -> str:
+def _inert(text: Any) -> str:
     """`printable`, quick where nothing is to be done; a tab is two spaces."""
     whole = "" if text is None else str(text)
-    parts = (whole[i : i + PART] for i in range(0, len(whole), PART))
+    parts = (whole[i : i + _PART] for i in range(0, len(whole), _PART))
     return "".join(part if part.isprintable() else printable(part.replace("\t", "  ")) for part in parts)
 
 
@@ -140,7 +140,7 @@ def hits(groups: Iterable[Group], wanted: str, by: str) -> list[Hit]:
     """
     if not wanted:
         return []
-    look, found = re.compile(re.escape(inert(wanted)), re.IGNORECASE), list[Hit]()
+    look, found = re.compile(re.escape(_inert(wanted)), re.IGNORECASE), list[Hit]()
     for hit in _looked(look, groups, by):
         found.append(hit)
         if len(found) == HITS:

@@ -14,12 +14,12 @@ from lorad.tui.samples.text import Scale, Side, scale, together
 from lorad.tui.widgets.text_view import Section
 
 LIMIT = 10_000  # samples of a step that are asked for
-LOOK = 32  # steps to each side that are looked through
-PATIENCE = 5.0  # seconds for that
-KNOWN = 4096  # steps whose prompts are remembered
+_LOOK = 32  # steps to each side that are looked through
+_PATIENCE = 5.0  # seconds for that
+_KNOWN = 4096  # steps whose prompts are remembered
 
 
-class Other(NamedTuple):
+class _Other(NamedTuple):
     """A prompt in another step.
 
     groups: all groups of that step.
@@ -41,24 +41,24 @@ class Lookup:
         self._prompts: OrderedDict[int, frozenset[str]] = OrderedDict()
         self._last: tuple[int, list[Group]] = (0, [])
 
-    def at(self, step: int, group: Group) -> Other:
+    def at(self, step: int, group: Group) -> _Other:
         """The same prompt in a step, else the prompt at the same place. Raises LoradError."""
         groups = self._groups(step)
         if not groups:
             raise NotFound(f"step {step} of {self._run} has no samples", hint="Choose another step.")
         for one in groups:
             if one.id == group.id:
-                return Other(step, one, groups, f"the same prompt in step {step}")
+                return _Other(step, one, groups, f"the same prompt in step {step}")
         one = groups[min(group.rank, len(groups) - 1)]
-        return Other(
+        return _Other(
             step, one, groups, f"this prompt is not in step {step}; its prompt {one.rank + 1} instead"
         )
 
-    def nearest(self, step: int, newest: int, group: Group, is_over: Callable[[], bool]) -> Other:
+    def nearest(self, step: int, newest: int, group: Group, is_over: Callable[[], bool]) -> _Other:
         """The nearest earlier step with that prompt, else the nearest later one; where no step nearby has it,
         the prompt at the same place of the nearest one. Raises LoradError when no other step has samples."""
-        there, until = list[int](), time.monotonic() + PATIENCE
-        for one in nearby(step, newest):
+        there, until = list[int](), time.monotonic() + _PATIENCE
+        for one in _nearby(step, newest):
             if is_over() or time.monotonic() > until:
                 break
             prompts = self._ids(one)
@@ -69,9 +69,9 @@ class Lookup:
             raise NotFound(
                 f"no step near step {step} has samples", hint="checkpoint.keep_samples says how many do."
             )
-        told = f"this prompt is not in steps {min(there)} to {max(there)}"
+        absent = f"this prompt is not in steps {min(there)} to {max(there)}"
         other = self.at(there[0], group)
-        return other._replace(says=f"{told}; prompt {other.group.rank + 1} of step {other.step} instead")
+        return other._replace(says=f"{absent}; prompt {other.group.rank + 1} of step {other.step} instead")
 
     def _ids(self, step: int) -> frozenset[str]:
         if step not in self._prompts:
@@ -92,14 +92,14 @@ class Lookup:
 
     def _know(self, step: int, prompts: frozenset[str]) -> None:
         self._prompts[step] = prompts
-        while len(self._prompts) > KNOWN:
+        while len(self._prompts) > _KNOWN:
             self._prompts.popitem(last=False)
 
 
-def nearby(step: int, newest: int) -> Iterator[int]:
+def _nearby(step: int, newest: int) -> Iterator[int]:
     """Earlier steps, the nearest first, then later ones."""
-    yield from range(step - 1, max(step - 1 - LOOK, 0), -1)
-    yield from range(step + 1, min(step + LOOK, newest) + 1)
+    yield from range(step - 1, max(step - 1 - _LOOK, 0), -1)
+    yield from range(step + 1, min(step + _LOOK, newest) + 1)
 
 
 class Here(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -11,7 +11,7 @@ from lorad.text import number, one_line
 from lorad.tui.dashboard.run_rows import bar
 from lorad.tui.samples.groups import Group
 from lorad.tui.samples.text import Scale
-from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.columns import Column, Values
 
 
 class Step(NamedTuple):
@@ -33,27 +33,27 @@ COLUMNS = (
     Column("spread", 7, 8, 3, right=True, orders=True),
     Column("n", 2, 4, 7, right=True),
 )
-START = 400  # characters of a prompt that a row may need
-COMMON = 12  # characters from which on what all prompts begin with is left out
-FLAT = "= "  # before a spread of nothing: such a group teaches nothing
+_START = 400  # characters of a prompt that a row may need
+_COMMON = 12  # characters from which on what all prompts begin with is left out
+_FLAT = "= "  # before a spread of nothing: such a group teaches nothing
 
 
 def rows(groups: Sequence[Group], measure: Scale, found: Mapping[str, int]) -> dict[str, dict[str, Text]]:
     """found: by group, how often a search found something in it."""
-    same = common([group.prompt for group in groups])
-    return {group.id: cells(group, same, measure, found.get(group.id, 0)) for group in groups}
+    same = _common([group.prompt for group in groups])
+    return {group.id: _cells(group, same, measure, found.get(group.id, 0)) for group in groups}
 
 
-def cells(group: Group, same: int, measure: Scale, found: int) -> dict[str, Text]:
+def _cells(group: Group, same: int, measure: Scale, found: int) -> dict[str, Text]:
     """same: characters that the prompts of all groups begin with."""
-    start = one_line(("…" if same else "") + group.prompt[same : same + START])
+    start = one_line(("…" if same else "") + group.prompt[same : same + _START])
     mean, spread, rewards = group.mean, group.spread, group.rewards
     plain = {
         "mean": number(mean),
         "reward": "" if mean is None else bar(measure.share(mean), 6),
         "worst": number(min(rewards, default=None)),
         "best": number(max(rewards, default=None)),
-        "spread": f"{'' if spread else FLAT}{number(spread)}",
+        "spread": f"{'' if spread else _FLAT}{number(spread)}",
         "n": str(len(group.samples)),
     }
     row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
@@ -62,7 +62,7 @@ def cells(group: Group, same: int, measure: Scale, found: int) -> dict[str, Text
     return {**row, "prompt": Text.assemble(sign, start, no_wrap=True, overflow="ellipsis")}
 
 
-def values(group: Group) -> dict[str, Any]:
+def values(group: Group) -> Values:
     """Return the values that the table is ordered by."""
     rewards = group.rewards
     return {
@@ -73,13 +73,13 @@ def values(group: Group) -> dict[str, Any]:
     }
 
 
-def common(prompts: Sequence[str]) -> int:
+def _common(prompts: Sequence[str]) -> int:
     """Return how much all prompts have in common at the start, up to a word; 0 if that is little."""
-    first, last = (edge((prompt[: START * 10] for prompt in prompts), default="") for edge in (min, max))
+    first, last = (edge((prompt[: _START * 10] for prompt in prompts), default="") for edge in (min, max))
     most = min(len(first), len(last)) if len(prompts) > 1 else 0
     same = first[: next((i for i in range(most) if first[i] != last[i]), most)]
     same = same[: max(same.rfind(" "), same.rfind("\n")) + 1]
-    return len(same) if len(same) >= COMMON else 0
+    return len(same) if len(same) >= _COMMON else 0
 
 
 def head(step: Step, wanted: int | None, measure: Scale, more: Sequence[str]) -> Text:
@@ -98,5 +98,5 @@ def head(step: Step, wanted: int | None, measure: Scale, more: Sequence[str]) ->
     parts += [f"✖ {failed} without a reward"] if failed else []
     reads = f"reading step {wanted} … " if wanted not in (None, step.number) else ""
     follows = "● latest" if wanted is None else f"of {step.newest}"
-    told = one_line(" · ".join([follows, *parts, *more]))
-    return Text.assemble((reads, "bold yellow"), (f"step {step.number} ", "bold"), told)
+    text = one_line(" · ".join([follows, *parts, *more]))
+    return Text.assemble((reads, "bold yellow"), (f"step {step.number} ", "bold"), text)

@@ -20,8 +20,7 @@ from lorad.client.shapes import RunDetails
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.text import printable
 from lorad.tui import keys
-from lorad.tui.feed import Changes
-from lorad.tui.pace import Pace
+from lorad.tui.feed import Changes, Pace
 from lorad.tui.port import AppPort
 from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, grouped, hits
 from lorad.tui.samples.other_steps import LIMIT, Ask, Here, Lookup, compared
@@ -32,8 +31,8 @@ from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 from lorad.tui.widgets.text_view import Block, Reader, Section, Span
 
-FOUND, HERE = "underline yellow", "bold reverse yellow"  # what a search found, and where `n` led
-ASKED = {
+_FOUND, _HERE = "underline yellow", "bold reverse yellow"  # what a search found, and where `n` led
+_ASKED = {
     "search": "search prompts and completions; nothing: no search",
     "step": "a step's number; nothing: the latest, and those to come",
     "other": "compare with which step? nothing: the nearest one with that prompt",
@@ -168,7 +167,9 @@ class Samples(RunTab):
         marks = dict[int, list[Span]]()
         for hit in self._hits:
             if group is not None and hit.group == group.id:
-                marks.setdefault(hit.sample, []).append((hit.start, hit.end, HERE if hit is here else FOUND))
+                marks.setdefault(hit.sample, []).append(
+                    (hit.start, hit.end, _HERE if hit is here else _FOUND)
+                )
         return marks
 
     # -- which step ------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ class Samples(RunTab):
     def action_ask(self, what: str) -> None:
         """Ask for a line of text; see ASKED."""
         self._asks, asked = what, self._input
-        asked.placeholder, asked.restrict = ASKED[what], None if what == "search" else r"[0-9]{0,7}"
+        asked.placeholder, asked.restrict = _ASKED[what], None if what == "search" else r"[0-9]{0,7}"
         asked.value, asked.display = self._needle if what == "search" else "", True
         self.screen.set_focus(asked)
 

@@ -13,8 +13,8 @@ from lorad.tui.dashboard.run_rows import bar
 from lorad.tui.samples.groups import Group, Sample, ordered
 from lorad.tui.widgets.text_view import Block, Section, Span
 
-PROMPT = -1  # key of the prompt's block; completions have their place in the group
-HALF = 4  # cells of a bar, to each side where there is a 0
+_PROMPT = -1  # key of the prompt's block; completions have their place in the group
+_HALF = 4  # cells of a bar, to each side where there is a 0
 
 
 class Scale(NamedTuple):
@@ -43,26 +43,26 @@ def alone(group: Group, of: int, by: str, measure: Scale) -> list[Section]:
     """The prompt, then its completions in order. of: how many prompts the step has."""
     blocks = [
         Block(f"prompt {group.rank + 1} of {of}, {group.id}", "bold"),
-        Block(group.prompt, key=PROMPT, name="prompt"),
+        Block(group.prompt, key=_PROMPT, name="prompt"),
     ]
     blocks += [Block(f"answer: {group.answer}", "dim", name="answer")] if group.answer else []
     for place in ordered(group.samples, by):
         sample = group.samples[place]
-        blocks += [Block(""), head(sample, measure), Block(sample.completion, key=place), *wrong(sample)]
+        blocks += [Block(""), _head(sample, measure), Block(sample.completion, key=place), *_wrong(sample)]
     return [Section(blocks)]
 
 
-def head(sample: Sample, measure: Scale, before: str = "") -> Block:
+def _head(sample: Sample, measure: Scale, before: str = "") -> Block:
     """Its figures; signs and bars beside colours."""
     parts: list[tuple[str, str]] = [(f"{before}#{sample.index} ", "bold")]
     if sample.reward is None:
         parts.append(("reward: none ", "red"))
     else:
-        parts.append((f"reward {sample.reward:.3f} {bar(measure.share(sample.reward), HALF)} ", "cyan"))
+        parts.append((f"reward {sample.reward:.3f} {bar(measure.share(sample.reward), _HALF)} ", "cyan"))
     if sample.advantage is not None:
         style = "green" if sample.advantage > 0 else "red" if sample.advantage < 0 else "dim"
-        parts.append((f"advantage {sample.advantage:+.3f} {signed(sample.advantage, measure.most)} ", style))
-    parts.append((" · ".join(figures(sample)), "dim"))
+        parts.append((f"advantage {sample.advantage:+.3f} {_signed(sample.advantage, measure.most)} ", style))
+    parts.append((" · ".join(_figures(sample)), "dim"))
     spans, at = list[Span](), 0
     for text, style in parts:
         spans.append((at, at + len(text), style))
@@ -70,20 +70,20 @@ def head(sample: Sample, measure: Scale, before: str = "") -> Block:
     return Block("".join(text for text, _ in parts), spans=spans)
 
 
-def figures(sample: Sample) -> list[str]:
-    told = [f"{sample.tokens} tokens" if sample.tokens else "", sample.finish]
-    told += [f"logprob {number(sample.logprob)}" if sample.logprob is not None else ""]
-    return [one for one in (*told, f"@{sample.version}" if sample.version else "") if one]
+def _figures(sample: Sample) -> list[str]:
+    parts = [f"{sample.tokens} tokens" if sample.tokens else "", sample.finish]
+    parts += [f"logprob {number(sample.logprob)}" if sample.logprob is not None else ""]
+    return [one for one in (*parts, f"@{sample.version}" if sample.version else "") if one]
 
 
-def signed(value: float, most: float) -> str:
+def _signed(value: float, most: float) -> str:
     """A bar to the left or right of the middle: 0.5 of 1 -> ····│██··"""
-    length = round(abs(value) / most * HALF) if most else 0
+    length = round(abs(value) / most * _HALF) if most else 0
     left, right = ("█" * length if value < 0 else "", "█" * length if value > 0 else "")
-    return f"{left.rjust(HALF, '·')}│{right.ljust(HALF, '·')}"
+    return f"{left.rjust(_HALF, '·')}│{right.ljust(_HALF, '·')}"
 
 
-def wrong(sample: Sample) -> list[Block]:
+def _wrong(sample: Sample) -> list[Block]:
     return [Block(f"✖ {sample.error}", "bold red")] if sample.error else []
 
 
@@ -107,7 +107,7 @@ def together(before: Side, after: Side, by: str, here: int, *, word_by_word: boo
         left = None if one is None else before.group.samples[one]
         right = None if other is None else after.group.samples[other]
         heads = [
-            Block(f"{name}has no more", "dim") if sample is None else head(sample, side.scale, name)
+            Block(f"{name}has no more", "dim") if sample is None else _head(sample, side.scale, name)
             for name, sample, side in zip(names, (left, right), (before, after), strict=True)
         ]
         sections.append(Section([Block("")]))

@@ -15,10 +15,10 @@ from lorad.tui import keys
 from lorad.tui.actions import Field
 from lorad.tui.screens.confirm import HEIGHTS
 
-Values = dict[str, str]
+_Values = dict[str, str]
 
 
-class Ask(ModalScreen[Values | None]):
+class Ask(ModalScreen[_Values | None]):
     """Returns what was typed, by field, or None if the user left. line: makes the command from the values."""
 
     BINDINGS = keys.OVER + keys.ASK
@@ -46,7 +46,7 @@ class Ask(ModalScreen[Values | None]):
     """
 
     def __init__(
-        self, title: str, fields: tuple[Field, ...], line: Callable[[Values], str], preset: Mapping[str, str]
+        self, title: str, fields: tuple[Field, ...], line: Callable[[_Values], str], preset: Mapping[str, str]
     ) -> None:
         super().__init__()
         self._head, self._fields, self._line, self._preset = title, fields, line, preset
@@ -72,13 +72,13 @@ class Ask(ModalScreen[Values | None]):
         self._draw()
 
     @property
-    def values(self) -> Values:
+    def values(self) -> _Values:
         return {field.key: self.query_one(f"#{field.key}", Input).value for field in self._fields}
 
     def _wrong(self) -> str:
         values = self.values
-        told = ((field, field.check(values[field.key])) for field in self._fields)
-        return "; ".join(f"{field.label}: {wrong}" for field, wrong in told if wrong)
+        checked = ((field, field.check(values[field.key])) for field in self._fields)
+        return "; ".join(f"{field.label}: {wrong}" for field, wrong in checked if wrong)
 
     def _draw(self) -> None:
         wrong = self._wrong()

@@ -24,8 +24,8 @@ from lorad.tui.screens.confirm import Confirm
 from lorad.tui.widgets.keybar import KeyBar
 from lorad.tui.widgets.line import Line
 
-WIDTHS = [(0, "-narrow"), (72, "-normal"), (140, "-wide")]  # what the styles know, from so many cells on
-HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
+_WIDTHS = [(0, "-narrow"), (72, "-normal"), (140, "-wide")]  # what the styles know, from so many cells on
+_HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
 
 
 class Base(Screen[None]):
@@ -35,8 +35,8 @@ class Base(Screen[None]):
     """
 
     BINDINGS = keys.SCREEN
-    HORIZONTAL_BREAKPOINTS = WIDTHS
-    VERTICAL_BREAKPOINTS = HEIGHTS
+    HORIZONTAL_BREAKPOINTS = _WIDTHS
+    VERTICAL_BREAKPOINTS = _HEIGHTS
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,8 +136,8 @@ class Base(Screen[None]):
         self.query_one("#status", Line).say(shown)
 
     def say_error(self, error: LoradError) -> None:
-        told = f"✖ {one_line(error.message)} {one_line(error.hint)}"
-        self.query_one("#status", Line).say(Text(told, style="bold red"))
+        text = f"✖ {one_line(error.message)} {one_line(error.hint)}"
+        self.query_one("#status", Line).say(Text(text, style="bold red"))
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self.command)
@@ -194,7 +194,7 @@ class Base(Screen[None]):
         if action.lost is None:
             return True
         lost = {one: await asyncio.to_thread(action.lost, self.lorad.client, one, values) for one in targets}
-        lost = {one: told for one, told in lost.items() if told}
+        lost = {one: text for one, text in lost.items() if text}
         if not lost:
             return True
         return await self.app.push_screen_wait(Confirm(action.verb.capitalize(), lost))
@@ -209,14 +209,14 @@ class Base(Screen[None]):
             except LoradError as error:
                 refused = error
                 continue
-            done[action.command(target, values)] = action.told(target, row)
+            done[action.command(target, values)] = action.done(target, row)
             self._acted_on = self._subject(targets)
-            told = (
+            text = (
                 done[action.command(target, values)]
                 if len(targets) == 1
                 else f"{len(done)} of {len(targets)} done."
             )
-            self.say_command("; ".join(done), told)
+            self.say_command("; ".join(done), text)
         self.lorad.feed.again()
         if refused is not None:
             some = f"{len(done)} of {len(targets)} done; " if done else ""

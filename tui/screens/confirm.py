@@ -12,7 +12,7 @@ from lorad.text import one_line
 from lorad.tui import keys
 
 HEIGHTS = [(0, "-short"), (15, "-tall")]  # of the terminal, see `DEFAULT_CSS`
-MOST = 12  # names that are listed one by one
+_MOST = 12  # names that are listed one by one
 
 
 class Confirm(ModalScreen[bool]):
@@ -60,8 +60,8 @@ class Confirm(ModalScreen[bool]):
             Text.assemble((one_line(name), "bold"), f": {one_line(lost)}")
             for name, lost in self._lost.items()
         ]
-        rest = [Text(f"and {len(lines) - MOST} more")] if len(lines) > MOST else []
-        return Text("\n").join([*lines[:MOST], *rest])
+        rest = [Text(f"and {len(lines) - _MOST} more")] if len(lines) > _MOST else []
+        return Text("\n").join([*lines[:_MOST], *rest])
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "yes")

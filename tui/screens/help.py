@@ -19,20 +19,20 @@ from lorad.tui import keys
 from lorad.tui.actions import ACTIONS
 from lorad.tui.port import AppPort
 
-Sections = dict[str, list[Binding]]
-KEYS, IDS = 16, 22  # cells
+_Sections = dict[str, list[Binding]]
+_KEYS, _IDS = 16, 22  # cells
 # headings of what is not of one screen alone, the last one last
-COMMON = ("", "Tables", "Texts", "Everywhere")
-FILTER = (
+_COMMON = ("", "Tables", "Texts", "Everywhere")
+_FILTER = (
     "Filter: words that a run must have; state: owner: base: pool: alarm: look there\n"
     "only, as in state:running owner:ann; !word keeps runs without it.\n"
 )
-ABOUT = (
+_ABOUT = (
     "The status line shows the shell command for what you see or did; y copies it. ctrl+p finds every "
     "command.\nThe words at the right are ids: tui.keymap of config.yaml gives an id other keys, as in "
     "{run.kill: ctrl+k}."
 )
-TYPED = "While a text is typed, f1 opens this help."
+_TYPED = "While a text is typed, f1 opens this help."
 
 
 class Help(ModalScreen[None]):
@@ -71,7 +71,7 @@ class Help(ModalScreen[None]):
 
     def _draw(self) -> None:
         wanted, keymap = self._search.value.casefold().split(), cast(AppPort, self.app).config.tui.keymap
-        sections = found(wanted, keymap) if wanted else nearest(self._here)
+        sections = _found(wanted, keymap) if wanted else _nearest(self._here)
         self.query_one("#help").border_title = (
             f"keys: {' '.join(wanted)}" if wanted else "keys that work here"
         )
@@ -79,8 +79,10 @@ class Help(ModalScreen[None]):
         if not sections:
             self.query_one("#help-table", Static).update(Text("No key has all of these words."))
             return
-        told = [] if wanted else [Text((FILTER if "The dashboard" in sections else "") + f"{ABOUT}\n{TYPED}")]
-        self.query_one("#help-table", Static).update(Group(key_table(sections, keymap), *told))
+        intro = (
+            [] if wanted else [Text((_FILTER if "The dashboard" in sections else "") + f"{_ABOUT}\n{_TYPED}")]
+        )
+        self.query_one("#help-table", Static).update(Group(_key_table(sections, keymap), *intro))
         self.query_one("#help-keys").scroll_home(animate=False)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -108,53 +110,53 @@ class Help(ModalScreen[None]):
         self.set_focus(None)
 
 
-def nearest(here: Sequence[str]) -> Sections:
+def _nearest(here: Sequence[str]) -> _Sections:
     """The sections of these ids, in their order; what is not of one screen alone last."""
     places = {id: place for place, id in enumerate(here)}
     known = {
-        heading: [places[key.id] for key in some if key.id in places] for heading, some in listed().items()
+        heading: [places[key.id] for key in some if key.id in places] for heading, some in _listed().items()
     }
     headings = sorted(
         (heading for heading in known if known[heading]), key=lambda heading: min(known[heading])
     )
-    headings.sort(key=lambda heading: COMMON.index(heading) if heading in COMMON else 0)
-    return {heading: listed()[heading] for heading in headings}
+    headings.sort(key=lambda heading: _COMMON.index(heading) if heading in _COMMON else 0)
+    return {heading: _listed()[heading] for heading in headings}
 
 
-def found(words: Sequence[str], keymap: Mapping[str, str]) -> Sections:
+def _found(words: Sequence[str], keymap: Mapping[str, str]) -> _Sections:
     """Return the keys that match all words."""
     has = {
-        heading: [key for key in some if all(word in searched(heading, key, keymap) for word in words)]
-        for heading, some in listed().items()
+        heading: [key for key in some if all(word in _searched(heading, key, keymap) for word in words)]
+        for heading, some in _listed().items()
     }
     return {heading: some for heading, some in has.items() if some}
 
 
-def searched(heading: str, key: Binding, keymap: Mapping[str, str]) -> str:
+def _searched(heading: str, key: Binding, keymap: Mapping[str, str]) -> str:
     """Return the text that a search looks through."""
-    return f"{heading} {typed(key, keymap)} {meaning(key)} {key.id}".casefold()
+    return f"{heading} {_typed(key, keymap)} {_meaning(key)} {key.id}".casefold()
 
 
-def listed() -> Sections:
+def _listed() -> _Sections:
     return {heading: [key for key in some if isinstance(key, Binding)] for heading, some in keys.HELP.items()}
 
 
-def typed(key: Binding, keymap: Mapping[str, str]) -> str:
+def _typed(key: Binding, keymap: Mapping[str, str]) -> str:
     """Return the names of the keys for this action."""
     return key_names(keymap.get(key.id or "", key.key))
 
 
-def key_table(sections: Sections, keymap: Mapping[str, str]) -> Group:
+def _key_table(sections: _Sections, keymap: Mapping[str, str]) -> Group:
     """keymap: other keys than ours, by id."""
     parts: list[RenderableType] = []
     for heading, bindings in sections.items():
         table = Table.grid(
-            Column(width=KEYS), Column(ratio=1), Column(width=IDS, no_wrap=True), padding=(0, 1)
+            Column(width=_KEYS), Column(ratio=1), Column(width=_IDS, no_wrap=True), padding=(0, 1)
         )
         table.expand = True
         for key in bindings:
             table.add_row(
-                Text(typed(key, keymap), style="cyan"), Text(meaning(key)), Text(key.id or "", style="dim")
+                Text(_typed(key, keymap), style="cyan"), Text(_meaning(key)), Text(key.id or "", style="dim")
             )
         parts += [Text(heading, style="bold"), table]
     return Group(*parts)
@@ -162,15 +164,15 @@ def key_table(sections: Sections, keymap: Mapping[str, str]) -> Group:
 
 def key_names(typed: str) -> str:
     """number_sign,escape -> # esc"""
-    return " ".join(key_name(key.strip()) for key in typed.split(","))
+    return " ".join(_key_name(key.strip()) for key in typed.split(","))
 
 
-def key_name(key: str) -> str:
+def _key_name(key: str) -> str:
     character = "/" if key == "slash" else key_to_character(key) or ""
     return character if character.isprintable() and character.strip() else "esc" if key == "escape" else key
 
 
-def meaning(binding: Binding) -> str:
+def _meaning(binding: Binding) -> str:
     """Return what an action does; for other keys, their description."""
     verb = binding.action.partition("'")[2].rstrip("')")
     action = ACTIONS.get(verb)

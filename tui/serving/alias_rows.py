@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -13,14 +13,14 @@ from lorad.errors import LoradError
 from lorad.protocol.traffic import Figures
 from lorad.text import age, coarse_age, number, one_line
 from lorad.tui.feed import Changes
-from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.columns import Column, Values
 
-NAMED = 24  # cells of a version's name
-AT_ONCE = 8  # rewards that are asked for in one reading
-MOST_REWARDS = 4096
+_NAMED = 24  # cells of a version's name
+_AT_ONCE = 8  # rewards that are asked for in one reading
+_MOST_REWARDS = 4096
 COLUMNS = (
     Column("alias", 12, 28, 0, rest=True, orders=True),
-    Column("serves", 6, NAMED, 0, orders=True),
+    Column("serves", 6, _NAMED, 0, orders=True),
     Column("step", 4, 8, 6, right=True, orders=True),
     Column("reward", 6, 8, 5, right=True, orders=True),
     Column("owner", 5, 12, 9, orders=True),
@@ -59,27 +59,27 @@ class Reader:
         self._rewards: dict[str, float | None] = {}
 
     def read(self, client: Client, changes: Changes) -> Data | None:
-        told = {kind for kinds in changes.kinds.values() for kind in kinds}
-        if not (changes.everything or changes.tick or told & {"alias", "serving"}):
+        happened = {kind for kinds in changes.kinds.values() for kind in kinds}
+        if not (changes.everything or changes.tick or happened & {"alias", "serving"}):
             return None
         aliases, alias = client.aliases(), self.alias
         loaded = {version: pool.pool for pool in client.pools() for version in pool.loaded}
         self._ask_rewards(client, aliases)
         row = next((row for row in aliases if row.alias == alias), None)
         moves = [] if row is None else client.alias_moves(row.alias)
-        kept = row is not None and is_kept(client, row.run)
+        kept = row is not None and _is_kept(client, row.run)
         return Data(aliases, loaded, dict(self._rewards), alias, moves, kept)
 
     def _ask_rewards(self, client: Client, aliases: Iterable[ServedAlias]) -> None:
         """Ask for the rewards of the steps whose versions are served, a few at each reading."""
         missing = [row for row in aliases if version_of(row) not in self._rewards and row.step]
-        if len(self._rewards) + AT_ONCE > MOST_REWARDS:
+        if len(self._rewards) + _AT_ONCE > _MOST_REWARDS:
             self._rewards.clear()
-        for row in missing[:AT_ONCE]:
-            self._rewards[version_of(row)] = reward_of(client, row.run, row.step or 0)
+        for row in missing[:_AT_ONCE]:
+            self._rewards[version_of(row)] = _reward_of(client, row.run, row.step or 0)
 
 
-def is_kept(client: Client, run: str) -> bool:
+def _is_kept(client: Client, run: str) -> bool:
     """Whether the run's base is kept warm."""
     try:
         return client.show(run).serving
@@ -87,7 +87,7 @@ def is_kept(client: Client, run: str) -> bool:
         return False
 
 
-def reward_of(client: Client, run: str, step: int) -> float | None:
+def _reward_of(client: Client, run: str, step: int) -> float | None:
     try:
         found = client.steps(run, after=step - 1, limit=1)
     except LoradError:
@@ -99,7 +99,7 @@ def version_of(row: ServedAlias | Move) -> str:
     return f"{row.run}@{row.version}"
 
 
-def values(row: ServedAlias, data: Data) -> dict[str, Any]:
+def values(row: ServedAlias, data: Data) -> Values:
     """Return the values by column; None where unknown."""
     traffic, version = row.traffic, version_of(row)
     return {
@@ -111,47 +111,48 @@ def values(row: ServedAlias, data: Data) -> dict[str, Any]:
         "attested": row.attested,
         "loaded": version in data.pools,
         "pool": data.pools.get(version),
-        "req/s": traffic and traffic.requests_per_second,
-        "open": traffic and traffic.in_flight,
-        "tok/s": traffic and traffic.tokens_per_second,
-        "ttft": traffic and traffic.ttft_p50,
-        "p50": traffic and traffic.p50,
-        "p95": traffic and traffic.p95,
+        "req/s": traffic.requests_per_second if traffic else None,
+        "open": traffic.in_flight if traffic else None,
+        "tok/s": traffic.tokens_per_second if traffic else None,
+        "ttft": traffic.ttft_p50 if traffic else None,
+        "p50": traffic.p50 if traffic else None,
+        "p95": traffic.p95 if traffic else None,
         "since": row.updated_at,
     }
 
 
 def cells(row: ServedAlias, data: Data) -> dict[str, Text]:
-    found = values(row, data)
+    found, traffic = values(row, data), row.traffic
     busy = bool(found["open"])
     texts = {
         "alias": Text(one_line(row.alias), style="bold"),
-        "serves": short(row),
+        "serves": _short(row),
         "step": Text("" if found["step"] is None else str(found["step"])),
-        "reward": Text(number(found["reward"])),
-        "attested": attested(found["attested"]),
+        "reward": Text(number(data.rewards.get(version_of(row)))),
+        "attested": _attested(row.attested),
         "loaded": Text("● yes", style="green") if found["loaded"] else Text("○ no", style="dim"),
-        "req/s": rate(found["req/s"], 2),
+        "req/s": _rate(traffic.requests_per_second if traffic else None, 2),
         "open": Text("-" if found["open"] is None else str(found["open"]), style="bold" if busy else "dim"),
-        "tok/s": rate(found["tok/s"], 0),
-        "since": Text(coarse_age(found["since"])),
+        "tok/s": _rate(traffic.tokens_per_second if traffic else None, 0),
+        "since": Text(coarse_age(row.updated_at)),
     }
-    texts |= {key: Text(milliseconds(found[key])) for key in ("ttft", "p50", "p95")}
+    times = (traffic.ttft_p50, traffic.p50, traffic.p95) if traffic else (None, None, None)
+    texts |= {key: Text(milliseconds(time)) for key, time in zip(("ttft", "p50", "p95"), times, strict=True)}
     return {
         column.key: texts.get(column.key) or Text(one_line(str(found[column.key] or "")))
         for column in COLUMNS
     }
 
 
-def short(row: ServedAlias) -> Text:
+def _short(row: ServedAlias) -> Text:
     """A version with its number, however long its run's name is."""
     number = f"@{row.version}"
     run = Text(one_line(row.run))
-    run.truncate(max(NAMED - len(number), 4), overflow="ellipsis")
+    run.truncate(max(_NAMED - len(number), 4), overflow="ellipsis")
     return run.append(number)
 
 
-def rate(value: float | None, digits: int) -> Text:
+def _rate(value: float | None, digits: int) -> Text:
     return Text("-" if value is None else f"{value:.{digits}f}", style="" if value else "dim")
 
 
@@ -164,9 +165,9 @@ def milliseconds(seconds: float | None) -> str:
     return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
 
 
-def attested(verdict: Any) -> Text:
-    told = one_line(str(verdict or "not yet"))
-    return Text(told, style="green" if told == "passed" else "bold red" if told == "failed" else "yellow")
+def _attested(verdict: str | None) -> Text:
+    text = one_line(verdict or "not yet")
+    return Text(text, style="green" if text == "passed" else "bold red" if text == "failed" else "yellow")
 
 
 def title(data: Data) -> Text:
@@ -184,10 +185,10 @@ def details(row: ServedAlias, data: Data) -> Text:
     parts = [f"{row.alias} → {version_of(row)}", f"attested: {row.attested or 'not yet'}"]
     parts += [f"by {row.by} {age(row.updated_at)} ago", f"sha256 {row.sha256[:12]}"]
     parts += ["base kept warm"] * data.kept
-    return Text.assemble(one_line(" · ".join(parts)), "\n", (one_line(traffic_told(row.traffic)), "dim"))
+    return Text.assemble(one_line(" · ".join(parts)), "\n", (one_line(_traffic_told(row.traffic)), "dim"))
 
 
-def traffic_told(traffic: Figures | None) -> str:
+def _traffic_told(traffic: Figures | None) -> str:
     if traffic is None:
         return "No gateway is up, so nothing is counted."
     counts = f"{traffic.requests} requests, {traffic.failed} failed, {traffic.tokens} tokens"

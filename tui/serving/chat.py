@@ -23,10 +23,10 @@ from lorad.tui.serving import questions as asking
 from lorad.tui.serving.questions import Answer, Question
 from lorad.tui.widgets.line import Line
 
-SIDES = ("left", "right")
-SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-HISTORY = 100  # prompts
-SIGN = "✖"
+_SIDES = ("left", "right")
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_HISTORY = 100  # prompts
+_SIGN = "✖"
 
 
 class Answered(Message):
@@ -73,16 +73,16 @@ class Side(Vertical):
         if self.since is not None:
             waited = time.monotonic() - self.since
             self.head.say(
-                Text(f"{SPINNER[int(waited * 4) % len(SPINNER)]} {one_line(self.target)}  {waited:.0f} s")
+                Text(f"{_SPINNER[int(waited * 4) % len(_SPINNER)]} {one_line(self.target)}  {waited:.0f} s")
             )
 
     def end(self, answer: Answer) -> None:
         self.since = None
         if answer.wrong:
-            self.head.say(Text(f"{SIGN} {one_line(self.target)}", style="bold red"))
+            self.head.say(Text(f"{_SIGN} {one_line(self.target)}", style="bold red"))
             said = Text(printable(answer.wrong), style="red")
         else:
-            self.head.say(about(self.target, answer))
+            self.head.say(_about(self.target, answer))
             said = Text(printable(answer.text)) if answer.text else Text("(no text)", style="dim")
         self.query_one(".said", Line).say(said)
 
@@ -92,11 +92,11 @@ class Side(Vertical):
             self.head.say(Text(f"{one_line(self.target)}  dropped", style="dim"))
 
 
-def about(target: str, answer: Answer) -> Text:
+def _about(target: str, answer: Answer) -> Text:
     who = target if target == answer.version else f"{target} → {answer.version}"
     pace = f" · {answer.tokens / answer.seconds:.0f} tok/s" if answer.seconds > 0 else ""
-    told = f"{answer.tokens} tok · {answer.seconds:.1f} s · {answer.finish}{pace}"
-    return Text.assemble((one_line(who), "bold"), "  ", one_line(told))
+    figures = f"{answer.tokens} tok · {answer.seconds:.1f} s · {answer.finish}{pace}"
+    return Text.assemble((one_line(who), "bold"), "  ", one_line(figures))
 
 
 class Chat(Vertical):
@@ -167,7 +167,7 @@ class Chat(Vertical):
             id="prompt", placeholder="a prompt; enter asks, up and down find earlier ones", compact=True
         )
         with Horizontal(classes="sides"):
-            for side in SIDES:
+            for side in _SIDES:
                 yield Side(side)
 
     def on_mount(self) -> None:
@@ -177,7 +177,7 @@ class Chat(Vertical):
     # -- from the screen -------------------------------------------------------------------------------------
     def open(self, left: str, right: str) -> None:
         """Targets that are typed already stay."""
-        for side, target in zip(SIDES, (left, right), strict=True):
+        for side, target in zip(_SIDES, (left, right), strict=True):
             field = self.query_one(f"#{side}", Input)
             field.value = field.value or target
         self.query_one("#prompt", Input).focus()
@@ -185,7 +185,7 @@ class Chat(Vertical):
     def suggest(self, names: Iterable[str]) -> None:
         """Set what targets are completed from."""
         known = SuggestFromList(names, case_sensitive=True)
-        for side in SIDES:
+        for side in _SIDES:
             self.query_one(f"#{side}", Input).suggester = known
 
     # -- asking ----------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Chat(Vertical):
         self._number += 1
         self.under_way += len(questions)
         self.set_class(len(questions) > 1, "-two")
-        for name, side, question in zip(SIDES, self.sides, questions, strict=False):
+        for name, side, question in zip(_SIDES, self.sides, questions, strict=False):
             side.begin(question.target)
             asking.ask(cast(AppPort, self.app).client, question, self._told(self._number, name))
         if self._timer is not None:
@@ -282,7 +282,7 @@ class Chat(Vertical):
 
     def _remember(self, prompt: str) -> None:
         if self._history[-1:] != [prompt]:
-            self._history = [*self._history, prompt][-HISTORY:]
+            self._history = [*self._history, prompt][-_HISTORY:]
         self._place = len(self._history)
 
     def action_recall(self, by: int) -> None:

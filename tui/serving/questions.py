@@ -55,13 +55,13 @@ class Answer:
 def sampling_of(temperature: str, most: str, seed: str) -> Sampling:
     """Read the sampling parameters that were typed. Raises SpecError."""
     return Sampling(
-        temperature=typed(float, temperature or "0", 0, "temperature", "a number from 0 on"),
-        max_new_tokens=typed(int, most or "64", 1, "max tokens", "a whole number from 1 on"),
-        seed=typed(int, seed or "0", 0, "seed", "a whole number from 0 on"),
+        temperature=_typed(float, temperature or "0", 0, "temperature", "a number from 0 on"),
+        max_new_tokens=_typed(int, most or "64", 1, "max tokens", "a whole number from 1 on"),
+        seed=_typed(int, seed or "0", 0, "seed", "a whole number from 0 on"),
     )
 
 
-def typed(kind: Callable[[str], Any], text: str, least: int, what: str, wanted: str) -> Any:
+def _typed(kind: Callable[[str], Any], text: str, least: int, what: str, wanted: str) -> Any:
     try:
         value = kind(text.strip())
     except ValueError:
@@ -71,20 +71,20 @@ def typed(kind: Callable[[str], Any], text: str, least: int, what: str, wanted: 
     return value
 
 
-def ask(client: Client, question: Question, told: Callable[[Answer], object]) -> None:
-    """Tell the answer from a thread, which nobody waits for: leaving never waits for a pool."""
+def ask(client: Client, question: Question, report: Callable[[Answer], object]) -> None:
+    """Report the answer from a thread, which nobody waits for: leaving never waits for a pool."""
 
     def work() -> None:
         began = time.monotonic()
         try:
-            told(answer_of(client.generate(question.target, question.prompt, question.sampling), began))
+            report(_answer_of(client.generate(question.target, question.prompt, question.sampling), began))
         except LoradError as error:
-            told(Answer(wrong=f"{error.message} {error.hint}".strip(), seconds=time.monotonic() - began))
+            report(Answer(wrong=f"{error.message} {error.hint}".strip(), seconds=time.monotonic() - began))
 
     threading.Thread(target=work, name="chat", daemon=True).start()
 
 
-def answer_of(found: Generated, began: float) -> Answer:
+def _answer_of(found: Generated, began: float) -> Answer:
     (completion, *_) = found.completions
     seconds, finish = time.monotonic() - began, completion.finish or ""
     return Answer(str(found.version), completion.text, len(completion.tokens), finish, seconds)

@@ -32,9 +32,9 @@ from lorad.tui.serving.chat import Chat
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 
-MOVES = 100  # that are shown
-SETTLED = 0.15  # seconds that the cursor rests before the moves of an alias are read
-NONE = (
+_MOVES = 100  # that are shown
+_SETTLED = 0.15  # seconds that the cursor rests before the moves of an alias are read
+_NONE = (
     "Nothing is served under a name yet.\n\n"
     "Press w on a version of a run, or in a shell:\n"
     "  lorad swap ALIAS RUN@N\n"
@@ -71,7 +71,7 @@ class Serving(Base):
 
     def body(self) -> Iterable[Widget]:
         yield Rows(COLUMNS, id="aliases")
-        yield Static(NONE, id="none", markup=False)
+        yield Static(_NONE, id="none", markup=False)
         yield Line(id="about")
         with VerticalScroll(id="moves"):
             yield Line(id="log-of-moves")
@@ -118,7 +118,7 @@ class Serving(Base):
             moves.say(Text())
             return
         about.say(details(row, data))
-        moves.say(moves_text(data.moves[:MOVES]) if data.alias == alias else Text("…", style="dim"))
+        moves.say(moves_text(data.moves[:_MOVES]) if data.alias == alias else Text("…", style="dim"))
 
     def on_rows_moved(self) -> None:
         alias, chosen = self.table.key, self.targets("alias")
@@ -131,7 +131,7 @@ class Serving(Base):
             self._reader.alias = alias
             if self._settling is not None:
                 self._settling.stop()
-            self._settling = self.set_timer(SETTLED, self.lorad.feed.again)
+            self._settling = self.set_timer(_SETTLED, self.lorad.feed.again)
 
     # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 
-COOKIE = "lorad"
-VISITS = 8  # browsers that stay known: the latest
+_COOKIE = "lorad"
+_VISITS = 8  # browsers that stay known: the latest
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-HEADERS = {
+_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self'; connect-src 'self' {sockets}; frame-ancestors 'none'; base-uri "
@@ -31,13 +31,13 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }  # styles: the terminal's own script writes some
-UNKNOWN = (
+_UNKNOWN = (
     "401: lorad shows nothing here without the URL that `lorad tui --serve` printed. It is good for "
     "one visit: "
 )
-AGAIN = "press enter in the terminal where that runs, and it prints another one.\n"
-HOST = "403: lorad answers as 127.0.0.1 or localhost, on its own port, and as nothing else.\n"
-ORIGIN = "403: pages from elsewhere may ask lorad nothing.\n"
+_AGAIN = "press enter in the terminal where that runs, and it prints another one.\n"
+_HOST = "403: lorad answers as 127.0.0.1 or localhost, on its own port, and as nothing else.\n"
+_ORIGIN = "403: pages from elsewhere may ask lorad nothing.\n"
 
 
 class Door:
@@ -48,9 +48,9 @@ class Door:
         self._port = port
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
         sockets = " ".join(f"ws://{host}" for host in sorted(self._hosts))
-        self._headers = {name: value.format(sockets=sockets) for name, value in HEADERS.items()}
+        self._headers = {name: value.format(sockets=sockets) for name, value in _HEADERS.items()}
         self._token: str | None = None
-        self._keys: deque[str] = deque(maxlen=VISITS)
+        self._keys: deque[str] = deque(maxlen=_VISITS)
 
     def offer(self) -> str:
         """A URL that is good for one visit; the one before is good for none."""
@@ -58,19 +58,19 @@ class Door:
         return f"http://127.0.0.1:{self._port}/?token={self._token}"
 
     @web.middleware
-    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Hands on what may come in: 403 for a wrong host or origin, 401 for who holds no key."""
         origin = request.headers.get(hdrs.ORIGIN)
         if request.host not in self._hosts:
-            return web.Response(status=403, text=HOST)
+            return web.Response(status=403, text=_HOST)
         if origin is not None and origin != f"http://{request.host}":
-            return web.Response(status=403, text=ORIGIN)
+            return web.Response(status=403, text=_ORIGIN)
         if request.method == hdrs.METH_GET and self._spend(request):
             return self._let_in()
         if not self._knows(request):
-            return web.Response(status=401, text=UNKNOWN + AGAIN)
+            return web.Response(status=401, text=_UNKNOWN + _AGAIN)
         if hdrs.UPGRADE in request.headers and origin is None:
-            return web.Response(status=403, text=ORIGIN)
+            return web.Response(status=403, text=_ORIGIN)
         return await handler(request)
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -80,7 +80,7 @@ class Door:
     def _spend(self, request: web.Request) -> bool:
         """Whether it brings the token, which is then used up."""
         brought = request.query.get("token", "") if request.path == "/" else ""
-        if self._token is None or not same(brought, self._token):
+        if self._token is None or not _same(brought, self._token):
             return False
         self._token = None
         return True
@@ -89,14 +89,14 @@ class Door:
         key = secrets.token_urlsafe(32)
         self._keys.append(key)
         response = web.Response(status=303, headers={hdrs.LOCATION: f"{self.base}/"})
-        response.set_cookie(COOKIE, key, path=f"{self.base}/", httponly=True, samesite="Strict")
+        response.set_cookie(_COOKIE, key, path=f"{self.base}/", httponly=True, samesite="Strict")
         return response
 
     def _knows(self, request: web.Request) -> bool:
-        brought = request.cookies.get(COOKIE, "")
-        return any(same(brought, key) for key in self._keys)
+        brought = request.cookies.get(_COOKIE, "")
+        return any(_same(brought, key) for key in self._keys)
 
 
-def same(brought: str, ours: str) -> bool:
+def _same(brought: str, ours: str) -> bool:
     """Compare in constant time."""
     return secrets.compare_digest(brought.encode(errors="replace"), ours.encode())

@@ -22,10 +22,10 @@ from lorad.tui.web.session import Session, command
 
 SESSIONS = 8  # at once: each is a process
 CONNECTIONS = Bounds()  # everybody on the box reaches loopback: who sends no whole request is sent away
-HEARTBEAT = 15.0  # seconds: a browser that answers no ping is gone
-FULL = f"{SESSIONS} sessions are open already: close one of their tabs, then load this page again.\n"
-PAGE = Path(__file__).with_name("page.html")
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HEARTBEAT = 15.0  # seconds: a browser that answers no ping is gone
+_FULL = f"{SESSIONS} sessions are open already: close one of their tabs, then load this page again.\n"
+_PAGE = Path(__file__).with_name("page.html")
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(home: Path, *, port: int = 0, readonly: bool = False) -> None:
@@ -91,15 +91,15 @@ class Site(Server):
         """Its own page: that of textual-serve asks a server on the internet for a font."""
         self._make_room()
         size = min(max(to_int(request.query.get("fontsize", ""), 16), 6), 64)
-        page = Template(PAGE.read_text()).substitute(host=request.host, base=self.door.base, size=size)
+        page = Template(_PAGE.read_text()).substitute(host=request.host, base=self.door.base, size=size)
         return web.Response(text=page, content_type="text/html")
 
     async def handle_script(self, request: web.Request) -> web.FileResponse:
-        return web.FileResponse(PAGE.with_suffix(".js"))
+        return web.FileResponse(_PAGE.with_suffix(".js"))
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
         self._make_room()
-        websocket = web.WebSocketResponse(heartbeat=HEARTBEAT)
+        websocket = web.WebSocketResponse(heartbeat=_HEARTBEAT)
         session = Session(self._argv, self._home, websocket, self.download_manager, self.door.base)
         self._sessions.add(session)
         try:
@@ -113,15 +113,15 @@ class Site(Server):
 
     def _make_room(self) -> None:
         if len(self._sessions) >= SESSIONS:
-            raise web.HTTPServiceUnavailable(text=FULL)
+            raise web.HTTPServiceUnavailable(text=_FULL)
 
     # -- the terminal where it was started -------------------------------------------------------------------
     def _introduce(self) -> None:
-        say(
+        _say(
             "lorad's screens in a browser, for you alone. From another machine, run there first: "
             f"{self._tunnel()}"
         )
-        say("This URL is good for one visit; enter prints another one, ctrl+c ends everything.")
+        _say("This URL is good for one visit; enter prints another one, ctrl+c ends everything.")
         print(self.door.offer(), flush=True)
         with contextlib.suppress(PermissionError):  # a file or nothing: nobody presses enter there
             asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._pressed)
@@ -137,11 +137,11 @@ class Site(Server):
 
     async def _interrupted(self) -> None:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in ENDS:
+        for number in _ENDS:
             loop.add_signal_handler(number, over.set)
         await over.wait()
 
 
-def say(text: str) -> None:
+def _say(text: str) -> None:
     """stdout has the URLs alone."""
     print(text, file=sys.stderr, flush=True)

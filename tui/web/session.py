@@ -16,8 +16,8 @@ from textual_serve.download_manager import DownloadManager
 
 from lorad.text import printable
 
-READY = b"__GANGLION__\n"  # what WebDriver says first
-GRACE = 3.0  # seconds that a process has to end on its own
+_READY = b"__GANGLION__\n"  # what WebDriver says first
+_GRACE = 3.0  # seconds that a process has to end on its own
 
 
 class Session(AppService):
@@ -45,10 +45,10 @@ class Session(AppService):
         """Hand on what the process writes, until it has ended; then there is nothing left to look at."""
         process = self._process
         assert process is not None and process.stdout is not None and process.stderr is not None
-        told = asyncio.create_task(tell(process.stderr))
+        notes = asyncio.create_task(_tell(process.stderr))
         with contextlib.suppress(asyncio.IncompleteReadError):
             await self._hand_on(process.stdout)
-        await told
+        await notes
         await self.remote_close()
 
     async def stop(self) -> None:
@@ -58,7 +58,7 @@ class Session(AppService):
         await self._download_manager.cancel_app_downloads(app_service_id=self.app_service_id)
         self.stdin.close()
         try:
-            async with asyncio.timeout(GRACE):
+            async with asyncio.timeout(_GRACE):
                 await self._process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
@@ -79,7 +79,7 @@ class Session(AppService):
     async def _hand_on(self, stdout: asyncio.StreamReader) -> None:
         """Raises IncompleteReadError at its end. What is written to a browser that is gone is read all the
         same: a process that cannot write cannot end."""
-        await stdout.readuntil(READY)
+        await stdout.readuntil(_READY)
         take = {b"D": self.on_data, b"M": self.on_meta, b"P": self.on_packed}
         while True:
             kind = await stdout.readexactly(1)
@@ -101,7 +101,7 @@ class Session(AppService):
         await self._socket.close()
 
 
-async def tell(stderr: asyncio.StreamReader) -> None:
+async def _tell(stderr: asyncio.StreamReader) -> None:
     """Copy what the process prints on stderr, such as an error at its start, to the server's own stderr."""
     while text := await stderr.read(4096):
         sys.stderr.write(printable(text.decode(errors="replace")))

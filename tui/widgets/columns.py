@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -29,6 +29,7 @@ class Column:
 
 Columns = Sequence[Column]
 Widths = dict[str, int]
+Values = Mapping[str, str | float | None]  # what each column is ordered by; None goes last
 
 
 def needed(columns: Columns, rows: Iterable[dict[str, Text]], before: Widths) -> Widths:
@@ -47,18 +48,18 @@ def layout(columns: Columns, needs: Widths, room: int) -> Widths:
     """Columns that fit into `room` cells, in order, with their widths; the first one always."""
     widths = {column.key: min(needs[column.key], column.shrinks or needs[column.key]) for column in columns}
     for column in sorted(columns[1:], key=lambda column: -column.leaves):
-        if not column.leaves or left(widths, room) >= 0:
+        if not column.leaves or _left(widths, room) >= 0:
             break
         del widths[column.key]
     for column in columns:
         if column.key in widths:  # what shrank grows again as far as there is room
-            widths[column.key] += max(min(needs[column.key] - widths[column.key], left(widths, room)), 0)
+            widths[column.key] += max(min(needs[column.key] - widths[column.key], _left(widths, room)), 0)
     for column in columns:
         if column.rest and column.key in widths:
-            widths[column.key] += max(left(widths, room), 0)
+            widths[column.key] += max(_left(widths, room), 0)
     return widths
 
 
-def left(widths: Widths, room: int) -> int:
+def _left(widths: Widths, room: int) -> int:
     """Cells that no column takes; negative where they do not fit."""
     return room - sum(widths.values()) - PADDING * len(widths)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from rich.cells import cell_len
 
-MOST = 4  # characters to a cell of the width, at most: characters without width continue in the next line
-Piece = tuple[int, int]  # begin and end of a line
+_MOST = 4  # characters to a cell of the width, at most: characters without width continue in the next line
+_Piece = tuple[int, int]  # begin and end of a line
 
 
-def folded(text: str, width: int) -> Iterator[Piece]:
+def folded(text: str, width: int) -> Iterator[_Piece]:
     """Fold text at line ends and spaces, and within words that are longer than a line."""
     width = max(width, 2)
     start = 0
@@ -23,9 +23,9 @@ def folded(text: str, width: int) -> Iterator[Piece]:
         start = end + 1
 
 
-def _paragraph(text: str, start: int, stop: int, width: int) -> Iterator[Piece]:
+def _paragraph(text: str, start: int, stop: int, width: int) -> Iterator[_Piece]:
     while True:
-        end = start + fitting(text[start : min(start + width * MOST, stop)], width)
+        end = start + _fitting(text[start : min(start + width * _MOST, stop)], width)
         if end >= stop:
             yield start, stop
             return
@@ -40,7 +40,7 @@ def _paragraph(text: str, start: int, stop: int, width: int) -> Iterator[Piece]:
             return
 
 
-def fitting(text: str, width: int) -> int:
+def _fitting(text: str, width: int) -> int:
     """Return how many characters fit, at least one if there is one."""
     if text[:width].isascii():
         return min(len(text), width)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from textual.binding import ActiveBinding
     from textual.screen import Screen
 
-EDGE = "▏"  # before the key of the palette, which is at the right whatever else there is
+_EDGE = "▏"  # before the key of the palette, which is at the right whatever else there is
 
 
 @dataclass(frozen=True)
-class Key:
+class _Key:
     key: str
     shown: str
     says: str
@@ -51,8 +51,8 @@ class KeyBar(Widget):
     }
     """
 
-    keys: tuple[Key, ...] = ()
-    palette: Key | None = None
+    keys: tuple[_Key, ...] = ()
+    palette: _Key | None = None
 
     def on_mount(self) -> None:
         self.screen.bindings_updated_signal.subscribe(self, self.changed)
@@ -76,14 +76,14 @@ class KeyBar(Widget):
             self.keys, self.palette = keys, palette
             self.refresh()
 
-    def _key(self, active: ActiveBinding) -> Key:
+    def _key(self, active: ActiveBinding) -> _Key:
         binding = active.binding
         display, is_kept = self.app.get_key_display(binding), binding.id in ALWAYS
-        return Key(binding.key, display, binding.description, active.enabled, is_kept)
+        return _Key(binding.key, display, binding.description, active.enabled, is_kept)
 
-    def placed(self) -> list[tuple[int, Key]]:
+    def placed(self) -> list[tuple[int, _Key]]:
         """Column and key of those that fit."""
-        placed: list[tuple[int, Key]] = []
+        placed: list[tuple[int, _Key]] = []
         column, end = 0, self.size.width
         if self.palette and self.palette.width <= end:
             placed.append((end - self.palette.width, self.palette))
@@ -93,9 +93,9 @@ class KeyBar(Widget):
             column += key.width + 1
         return sorted(placed, key=lambda each: each[0])
 
-    def _fitting(self, room: int) -> list[Key]:
+    def _fitting(self, room: int) -> list[_Key]:
         """Return the keys that fit, those that are always shown first."""
-        fitting = set[Key]()
+        fitting = set[_Key]()
         for key in sorted(self.keys, key=lambda key: not key.is_kept):
             if (room := room - key.width - bool(fitting)) < 0:
                 break
@@ -111,7 +111,7 @@ class KeyBar(Widget):
             line.append(" " * (column - line.cell_len))
             if key is self.palette and column:
                 line.right_crop(1)
-                line.append(EDGE, edge)
+                line.append(_EDGE, edge)
             begin = len(line)
             line.append(key.shown, key_style).append(f" {key.says}", says)
             if not key.works:

@@ -19,8 +19,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-HEAD = 1  # lines of the heading
-NOTHING = Style.null()
+_HEAD = 1  # lines of the heading
+_NOTHING = Style.null()
 Parts = Sequence[Segment]
 
 
@@ -83,30 +83,30 @@ class Lines(ScrollView, can_focus=True):
     def resize_to(self, rows: int) -> None:
         if rows != self.row_count:
             self.row_count = rows
-            self.virtual_size = Size(0, rows + HEAD)
+            self.virtual_size = Size(0, rows + _HEAD)
             self.cursor_row = self.validate_cursor_row(self.cursor_row)
 
     def redraw(self, rows: Iterable[int]) -> None:
-        top = HEAD - self.scroll_offset.y
-        seen = [row for row in rows if HEAD <= row + top < self.size.height]
+        top = _HEAD - self.scroll_offset.y
+        seen = [row for row in rows if _HEAD <= row + top < self.size.height]
         if seen:
             self.refresh(*(Region(0, row + top, self.size.width, 1) for row in seen))
 
     # -- drawing ---------------------------------------------------------------------------------------------
     def render_line(self, y: int) -> Strip:
         width, base = self.size.width, self.rich_style
-        if y < HEAD:
-            return drawn(self.heading(), self.get_component_rich_style("lines--head"), NOTHING, width)
-        row = y - HEAD + self.scroll_offset.y
+        if y < _HEAD:
+            return _drawn(self.heading(), self.get_component_rich_style("lines--head"), _NOTHING, width)
+        row = y - _HEAD + self.scroll_offset.y
         if row >= self.row_count:
             return Strip.blank(width, base)
-        over = NOTHING
+        over = _NOTHING
         if row == self._hovered:
             base += self.get_component_rich_style("lines--hover")
         if row == self.cursor_row:
             cursor = self.get_component_rich_style("lines--cursor")
             base, over = base + cursor, Style.from_color(cursor.color)
-        return drawn(self.line(row), base, over, width)
+        return _drawn(self.line(row), base, over, width)
 
     # -- the cursor ------------------------------------------------------------------------------------------
     def validate_cursor_row(self, row: int) -> int:
@@ -119,7 +119,7 @@ class Lines(ScrollView, can_focus=True):
 
     def show_cursor(self) -> None:
         """Scrolls no further than it takes."""
-        seen = max(self.size.height - HEAD, 1)
+        seen = max(self.size.height - _HEAD, 1)
         top = min(max(self.scroll_offset.y, self.cursor_row - seen + 1), self.cursor_row)
         if top != self.scroll_offset.y:
             self.scroll_to(y=top, animate=False, force=True)
@@ -140,10 +140,10 @@ class Lines(ScrollView, can_focus=True):
         self._hovered, self.cursor_row = None, self.row_count - 1
 
     def action_page_down(self) -> None:
-        self._hovered, self.cursor_row = None, self.cursor_row + self.size.height - HEAD
+        self._hovered, self.cursor_row = None, self.cursor_row + self.size.height - _HEAD
 
     def action_page_up(self) -> None:
-        self._hovered, self.cursor_row = None, self.cursor_row - self.size.height + HEAD
+        self._hovered, self.cursor_row = None, self.cursor_row - self.size.height + _HEAD
 
     def action_select_cursor(self) -> None:
         if self.row_count:
@@ -163,7 +163,7 @@ class Lines(ScrollView, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         if (at := event.get_content_offset(self)) is None:
             return
-        if at.y < HEAD:
+        if at.y < _HEAD:
             self.heading_clicked(at.x)
         elif (row := self._row_at(at)) == self.cursor_row and self.row_count:
             self.opened()
@@ -171,10 +171,10 @@ class Lines(ScrollView, can_focus=True):
             self.cursor_row = row
 
     def _row_at(self, at: Offset) -> int | None:
-        row = at.y - HEAD + self.scroll_offset.y
-        return row if at.y >= HEAD and row < self.row_count else None
+        row = at.y - _HEAD + self.scroll_offset.y
+        return row if at.y >= _HEAD and row < self.row_count else None
 
 
-def drawn(parts: Parts, base: Style, over: Style, width: int) -> Strip:
+def _drawn(parts: Parts, base: Style, over: Style, width: int) -> Strip:
     """base: under the styles of the parts; over: upon them."""
     return Strip(Segment.apply_style(parts, base, over)).adjust_cell_length(width, base)

@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 from lorad.text import one_line
 from lorad.tui import keys
 
-MOST = 200  # lines that are shown at once
+_MOST = 200  # lines that are shown at once
 
 
 class Choose(ModalScreen[str | None]):
@@ -54,7 +54,7 @@ class Choose(ModalScreen[str | None]):
             for key, text in self._options.items()
             if all(word in f"{key} {text.plain}".lower() for word in words)
         }
-        self._found = list(found)[:MOST]
+        self._found = list(found)[:_MOST]
         listed.clear_options()
         listed.add_options([Option(found[key]) for key in self._found] or [Option("none", disabled=True)])
         if self._found:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
-BARS = "▁▂▃▄▅▆▇█"
-NONE = "·"  # stands for what is no number
+_BARS = "▁▂▃▄▅▆▇█"
+_NONE = "·"  # stands for what is no number
 
 
 def sparkline(values: Sequence[float | None] | None, width: int) -> str:
@@ -17,7 +17,7 @@ def sparkline(values: Sequence[float | None] | None, width: int) -> str:
     last = list(values or ())[-width:]
     numbers = [value for value in last if _is_number(value)]
     low, high = min(numbers, default=0.0), max(numbers, default=0.0)
-    return "".join(_bar(value, low, high) if _is_number(value) else NONE for value in last)
+    return "".join(_bar(value, low, high) if _is_number(value) else _NONE for value in last)
 
 
 def _is_number(value: float | None) -> TypeGuard[float]:
@@ -27,4 +27,4 @@ def _is_number(value: float | None) -> TypeGuard[float]:
 def _bar(value: float, low: float, high: float) -> str:
     halves = high / 2 - low / 2  # their difference is finite
     part = (value / 2 - low / 2) / halves if high > low else 0.5 * (value > 0)
-    return BARS[min(int(part * len(BARS)), len(BARS) - 1)]
+    return _BARS[min(int(part * len(_BARS)), len(_BARS) - 1)]

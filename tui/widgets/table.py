@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.text import Text
 from textual.geometry import Region
 from textual.message import Message
 
 from lorad.tui import keys
-from lorad.tui.widgets.columns import PADDING, Columns, Widths, layout, needed
+from lorad.tui.widgets.columns import PADDING, Columns, Values, Widths, layout, needed
 from lorad.tui.widgets.lines import Lines, Parts
 
 PAGE = 200
 MARK = "▌"
-BAR = 2  # cells that a scrollbar takes
+_BAR = 2  # cells that a scrollbar takes
 Cells = dict[str, Text]  # by column
-Values = Mapping[str, Any]  # by column, what it is ordered by; None goes last
+_T = TypeVar("_T")
 
 
 class Rows(Lines):
@@ -146,7 +146,7 @@ class Rows(Lines):
         )
         self.on_page, self._shown = names, {name: self._row(name) for name in names}
         changed = {name for name, row in self._shown.items() if row is not shown.get(name)}
-        self._made, self._parts = kept(self._made, names), kept(self._parts, names)
+        self._made, self._parts = _kept(self._made, names), _kept(self._parts, names)
         self._lay_out(changed)
         self.resize_to(len(names))
         self.redraw(
@@ -177,7 +177,7 @@ class Rows(Lines):
         """Other columns only when the room or a width changed."""
         self._needs = needed(self._wanted, (self._shown[name] for name in changed), self._needs)
         arrow = {self.by: max(self._needs[self.by], len(self.by) + 1)} if self.by else {}
-        widths = layout(self._wanted, self._needs | arrow, self.size.width - BAR)
+        widths = layout(self._wanted, self._needs | arrow, self.size.width - _BAR)
         if widths != self.widths:
             self.widths = widths
             self._parts.clear()
@@ -278,5 +278,5 @@ def ordered(names: Sequence[str], values: Mapping[str, Any], is_reversed: bool) 
     return [*sorted(has, key=lambda name: values[name], reverse=is_reversed), *rest]
 
 
-def kept(of: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _kept(of: Mapping[str, _T], names: Iterable[str]) -> dict[str, _T]:
     return {name: of[name] for name in names if name in of}

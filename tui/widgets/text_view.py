@@ -19,11 +19,11 @@ from textual.strip import Strip
 from lorad.tui import keys
 from lorad.tui.widgets.folding import folded
 
-BESIDE = 56  # cells from which on two columns stand side by side; below that one under the other
-BAR = " │ "
+_BESIDE = 56  # cells from which on two columns stand side by side; below that one under the other
+_BAR = " │ "
 # lines that are seen of a block with a name: so many, or this part of the height if that is more
-LEAST, SHARE = 3, 6
-UNFOLD = "z"  # the key, as it is shown
+_LEAST, _SHARE = 3, 6
+_UNFOLD = "z"  # the key, as it is shown
 
 Span = tuple[int, int, str]  # begin, end, style
 
@@ -46,14 +46,14 @@ class Section(NamedTuple):
     right: Sequence[Block] = ()
 
 
-class Fold(NamedTuple):
+class _Fold(NamedTuple):
     block: Block
     start: int
     end: int
 
 
-Folds = list[Fold]
-EMPTY = Fold(Block(""), 0, 0)
+_Folds = list[_Fold]
+_EMPTY = _Fold(Block(""), 0, 0)
 
 
 class Reader(ScrollView, can_focus=True):
@@ -67,7 +67,7 @@ class Reader(ScrollView, can_focus=True):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._sections: Sequence[Section] = ()
-        self._lines: list[tuple[Fold, Fold | None]] = []
+        self._lines: list[tuple[_Fold, _Fold | None]] = []
         self._marks: Mapping[int, Sequence[Span]] = {}
         self._width = self._most = 0
         self.is_whole = False  # nothing is hidden
@@ -112,7 +112,7 @@ class Reader(ScrollView, can_focus=True):
     def said(self) -> str:
         """All of it, a line for each that is drawn."""
         return "\n".join(
-            BAR.join(f.block.text[f.start : f.end] for f in line if f is not None) for line in self._lines
+            _BAR.join(f.block.text[f.start : f.end] for f in line if f is not None) for line in self._lines
         )
 
     @property
@@ -122,7 +122,7 @@ class Reader(ScrollView, can_focus=True):
     @property
     def _seen(self) -> int:
         """Lines of a block with a name."""
-        return max(LEAST, self.size.height // SHARE)
+        return max(_LEAST, self.size.height // _SHARE)
 
     # -- keys: at once, which costs a slow line less than motion does ----------------------------------------
     def action_scroll_down(self) -> None:
@@ -155,12 +155,12 @@ class Reader(ScrollView, can_focus=True):
         most = 0 if self.is_whole else self._most
         if not self._width:
             return  # it is laid out later
-        lines = list[tuple[Fold, Fold | None]]()
+        lines = list[tuple[_Fold, _Fold | None]]()
         for section in self._sections:
-            if section.right and self._width >= BESIDE:
-                lines += beside(section, (self._width - len(BAR)) // 2, most)
+            if section.right and self._width >= _BESIDE:
+                lines += _beside(section, (self._width - len(_BAR)) // 2, most)
             else:
-                lines += ((fold, None) for fold in folds([*section.left, *section.right], self._width, most))
+                lines += ((fold, None) for fold in _folds([*section.left, *section.right], self._width, most))
         self._lines = lines
         self.virtual_size = Size(self._width, len(lines))
         self.refresh()
@@ -173,13 +173,13 @@ class Reader(ScrollView, can_focus=True):
         left, right = self._lines[y]
         text = self._text(left)
         if right is not None:
-            text.truncate(column := (width - len(BAR)) // 2, pad=True)
-            text.append(BAR, "dim").append_text(self._text(right))
-            text.truncate(column * 2 + len(BAR))
+            text.truncate(column := (width - len(_BAR)) // 2, pad=True)
+            text.append(_BAR, "dim").append_text(self._text(right))
+            text.truncate(column * 2 + len(_BAR))
         strip = Strip(text.render(self.app.console), text.cell_len)
         return strip.adjust_cell_length(width).apply_style(self.rich_style)
 
-    def _text(self, fold: Fold) -> Text:
+    def _text(self, fold: _Fold) -> Text:
         block, start, end = fold
         text = Text(block.text[start:end], style=block.style, end="", no_wrap=True)
         for spans in (block.spans, self._marks.get(block.key, ()) if block.key is not None else ()):
@@ -190,27 +190,31 @@ class Reader(ScrollView, can_focus=True):
         return text
 
 
-def folds(blocks: Sequence[Block], width: int, most: int) -> Folds:
+def _folds(blocks: Sequence[Block], width: int, most: int) -> _Folds:
     """most: lines of a block with a name; 0: all."""
-    return [fold for block in blocks for fold in shortened(block, width, most)]
+    return [fold for block in blocks for fold in _shortened(block, width, most)]
 
 
-def shortened(block: Block, width: int, most: int) -> Folds:
+def _shortened(block: Block, width: int, most: int) -> _Folds:
     """A block with a name keeps its end, and its beginning where there is room for both: a question stands at
     the end of its prompt, a result at the end of its answer."""
-    lines = [Fold(block, start, end) for start, end in folded(block.text, width)]
+    lines = [_Fold(block, start, end) for start, end in folded(block.text, width)]
     hidden = len(lines) - most
     if not block.name or not most or hidden <= 1:
         return lines
     first = (most - 1) // 2
-    told = f"⋯ {hidden + 1} more lines of the {block.name}: {UNFOLD}"[:width]
-    return [*lines[:first], Fold(Block(told, "dim"), 0, len(told)), *lines[len(lines) - (most - 1 - first) :]]
+    text = f"⋯ {hidden + 1} more lines of the {block.name}: {_UNFOLD}"[:width]
+    return [
+        *lines[:first],
+        _Fold(Block(text, "dim"), 0, len(text)),
+        *lines[len(lines) - (most - 1 - first) :],
+    ]
 
 
-def beside(section: Section, width: int, most: int) -> list[tuple[Fold, Fold | None]]:
+def _beside(section: Section, width: int, most: int) -> list[tuple[_Fold, _Fold | None]]:
     """Both columns, the shorter one filled up."""
-    left, right = folds(section.left, width, most), folds(section.right, width, most)
+    left, right = _folds(section.left, width, most), _folds(section.right, width, most)
     height = max(len(left), len(right))
     return [
-        (left[y] if y < len(left) else EMPTY, right[y] if y < len(right) else EMPTY) for y in range(height)
+        (left[y] if y < len(left) else _EMPTY, right[y] if y < len(right) else _EMPTY) for y in range(height)
     ]

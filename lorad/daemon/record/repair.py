@@ -12,11 +12,12 @@ import os
 import time
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from lorad.adapters.directory import fsync
 from lorad.box import config
 from lorad.box.paths import Home, RunDir
+from lorad.client.box_shapes import Repaired
 from lorad.daemon.home_lock import lock
 from lorad.daemon.journal import Told, read
 from lorad.daemon.record import from_directories
@@ -30,20 +31,6 @@ from lorad.store.rebuild import Tables, rebuild
 PARTS = ("", "-wal", "-shm")
 NEW = ".repaired"
 COUNTED = ("runs", "attempts", "steps", "versions", "checkpoints", "aliases", "sweeps", "events")
-
-
-class Repaired(Struct, frozen=True):
-    """The result of a repair.
-
-    counts: rows by table.
-    kept: the old database; None where there was none.
-    told: what could not be taken over, and what did not come from the daemon's journal alone.
-    """
-
-    database: str
-    kept: str | None
-    counts: dict[str, int]
-    told: list[str]
 
 
 def repair(home: Home) -> Repaired:

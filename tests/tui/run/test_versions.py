@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lorad.client.transport import Json
-from lorad.tui.pace import SHARE, Pace
+from lorad.tui.feed import PAUSE, Pace
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.ask import Ask
 from lorad.tui.widgets.line import Line
@@ -124,7 +124,7 @@ def test_what_took_long_is_asked_for_the_less_often(monkeypatch: pytest.MonkeyPa
     with pace.asking():
         now[0] += 0.5
     assert not pace.is_due
-    now[0] += 0.5 * SHARE
+    now[0] += 0.5 * PAUSE
     assert pace.is_due
 
 
