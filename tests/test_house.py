@@ -38,7 +38,6 @@ UNSHARED = {
 
 PRIVATE = re.compile(r"_(?!_)")
 
-NAMES_CHECKED = ("cli", "tui")  # rooms where a name that only its own module uses begins with _
 
 TORCH = {"torch", "transformers", "peft"}
 SLOW = TORCH | {
@@ -152,15 +151,6 @@ def offered(path: Path) -> Iterator[str]:
             yield from (
                 name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)
             )
-
-
-def test_what_only_its_own_module_uses_is_private() -> None:
-    rooms = [ROOT / room for room in NAMES_CHECKED]
-    texts = [path.read_text() for path in (*own_code(), *(ROOT / "tests").rglob("*.py"))]
-    files_with = Counter(word for text in texts for word in set(re.findall(r"\w+", text)))
-    modules = [path for room in rooms for path in room.rglob("*.py")]
-    names = [(path, name) for path in modules for name in offered(path) if not name.startswith("_")]
-    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in names if files_with[name] == 1] == []
 
 
 def imported_packages() -> set[str]:
