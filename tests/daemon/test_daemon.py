@@ -60,11 +60,6 @@ async def test_other_users_are_refused(home: Path, monkeypatch: pytest.MonkeyPat
             await api("status")
 
 
-async def test_only_the_owner_can_reach_the_socket(home: Path) -> None:
-    async with serving(home):
-        assert [stat.S_IMODE(os.stat(path).st_mode) for path in (home / "lorad.sock", home)] == [0o600, 0o700]
-
-
 def test_a_stale_socket_is_replaced_and_a_living_one_is_not(home: Path) -> None:
     path = home / "x.sock"
     server.bind(path).close()
@@ -174,8 +169,6 @@ def test_stopping_the_daemon_says_which_pools_stay_and_they_end() -> None:
         assert pool is not None
         wait_gone(pool)
         made.lorad("resume", "a", "--steps", "2", "--wait")
-        assert "is stopping" in made.lorad("pools", "stop", "tiny-1").stderr
-        made.lorad("resume", "a", "--steps", "3", "--wait")
         pool = made.client.pools()[0].pid
         assert "Pool tiny-1 ended" in made.lorad("daemon", "stop", "--pools").stderr
         assert not Path(f"/proc/{pool}").exists()

@@ -222,6 +222,8 @@ def test_resume_on_other_base_weights_is_refused(made: World) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     error = made.lorad("resume", "rebased", "--steps", "3", "--wait", expect=1).stderr
     assert "not those that this run was trained on" in error
+    made.json("fork", "rebased@2", "--name", "forked", "--steps", "1", "--wait", expect=1)
+    assert "are not those that rebased@2 was trained on" in made.client.show("forked").detail
 
 
 def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint() -> None:

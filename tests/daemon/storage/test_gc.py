@@ -150,7 +150,6 @@ async def test_logs_of_old_attempts_and_lives_of_pools_go_and_the_newest_stay(ho
             attempt.mkdir(exist_ok=True)
             for name in ("log", "status.json"):
                 (attempt / name).write_text("{}")
-            life = home / "pools" / "tiny-1" / "attempts" / f"{number:04d}"
         await api("serving", "a@1001")
         for number in range(2, 6):
             life = home / "pools" / "tiny-1" / "attempts" / f"{number - 1:04d}"
@@ -198,6 +197,9 @@ async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(ho
             finished(api.ctx, name)
         await api("pin", "a@1001")
         await api("swap", "bot", "a@1002")
+        await api("export", "a@1005", str(home / "exported"))
+        await api("fork", "a@1004", overrides=[], name="c", steps=None, fresh=False)
+        await api.until("c", "ended")
         api.ctx.storage.disk.used = None
         await budget.look(api.ctx, 1)
         assert versions(home) == ["001001", "001002", "001004", "001006"]  # pinned, aliased, of checkpoints
@@ -208,6 +210,7 @@ async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(ho
         assert "nothing more can go" in api.ctx.storage.disk.told
         found = {check.check: check.problems for check in (await api("verify", "a")).checks}
         assert found["samples"] == found["versions"] == []
+        assert (home / "runs/c/origin").is_dir() and list((home / "exported").iterdir())
 
 
 async def test_the_version_that_an_alias_goes_back_to_stays(home: Path) -> None:
@@ -226,24 +229,6 @@ async def test_the_version_that_an_alias_goes_back_to_stays(home: Path) -> None:
         await until(lambda: (status := api.ctx.pools["tiny-1"].status) and "a@1005" not in status.loaded)
         await api("gc")
         assert versions(home) == ["001003", "001006"]
-
-
-async def test_a_budget_of_one_byte_takes_nothing_that_a_user_named(home: Path) -> None:
-    async with serving(home) as api:
-        finished(api.ctx)
-        await api("pin", "a@1001")
-        await api("swap", "bot", "a@1003")
-        await api("export", "a@1005", str(home / "exported"))
-        await api("fork", "a@1004", overrides=["name=b"], name=None, steps=None, fresh=False)
-        await api.until("b", "ended")
-        await until(
-            lambda: not (status := api.ctx.pools["tiny-1"].status) or status.loaded == ["a@1001", "a@1003"]
-        )
-        await budget.look(api.ctx, 1)
-        assert {"001001", "001003", "001004", "001006"} <= set(versions(home))  # 4 and 6 are of checkpoints
-        assert sorted(path.name for path in (home / "exported").iterdir())
-        assert [checkpoint.step for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
-        assert (home / "runs" / "b" / "origin").is_dir()
 
 
 async def test_within_the_budget_nothing_goes_and_no_more_goes_than_must(
