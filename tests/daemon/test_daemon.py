@@ -23,6 +23,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import LogPart
 from lorad.daemon.api import server
 from lorad.daemon.api.verbs.logs import read as read_log
+from lorad.daemon.daemon import prepare
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
 from tests.kit.callers import UnixConnection
 from tests.kit.daemon_world import serving
@@ -89,9 +90,11 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o702])
-def test_a_home_that_others_can_write_to_is_refused(home: Path, mode: int) -> None:
-    home.chmod(mode)
+def test_a_home_that_others_can_write_to_is_refused(home: Path) -> None:
+    for mode in (0o1777, 0o777, 0o702):
+        home.chmod(mode)
+        with pytest.raises(NotAllowed):
+            prepare(Home(home))
     done = subprocess.run([sys.executable, "-m", "lorad.daemon"], capture_output=True, text=True)
     assert done.returncode == NotAllowed.exit_code
     assert str(home) in done.stderr and f"chmod go-w {home}" in done.stderr
