@@ -20,6 +20,7 @@ import pytest
 from tests.kit.leftovers import kill_leftovers
 
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
+gc.disable()  # while modules are imported, which live as long as this process: see lorad.startup
 
 LONGEST = (
     *("end_to_end/test_docs_run", "end_to_end/test_switches", "store/test_migrations", "queue/test_preempt"),
@@ -44,6 +45,11 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest begin first: of several at a time, none is left over at the end."""
     items.sort(key=lambda item: f"{item.path.parent.name}/{item.path.stem}" not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,6 @@ BOMBS = {
     "a merge": "base: &b {a: 1}\n<<: *b",
     "a doubled key": "seed: 1\nseed: 2",
     "a key that is a list": "? [a]\n: b",
-    "more than a mebibyte": "#" * (1 << 20) + "\n",
     "NUL": "name: a\0b",
     "half a surrogate": "name: \ud800",
 }
@@ -116,6 +115,7 @@ def test_something_else_in_place_of_an_adapters_file_is_refused(
     instead(adapter / name, make)
     with pytest.raises(AdapterRefused, match=words) as error:
         read_peft(adapter)
+    assert str(adapter / name) in str(error.value)
     assert error.value.hint
 
 
@@ -163,7 +163,6 @@ def entry(start: int, end: int, shape: list[Any], dtype: str = "F32") -> dict[st
 
 
 HEADERS: dict[str, tuple[bytes, int]] = {  # the header, and how much data follows
-    "longer than the file": (struct.pack("<Q", 1 << 40) + b"{}", 0),
     "of no length": (struct.pack("<Q", 0), 0),
     "cut off": (b"\x00\x01", 0),
     "no JSON": (b"[]", 0),

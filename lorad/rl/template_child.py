@@ -23,7 +23,7 @@ from lorad.startup import quick_imports
 with quick_imports():
     import msgspec
 
-    from lorad.bounds import TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
+    from lorad.bounds import TEMPLATE_MEMORY, TEMPLATE_TEXT
     from lorad.rl.templates import Job, Rendered, Setup, too_much
 
 _ERROR_LIMIT = 2000  # characters
@@ -66,7 +66,7 @@ def main() -> None:
     tokenizer: Any = PreTrainedTokenizerBase(chat_template=setup.template, **setup.tokens)
     _limit_memory()
     for line in requests:
-        _render(tokenizer, msgspec.json.decode(line, type=Job), replies)
+        _render(tokenizer, msgspec.json.decode(line, type=Job), setup.seconds, replies)
 
 
 def _take_stdout() -> BinaryIO:
@@ -85,11 +85,11 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted if most < 0 else min(wanted, most), most))
 
 
-def _render(tokenizer: Any, job: Job, replies: BinaryIO) -> None:
-    """Answers with each chat; the first that cannot be rendered is the last."""
+def _render(tokenizer: Any, job: Job, seconds: float, replies: BinaryIO) -> None:
+    """Answer with each chat, which may take `seconds`; the first that cannot be rendered is the last."""
     _set_clock(job.date)
     for chat in job.chats:
-        signal.setitimer(signal.ITIMER_PROF, TEMPLATE_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         rendered = _render_one(tokenizer, chat, job.settings)
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(msgspec.json.encode(rendered) + b"\n")

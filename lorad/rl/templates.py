@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lorad.bounds import GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
+from lorad.bounds import GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_TEXT
 from lorad.box.paths import python_path
 
 Chat = Sequence[Mapping[str, Any]]
@@ -25,10 +25,14 @@ _AT_ONCE = 64  # chats in one request to the process
 
 
 class Setup(Struct, frozen=True):
-    """A template, and the special tokens (`bos_token`, …) that it may name."""
+    """A template, and the special tokens (`bos_token`, …) that it may name.
+
+    seconds: the processor time that one chat may take.
+    """
 
     template: str
     tokens: dict[str, str]
+    seconds: float
 
 
 class Job(Struct, frozen=True):
@@ -134,7 +138,7 @@ class Renderer:
         code = process.wait()
         self._stop()
         if code == -signal.SIGPROF:
-            return f"it takes over {TEMPLATE_SECONDS:g} s"
+            return f"it takes over {self._setup.seconds:g} s"
         return f"its process ended with {code}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from lorad.bounds import JSON_BYTES
+from lorad.bounds import JSON_BYTES, TEMPLATE_SECONDS
 from lorad.errors import SpecError
 from lorad.files import read_file
 from lorad.rl.templates import Chat, Refused, Renderer, Setup
@@ -130,7 +130,8 @@ class Tokenizer:
         """
         older = _read(directory / "special_tokens_map.json")
         texts = {key: self._text(key) or _content(older.get(key)) for key in _SPECIAL}
-        return Setup(template, {key: text for key, text in texts.items() if text is not None})
+        tokens = {key: text for key, text in texts.items() if text is not None}
+        return Setup(template, tokens, TEMPLATE_SECONDS)
 
     def _ids(self, configs: Sequence[Mapping[str, Any]], key: str) -> tuple[int, ...]:
         for config in configs:

@@ -208,13 +208,3 @@ def test_where_the_screens_cannot_be_read_the_terminal_is_as_it_was(
     with pytest.raises(KeyboardInterrupt), dashboard.glance(Client(transport=Prepared(a_world())), Config()):
         raise KeyboardInterrupt
     assert capsys.readouterr().out.endswith(dashboard.LEAVE)
-
-
-def test_it_starts_without_the_slow_packages() -> None:
-    code = (
-        "import sys, lorad.cli.commands.dashboard; print(*sorted({n.partition('.')[0] for n in sys.modules}))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout.split()
-    assert not {"textual", "yaml", "numpy", "torch", "aiohttp", "asyncio", "rich"} & set(loaded)

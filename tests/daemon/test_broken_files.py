@@ -70,7 +70,6 @@ async def test_one_broken_file_holds_up_nobody_else(home: Path, kind: str) -> No
     root, said, needed = FILES[kind]
     cases = [(file, hurt, said) for file in needed for hurt in HURTS]
     cases += [(file, "directory", words) for file, words in DIRECTORIES[kind].items()]
-    cases += [(file, "directory", "") for file in OTHERS]
     async with reconciling(home) as ctx:
         await everything(ctx)
         for number, (file, hurt, words) in enumerate(cases):
@@ -78,6 +77,10 @@ async def test_one_broken_file_holds_up_nobody_else(home: Path, kind: str) -> No
                 await others_continue(ctx, f"new-{number}")
                 if words:
                     await until(partial(is_said, ctx, words))
+        with contextlib.ExitStack() as stack:
+            for file in OTHERS:
+                stack.enter_context(broken(home / root / file, "directory"))
+            await others_continue(ctx, "new-last")
         await until(lambda: not len(ctx.loop.troubles))
 
 

@@ -23,6 +23,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import LogPart
 from lorad.daemon.api import server
 from lorad.daemon.api.verbs.logs import read as read_log
+from lorad.daemon.daemon import prepare
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
 from tests.kit.callers import UnixConnection
 from tests.kit.daemon_world import serving
@@ -60,11 +61,6 @@ async def test_other_users_are_refused(home: Path, monkeypatch: pytest.MonkeyPat
             await api("status")
 
 
-async def test_only_the_owner_can_reach_the_socket(home: Path) -> None:
-    async with serving(home):
-        assert [stat.S_IMODE(os.stat(path).st_mode) for path in (home / "lorad.sock", home)] == [0o600, 0o700]
-
-
 def test_a_stale_socket_is_replaced_and_a_living_one_is_not(home: Path) -> None:
     path = home / "x.sock"
     server.bind(path).close()
@@ -94,9 +90,11 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o702])
-def test_a_home_that_others_can_write_to_is_refused(home: Path, mode: int) -> None:
-    home.chmod(mode)
+def test_a_home_that_others_can_write_to_is_refused(home: Path) -> None:
+    for mode in (0o1777, 0o777, 0o702):
+        home.chmod(mode)
+        with pytest.raises(NotAllowed):
+            prepare(Home(home))
     done = subprocess.run([sys.executable, "-m", "lorad.daemon"], capture_output=True, text=True)
     assert done.returncode == NotAllowed.exit_code
     assert str(home) in done.stderr and f"chmod go-w {home}" in done.stderr
@@ -174,8 +172,6 @@ def test_stopping_the_daemon_says_which_pools_stay_and_they_end() -> None:
         assert pool is not None
         wait_gone(pool)
         made.lorad("resume", "a", "--steps", "2", "--wait")
-        assert "is stopping" in made.lorad("pools", "stop", "tiny-1").stderr
-        made.lorad("resume", "a", "--steps", "3", "--wait")
         pool = made.client.pools()[0].pid
         assert "Pool tiny-1 ended" in made.lorad("daemon", "stop", "--pools").stderr
         assert not Path(f"/proc/{pool}").exists()

@@ -53,8 +53,8 @@ async def test_a_long_question_holds_up_nobody_and_is_answered_as_of_its_beginni
 async def test_who_has_an_answer_reads_what_it_did(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
-        for number in range(20):
-            version = f"a@{1001 + number % 6}"
+        for number in range(6):
+            version = f"a@{1001 + number // 2}"
             await api("unpin" if number % 2 else "pin", version)
             told = {f"a@{row.version}": row.pinned for row in await api("adapters", "a")}
             assert told[version] == (not number % 2)

@@ -118,14 +118,6 @@ async def test_a_driver_killed_by_others_is_lost_and_says_how(home: Path) -> Non
         assert (row.reason, row.detail) == ("lost", "the driver was killed by SIGKILL")
 
 
-async def test_the_last_line_of_a_crashed_driver_is_kept(home: Path) -> None:
-    behave(home, driver={"crash_at": 3})
-    async with reconciling(home) as ctx:
-        submit(ctx, "a")
-        row = await until_state(ctx, "a", "ended")
-        assert row.detail == "the driver exited with code 3; its log ends: the driver is out of luck"
-
-
 async def test_a_failing_run_is_restarted_until_it_gets_no_further(home: Path) -> None:
     behave(home, driver={"crash_at": 3})
     async with reconciling(home) as ctx:
@@ -133,29 +125,6 @@ async def test_a_failing_run_is_restarted_until_it_gets_no_further(home: Path) -
         row = await until(lambda: (r := runs.get(ctx.store, "a")).state == "ended" and r)
         assert (row.reason, row.attempt) == ("lost", 4)
         assert "3 attempts got no further" in row.detail
-
-
-async def test_a_restart_goes_on_from_the_checkpoint(home: Path) -> None:
-    behave(home, driver={"crash_at": 5})
-    async with reconciling(home) as ctx:
-        submit(ctx, "a", resources={"restart": "on-failure"})
-        await until(lambda: runs.get(ctx.store, "a").attempt == 2)
-        behave(home)
-        row = await until_state(ctx, "a", "ended")
-        assert (row.reason, [s.step for s in steps(ctx.store, "a")]) == ("completed", [1, 2, 3, 4, 5, 6])
-
-
-async def test_a_run_whose_pool_dies_is_lost_and_the_next_one_gets_a_new_pool(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
-    async with reconciling(home) as ctx:
-        submit(ctx, "a")
-        await until_state(ctx, "a", "running")
-        ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
-        assert (await until_state(ctx, "a", "ended")).reason == "lost"
-        ctx.move("a", Move.RESUME)
-        ctx.loop.poke()
-        assert (await until_state(ctx, "a", "ended")).reason == "completed"
-        assert ctx.pools["tiny-1"].number == 2
 
 
 async def test_a_pool_that_lost_a_run_gets_no_other_though_it_is_still_up(home: Path) -> None:
@@ -240,13 +209,6 @@ async def test_a_home_stays_within_its_disk_budget_by_itself(
         await until_state(ctx, "a", "ended")
         await until(lambda: names(ctx.home.run("a").samples) == ["000006.jsonl"])
         await until(lambda: "disk" in {event.kind for event in events.after(ctx.store, 0, "a")})
-
-
-async def test_an_idle_pool_is_shut_down(home: Path) -> None:
-    async with reconciling(home, idle_timeout=0.0) as ctx:
-        submit(ctx, "a")
-        await until_state(ctx, "a", "ended")
-        await until(lambda: ctx.pools["tiny-1"].process.phase == "exited")
 
 
 def test_slow_verb_leaves_items_for_later_passes(home: Path) -> None:

@@ -59,12 +59,11 @@ def made() -> Iterator[World]:
         yield it
 
 
-@pytest.mark.parametrize("engine", ["ServesBase", "ServesPrevious"])
-def test_engine_that_serves_other_weights_stops_the_run(engine: str) -> None:
+def test_engine_that_serves_other_weights_stops_the_run() -> None:
     with world() as made:
         made.home.root.mkdir()
         made.home.config.write_text(
-            f"backends: {{odd: {{engine: 'tests.kit.fakes.faulty_engines:{engine}', "
+            "backends: {odd: {engine: 'tests.kit.fakes.faulty_engines:ServesPrevious', "
             f"pythonpath: '{REPOSITORY}'}}}}"
         )
         run = made.run("odd", "rollout.backend=odd", expect=1)
@@ -76,7 +75,11 @@ def test_engine_that_serves_other_weights_stops_the_run(engine: str) -> None:
 
 def test_reward_that_never_returns_is_a_failed_sample(made: World) -> None:
     reward = "reward={name: 'rewards.py:forever', timeout: 0.2, max_failures: 1}"
-    run = made.run("forever", reward, "trainer.steps=1", "data.prompts_per_step=6", "algorithm.group_size=2")
+    (made.root / "two.jsonl").write_text(
+        '{"prompt": "S:21=", "answer": ""}\n{"prompt": "S:421=", "answer": ""}'
+    )
+    data = ("data.train=two.jsonl", "data.prompts_per_step=2", "algorithm.group_size=2")
+    run = made.run("forever", reward, "trainer.steps=1", *data)
     assert run.reason == "completed"
     rewards = {len(s.prompt) % 2: s.reward for s in made.client.samples("forever", step=1)}
     assert rewards == {1: None, 0: 1.0}
@@ -199,16 +202,6 @@ def few_problems(made: World) -> Path:
     return path
 
 
-def test_data_that_changed_between_attempts_is_told(made: World) -> None:
-    source = few_problems(made)
-    data = f"data={{train: '{source}', prompt_key: question, prompts_per_step: 2}}"
-    made.run("changed", data, "reward=gsm8k", "trainer.steps=2")
-    assert made.client.show("changed").warnings == []
-    source.write_text(source.read_text().replace("Ann", "Bob"))
-    made.lorad("resume", "changed", "--steps", "3", "--wait")
-    assert "not what it was" in made.client.show("changed").warnings[0]
-
-
 def test_resume_on_other_base_weights_is_refused(made: World) -> None:
     model = made.root / "model"
     shutil.copytree(resolve("builtin:tiny"), model)
@@ -222,6 +215,8 @@ def test_resume_on_other_base_weights_is_refused(made: World) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     error = made.lorad("resume", "rebased", "--steps", "3", "--wait", expect=1).stderr
     assert "not those that this run was trained on" in error
+    made.json("fork", "rebased@2", "--name", "forked", "--steps", "1", "--wait", expect=1)
+    assert "are not those that rebased@2 was trained on" in made.client.show("forked").detail
 
 
 def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint() -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ seed: 3
 lora: {rank: 8, alpha: 16, dropout: 0.1}
 algorithm: {group_size: 4, minibatches: 2}
 data: {train: sort, prompts_per_step: 4}
-trainer: {lr: 2.0e-3, steps: 60, schedule: cosine, warmup_steps: 2}
+trainer: {lr: 2.0e-3, steps: 30, schedule: cosine, warmup_steps: 2}
 rollout: {max_new_tokens: 12}
 eval: {every: 15, problems: 16}
 checkpoint: {every: 3, keep: 2}
@@ -91,25 +90,6 @@ def test_resume_with_more_steps_goes_on_and_numbers_never_rewind(
     assert [v.version for v in made.client.adapters("more")] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_damaged_checkpoint_is_refused_and_the_one_before_is_offered(
-    undisturbed: tuple[World, dict[str, Any]],
-) -> None:
-    made, _ = undisturbed
-    made.run("damaged", "trainer.steps=6", text=SPEC)
-    newest = Path(made.client.checkpoints("damaged")[-1].path)
-    flip_a_byte(newest / "optimizer.safetensors")
-    error = made.lorad("resume", "damaged", "--steps", "8", expect=1).stderr
-    assert "optimizer.safetensors" in error and "--from 3" in error
-    made.lorad("resume", "damaged", "--from", "3", "--steps", "8", "--wait")
-    assert made.client.show("damaged").step == 8
-
-
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def test_slot_of_a_killed_driver_is_given_back(undisturbed: tuple[World, dict[str, Any]]) -> None:
     made, _ = undisturbed
     start(made, "leaver")
@@ -128,9 +108,7 @@ def test_resume_where_other_threads_would_be_chosen_is_bit_for_bit_the_same() ->
         os.kill(made.pid("moved", "driver"), signal.SIGKILL)
         assert made.over("moved").reason == "lost"
         made.home.config.write_text("runtime: {threads: 1}")
-        made.lorad("daemon", "stop")
-        made.run("other", "trainer.steps=3", text=SPEC)
-        assert [pool.threads for pool in made.client.pools()] == [1]
+        made.lorad("daemon", "stop", "--pools")
         made.lorad("resume", "moved", "--wait")
         assert [pool.threads for pool in made.client.pools()] == [2]
         assert made.facts("moved") == made.facts("calm")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GemmaConfig, Qwen3Config, Qwen3ForCausalLM
 
 from lorad.models.directory import resolve
 from lorad.protocol.journal import lineage, read
@@ -93,10 +92,9 @@ def test_dropping_groups_without_variance_changes_cost_only(made: World, kl: str
     assert drop == keep and max(metric(made, names["true"], "zero_variance_groups")) > 0
 
 
-@pytest.mark.parametrize("kind", ["k1", "k3"])
-def test_kl_is_zero_before_the_first_update_and_not_after(made: World, kind: str) -> None:
-    made.run(kind, f"algorithm.kl={{coef: 0.1, type: {kind}}}", text=QUICK)
-    first, second = metric(made, kind, "kl")
+def test_kl_is_zero_before_the_first_update_and_not_after(made: World) -> None:
+    made.run("k3", "algorithm.kl={coef: 0.1, type: k3}", text=QUICK)
+    first, second = metric(made, "k3", "kl")
     assert first == 0 and second > 0
 
 
@@ -108,22 +106,16 @@ def test_only_a_second_epoch_leaves_the_policy_that_sampled(made: World, plain: 
     assert 1.0 not in metric(made, "epochs", "ratio") and min(metric(made, "epochs", "clip_fraction")) > 0
 
 
-@pytest.mark.parametrize(
-    ("schedule", "last"), [("constant", 2e-3), ("linear", 5e-3 / 3), ("cosine", 1.75e-3)]
-)
-def test_learning_rate_follows_its_schedule(made: World, schedule: str, last: float) -> None:
+def test_learning_rate_follows_its_schedule(made: World) -> None:
     """Two steps of warm-up, then a third of the way from 2e-3 to 1e-3."""
-    trainer = "{lr: 2.0e-3, min_lr: 1.0e-3, steps: 4, warmup_steps: 2, schedule_steps: 5, schedule: %s}"
-    made.run(schedule, "trainer=" + trainer.replace("%s", schedule), text=QUICK)
-    assert metric(made, schedule, "lr") == pytest.approx([1e-3, 2e-3, 2e-3, last])
+    trainer = "{lr: 2.0e-3, min_lr: 1.0e-3, steps: 4, warmup_steps: 2, schedule_steps: 5, schedule: cosine}"
+    made.run("cosine", f"trainer={trainer}", text=QUICK)
+    assert metric(made, "cosine", "lr") == pytest.approx([1e-3, 2e-3, 2e-3, 1.75e-3])
 
 
 def test_target_modules_mean_the_same_in_each_of_their_spellings(made: World) -> None:
-    spellings = ('"q_proj, k_proj,v_proj"', "[linear_qkv]", '"*.q_proj,*.[kv]_proj"')
-    found = {digest(made, f"named-{n}", f"lora.target_modules={s}") for n, s in enumerate(spellings)}
-    assert len(found) == 1
-    excluded = digest(made, "excluded", "lora.exclude_modules=[o_proj, linear_fc1, down_proj]")
-    assert found == {excluded}
+    found = digest(made, "named", "lora.target_modules=[linear_qkv]")
+    assert found == digest(made, "excluded", "lora.exclude_modules=[o_proj, linear_fc1, down_proj]")
 
 
 def test_adapter_path_begins_with_the_exported_version(made: World, plain: str) -> None:
@@ -135,13 +127,11 @@ def test_adapter_path_begins_with_the_exported_version(made: World, plain: str) 
 
 
 def test_top_k_and_stop_cut_what_is_sampled(made: World) -> None:
-    made.run("greedy", "rollout.top_k=1", text=QUICK)
+    made.run("greedy", "rollout.top_k=1", "rollout.stop=['6']", text=QUICK)
     samples = made.client.samples("greedy", step=1)
     for _, group in groupby(samples, key=lambda s: s.prompt_id):
         assert len({s.completion for s in group}) == 1
-    made.run("stopped", "rollout.stop=['6']", text=QUICK)
-    stopped = made.client.samples("stopped", step=1)
-    assert any(s.finish == "stop" for s in stopped) and not any("6" in s.completion for s in stopped)
+    assert any(s.finish == "stop" for s in samples) and not any("6" in s.completion for s in samples)
 
 
 def test_few_rows_come_again_with_other_samples_and_are_told(made: World) -> None:
@@ -153,11 +143,9 @@ def test_few_rows_come_again_with_other_samples_and_are_told(made: World) -> Non
 
 
 def test_prompts_that_are_too_long_are_cut_from_the_left_or_dropped_and_told(made: World) -> None:
-    for choice, prompts in (("truncate", {"S:312=", "S:52=", ":4231="}), ("drop", {"S:312=", "S:52="})):
-        made.run(
-            choice, "data.train=rows.jsonl", "data.max_prompt_tokens=6", f"data.too_long={choice}", text=QUICK
-        )
-        assert {s.prompt for s in made.client.samples(choice, step=1)} == prompts
+    data = ("data.train=rows.jsonl", "data.max_prompt_tokens=6", "data.too_long=drop")
+    made.run("drop", *data, text=QUICK)
+    assert {s.prompt for s in made.client.samples("drop", step=1)} == {"S:312=", "S:52="}
     assert "1 prompts are longer" in str(made.client.show("drop").warnings)
 
 
@@ -184,6 +172,8 @@ def test_a_model_directory_of_transformers_trains(made: World) -> None:
 
 
 def test_another_architecture_is_refused_by_its_name(made: World) -> None:
+    from transformers import GemmaConfig
+
     a_model(made.root / "gemma")
     GemmaConfig(architectures=["GemmaForCausalLM"]).save_pretrained(made.root / "gemma")
     assert "GemmaForCausalLM" in made.lorad("run", made.spec(), "model.path=gemma", expect=2).stderr
@@ -270,6 +260,8 @@ def test_a_home_may_have_spaces_and_a_path_too_long_for_a_socket(made: World) ->
 
 def a_model(directory: Path) -> None:
     """A random, sharded, untied Qwen3 with the tokenizer of builtin:tiny."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     tiny = resolve("builtin:tiny")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}

@@ -18,7 +18,6 @@ from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
 from lorad.models.directory import linear_shapes, read_config
 from lorad.models.facts import read_facts
-from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora, MixedLora
 
@@ -60,47 +59,14 @@ def some_ids(batch: int = 3, time: int = 9) -> torch.Tensor:
     return torch.randint(0, 64, (batch, time), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"tie_word_embeddings": True},
-        {"tie_word_embeddings": False},
-        {"tie_word_embeddings": False, "shard": "20KB"},
-        {"num_key_value_heads": 4, "attention_bias": True},
-        {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
-    ],
-    ids=["tied", "untied", "sharded", "bias", "one-kv-head"],
-)
-def test_logits_equal_those_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
-    model = make_model(tmp_path, **options)
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_logits_equal_those_of_transformers(tmp_path: Path, kv_heads: int) -> None:
+    model = make_model(tmp_path, num_key_value_heads=kv_heads)
     with torch.no_grad():
         expected = model(some_ids()).logits
     base = load_base(tmp_path, torch.float32, CPU)
     assert (lean(base, some_ids()) - expected).abs().max() < 1e-4
     assert base.config.num_parameters == sum(p.numel() for p in model.parameters())
-
-
-def test_a_sharded_directory_really_has_shards(tmp_path: Path) -> None:
-    make_model(tmp_path, shard="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
-
-
-def test_decoding_with_the_cache_equals_the_full_forward(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    base = load_base(tmp_path, torch.float32, CPU)
-    ids, lengths = some_ids(), [4, 7, 5]
-    full = lean(base, ids)
-    cache = KVCache(base, slots=3, length=9)
-    with torch.no_grad():
-        hidden(base, ids[:, :7], torch.arange(7), PrefillAttention(cache))
-        for _ in range(2):
-            now = torch.tensor(lengths)
-            attention = DecodeAttention(cache, now, max(lengths) + 1)
-            step = logits(base, hidden(base, ids[torch.arange(3), now][:, None], now[:, None], attention))[
-                :, 0
-            ]
-            assert (step - full[torch.arange(3), now]).abs().max() < 1e-4
-            lengths = [length + 1 for length in lengths]
 
 
 def test_padding_on_the_right_changes_nothing(tmp_path: Path) -> None:
@@ -135,12 +101,11 @@ def with_peft(
 @pytest.mark.parametrize(
     ("targets", "rslora", "scale"),
     [
-        (ALL, False, 2.0),
         (["q_proj", "v_proj"], False, 2.0),
         (["up_proj", "k_proj"], False, 2.0),
         (ALL, True, 4.0),
     ],
-    ids=["all-linear", "q-and-v", "up-and-k", "rslora"],
+    ids=["q-and-v", "up-and-k", "rslora"],
 )
 def test_frozen_lora_equals_peft(tmp_path: Path, targets: list[str], rslora: bool, scale: float) -> None:
     wrapped = with_peft(make_model(tmp_path), targets, rslora=rslora)
@@ -150,16 +115,6 @@ def test_frozen_lora_equals_peft(tmp_path: Path, targets: list[str], rslora: boo
     lora = FrozenLora(base, peft_tensors(wrapped), scale)
     assert (lean(base, some_ids(), lora) - expected).abs().max() < 1e-4
     assert (lean(base, some_ids()) - expected).abs().max() > 1e-2
-
-
-def test_lora_on_an_untied_lm_head_equals_peft(tmp_path: Path) -> None:
-    wrapped = with_peft(make_model(tmp_path, tie_word_embeddings=False), [*ALL, "lm_head"])
-    with torch.no_grad():
-        expected = wrapped(some_ids()).logits
-    base = load_base(tmp_path, torch.float32, CPU)
-    assert (
-        lean(base, some_ids(), FrozenLora(base, peft_tensors(wrapped), 2.0)) - expected
-    ).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("owner", [[0, 0, 1, 1, 2, 2], [2, 0, 1, 1, 2, 1]], ids=["even", "uneven"])
@@ -213,24 +168,6 @@ def test_bfloat16_is_near_and_half_the_memory(tmp_path: Path) -> None:
 def rewrite_config(directory: Path, **changes: Any) -> None:
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"architectures": ["Gemma3ForCausalLM"]}, "Gemma3ForCausalLM"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
-        ({"hidden_size": None}, "hidden_size"),
-    ],
-)
-def test_what_the_forward_does_not_compute_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, Any], named: str
-) -> None:
-    make_model(tmp_path)
-    rewrite_config(tmp_path, **changes)
-    with pytest.raises(SpecError, match=named) as caught:
-        read_config(tmp_path)
-    assert caught.value.hint
 
 
 def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,6 @@ from lorad.protocol.calls import Closed, Evict, Generate, Nothing, Open, OptimSt
 from lorad.protocol.connection import Connection
 from lorad.protocol.status import PoolInfo
 from tests.kit.pool_kit import (
-    DEADLINE,
     MODULES,
     OPEN,
     Running,
@@ -100,10 +98,11 @@ def test_an_adapter_that_is_not_finite_changes_nothing(run: Connection, tmp_path
     before = texts(generate(run, f"{run.run}@0"))
     run.call("forward_backward", batch())
     run.call("optim_step", OptimStep(lr=float("inf"), max_grad_norm=0.0))
-    with pytest.raises(AdapterRefused, match="NaN or infinite"):
-        publish(run, tmp_path, 1)
+    with pytest.raises(AdapterRefused, match=rf"{run.run}@7 at step 7: .* NaN or infinite"):
+        publish(run, tmp_path, 7)
     assert texts(generate(run, f"{run.run}@0")) == before
-    assert f"{run.run}@1" not in run.call("status", Nothing()).loaded
+    loaded = run.call("status", Nothing()).loaded
+    assert f"{run.run}@0" in loaded and f"{run.run}@7" not in loaded
 
 
 def test_thousands_of_prompts_travel_in_one_call(run: Connection) -> None:
@@ -206,28 +205,6 @@ def test_a_run_can_start_from_a_peft_directory(run: Connection, running: Running
 def test_modules_that_the_base_has_not_are_refused(running: Running) -> None:
     with running.connect("wrong-modules") as connection, pytest.raises(AdapterRefused, match="no linear"):
         connection.call("open", Open(modules=("model.layers.99.mlp.up_proj",), rank=4, alpha=8.0))
-
-
-def test_runs_that_share_a_pool_do_not_touch_each_other(running: Running, tmp_path: Path) -> None:
-    digests: dict[str, list[str]] = {}
-
-    def train(name: str, seed: int) -> None:
-        with running.connect(name) as connection:
-            connection.call("open", msgspec.structs.replace(OPEN, dropout=0.1, seed=seed))
-            for step in range(3):
-                version = publish(connection, tmp_path, step)
-                digests.setdefault(name, []).append(version.sha256)
-                generate(connection, version.version)
-                learn(connection, seed=10 * seed + step)
-
-    train("alone-1", 1)
-    train("alone-2", 2)
-    threads = [threading.Thread(target=train, args=(f"together-{i}", i)) for i in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert (digests["together-1"], digests["together-2"]) == (digests["alone-1"], digests["alone-2"])
 
 
 def test_nothing_is_left_of_a_run_that_is_evicted(running: Running, tmp_path: Path) -> None:

@@ -46,18 +46,19 @@ def two_versions(connection: Connection, directory: Path, lr: float = 1e-3) -> N
     learn(connection, 3, lr)
 
 
-@pytest.mark.parametrize("lr", [1e-3, 1e-5])
 @pytest.mark.parametrize(
-    ("engine", "told"),
+    ("engine", "lr", "told"),
     [
-        ("WakesWithBase", "sorter@2 as .* like the base"),
-        ("WakesWithPrevious", "sorter@2 as .* like the previous version"),
-        ("WakesWithNaN", "sorter@2 as .* not finite"),
-        ("WakesWithAnotherBase", "base as"),
+        ("WakesWithBase", 1e-3, "sorter@2 as .* like the base"),
+        ("WakesWithBase", 1e-5, "sorter@2 as .* like the base"),
+        ("WakesWithPrevious", 1e-3, "sorter@2 as .* like the previous version"),
+        ("WakesWithPrevious", 1e-5, "sorter@2 as .* like the previous version"),
+        ("WakesWithNaN", 1e-3, "sorter@2 as .* not finite"),
+        ("WakesWithAnotherBase", 1e-3, "base as"),
     ],
 )
 def test_an_engine_that_wakes_with_other_weights_serves_nobody(
-    engine: str, told: str, lr: float, tmp_path: Path
+    engine: str, lr: float, told: str, tmp_path: Path
 ) -> None:
     with opened(tmp_path, engine, mode="timesliced") as connection:
         two_versions(connection, tmp_path, lr)

@@ -119,7 +119,7 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        (ENDLESS, "it takes over 3 s"),
+        (ENDLESS, r"it takes over 0\.5 s"),
         (SWOLLEN, "it needs over 1 GiB of memory"),
         ("{{ 'x' * (17 * 1024 * 1024) }}", "it writes over 16 MiB"),
         ("{% if %}", "Expected an expression"),
@@ -127,7 +127,11 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
         ("{{ ''.__class__.__mro__ }}{{ messages.append(1) }}", "unsafe"),
     ],
 )
-def test_a_hostile_template_is_cut_and_named_with_its_line(template: str, says: str, tmp_path: Path) -> None:
+def test_a_hostile_template_is_cut_and_named_with_its_line(
+    template: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if template == ENDLESS:
+        monkeypatch.setattr("lorad.rl.tokenizer.TEMPLATE_SECONDS", 0.5)
     guarded = (
         "{% if messages[0].content == 'x' %}" + template + "{% endif %}ok"
         if says.startswith("it")

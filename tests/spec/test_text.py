@@ -191,10 +191,6 @@ def test_a_bomb_of_aliases_is_refused() -> None:
     assert "more than 20 aliases" in str(refusal("\n".join(levels)))
 
 
-def test_a_huge_text_is_refused_unread() -> None:
-    assert "larger than 1 MiB" in str(refusal("#" * (1 << 20) + "\n"))
-
-
 def test_a_name_is_one_line() -> None:
     with pytest.raises(SpecError, match="name"):
         load_spec("", source="s", overrides=['name="abc\\n"'])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -80,6 +82,12 @@ class User:
         assert any(row["pinned"] for row in self.made.json("adapters", run) if row["version"] == int(number))
         assert [(row["alias"], row["version"]) for row in self.made.json("aliases")] == [("bot", int(number))]
 
+    def loses_its_daemon(self) -> None:
+        os.kill(self.made.client.status().pid, signal.SIGKILL)
+        self.terminal.until("No daemon since")
+        self.made.lorad("daemon", "start")
+        self.terminal.wait(lambda: "No daemon" not in self.terminal.text, "the daemon is back")
+
     def pauses_and_resumes(self) -> None:
         self.terminal.press("P")
         self.terminal.until("paused")
@@ -132,5 +140,6 @@ def test_all_that_a_run_needs_is_done_by_keys(user: User) -> None:
     user.watches_it_learn()
     user.looks_at_samples()
     user.pins_and_swaps()
+    user.loses_its_daemon()
     user.pauses_and_resumes()
     user.forks_and_deletes_the_fork()

@@ -4,11 +4,6 @@ daemon.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +73,6 @@ async def test_rows_that_did_not_change_are_not_drawn_again(monkeypatch: pytest.
         assert set(drawn) == {"busy"}
 
 
-async def test_the_filter_narrows_and_escape_shows_all_again() -> None:
-    world = World(a_run("sorter"), a_run("solver", state="ended", reason="failed", detail="out of memory"))
-    async with using(world) as user:
-        await until(user, lambda: len(names(user)) == 2)
-        await user.press("slash", *"state:failed", "enter")
-        await until(user, lambda: names(user) == ["solver"])
-        await user.press("escape")
-        await until(user, lambda: len(names(user)) == 2)
-
-
 async def test_stop_asks_and_the_default_is_no() -> None:
     world = World(a_run("precious"))
     async with using(world) as user:
@@ -109,15 +94,6 @@ async def test_what_the_daemon_will_refuse_is_not_asked() -> None:
         await until(user, lambda: names(user) == ["over"])
         await user.press("x")
         await until(user, lambda: world.asked == [("kill", "over")])
-
-
-async def test_readonly_refuses_every_action() -> None:
-    world = World(a_run("shown"))
-    async with using(world, readonly=True) as user:
-        await until(user, lambda: names(user) == ["shown"])
-        await user.press("P", "r", "s", "x")
-        await until(user, lambda: "Read-only" in line(user, "#status"))
-        assert world.asked == [] and not isinstance(user.app.screen, Confirm)
 
 
 async def test_y_copies_the_command_that_the_status_line_shows() -> None:
@@ -190,28 +166,3 @@ async def test_keys_answer_while_the_daemon_hangs() -> None:
         await user.press("question_mark")
         await until(user, lambda: isinstance(user.app.screen, Help))
         world.live(False)
-
-
-async def test_pause_and_a_lost_daemon_on_the_real_thing() -> None:
-    client = Client()
-    await asyncio.to_thread(start_daemon)
-    await asyncio.to_thread(begin, client)
-    async with LoradApp(client).run_test(size=(120, 40)) as user:
-        await until(user, lambda: names(user) == ["live"])
-        await until(user, lambda: "running" in screen_text(user))
-        os.kill((await asyncio.to_thread(client.status)).pid, signal.SIGKILL)
-        await until(user, lambda: "No daemon since" in screen_text(user))
-        await asyncio.to_thread(start_daemon)
-        await until(user, lambda: "No daemon" not in screen_text(user))
-        await user.press("P")
-        await until(user, lambda: "paused" in screen_text(user))
-    assert client.show("live").state == "paused"
-
-
-def start_daemon() -> None:
-    subprocess.run([sys.executable, "-m", "lorad", "daemon", "start"], check=True, capture_output=True)
-
-
-def begin(client: Client) -> None:
-    small = ["trainer.steps=5000", "data.prompts_per_step=2", "eval.every=0", "checkpoint.every=1000"]
-    client.run(SPEC.read_text(), source="demo.yaml", cwd=str(SPEC.parent), overrides=small, name="live")

@@ -27,7 +27,7 @@ from lorad.tui.screens.base import Base
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 
-_TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events)
+TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events)
 
 
 class _News(NamedTuple):
@@ -59,7 +59,7 @@ class RunScreen(Base):
         super().__init__()
         self._of = run
         self._run: RunDetails | None = None
-        self._tabs = [tab(run) for tab in _TABS]
+        self._tabs = [tab(run) for tab in TABS]
         self._front = self._tabs[0]
 
     def body(self) -> Iterable[Widget]:

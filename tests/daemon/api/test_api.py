@@ -12,7 +12,7 @@ import pytest
 
 from lorad.adapters.directory import write_directory
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
-from tests.kit.daemon_world import behave, serving, until
+from tests.kit.daemon_world import behave, finished, serving, until
 
 
 async def test_a_run_is_queued_shown_and_listed(home: Path) -> None:
@@ -110,8 +110,7 @@ async def test_queued_runs_pause_and_end_at_once(home: Path) -> None:
 
 async def test_resume_refuses_what_cannot_work(home: Path) -> None:
     async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
+        finished(api.ctx)
         with pytest.raises(Conflict, match="6 steps") as done:
             await api("resume", "a")
         assert "--steps 12" in done.value.hint
@@ -122,8 +121,7 @@ async def test_resume_refuses_what_cannot_work(home: Path) -> None:
 
 async def test_a_damaged_checkpoint_is_refused_with_the_one_before(home: Path) -> None:
     async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
+        finished(api.ctx)
         newest = Path((await api("checkpoints", "a"))[-1].path)
         (newest / "more").write_text("x")
         with pytest.raises(IntegrityError, match="checkpoint at step 6") as raised:
@@ -152,8 +150,7 @@ async def test_events_come_as_they_happen(home: Path) -> None:
 
 async def test_steps_samples_versions_and_logs_are_served(home: Path) -> None:
     async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
+        finished(api.ctx)
         assert [step.step for step in await api("steps", "a", after=2)] == [3, 4, 5, 6]
         assert [step.step for step in await api("steps", "a", after=2, every=4)] == [4, 6]
         assert await api("samples", "a", step=3) == []
@@ -165,8 +162,7 @@ async def test_steps_samples_versions_and_logs_are_served(home: Path) -> None:
 
 async def test_changed_samples_are_refused(home: Path) -> None:
     async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
+        finished(api.ctx)
         (home / "runs" / "a" / "samples" / "000003.jsonl").write_text("{}")
         with pytest.raises(IntegrityError, match="000003"):
             await api("samples", "a", step=3)
@@ -178,8 +174,7 @@ def config(directory: Path) -> None:
 
 async def test_export_copies_a_whole_version_into_an_empty_directory_only(home: Path) -> None:
     async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
+        finished(api.ctx)
         source = home / "runs" / "a" / "versions" / "001006"
         shutil.rmtree(source)
         write_directory(source, config)

@@ -213,6 +213,7 @@ def test_doctor_tells_what_pools_would_get_have_and_why() -> None:
         assert (facts["threads"], facts["wait_policy"], facts["malloc"]) == (1, "passive", {})
         assert facts["reasons"]["threads"] == {"source": "spec", "text": "pool.threads"}
         assert "pool tiny-1" in made.lorad("doctor").stdout
+        assert "is stopping" in made.lorad("pools", "stop", "tiny-1").stderr
 
 
 @pytest.mark.parametrize(

@@ -202,11 +202,6 @@ def test_a_pool_from_before_servers_still_loads(home: Path) -> None:
     assert (loaded := load_pool(pool.root)) is not None and loaded.setup.key == pool.setup.key
 
 
-def test_a_backend_that_left_the_config_is_told() -> None:
-    with pytest.raises(SpecError, match=r"config\.yaml names no python for sglang"):
-        setup(config=Config())
-
-
 def test_ranks_are_rounded_up_to_what_servers_take() -> None:
     asked = [1, 16, 17, 33, 129, 257, 321, 512]
     found = [server.max_rank for rank in asked if (server := setup(lora={"rank": rank}).server)]

@@ -163,6 +163,8 @@ async def test_each_attempt_keeps_why_it_ended(home: Path) -> None:
         await until(lambda: runs.get(ctx.store, "a").attempt == 2)
         behave(home)
         await until_state(ctx, "a", "ended")
+        assert [step.step for step in steps(ctx.store, "a")] == [1, 2, 3, 4, 5, 6]
+        assert runs.attempts(ctx.store, "a")[1].resumed_from == 2
         details = [attempt.detail for attempt in runs.attempts(ctx.store, "a")]
         assert details == [
             "the driver exited with code 3; its log ends: the driver is out of luck",

@@ -42,8 +42,7 @@ def closed(ctx: Any) -> None:
 
 async def with_a_fork(api: Api) -> None:
     """Two runs that have ended: `a`, and `fresh`, which began with a version of it."""
-    await api.run("a")
-    await api.until("a", "ended")
+    finished(api.ctx)
     await fork(api, "a@1004", name="fresh", fresh=True)
     await api.until("fresh", "ended")
 

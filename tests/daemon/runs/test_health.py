@@ -111,7 +111,13 @@ async def test_a_log_that_takes_no_stacks_saves_nobody(home: Path, monkeypatch: 
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(health, "dump_stacks", full)
-    await test_a_stopped_driver_is_killed_as_hung_and_the_run_says_so(home)
+    behave(home, driver={"seconds": 0.1})
+    async with reconciling(home, **SOON) as ctx:
+        submit(ctx, "a", trainer=LONG)
+        await beats(ctx, "a")
+        os.kill(pid_of(ctx, "a"), signal.SIGSTOP)
+        row = await until_state(ctx, "a", "ended")
+        assert row.reason == "lost" and row.detail.startswith("the driver was hung: no heartbeat for ")
 
 
 @pytest.mark.parametrize(
@@ -135,18 +141,6 @@ async def beats(ctx: Context, name: str) -> None:
     await until(lambda: attempt_dir(runs.get(ctx.store, name)) in ctx.processes.pulses)
 
 
-async def test_a_stopped_driver_is_killed_as_hung_and_the_run_says_so(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
-    async with reconciling(home, **SOON) as ctx:
-        submit(ctx, "a", trainer=LONG)
-        await beats(ctx, "a")
-        os.kill(pid_of(ctx, "a"), signal.SIGSTOP)
-        row = await until_state(ctx, "a", "ended")
-        assert row.reason == "lost" and row.detail.startswith("the driver was hung: no heartbeat for ")
-        attempt = runs.attempts(ctx.store, "a")[0]
-        assert (attempt.signal, attempt.detail) == (signal.SIGKILL, row.detail)
-
-
 async def test_a_hung_driver_is_replaced_when_its_spec_wants_that(home: Path) -> None:
     behave(home, driver={"seconds": 0.1})
     async with reconciling(home, **QUICK) as ctx:
@@ -155,6 +149,8 @@ async def test_a_hung_driver_is_replaced_when_its_spec_wants_that(home: Path) ->
         os.kill(pid_of(ctx, "a"), signal.SIGSTOP)
         row = await until_state(ctx, "a", "ended")
         assert (row.reason, row.attempt, len(steps(ctx.store, "a"))) == ("completed", 2, 6)
+        lost = runs.attempts(ctx.store, "a")[0]
+        assert lost.signal == signal.SIGKILL and "the driver was hung: no heartbeat" in lost.detail
         assert ctx.pools["tiny-1"].number == 1
 
 

@@ -25,7 +25,7 @@ from lorad.protocol.status import PoolInfo
 from lorad.spec.model import Spec, convert
 from lorad.spec.text import from_json
 from lorad.store import runs
-from tests.kit.daemon_world import behave, serving, until
+from tests.kit.daemon_world import behave, finished, serving, until
 from tests.kit.journals import a_run
 
 OLD = convert({"trainer": {"steps": 6}})
@@ -83,8 +83,7 @@ async def test_the_next_attempt_goes_by_the_changed_spec_and_shows_what_changed(
 
 async def test_steps_may_be_given_as_a_key(home: Path) -> None:
     async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
+        finished(api.ctx)
         await api("resume", "a", overrides=["trainer.steps=8"])
         assert (await api.until("a", "ended")).step == 8
 
@@ -92,8 +91,8 @@ async def test_steps_may_be_given_as_a_key(home: Path) -> None:
 async def test_a_refused_change_leaves_the_run_as_it_was(home: Path) -> None:
     async with serving(home) as api:
         behave(home, preflight={"refuses": "trainer.backend: not here"})
-        await api.run("a")
-        before = await api.until("a", "ended")
+        finished(api.ctx)
+        before = await api("show", "a")
         for overrides in (["lora.rank=8"], ["trainer.dp=2"]):
             with pytest.raises(LoradError):
                 await api("resume", "a", steps=8, overrides=overrides)
@@ -103,8 +102,7 @@ async def test_a_refused_change_leaves_the_run_as_it_was(home: Path) -> None:
 
 async def test_of_two_resumes_at_once_the_refused_one_leaves_no_trace(home: Path) -> None:
     async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
+        finished(api.ctx)
         bodies = [ResumeRequest(steps=8, overrides=[f"resources.priority={n}"]) for n in (1, 2)]
         request = cast("Any", SimpleNamespace(match_info={"run": "a"}))
         calls = [Call(request, Caller(0, "me"), msgspec.to_builtins(body)) for body in bodies]

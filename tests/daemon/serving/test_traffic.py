@@ -229,6 +229,7 @@ async def test_aliases_have_the_traffic_of_a_gateway_that_is_up(home: Path) -> N
 
 async def test_without_a_gateway_there_is_no_traffic(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "is_anything_served", lambda store: False)
+    monkeypatch.setattr(gateways, "UP_SECONDS", 0.1)  # a swap waits for a gateway
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")

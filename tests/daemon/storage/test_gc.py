@@ -150,7 +150,6 @@ async def test_logs_of_old_attempts_and_lives_of_pools_go_and_the_newest_stay(ho
             attempt.mkdir(exist_ok=True)
             for name in ("log", "status.json"):
                 (attempt / name).write_text("{}")
-            life = home / "pools" / "tiny-1" / "attempts" / f"{number:04d}"
         await api("serving", "a@1001")
         for number in range(2, 6):
             life = home / "pools" / "tiny-1" / "attempts" / f"{number - 1:04d}"
