@@ -25,7 +25,7 @@ with quick_imports():
     from lorad.errors import LoradError, SpecError, StorageError
 
 
-class Verb(NamedTuple):
+class _Verb(NamedTuple):
     """A command of `lorad`.
 
     place: `module:name` inside lorad.cli.commands: a function, or a Typer with commands of its own.
@@ -36,58 +36,58 @@ class Verb(NamedTuple):
     about: str
 
 
-COMMANDS = {
-    "run": Verb("run:run", "check a spec, start a run, follow it"),
-    "list": Verb("list:list_", "runs, and why they wait"),
-    "show": Verb("show:show", "everything about a run"),
-    "logs": Verb("logs:logs", "what its processes print, or the daemon, or the gateway"),
-    "resume": Verb("run:resume", "continue from a checkpoint"),
-    "pause": Verb("control:pause", "interrupt a run after this step"),
-    "stop": Verb("control:stop", "end a run after this step"),
-    "kill": Verb("control:kill", "end a run at once"),
-    "rm": Verb("control:rm", "delete a run that is over"),
-    "sweep": Verb(
+_COMMANDS = {
+    "run": _Verb("run:run", "check a spec, start a run, follow it"),
+    "list": _Verb("list:list_", "runs, and why they wait"),
+    "show": _Verb("show:show", "everything about a run"),
+    "logs": _Verb("logs:logs", "what its processes print, or the daemon, or the gateway"),
+    "resume": _Verb("run:resume", "continue from a checkpoint"),
+    "pause": _Verb("control:pause", "interrupt a run after this step"),
+    "stop": _Verb("control:stop", "end a run after this step"),
+    "kill": _Verb("control:kill", "end a run at once"),
+    "rm": _Verb("control:rm", "delete a run that is over"),
+    "sweep": _Verb(
         "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
     ),
-    "fork": Verb("run:fork", "start a new run from a version of another one"),
-    "adapters": Verb("versions:adapters", "versions"),
-    "checkpoints": Verb("files:checkpoints", "what it can be resumed from"),
-    "export": Verb("versions:export", "a version as a PEFT directory"),
-    "verify": Verb("files:verify", "is all of it what it was?"),
-    "samples": Verb("samples:samples", "what the model wrote"),
-    "plot": Verb("plot:plot", "curves in the terminal, or as PNG"),
-    "pin": Verb("versions:pin", "keep a version"),
-    "unpin": Verb("versions:unpin", "let a version go"),
-    "swap": Verb("aliases:swap", "serve another version"),
-    "aliases": Verb("aliases:aliases", "what is served under which name, and who asks for it how much"),
-    "serve": Verb("serve:serve", "serve adapters on a base that stays warm"),
-    "generate": Verb("serve:generate", "try a version"),
-    "pools": Verb("pools:pools_app", "base models that are kept warm"),
-    "devices": Verb("pools:devices", "what there is to run on"),
-    "gc": Verb("files:gc", "delete files that nothing can ask for"),
-    "top": Verb("dashboard:top", "what the dashboard shows, in plain tables"),
-    "tui": Verb("dashboard:tui", "the dashboard, here or in a browser"),
-    "daemon": Verb("daemon:app", "start, stop and watch the daemon"),
-    "doctor": Verb("doctor:doctor", "check this machine and this home"),
-    "init": Verb("setup:init", "a spec to start from"),
-    "completion": Verb("setup:completion", "a script to source"),
+    "fork": _Verb("run:fork", "start a new run from a version of another one"),
+    "adapters": _Verb("versions:adapters", "versions"),
+    "checkpoints": _Verb("files:checkpoints", "what it can be resumed from"),
+    "export": _Verb("versions:export", "a version as a PEFT directory"),
+    "verify": _Verb("files:verify", "is all of it what it was?"),
+    "samples": _Verb("samples:samples", "what the model wrote"),
+    "plot": _Verb("plot:plot", "curves in the terminal, or as PNG"),
+    "pin": _Verb("versions:pin", "keep a version"),
+    "unpin": _Verb("versions:unpin", "let a version go"),
+    "swap": _Verb("aliases:swap", "serve another version"),
+    "aliases": _Verb("aliases:aliases", "what is served under which name, and who asks for it how much"),
+    "serve": _Verb("serve:serve", "serve adapters on a base that stays warm"),
+    "generate": _Verb("serve:generate", "try a version"),
+    "pools": _Verb("pools:pools_app", "base models that are kept warm"),
+    "devices": _Verb("pools:devices", "what there is to run on"),
+    "gc": _Verb("files:gc", "delete files that nothing can ask for"),
+    "top": _Verb("dashboard:top", "what the dashboard shows, in plain tables"),
+    "tui": _Verb("dashboard:tui", "the dashboard, here or in a browser"),
+    "daemon": _Verb("daemon:app", "start, stop and watch the daemon"),
+    "doctor": _Verb("doctor:doctor", "check this machine and this home"),
+    "init": _Verb("setup:init", "a spec to start from"),
+    "completion": _Verb("setup:completion", "a script to source"),
 }
 
 
-class LazyGroup(TyperGroup):
+class _LazyGroup(TyperGroup):
     """Knows every verb by name and imports its module only to run it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command as click does, but suggest the nearest verbs for an unknown one."""
         verb = args[0]
-        if verb in COMMANDS or ctx.resilient_parsing or verb.startswith("-"):
+        if verb in _COMMANDS or ctx.resilient_parsing or verb.startswith("-"):
             return super().resolve_command(ctx, args)
-        near = get_close_matches(verb, COMMANDS) or [name for name in COMMANDS if name.startswith(verb)]
+        near = get_close_matches(verb, _COMMANDS) or [name for name in _COMMANDS if name.startswith(verb)]
         hint = f"Did you mean {' or '.join(near)}?" if near else "`lorad --help` lists all commands."
         raise SpecError(f"there is no command {verb}", hint=hint)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(_COMMANDS)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Offer every verb with what it is about; none is imported."""
@@ -95,14 +95,14 @@ class LazyGroup(TyperGroup):
 
         if ctx._protected_args or ctx.args:  # they follow a verb that does not exist
             return []
-        named = ((name, verb) for name, verb in COMMANDS.items() if name.startswith(incomplete))
+        named = ((name, verb) for name, verb in _COMMANDS.items() if name.startswith(incomplete))
         found = [CompletionItem(name, help=verb.about) for name, verb in named]
         return [*found, *TyperCommand.shell_complete(self, ctx, incomplete)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in _COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].place.partition(":")
+        module, _, name = _COMMANDS[cmd_name].place.partition(":")
         with quick_imports():
             found = getattr(importlib.import_module(f"lorad.cli.commands.{module}"), name)
         watch_versions()
@@ -115,7 +115,7 @@ class LazyGroup(TyperGroup):
 
 
 app = typer.Typer(
-    cls=LazyGroup,
+    cls=_LazyGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

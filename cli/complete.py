@@ -21,7 +21,7 @@ def answer(shell: str, cli: Any) -> None:
     with contextlib.suppress(Exception, SystemExit), open(os.devnull, "w") as nowhere:
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             words = _of_line(sys.argv[1]) if shell == "bash" else (sys.argv[1:] or [""])
-            found = candidates(cli, words[:-1], words[-1])
+            found = _candidates(cli, words[:-1], words[-1])
         cut = len(words[-1]) - len(_replaced(words[-1])) if shell == "bash" else 0
         for kind, value, meaning in found:
             print(kind, value[cut:] or "-", meaning, sep="\t")
@@ -46,7 +46,7 @@ def _of_line(line: str) -> list[str]:
     return [*words[1:], *last] or [""]
 
 
-def candidates(cli: Any, args: list[str], incomplete: str) -> list[tuple[str, str, str]]:
+def _candidates(cli: Any, args: list[str], incomplete: str) -> list[tuple[str, str, str]]:
     from typer._click.shell_completion import _resolve_context, _resolve_incomplete
 
     # an option without its value is not understood

@@ -295,7 +295,7 @@ def test_no_light_module_loads_torch() -> None:
     assert loaded_after("\n".join(f"import {name}" for name in light_modules())) & TORCH == set()
 
 
-@pytest.mark.parametrize("module", ["lorad.cli.app", "lorad.cli.commands.top", "lorad.client.client"])
+@pytest.mark.parametrize("module", ["lorad.cli.app", "lorad.cli.commands.dashboard", "lorad.client.client"])
 def test_a_command_starts_without_the_slow_packages(module: str) -> None:
     assert loaded_after(f"import {module}") & SLOW == set()
 

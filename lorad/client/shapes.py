@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from lorad.protocol.traffic import Figures
 
-Number = int | float  # keeps its JSON type: a count stays an integer
-Metrics = dict[str, Number | None]  # None: it was no finite number
+_Number = int | float  # keeps its JSON type: a count stays an integer
+Metrics = dict[str, _Number | None]  # None: it was no finite number
 
 # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -28,16 +28,16 @@ class Rates(Struct, frozen=True):
 class Signals(Struct, frozen=True, omit_defaults=True):
     """What may call for a look, as far as it is known."""
 
-    kl: Number | None = None  # from here to skipped_updates_total: metrics of the last step
-    entropy: Number | None = None
-    truncated: Number | None = None
-    logprob_difference: Number | None = None
-    failed_rewards: Number | None = None
-    failed_rewards_total: Number | None = None  # sum over the whole run
-    skipped_updates: Number | None = None
-    skipped_updates_total: Number | None = None  # sum over the whole run
+    kl: _Number | None = None  # from here to skipped_updates_total: metrics of the last step
+    entropy: _Number | None = None
+    truncated: _Number | None = None
+    logprob_difference: _Number | None = None
+    failed_rewards: _Number | None = None
+    failed_rewards_total: _Number | None = None  # sum over the whole run
+    skipped_updates: _Number | None = None
+    skipped_updates_total: _Number | None = None  # sum over the whole run
     not_finite: list[str] = []  # metrics of the last step that were no number
-    zero_variance: Number | None = None  # share of the last step's groups whose rewards are all the same
+    zero_variance: _Number | None = None  # share of the last step's groups whose rewards are all the same
     at: float | None = None  # time of the last step
     attested: str | None = None  # verdict on the current version
     begun: float | None = None  # when the newest attempt began to work
@@ -65,7 +65,7 @@ class Run(Struct, frozen=True):
     preempted: str | None = None  # the run that it makes, or made, room for
     rates: Rates = Rates()
     signals: Signals = Signals()
-    recent: list[Number | None] = []  # mean rewards of the last 24 steps
+    recent: list[_Number | None] = []  # mean rewards of the last 24 steps
     origin: str | None = None  # run@version or directory that it came from
     base: str = ""  # the model of its spec
 
@@ -171,12 +171,12 @@ class Sample(Struct, frozen=True):
     prompt: str = ""
     completion: str = ""
     answer: str | None = None
-    reward: Number | None = None
-    advantage: Number | None = None
+    reward: _Number | None = None
+    advantage: _Number | None = None
     finish: str | None = None
     error: str | None = None  # why its reward failed
     tokens: list[int] = []
-    logprobs: list[Number | None] = []
+    logprobs: list[_Number | None] = []
 
 
 class LogPart(Struct, frozen=True):
@@ -325,7 +325,7 @@ class Generated(Struct, frozen=True):
 
 
 class Halving(Struct, frozen=True):
-    eta: Number
+    eta: _Number
     rungs: list[int]
     metric: str
 
@@ -334,7 +334,7 @@ class Rung(Struct, frozen=True):
     step: int
     kept: list[str] = []
     stopped: list[str] = []
-    scores: dict[str, Number | None] = {}
+    scores: dict[str, _Number | None] = {}
     at: float = 0.0
 
 

@@ -25,15 +25,15 @@ from lorad import __version__
 from lorad.errors import DaemonUnreachable, from_wire
 
 Json = dict[str, Any]  # an object of an answer, before `Client` makes a Struct of it
-Items = list[Json]
-CUT_OFF = (OSError, EOFError, ValueError)  # what an answer that ends too early raises
+_Items = list[Json]
+_CUT_OFF = (OSError, EOFError, ValueError)  # what an answer that ends too early raises
 RESTART = "Start it with `lorad daemon start`."
 PROTOCOL = 1  # version of the API; it changes when older clients would misunderstand it, or be misunderstood
 PROTOCOL_HEADER, VERSION_HEADER = "X-Lorad-Protocol", "X-Lorad-Version"
-LINE = 1 << 16  # bytes of a header
+_LINE = 1 << 16  # bytes of a header
 
 
-class Answer(NamedTuple):
+class _Answer(NamedTuple):
     """An answer of the daemon. The names of its headers are in lower case.
 
     file: the body.
@@ -79,9 +79,9 @@ class Transport:
     def delete(self, path: str) -> Json:
         return self.one("DELETE", path, None)
 
-    def list_of(self, path: str) -> Items:
+    def list_of(self, path: str) -> _Items:
         answer = self.one("GET", path, None)
-        items: Items = answer["items"]
+        items: _Items = answer["items"]
         return items
 
     def one(self, method: str, path: str, body: Struct | None) -> Json:
@@ -89,7 +89,7 @@ class Transport:
         try:
             with answer.file:
                 found: Json = json.loads(answer.read())
-        except CUT_OFF as error:
+        except _CUT_OFF as error:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
         return found
 
@@ -99,13 +99,13 @@ class Transport:
             with answer.file:
                 for line in answer.file:
                     yield json.loads(line)
-        except CUT_OFF as error:
+        except _CUT_OFF as error:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
 
-    def request(self, method: str, path: str, body: Struct | None) -> Answer:
+    def request(self, method: str, path: str, body: Struct | None) -> _Answer:
         try:
             answer = self._asked(method, path, b"" if body is None else msgspec.json.encode(body))
-        except CUT_OFF as error:
+        except _CUT_OFF as error:
             raise DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=RESTART) from error
         if (version := answer.headers.get(VERSION_HEADER.lower(), "")) != __version__:
             report, Transport.on_other_version = Transport.on_other_version, None
@@ -115,8 +115,8 @@ class Transport:
             raise from_wire(_error_body(answer))
         return answer
 
-    def _asked(self, method: str, path: str, data: bytes) -> Answer:
-        """Send a request and read the head of its answer. Raises what is in CUT_OFF."""
+    def _asked(self, method: str, path: str, data: bytes) -> _Answer:
+        """Send a request and read the head of its answer. Raises what is in _CUT_OFF."""
         headers = {
             "Host": "lorad",
             "Content-Type": "application/json",
@@ -142,23 +142,23 @@ class Transport:
             raise
 
 
-def _head(file: BufferedReader) -> Answer:
-    """Raises what is in CUT_OFF."""
-    if not (first := file.readline(LINE)):
+def _head(file: BufferedReader) -> _Answer:
+    """Raises what is in _CUT_OFF."""
+    if not (first := file.readline(_LINE)):
         raise EOFError("the connection was closed")
     _, status, *_ = first.split()
     headers: dict[str, str] = {}
-    while (line := file.readline(LINE)).strip():
+    while (line := file.readline(_LINE)).strip():
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
-    return Answer(int(status), headers, file)
+    return _Answer(int(status), headers, file)
 
 
-def _error_body(answer: Answer) -> dict[str, str]:
+def _error_body(answer: _Answer) -> dict[str, str]:
     try:
         with answer.file:
             text = answer.read()
-    except CUT_OFF as error:
+    except _CUT_OFF as error:
         raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
     try:
         found: dict[str, str] = json.loads(text)["error"]

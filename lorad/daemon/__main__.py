@@ -27,9 +27,9 @@ def main() -> int:
         if "--repair" in sys.argv[1:]:
             repair(Home(default_home()))
         elif "--check" in sys.argv[1:]:
-            check(Home(default_home()))
+            _check(Home(default_home()))
         elif {"--orphans", "--end-orphans"} & {*sys.argv[1:]}:
-            orphans(Home(default_home()), end="--end-orphans" in sys.argv[1:])
+            _orphans(Home(default_home()), end="--end-orphans" in sys.argv[1:])
         else:
             run_daemon(Home(default_home()), system="--system" in sys.argv[1:])
     except LoradError as error:
@@ -46,7 +46,7 @@ def repair(home: Home) -> None:
     print(msgspec.json.encode(repair.repair(home)).decode())
 
 
-def check(home: Home) -> None:
+def _check(home: Home) -> None:
     import msgspec
 
     from lorad.box import config
@@ -56,7 +56,7 @@ def check(home: Home) -> None:
     print(msgspec.json.encode(of_home(home, runs_root)).decode())
 
 
-def orphans(home: Home, *, end: bool) -> None:
+def _orphans(home: Home, *, end: bool) -> None:
     import msgspec
 
     from lorad.daemon.process.orphans import end_orphans, find_orphans

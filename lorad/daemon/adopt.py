@@ -31,13 +31,13 @@ def adopt(ctx: Context) -> None:
 
     Something that cannot be read does not keep the daemon from starting.
     """
-    make_runs_root(ctx)
-    sweeps = sweep_removed, sweep_half_made, sweep_unfinished
-    for verb in (relocate, *sweeps, adopt_pools, look_at_pools, stop_strangers):
+    _make_runs_root(ctx)
+    sweeps = sweep_removed, sweep_half_made, _sweep_unfinished
+    for verb in (relocate, *sweeps, adopt_pools, _look_at_pools, _stop_strangers):
         guarded(ctx, Item(), verb)
 
 
-def make_runs_root(ctx: Context) -> None:
+def _make_runs_root(ctx: Context) -> None:
     """Raises NotAllowed where others could put something else in its place, OSError."""
     root = ctx.runs_root
     is_new = not root.exists()
@@ -48,11 +48,11 @@ def make_runs_root(ctx: Context) -> None:
         ctx.users.let_pass(root)
 
 
-def sweep_unfinished(ctx: Context) -> None:
+def _sweep_unfinished(ctx: Context) -> None:
     sweep_leftovers(ctx.runs_root)
 
 
-def look_at_pools(ctx: Context) -> None:
+def _look_at_pools(ctx: Context) -> None:
     def look_at_pool(ctx: Context, pool: Pool) -> None:
         look_at_process(ctx, pool)
         if pool.process.is_up:
@@ -61,7 +61,7 @@ def look_at_pools(ctx: Context) -> None:
     each(ctx, look_at_pool, list(ctx.pools.values()), of_pool)
 
 
-def stop_strangers(ctx: Context) -> None:
+def _stop_strangers(ctx: Context) -> None:
     """Ask every driver to stop that is not the present attempt of an active run: it saves what it has."""
     active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
     known = {(run.name, run.attempt) for run in active}

@@ -13,9 +13,9 @@ from aiohttp.typedefs import Middleware
 from lorad.store.metrics import StepTotals
 
 BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
-FOLLOWED = "/v1/events"
-METHODS = frozenset({"GET", "POST", "DELETE"})
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_FOLLOWED = "/v1/events"
+_METHODS = frozenset({"GET", "POST", "DELETE"})
+_Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
@@ -50,8 +50,8 @@ def metered(meter: Meter) -> Middleware:
     """Make the middleware that counts every answer."""
 
     @web.middleware
-    async def count(request: web.Request, handler: Answer) -> web.StreamResponse:
-        started, status, follows = time.monotonic(), 500, request.path == FOLLOWED
+    async def count(request: web.Request, handler: _Answer) -> web.StreamResponse:
+        started, status, follows = time.monotonic(), 500, request.path == _FOLLOWED
         meter.followers += follows
         try:
             response = await handler(request)
@@ -59,7 +59,7 @@ def metered(meter: Meter) -> Middleware:
             return response
         finally:
             meter.followers -= follows
-            meter.answers[request.method if request.method in METHODS else "other", status] += 1
+            meter.answers[request.method if request.method in _METHODS else "other", status] += 1
             seconds = time.monotonic() - started
             if not follows:
                 meter.requests.observe(seconds)

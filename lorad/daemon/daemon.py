@@ -31,9 +31,9 @@ from lorad.protocol.structs import learn_structs
 
 log = logging.getLogger("lorad.daemon")
 
-LOG_BYTES, LOG_FILES = 8 << 20, 3
-THREADS = 64
-BACKLOG = 256  # connections that wait to be taken
+_LOG_BYTES, _LOG_FILES = 8 << 20, 3
+_THREADS = 64
+_BACKLOG = 256  # connections that wait to be taken
 
 
 def run_daemon(home: Home, *, system: bool = False) -> None:
@@ -43,10 +43,10 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
     prepare_shared(home) if system else prepare(home)
     with lock(home):
         log_trouble = _log_to(home.daemon_log)
-        ctx = open_context(home)
+        ctx = _open_context(home)
         ctx.users, ctx.storage.log_trouble = SharedBox() if system else OneUser(), log_trouble
         try:
-            asyncio.run(serve(ctx))
+            asyncio.run(_serve(ctx))
         finally:
             ctx.store.close()
             ctx.journal.close()
@@ -68,7 +68,7 @@ def _log_to(path: Path) -> str:
     trouble = ""
     try:
         handler: logging.Handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=LOG_BYTES, backupCount=LOG_FILES
+            path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES
         )
     except OSError as error:
         handler, trouble = logging.StreamHandler(), f"the daemon has no log: {path}: {error.strerror}"
@@ -78,7 +78,7 @@ def _log_to(path: Path) -> str:
     return trouble
 
 
-def open_context(home: Home) -> Context:
+def _open_context(home: Home) -> Context:
     settings, store = config.load(home.config), open_store(home)
     devices = find_devices(settings.devices.cpu_slots)
     ctx = Context(home, settings, store, open_journal(home), GpuState(devices))
@@ -88,12 +88,12 @@ def open_context(home: Home) -> Context:
     return ctx
 
 
-async def serve(ctx: Context) -> None:
+async def _serve(ctx: Context) -> None:
     """Answers from its first moment; adopts before it starts anything."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ctx.close)
     # most of them wait for a pool
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
     with writable():
         adopt(ctx)
     async with answering(ctx):
@@ -111,7 +111,7 @@ async def answering(ctx: Context) -> AsyncIterator[None]:
     path = ctx.home.socket
     door = Doorkeeper(runner.server, ctx.requests.bounds)
     listener = await asyncio.get_running_loop().create_unix_server(
-        door, sock=bind(path, ctx.users.socket_mode), backlog=BACKLOG
+        door, sock=bind(path, ctx.users.socket_mode), backlog=_BACKLOG
     )
     try:
         async with scraped(ctx):

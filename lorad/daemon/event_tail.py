@@ -13,8 +13,8 @@ from lorad.store import events
 from lorad.store.db import Store
 from lorad.store.rows import EventRow
 
-PAGE = 16  # events read from the database at a time: many who are behind take turns
-KEPT_LINES, KEPT_BYTES = 4096, 8 << 20
+_PAGE = 16  # events read from the database at a time: many who are behind take turns
+KEPT_LINES, _KEPT_BYTES = 4096, 8 << 20
 
 
 class Line(NamedTuple):
@@ -42,7 +42,7 @@ class Tail:
         """
         self._catch_up()
         if cursor < self._before:
-            return [line_of(row) for row in events.after(self._store, cursor, run, PAGE)] or self._held(
+            return [line_of(row) for row in events.after(self._store, cursor, run, _PAGE)] or self._held(
                 cursor, run
             )
         return self._held(cursor, run)
@@ -58,12 +58,12 @@ class Tail:
         return [line for line, size in zip(found, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
 
     def _catch_up(self) -> None:
-        while rows := events.after(self._store, self.newest, None, PAGE):
+        while rows := events.after(self._store, self.newest, None, _PAGE):
             for line in map(line_of, rows):
                 self._lines.append(line)
                 self._bytes += len(line.text)
             self.newest = self._lines[-1].id
-            while len(self._lines) > KEPT_LINES or (self._bytes > KEPT_BYTES and len(self._lines) > 1):
+            while len(self._lines) > KEPT_LINES or (self._bytes > _KEPT_BYTES and len(self._lines) > 1):
                 gone = self._lines.popleft()
                 self._before, self._bytes = gone.id, self._bytes - len(gone.text)
 

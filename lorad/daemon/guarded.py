@@ -41,7 +41,8 @@ def guarded(
     except Exception as error:
         hint = error.hint if isinstance(error, LoradError) else ""
         if ctx.loop.troubles.add(Trouble(verb.__name__, item, _in_words(error), hint)):
-            where = f"{verb.__name__}, {item.name}" if item.name else verb.__name__
+            name = verb.__name__.lstrip("_")
+            where = f"{name}, {item.name}" if item.name else name
             log.error("%s: %s", where, error, exc_info=not isinstance(error, LoradError))
     else:
         ctx.loop.troubles.end(verb.__name__, item.name)

@@ -46,7 +46,7 @@ def heal(ctx: Context) -> None:
     def heal_process(ctx: Context, attempt: AttemptDir) -> None:
         if _is_untold(attempt):
             _wake_shim(attempt)
-        trouble = look(ctx, attempt, now, away)
+        trouble = _look(ctx, attempt, now, away)
         if trouble and attempt not in ctx.processes.put_down and not is_full(attempt):
             ctx.processes.put_down.add(attempt)
             ctx.spawn(put_down(ctx, attempt, there[attempt][0]))
@@ -69,7 +69,7 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
             yield attempt, ("the gateway", Item("the gateway"))
 
 
-def look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:
+def _look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:
     """Say what is wrong with the process; "" when nothing is."""
     beat, pulse = read_beat(attempt.heartbeat), ctx.processes.pulses.get(attempt)
     if beat is None:
@@ -102,7 +102,7 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
         with contextlib.suppress(OSError):  # a log that takes nothing saves nobody
             await asyncio.to_thread(dump_stacks, attempt)
         now = time.monotonic()
-        if not (trouble := look(ctx, attempt, now)):
+        if not (trouble := _look(ctx, attempt, now)):
             return
         why = f"{name} {trouble}; killed"
         log.warning("%s: %s", attempt.root, why)

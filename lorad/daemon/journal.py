@@ -24,8 +24,8 @@ from lorad.adapters.directory import fsync
 from lorad.errors import StorageError
 from lorad.store.record import Change
 
-CRC = b',"crc":'
-CHUNK = 1 << 16
+_CRC = b',"crc":'
+_CHUNK = 1 << 16
 ROWS, ALL, STARTED = "rows", "all", "started"
 
 
@@ -52,7 +52,7 @@ class DaemonJournal:
         about = {"at": time.time(), "kind": ALL if all else ROWS, "run": None, "by": None}
         body = msgspec.json.encode(about | msgspec.to_builtins(change))
         size = os.fstat(self._fd).st_size
-        self._write(body[:-1] + CRC + str(zlib.crc32(body)).encode() + b"}\n")
+        self._write(body[:-1] + _CRC + str(zlib.crc32(body)).encode() + b"}\n")
         self._undo = size
 
     def undo(self) -> None:
@@ -117,7 +117,7 @@ def read(path: Path) -> Told:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            kind, found = decode(line)
+            kind, found = _decode(line)
             if isinstance(found, Change):
                 count(told.changes, kind, found)
             elif found is None:
@@ -132,13 +132,13 @@ def count(changes: list[tuple[str, Change]], kind: str, change: Change) -> None:
     changes.append((kind, change))
 
 
-def decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
+def _decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
     """Decode the kind of a line and its content; None when it is torn or damaged."""
     try:
         kind = msgspec.json.decode(line, type=_Line).kind
         if kind not in (ROWS, ALL):
             return kind, msgspec.json.decode(line, type=dict)
-        body, _, crc = line.rstrip(b"}\n").rpartition(CRC)
+        body, _, crc = line.rstrip(b"}\n").rpartition(_CRC)
         whole = line.endswith(b"}\n") and zlib.crc32(body + b"}") == int(crc)
         return kind, msgspec.json.decode(body + b"}", type=Change) if whole else None
     except (msgspec.MsgspecError, ValueError):
@@ -148,7 +148,7 @@ def decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
 def last_change(path: Path) -> int | None:
     """Find the number of the newest change that is whole; None when there is none."""
     for line in _backwards(path):
-        found = decode(line)[1]
+        found = _decode(line)[1]
         if isinstance(found, Change):
             return found.number
     return None
@@ -157,7 +157,7 @@ def last_change(path: Path) -> int | None:
 def written_by(path: Path) -> dict[str, Any]:
     """Find the newest line that a daemon began with: {version, schema, …}; {} when there is none."""
     for line in _backwards(path):
-        kind, found = decode(line)
+        kind, found = _decode(line)
         if kind == STARTED and isinstance(found, dict):
             return found
     return {}
@@ -168,7 +168,7 @@ def _backwards(path: Path) -> Iterator[bytes]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        end, rest, chunk = file.seek(0, os.SEEK_END), b"", CHUNK
+        end, rest, chunk = file.seek(0, os.SEEK_END), b"", _CHUNK
         while end:
             start, chunk = max(0, end - chunk), 2 * chunk
             file.seek(start)

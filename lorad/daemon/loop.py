@@ -11,10 +11,10 @@ from pathlib import Path
 
 from lorad.daemon.troubles import Troubles
 
-GLANCE = 0.2  # seconds between two looks at the journals while something is active
+_GLANCE = 0.2  # seconds between two looks at the journals while something is active
 REST = 2.0  # seconds after which the loop runs anyway
 
-Stamp = tuple[int, int]
+_Stamp = tuple[int, int]
 
 
 class Loop:
@@ -34,7 +34,7 @@ class Loop:
         self.newest = 0
         self._event = asyncio.Event()
         self._watched: dict[Path, int] = {}
-        self._stamps: dict[Path, Stamp] = {}
+        self._stamps: dict[Path, _Stamp] = {}
         self._bell = asyncio.Event()
 
     def poke(self) -> None:
@@ -45,11 +45,11 @@ class Loop:
         """Until poked, a journal changed or REST seconds went by."""
         journals = list(journals)
         self._stamps = {path: self._stamps.get(path, (-1, -1)) for path in journals}
-        for _ in range(int(REST / GLANCE)):
+        for _ in range(int(REST / _GLANCE)):
             if self._event.is_set() or self._grown(journals):
                 break
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._event.wait(), GLANCE if journals else REST)
+                await asyncio.wait_for(self._event.wait(), _GLANCE if journals else REST)
             if not journals:
                 break
         self._event.clear()
@@ -100,7 +100,7 @@ class Loop:
         return changed
 
 
-def _stamp(path: Path) -> Stamp:
+def _stamp(path: Path) -> _Stamp:
     try:
         stat = path.stat()
     except OSError:

@@ -16,7 +16,7 @@ from lorad.store.db import Store
 
 log = logging.getLogger("lorad.daemon")
 
-REPAIR = (
+_REPAIR = (
     "`lorad doctor --repair` rebuilds the database from the journals; to start from scratch, set "
     "LORAD_HOME elsewhere."
 )
@@ -27,12 +27,12 @@ def open_store(home: Home) -> Store:
     is_gone = not home.database.exists() or home.database.stat().st_size == 0
     if is_gone and home.journal.is_file() and home.journal.stat().st_size:
         raise IntegrityError(
-            f"{home.database} is gone, and {home.journal} records what was in it", hint=REPAIR
+            f"{home.database} is gone, and {home.journal} records what was in it", hint=_REPAIR
         )
     try:
         return Store(home.database)
     except OSError as error:
-        raise IntegrityError(f"{error.filename or home.database}: {error.strerror}", hint=REPAIR) from error
+        raise IntegrityError(f"{error.filename or home.database}: {error.strerror}", hint=_REPAIR) from error
     except Conflict as error:
         wrote = written_by(home.journal).get("version", "")
         wanted = f"'lorad>={wrote}'" if wrote and wrote != lorad.__version__ else "lorad"
@@ -67,7 +67,7 @@ def record(store: Store, journal: DaemonJournal) -> None:
     there, written = store.recorded, last_change(journal.path)
     if written is not None and written > there + 1:
         told = f"{store.path} is older than {journal.path}, which records {written - there} more changes"
-        raise IntegrityError(told, hint=REPAIR)
+        raise IntegrityError(told, hint=_REPAIR)
     is_behind = written != there or store.is_upgraded
     if is_behind:
         log.info("the journal gets all of the database: it has change %s, the database %d", written, there)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from lorad.store.db import Reader, Store
 
 T = TypeVar("T")
-THREADS = 4
+_THREADS = 4
 WAL_BYTES = 16 << 20  # from here on it is emptied when nobody reads
 WAL_TOO_LARGE = 64 << 20  # ... and nobody begins to read until it is
 
@@ -27,7 +27,7 @@ class Readers:
 
     def __init__(self, store: Store) -> None:
         self._store, self._wal = store, store.path.with_name(store.path.name + "-wal")
-        self._threads = ThreadPoolExecutor(THREADS, "reader")
+        self._threads = ThreadPoolExecutor(_THREADS, "reader")
         self._own = threading.local()
         self._opened: list[Reader] = []
         self._open = asyncio.Event()

@@ -37,7 +37,7 @@ from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
-LAUNCH_SECONDS = 0.02  # in one pass
+_LAUNCH_SECONDS = 0.02  # in one pass
 
 
 async def reconcile(ctx: Context) -> None:
@@ -60,15 +60,15 @@ async def reconcile(ctx: Context) -> None:
             guarded(ctx, Item(), verb)
             await asyncio.sleep(0)
         await asyncio.sleep(clock() - began)
-        await ctx.loop.wait(journals(ctx))
+        await ctx.loop.wait(_journals(ctx))
 
 
-def collect(ctx: Context) -> None:
+def _collect(ctx: Context) -> None:
     """Let the shims that are over leave the process table."""
     ctx.processes.collect()
 
 
-def ingest(ctx: Context) -> None:
+def _ingest(ctx: Context) -> None:
     """Take in what the drivers wrote, on disk at once; then make room where there is one checkpoint more."""
     fresh: dict[str, list[Record]] = {}
 
@@ -76,18 +76,18 @@ def ingest(ctx: Context) -> None:
         fresh[run.name] = take_in_or_end(ctx, run)
 
     with ctx.store.write():
-        each(ctx, ingest_run, active_runs(ctx), of_run)
+        each(ctx, ingest_run, _active_runs(ctx), of_run)
     written = {
         name for name, records in fresh.items() if any(record.kind == "checkpoint" for record in records)
     }
-    each(ctx, prune, [run for run in active_runs(ctx) if run.name in written], of_run)
+    each(ctx, prune, [run for run in _active_runs(ctx) if run.name in written], of_run)
 
 
-def confirm(ctx: Context) -> None:
-    each(ctx, confirm_run, active_runs(ctx), of_run)
+def _confirm(ctx: Context) -> None:
+    each(ctx, _confirm_run, _active_runs(ctx), of_run)
 
 
-def confirm_run(ctx: Context, run: RunRow) -> None:
+def _confirm_run(ctx: Context, run: RunRow) -> None:
     """Record that the attempt has begun, once its driver says so; after its rewind,
     `resume_step` is used up.
     """
@@ -100,11 +100,11 @@ def confirm_run(ctx: Context, run: RunRow) -> None:
         ctx.move(run.name, Move.CONFIRM)
 
 
-def reap(ctx: Context) -> None:
-    each(ctx, reap_run, active_runs(ctx), of_run)
+def _reap(ctx: Context) -> None:
+    each(ctx, _reap_run, _active_runs(ctx), of_run)
 
 
-def reap_run(ctx: Context, run: RunRow) -> None:
+def _reap_run(ctx: Context, run: RunRow) -> None:
     """Raises StorageError when the driver's status cannot be read; it is judged by its lock until then."""
     driver = ctx.processes.inspect(attempt_dir(run))
     if driver.phase in ("exited", "vanished"):
@@ -115,24 +115,24 @@ def reap_run(ctx: Context, run: RunRow) -> None:
 
 def start(ctx: Context) -> None:
     """Start the processes of runs that were placed. Each takes the disk a while, and requests wait for it."""
-    each(ctx, launch, runs.in_states(ctx.store, RunState.STARTING), of_run, seconds=LAUNCH_SECONDS)
+    each(ctx, launch, runs.in_states(ctx.store, RunState.STARTING), of_run, seconds=_LAUNCH_SECONDS)
 
 
-def stop(ctx: Context) -> None:
-    each(ctx, stop_run, active_runs(ctx), of_run)
+def _stop(ctx: Context) -> None:
+    each(ctx, stop_run, _active_runs(ctx), of_run)
 
 
-def tidy_readers(ctx: Context) -> None:
+def _tidy_readers(ctx: Context) -> None:
     ctx.readers.tidy()
 
 
-def keep_log(ctx: Context) -> None:
+def _keep_log(ctx: Context) -> None:
     """Raises StorageError as long as the daemon has no log of its own."""
     if ctx.storage.log_trouble:
         raise StorageError(ctx.storage.log_trouble, hint="Mend or remove it, then start the daemon again.")
 
 
-def keep_database(ctx: Context) -> None:
+def _keep_database(ctx: Context) -> None:
     """Raises StorageError when another file, or none, has the name of the database that is open."""
     if not ctx.store.is_in_place:
         told = (
@@ -143,7 +143,7 @@ def keep_database(ctx: Context) -> None:
         )
 
 
-def ring(ctx: Context) -> None:
+def _ring(ctx: Context) -> None:
     """Wake the readers of events when there are new ones."""
     newest = events.last_id(ctx.store)
     if newest != ctx.loop.newest:
@@ -152,41 +152,41 @@ def ring(ctx: Context) -> None:
 
 
 PASS: tuple[Callable[[Context], None], ...] = (
-    collect,
+    _collect,
     find_lost_pools,
     watch_pools,
-    ingest,
-    confirm,
-    reap,
+    _ingest,
+    _confirm,
+    _reap,
     heal,
     halve,
     keep_serving,
     place_runs,
     start,
-    stop,
+    _stop,
     put_away_pools,
     prune_again,
     keep_leases,
     hold,
     keep_table,
     keep_gateways,
-    tidy_readers,
+    _tidy_readers,
     keep_budget,
     rotate,
-    keep_log,
-    keep_database,
-    ring,
+    _keep_log,
+    _keep_database,
+    _ring,
 )
 """What a pass does, in order."""
 
 
-def active_runs(ctx: Context) -> list[RunRow]:
+def _active_runs(ctx: Context) -> list[RunRow]:
     return runs.in_states(ctx.store, *ACTIVE)
 
 
-def journals(ctx: Context) -> list[Path]:
+def _journals(ctx: Context) -> list[Path]:
     """List the journals that the loop waits for; none while the database cannot be read."""
     try:
-        return [run_dir(run).journal for run in active_runs(ctx)]
+        return [run_dir(run).journal for run in _active_runs(ctx)]
     except LoradError:
         return []

@@ -70,7 +70,7 @@ class RequestState:
 
 
 @dataclass
-class Disk:
+class _Disk:
     """What is known of the disk.
 
     used: bytes of the home and its storage; None before the first look.
@@ -84,7 +84,7 @@ class Disk:
 
 
 @dataclass
-class Disks:
+class _Disks:
     """Bytes of all runs by the uid of their owner, measured in a thread.
 
     at: the monotonic time of the measurement.
@@ -106,8 +106,8 @@ class StorageState:
     log_trouble: why the daemon's own log cannot be written.
     """
 
-    disk: Disk = field(default_factory=Disk)
-    by_owner: Disks = field(default_factory=Disks)
+    disk: _Disk = field(default_factory=_Disk)
+    by_owner: _Disks = field(default_factory=_Disks)
     unpruned: set[str] = field(default_factory=set)
     last_words: dict[str, int] = field(default_factory=dict)
     cuts: Counter[tuple[str, int]] = field(default_factory=Counter)

@@ -22,12 +22,12 @@ with quick_imports():
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.structs import learn_structs
 
-ROLES = ("", "front", "owner")
+_ROLES = ("", "front", "owner")
 
 
 def main() -> int:
     home, role = [*sys.argv[1:], ""][:2] if len(sys.argv) in (2, 3) else ("", "?")
-    if role not in ROLES:
+    if role not in _ROLES:
         print("usage: python -m lorad.gateway HOME [front|owner]", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

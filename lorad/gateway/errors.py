@@ -7,8 +7,8 @@ from msgspec import Struct
 from lorad import errors
 from lorad.errors import LoradError
 
-INVALID = "invalid_request_error"
-RETRY_SECONDS = 2
+_INVALID = "invalid_request_error"
+_RETRY_SECONDS = 2
 
 
 class Description(Struct, frozen=True):
@@ -32,7 +32,7 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        kind: str = INVALID,
+        kind: str = _INVALID,
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
@@ -76,6 +76,6 @@ def from_lorad(error: LoradError) -> ApiError:
         case errors.NotAllowed():
             return ApiError(403, message, kind="permission_error", code="not_allowed")
         case errors.PoolLost() | errors.EngineGone() | errors.DaemonUnreachable() | errors.Conflict():
-            retry = RETRY_SECONDS
+            retry = _RETRY_SECONDS
             return ApiError(503, message, kind="server_error", code="unavailable", retry_after=retry)
     return ApiError(500, message, kind="server_error", code=type(error).__name__)

@@ -19,14 +19,14 @@ from lorad.gateway.limits import BODY_BYTES, BODY_SECONDS, READ_SECONDS, Limits
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 VERSION = "x-lorad-version"
 EVENT_STREAM = "text/event-stream"
 
 
 def guard(access: Access, limits: Limits) -> Middleware:
     @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Nobody gets past it unknown, and nothing but OpenAI's errors gets out."""
         try:
             owner = access.owner(request)

@@ -14,7 +14,7 @@ from lorad.gateway.table import Table
 from lorad.protocol.served import Names, Served
 
 
-class Model(Struct, frozen=True):
+class _Model(Struct, frozen=True):
     """A model as OpenAI describes it, with two fields of vLLM's."""
 
     id: str
@@ -25,8 +25,8 @@ class Model(Struct, frozen=True):
     owned_by: str = "lorad"
 
 
-class Models(Struct, frozen=True):
-    data: list[Model]
+class _Models(Struct, frozen=True):
+    data: list[_Model]
     object: str = "list"
 
 
@@ -47,7 +47,7 @@ async def _list_models(table: Table, access: Access, request: web.Request) -> we
     names = _seen(table, access, request)
     aliases = [(alias, names.versions[name]) for alias, name in names.aliases.items()]
     models = [_model_of(name, served) for name, served in [*aliases, *names.versions.items()]]
-    return answer(Models(models))
+    return answer(_Models(models))
 
 
 async def _show_model(table: Table, access: Access, request: web.Request) -> web.Response:
@@ -58,5 +58,5 @@ async def _show_model(table: Table, access: Access, request: web.Request) -> web
     return answer(_model_of(asked, served), headers={VERSION: served.name})
 
 
-def _model_of(name: str, served: Served) -> Model:
-    return Model(name, int(served.created_at), served.name, served.model_path)
+def _model_of(name: str, served: Served) -> _Model:
+    return _Model(name, int(served.created_at), served.name, served.model_path)

@@ -15,22 +15,22 @@ from msgspec import Meta, Struct
 from lorad.gateway.errors import ApiError, refused
 from lorad.protocol.batch import Sampling
 
-HARMLESS = frozenset(
+_HARMLESS = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
     }
 )
 """Of no effect on the text."""
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
 }
 """What is not supported -> values that ask for nothing; null always does."""
-NEUTRAL_COMPLETION = {**NEUTRAL, "echo": (False,), "suffix": ("",)}
+NEUTRAL_COMPLETION = {**_NEUTRAL, "echo": (False,), "suffix": ("",)}
 NEUTRAL_CHAT = {
-    **NEUTRAL,
+    **_NEUTRAL,
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -44,11 +44,11 @@ NEUTRAL_CHAT = {
     "verbosity": (),
     "web_search_options": (),
 }
-UNSUPPORTED = "unsupported_parameter"
-MOST_STOPS = 16
+_UNSUPPORTED = "unsupported_parameter"
+_MOST_STOPS = 16
 
 
-class StreamOptions(Struct, frozen=True):
+class _StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
@@ -64,7 +64,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] = []
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: _StreamOptions | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -120,13 +120,13 @@ def read(body: bytes, kind: type[T], neutral: Mapping[str, tuple[Any, ...]]) -> 
         raise ApiError(400, f"The body is not JSON: {error}.") from None
     if not isinstance(data, dict):
         raise ApiError(400, "The body must be a JSON object.")
-    asked = {key: value for key, value in data.items() if value is not None and key not in HARMLESS}
+    asked = {key: value for key, value in data.items() if value is not None and key not in _HARMLESS}
     for key in asked.keys() - set(kind.__struct_fields__):
         if key not in neutral:
             raise refused(key, "there is no such parameter.", "unknown_parameter")
         if not any(asked.pop(key) == value for value in neutral[key]):
             raise refused(
-                key, "this is not supported, and would change the answer; leave it out.", UNSUPPORTED
+                key, "this is not supported, and would change the answer; leave it out.", _UNSUPPORTED
             )
     try:
         wish = msgspec.convert(asked, kind)
@@ -144,9 +144,9 @@ def unfit(error: msgspec.ValidationError) -> ApiError:
 
 
 def _check(wish: Wish) -> None:
-    if len(wish.stops) > MOST_STOPS or not all(wish.stops):
-        raise refused("stop", f"give at most {MOST_STOPS} strings, none of them empty.")
+    if len(wish.stops) > _MOST_STOPS or not all(wish.stops):
+        raise refused("stop", f"give at most {_MOST_STOPS} strings, none of them empty.")
     if wish.stream_options is not None and not wish.stream:
         raise refused("stream_options", "only for stream: true.")
     if isinstance(wish, CompletionWish) and wish.best_of not in (None, wish.n):
-        raise refused("best_of", "this is not supported; ask for n.", UNSUPPORTED)
+        raise refused("best_of", "this is not supported; ask for n.", _UNSUPPORTED)

@@ -19,10 +19,10 @@ from lorad.protocol.listener import listen, remove
 
 log = logging.getLogger(__name__)
 
-LOOP_SECONDS = 1.0  # between two signs of life of the event loop
-GOODBYE_SECONDS = 20.0  # for requests under way to end
-PORT_SECONDS = 5.0  # between two tries to have a port that somebody else has
-LOCAL = "127.0.0.1"
+_LOOP_SECONDS = 1.0  # between two signs of life of the event loop
+_GOODBYE_SECONDS = 20.0  # for requests under way to end
+_PORT_SECONDS = 5.0  # between two tries to have a port that somebody else has
+_LOCAL = "127.0.0.1"
 
 
 async def serve(gateway: AbstractAsyncContextManager[object]) -> None:
@@ -34,7 +34,7 @@ async def serve(gateway: AbstractAsyncContextManager[object]) -> None:
         while not stopping.is_set():
             HEART.looped()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), LOOP_SECONDS)
+                await asyncio.wait_for(stopping.wait(), _LOOP_SECONDS)
         log.info("the gateway ends")
 
 
@@ -43,7 +43,7 @@ async def listening(
     app: web.Application, path: Path, bounds: Bounds, *, mode: int = 0o600, port: int | None = None
 ) -> AsyncIterator[None]:
     """Serve until the context ends; then take no more requests, and let those under way finish."""
-    runner = bounded(app, handler_cancellation=True, shutdown_timeout=GOODBYE_SECONDS)
+    runner = bounded(app, handler_cancellation=True, shutdown_timeout=_GOODBYE_SECONDS)
     await runner.setup()
     door = Doorkeeper(runner.server, bounds)
     server = await asyncio.get_running_loop().create_unix_server(door, sock=listen(path, mode))
@@ -65,14 +65,14 @@ async def _listen_on_port(door: Doorkeeper, port: int) -> None:
     is_logged = False
     while True:
         try:
-            server = await asyncio.get_running_loop().create_server(door, LOCAL, port)
+            server = await asyncio.get_running_loop().create_server(door, _LOCAL, port)
         except OSError as error:
             if not is_logged:
-                log.error("nothing is served on %s:%d: %s", LOCAL, port, error.strerror)
+                log.error("nothing is served on %s:%d: %s", _LOCAL, port, error.strerror)
             is_logged = True
-            await asyncio.sleep(PORT_SECONDS)
+            await asyncio.sleep(_PORT_SECONDS)
             continue
-        log.info("the gateway answers on http://%s:%d/v1", LOCAL, port)
+        log.info("the gateway answers on http://%s:%d/v1", _LOCAL, port)
         try:
             await asyncio.Event().wait()
         finally:

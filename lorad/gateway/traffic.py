@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 NAMES = 256  # that are counted; of more, those that nobody asked for the longest are forgotten
 RECENT = 256  # answers of a name whose seconds are remembered
-PERIOD = 1.0  # seconds between two files
-LEFT = (asyncio.CancelledError, ConnectionResetError)  # the client went away
+_PERIOD = 1.0  # seconds between two files
+_LEFT = (asyncio.CancelledError, ConnectionResetError)  # the client went away
 
-Clock = Callable[[], float]
+_Clock = Callable[[], float]
 
 
-class PerSecond:
+class _PerSecond:
     """Counts for each of the last WINDOW seconds."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class PerSecond:
         self._second = max(self._second, second)
 
 
-class Answer(NamedTuple):
+class _Answer(NamedTuple):
     """ended: by the clock; first, seconds: until the first token, if it was streamed, and until the end."""
 
     ended: float
@@ -65,16 +65,16 @@ class Answer(NamedTuple):
 
 
 @dataclass
-class Tally:
+class _Tally:
     """The counts of one name."""
 
     requests: int = 0
     in_flight: int = 0
     failed: int = 0
     tokens: int = 0
-    ends: PerSecond = field(default_factory=PerSecond)
-    made: PerSecond = field(default_factory=PerSecond)
-    recent: deque[Answer] = field(default_factory=lambda: deque(maxlen=RECENT))
+    ends: _PerSecond = field(default_factory=_PerSecond)
+    made: _PerSecond = field(default_factory=_PerSecond)
+    recent: deque[_Answer] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def figures(self, now: float) -> Figures:
         recent = [answer for answer in self.recent if now - answer.ended <= WINDOW]
@@ -102,20 +102,20 @@ def _quantile(values: list[float], share: float) -> float | None:
 class Traffic:
     """All use of it belongs to the event loop."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: _Clock = time.monotonic) -> None:
         self.clock = clock
         self._since = time.time()
-        self._tallies: OrderedDict[str, Tally] = OrderedDict()
+        self._tallies: OrderedDict[str, _Tally] = OrderedDict()
         self._touched = clock()
 
-    def of(self, name: str) -> Tally:
+    def of(self, name: str) -> _Tally:
         """The tally of a name that there is: a new one makes another one forgotten where there
         are too many.
         """
         if name not in self._tallies and len(self._tallies) >= NAMES:
             idle = next((known for known, tally in self._tallies.items() if not tally.in_flight), None)
             self._tallies.pop(idle or "", None)
-        tally = self._tallies.setdefault(name, Tally())
+        tally = self._tallies.setdefault(name, _Tally())
         self._tallies.move_to_end(name)
         return tally
 
@@ -127,7 +127,7 @@ class Traffic:
     @property
     def is_settled(self) -> bool:
         """Whether everything counted has left the window, so that figures stay as they are."""
-        return self.clock() - self._touched > WINDOW + 2 * PERIOD
+        return self.clock() - self._touched > WINDOW + 2 * _PERIOD
 
     def report(self) -> Report:
         now = self.clock()
@@ -141,7 +141,7 @@ class Counted:
         self._traffic, self._streams = traffic, streams
         self._began = traffic.touch()
         self._first: float | None = None
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, _Tally] = {}
         self._is_whole = self._is_failed = False
 
     def serves(self, *names: str) -> None:
@@ -173,7 +173,7 @@ class Counted:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         now, refused = self._traffic.touch(), _is_refusal(error)
-        failed = self._is_failed or (error is not None and not refused and not isinstance(error, LEFT))
+        failed = self._is_failed or (error is not None and not refused and not isinstance(error, _LEFT))
         for tally in self._tallies.values():
             tally.in_flight -= 1
             if refused:
@@ -182,7 +182,7 @@ class Counted:
             tally.failed += failed
             tally.ends.add(now, 1)
             if self._is_whole and not failed:
-                tally.recent.append(Answer(now, self._first if self._streams else None, now - self._began))
+                tally.recent.append(_Answer(now, self._first if self._streams else None, now - self._began))
 
 
 def _is_refusal(error: BaseException | None) -> bool:
@@ -207,7 +207,7 @@ async def reporting(traffic: Traffic, path: Path) -> AsyncIterator[None]:
 
 async def _report(traffic: Traffic, path: Path) -> None:
     while True:
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(_PERIOD)
         if not traffic.is_settled:
             await asyncio.to_thread(put, path, traffic.report())
 

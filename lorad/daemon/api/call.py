@@ -14,8 +14,8 @@ from lorad.daemon.process.users import Caller
 from lorad.errors import Conflict, NotFound, SpecError
 
 T = TypeVar("T", bound=Struct)
-Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what SQLite takes
-HINT = "Use the lorad command or lorad.client."
+_Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what SQLite takes
+_HINT = "Use the lorad command or lorad.client."
 
 
 class Call(NamedTuple):
@@ -44,7 +44,7 @@ class Call(NamedTuple):
         """Read an integer of the query. Raises SpecError."""
         value = self.request.query.get(key, "")
         try:
-            return msgspec.convert(value, Number, strict=False) if value else default
+            return msgspec.convert(value, _Number, strict=False) if value else default
         except msgspec.ValidationError:
             raise SpecError(f"{key}={value} is not a whole number", hint=f"Give {key} as digits.") from None
 
@@ -74,7 +74,7 @@ async def read_body(request: web.Request, seconds: float) -> Any:
     except web.HTTPRequestEntityTooLarge:
         raise TooLarge(f"the request is larger than {BODY_BYTES} bytes", hint="Make it smaller.") from None
     except web.RequestPayloadError as error:
-        raise SpecError(f"the request cannot be read: {error}", hint=HINT) from None
+        raise SpecError(f"the request cannot be read: {error}", hint=_HINT) from None
     return _parsed(data) if data else None
 
 
@@ -83,7 +83,7 @@ def _parsed(data: bytes) -> Any:
     try:
         body = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise SpecError(f"the request is not JSON: {error}", hint=HINT) from None
+        raise SpecError(f"the request is not JSON: {error}", hint=_HINT) from None
     if b"\\u0000" in data and _has_nul(body):
         raise SpecError("the request holds a NUL character", hint="No name, path or text has one.")
     return body
@@ -92,9 +92,9 @@ def _parsed(data: bytes) -> Any:
 def _refuse_nul(request: web.Request) -> None:
     """Raises SpecError, NotFound."""
     if "\0" in request.path:
-        raise NotFound(f"no such request: {request.path!r}", hint=HINT)
+        raise NotFound(f"no such request: {request.path!r}", hint=_HINT)
     if any("\0" in key + value for key, value in request.query.items()):
-        raise SpecError("the request's address holds a NUL character", hint=HINT)
+        raise SpecError("the request's address holds a NUL character", hint=_HINT)
 
 
 def _has_nul(value: Any) -> bool:

@@ -29,9 +29,9 @@ from lorad.store.events import last_id
 from lorad.store.metrics import StepTotals, add_new_steps, ended_attempts, readings, waits
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-RUNS = 50
-ALIASES = 50
-TRAFFIC = (
+_RUNS = 50
+_ALIASES = 50
+_TRAFFIC = (
     ("requests", "counter", "Requests for an alias that ended, at its gateway."),
     ("failed", "counter", "Requests for an alias that failed on the serving side."),
     ("tokens", "counter", "Tokens that were generated for them."),
@@ -41,11 +41,11 @@ TRAFFIC = (
     ("p50", "gauge", "Seconds until the end of an answer, of the last minute: median."),
     ("p95", "gauge", "The same: 95th percentile."),
 )
-Labels = Mapping[str, Any]
-NONE: Labels = {}
+_Labels = Mapping[str, Any]
+_NONE: _Labels = {}
 
 
-class Read(Struct, frozen=True):
+class _Read(Struct, frozen=True):
     """What the database says."""
 
     totals: StepTotals
@@ -61,14 +61,14 @@ class Read(Struct, frozen=True):
 async def exposition(ctx: Context) -> str:
     found = await ctx.read(_read, ctx.requests.meter.totals)
     ctx.requests.meter.totals = found.totals
-    rows = aliases(ctx.store)[:ALIASES] if ctx.config.sharing.read == "all" else []
+    rows = aliases(ctx.store)[:_ALIASES] if ctx.config.sharing.read == "all" else []
     traffic = await traffic_of(ctx, rows)
     return "".join(f"{line}\n" for line in (*_lines(ctx, found), *_of_traffic(traffic)))
 
 
-def _read(rows: Rows, before: StepTotals) -> Read:
+def _read(rows: Rows, before: StepTotals) -> _Read:
     states = runs.count_by_state(rows)
-    return Read(
+    return _Read(
         totals=add_new_steps(rows, before),
         states={state: states.get(state, 0) for state in RunState},
         attempts=ended_attempts(rows),
@@ -94,7 +94,7 @@ def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
         yield reading.run, (behind, max(0.0, journal.st_mtime - (reading.newest or 0.0)) if is_late else 0.0)
 
 
-def _lines(ctx: Context, found: Read) -> Iterator[str]:
+def _lines(ctx: Context, found: _Read) -> Iterator[str]:
     yield from _one(
         "lorad_info",
         "gauge",
@@ -108,7 +108,7 @@ def _lines(ctx: Context, found: Read) -> Iterator[str]:
     yield from _of_process(ctx)
 
 
-def _of_runs(ctx: Context, found: Read) -> Iterator[str]:
+def _of_runs(ctx: Context, found: _Read) -> Iterator[str]:
     totals = found.totals
     yield from _many(
         "lorad_runs", "gauge", "Runs by state.", {("state", k): v for k, v in found.states.items()}
@@ -141,7 +141,7 @@ def _of_runs(ctx: Context, found: Read) -> Iterator[str]:
 
 def _of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]:
     says = "The part of the journals that has not been read into the database yet."
-    named = list(lags.items())[:RUNS] if ctx.config.sharing.read == "all" else []
+    named = list(lags.items())[:_RUNS] if ctx.config.sharing.read == "all" else []
     for number, (unit, kind) in enumerate((("bytes", int), ("seconds", float))):
         by_run = {("run", run): kind(lag[number]) for run, lag in named}
         yield from _many(f"lorad_ingest_lag_{unit}", "gauge", says, by_run)
@@ -189,7 +189,7 @@ def _of_requests(ctx: Context) -> Iterator[str]:
 def _of_traffic(found: Mapping[str, Figures | None]) -> Iterator[str]:
     """Write the gateways' figures by alias. The counters start from zero when a gateway restarts."""
     known = {("alias", alias): figures for alias, figures in found.items() if figures is not None}
-    for key, kind, says in TRAFFIC:
+    for key, kind, says in _TRAFFIC:
         values = {label: getattr(figures, key) for label, figures in known.items()}
         name = f"lorad_gateway_{key}{'_total' if kind == 'counter' else ''}"
         yield from _many(
@@ -223,7 +223,7 @@ def _of_process(ctx: Context) -> Iterator[str]:
     yield from _one("process_start_time_seconds", "gauge", "Unix time.", ctx.loop.started_at)
 
 
-def _one(name: str, kind: str, says: str, value: float, labels: Labels = NONE) -> Iterator[str]:
+def _one(name: str, kind: str, says: str, value: float, labels: _Labels = _NONE) -> Iterator[str]:
     yield from _head(name, kind, says)
     yield sample(name, labels, value)
 
@@ -237,8 +237,8 @@ def _many(name: str, kind: str, says: str, values: Mapping[tuple[Any, ...], floa
 
 def _summary(name: str, says: str, total: float, count: int) -> Iterator[str]:
     yield from _head(name, "summary", says)
-    yield sample(f"{name}_sum", NONE, total)
-    yield sample(f"{name}_count", NONE, count)
+    yield sample(f"{name}_sum", _NONE, total)
+    yield sample(f"{name}_count", _NONE, count)
 
 
 def _histogram(name: str, says: str, found: Histogram) -> Iterator[str]:
@@ -247,8 +247,8 @@ def _histogram(name: str, says: str, found: Histogram) -> Iterator[str]:
     for bound, count in zip((*BOUNDS, "+Inf"), found.counts, strict=True):
         reached += count
         yield sample(f"{name}_bucket", {"le": bound}, reached)
-    yield sample(f"{name}_sum", NONE, found.sum)
-    yield sample(f"{name}_count", NONE, reached)
+    yield sample(f"{name}_sum", _NONE, found.sum)
+    yield sample(f"{name}_count", _NONE, reached)
 
 
 def _head(name: str, kind: str, says: str) -> Iterator[str]:
@@ -256,7 +256,7 @@ def _head(name: str, kind: str, says: str) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
 
 
-def sample(name: str, labels: Labels, value: float) -> str:
+def sample(name: str, labels: _Labels, value: float) -> str:
     pairs = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
     return f"{name}{{{pairs}}} {value!r}" if pairs else f"{name} {value!r}"
 

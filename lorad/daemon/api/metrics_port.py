@@ -17,9 +17,9 @@ from lorad.protocol.bounded import Doorkeeper, bounded
 
 log = logging.getLogger("lorad.daemon")
 
-HOST = "127.0.0.1"
+_HOST = "127.0.0.1"
 # a page that let its own name point here (DNS rebinding) sends that one
-NAMES = frozenset({HOST, "localhost"})
+_NAMES = frozenset({_HOST, "localhost"})
 
 
 @contextlib.asynccontextmanager
@@ -34,8 +34,8 @@ async def scraped(ctx: Context) -> AsyncIterator[None]:
     listener = None
     try:
         door = Doorkeeper(runner.server, ctx.requests.bounds)
-        listener = await asyncio.get_running_loop().create_server(door, HOST, port)
-        log.info("metrics are on http://%s:%d/metrics", HOST, port)
+        listener = await asyncio.get_running_loop().create_server(door, _HOST, port)
+        log.info("metrics are on http://%s:%d/metrics", _HOST, port)
     except OSError as error:
         log.error("metrics.port %d cannot be used: %s", port, error.strerror)
     try:
@@ -48,7 +48,7 @@ async def scraped(ctx: Context) -> AsyncIterator[None]:
 
 def _scrape_app(ctx: Context) -> web.Application:
     async def answer(request: web.Request) -> web.Response:
-        if not is_ours(request.headers.get("Host", ""), ctx.config.metrics.port):
+        if not _is_ours(request.headers.get("Host", ""), ctx.config.metrics.port):
             return web.Response(status=403, text="ask by the name of 127.0.0.1 or localhost\n")
         if request.headers.get("Origin"):
             return web.Response(status=403, text="not for web pages\n")
@@ -61,6 +61,6 @@ def _scrape_app(ctx: Context) -> web.Application:
     return app
 
 
-def is_ours(host: str, port: int | None) -> bool:
+def _is_ours(host: str, port: int | None) -> bool:
     name, _, number = host.rpartition(":") if ":" in host else (host, "", str(port))
-    return name.lower() in NAMES and number == str(port)
+    return name.lower() in _NAMES and number == str(port)

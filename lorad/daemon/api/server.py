@@ -31,14 +31,14 @@ from lorad.store import aliases, runs
 
 log = logging.getLogger("lorad.daemon")
 
-UCRED = struct.Struct("3i")
-UP_TO_DATE = "Is this lorad up to date?"
-UNEXPECTED = "This is a defect of lorad; the daemon's log (logs/daemon.log) has the details."
+_UCRED = struct.Struct("3i")
+_UP_TO_DATE = "Is this lorad up to date?"
+_UNEXPECTED = "This is a defect of lorad; the daemon's log (logs/daemon.log) has the details."
 
 # a daemon of another protocol is found and replaced by these
-OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")
+_OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")
 
-Handler = Callable[[Context, Call], Awaitable[Any]]
+_Handler = Callable[[Context, Call], Awaitable[Any]]
 
 
 def make_app(ctx: Context) -> web.Application:
@@ -70,7 +70,7 @@ def bind(path: Path, mode: int = 0o600) -> socket.socket:
 
 
 def _endpoint(
-    ctx: Context, handler: Handler, access: Access
+    ctx: Context, handler: _Handler, access: Access
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
@@ -84,7 +84,7 @@ def _endpoint(
             return _error(error, error.status)
         except Exception as error:
             log.exception("%s %s", request.method, request.path)
-            return _error(LoradError(f"{type(error).__name__}: {error}", hint=UNEXPECTED), 500)
+            return _error(LoradError(f"{type(error).__name__}: {error}", hint=_UNEXPECTED), 500)
 
     return answer
 
@@ -126,7 +126,7 @@ async def _say_version(_request: web.Request, response: web.StreamResponse) -> N
 def _refuse_other_protocol(request: web.Request) -> None:
     """Raises Conflict. A request that names no protocol, such as curl's, is accepted."""
     asked = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
-    if asked != str(PROTOCOL) and request.path not in OF_ANY_PROTOCOL:
+    if asked != str(PROTOCOL) and request.path not in _OF_ANY_PROTOCOL:
         message = (
             f"the daemon (version {__version__}) speaks protocol {PROTOCOL}, and this command protocol "
             f"{asked[:8]}"
@@ -147,12 +147,12 @@ async def _in_words(
         return response
     except web.HTTPException as error:
         return _error(
-            NotFound(f"{request.method} {request.path}: {error.reason}", hint=UP_TO_DATE), error.status
+            NotFound(f"{request.method} {request.path}: {error.reason}", hint=_UP_TO_DATE), error.status
         )
 
 
 async def _nowhere(ctx: Context, call: Call) -> None:
-    raise NotFound(f"no such request: {call.request.method} {call.request.path}", hint=UP_TO_DATE)
+    raise NotFound(f"no such request: {call.request.method} {call.request.path}", hint=_UP_TO_DATE)
 
 
 def _caller(ctx: Context, request: web.Request) -> Caller:
@@ -167,7 +167,7 @@ def peer_uid(request: web.Request) -> int:
     connection = request.transport.get_extra_info("socket") if request.transport else None
     if connection is None:
         raise NotAllowed("the connection is gone", hint="Try again.")
-    uid: int = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))[1]
+    uid: int = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
     return uid
 
 

@@ -36,12 +36,12 @@ from lorad.store import events, runs
 from lorad.store.db import Rows
 from lorad.store.rows import RunRow, RunSummary, VersionRow
 
-WARNINGS = 20
-OWN = "trainer."  # prefix of the trainer's keys in PoolInfo.versions
+_WARNINGS = 20
+_OWN = "trainer."  # prefix of the trainer's keys in PoolInfo.versions
 T = TypeVar("T", bound=Struct)
 
 
-class History(Struct, frozen=True):
+class _History(Struct, frozen=True):
     """What took place in a run."""
 
     attempts: list[Attempt]
@@ -49,8 +49,8 @@ class History(Struct, frozen=True):
     warnings: list[str]
 
 
-SIGNALS = msgspec.json.Decoder(Signals)
-RECENT = msgspec.json.Decoder(list[int | float | None])
+_SIGNALS = msgspec.json.Decoder(Signals)
+_RECENT = msgspec.json.Decoder(list[int | float | None])
 
 
 def of_row(kind: type[T], row: Struct, **more: Any) -> T:
@@ -72,19 +72,19 @@ def run_view(row: RunSummary) -> Run:
         row,
         waiting=told_of(row, row.waiting if row.state in ("queued", "starting") or row.serving else ""),
         rates=Rates(row.rates.tokens_per_second, row.rates.step_seconds),
-        signals=SIGNALS.decode(row.signals),
-        recent=RECENT.decode(row.recent),
+        signals=_SIGNALS.decode(row.signals),
+        recent=_RECENT.decode(row.recent),
     )
 
 
-def history(rows: Rows, row: RunRow) -> History:
+def history(rows: Rows, row: RunRow) -> _History:
     """Read what took place in a run; it takes its time where that was much."""
-    warnings = events.of_kind(rows, row.name, "warning", since=row.created_at, limit=WARNINGS)
+    warnings = events.of_kind(rows, row.name, "warning", since=row.created_at, limit=_WARNINGS)
     messages = [warning.get("message", "") for warning in reversed(warnings)]
-    return History(_attempts_of(rows, row), _trainable(rows, row), messages)
+    return _History(_attempts_of(rows, row), _trainable(rows, row), messages)
 
 
-def show_view(ctx: Context, row: RunRow, history: History) -> RunDetails:
+def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
     return extended(
         RunDetails,
         run_view(row),
@@ -237,7 +237,7 @@ def _trainer_view(name: str, status: PoolStatus | None) -> Trainer:
     if status is None or status.trainer is None:
         return Trainer(name)
     versions = status.info.versions.items()
-    software = {key.removeprefix(OWN): version for key, version in versions if key.startswith(OWN)}
+    software = {key.removeprefix(_OWN): version for key, version in versions if key.startswith(_OWN)}
     return extended(Trainer, status.trainer, name=name, software=software)
 
 

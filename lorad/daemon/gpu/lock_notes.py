@@ -28,13 +28,13 @@ from lorad.daemon.gpu.devices import Device, is_taken, lock_directory, lock_file
 from lorad.files import write_whole
 from lorad.text import one_line
 
-NOTE_BYTES = 8192
-MOST_ENTRIES = 4096  # entries read: everybody may write in the directory
+_NOTE_BYTES = 8192
+_MOST_ENTRIES = 4096  # entries read: everybody may write in the directory
 FRESH_SECONDS = 30.0  # a daemon that waits says so again in a third of it
-SKEW_SECONDS = 5.0
+_SKEW_SECONDS = 5.0
 LOOK_SECONDS = 2.0  # between two looks at what others want
-Text = Annotated[str, Meta(max_length=400)]
-Seconds = Annotated[float, Meta(ge=0, le=1e11)]
+_Text = Annotated[str, Meta(max_length=400)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 T = TypeVar("T", bound="Struct")
 
 
@@ -49,15 +49,15 @@ class Holder(Struct, frozen=True):
     idle_since: Unix time.
     """
 
-    pool: Text
+    pool: _Text
     uid: int
-    user: Text
-    why: Text
-    since: Seconds
+    user: _Text
+    why: _Text
+    since: _Seconds
     pid: int | None = None
     start_time: int | None = None
-    idle_timeout: Seconds | None = None
-    idle_since: Seconds | None = None
+    idle_timeout: _Seconds | None = None
+    idle_since: _Seconds | None = None
 
 
 class Wanted(Struct, frozen=True):
@@ -67,8 +67,8 @@ class Wanted(Struct, frozen=True):
     """
 
     uid: int
-    why: Text
-    since: Seconds
+    why: _Text
+    since: _Seconds
 
 
 @dataclass
@@ -113,7 +113,7 @@ def _notes_of(uuid: str, kind: str) -> Iterator[tuple[int, str, Path]]:
     """uid and home in the names of all notes of that kind about a device, and where they are."""
     pattern = re.compile(re.escape(f"{uuid}.{kind}-") + r"(\d{1,10})-([0-9a-f]{8})\.json")
     with contextlib.suppress(OSError), os.scandir(devices.LOCKS) as entries:
-        for entry in itertools.islice(entries, MOST_ENTRIES):
+        for entry in itertools.islice(entries, _MOST_ENTRIES):
             if found := pattern.fullmatch(entry.name):
                 yield int(found[1]), found[2], Path(entry.path)
 
@@ -126,9 +126,9 @@ def _read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
         return None
     try:
         there = os.fstat(file)
-        if not stat.S_ISREG(there.st_mode) or there.st_uid != uid or there.st_size > NOTE_BYTES:
+        if not stat.S_ISREG(there.st_mode) or there.st_uid != uid or there.st_size > _NOTE_BYTES:
             return None
-        return msgspec.json.decode(os.read(file, NOTE_BYTES), type=kind), there.st_mtime
+        return msgspec.json.decode(os.read(file, _NOTE_BYTES), type=kind), there.st_mtime
     except (OSError, msgspec.MsgspecError, RecursionError):
         return None
     finally:
@@ -146,10 +146,10 @@ def holder_of(device: Device) -> Holder | None:
         note = _read_note(path, uid, Holder) if believed is None or uid in believed else None
         if note is not None and (uid == 0 or note[0].uid == uid):
             found.append((_is_there(note[0]), note[1], note[0]))
-    return shown(max(found, key=lambda one: one[:2])[2]) if found else None
+    return _shown(max(found, key=lambda one: one[:2])[2]) if found else None
 
 
-def shown(note: Holder) -> Holder:
+def _shown(note: Holder) -> Holder:
     return msgspec.structs.replace(
         note, pool=one_line(note.pool)[:80], user=one_line(note.user)[:32], why=one_line(note.why)[:160]
     )
@@ -195,7 +195,7 @@ def wanted_by_others(home: Path, uuids: set[str]) -> frozenset[str]:
     for uuid in uuids:
         for uid, name, path in _notes_of(uuid, "wanted"):
             note = None if (uid, name) == (os.getuid(), _home_name(home)) else _read_note(path, uid, Wanted)
-            if note is not None and -SKEW_SECONDS <= now - note[1] <= FRESH_SECONDS:
+            if note is not None and -_SKEW_SECONDS <= now - note[1] <= FRESH_SECONDS:
                 found.add(uuid)
     return frozenset(found)
 

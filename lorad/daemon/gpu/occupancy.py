@@ -24,9 +24,9 @@ log = logging.getLogger("lorad.daemon")
 
 FRESH_SECONDS = 1.5  # older than that, it is read again before it counts
 STALE_SECONDS = 10.0  # older than that, it says nothing
-DRAWN = 1 << 30  # bytes up to which what only draws, a desktop, is no obstacle
+_DRAWN = 1 << 30  # bytes up to which what only draws, a desktop, is no obstacle
 # memory in use by nobody who can be seen: bytes, and one in so many of the memory
-HIDDEN, HIDDEN_SHARE = 1 << 30, 50
+_HIDDEN, _HIDDEN_SHARE = 1 << 30, 50
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Sight:
         if self.lost:
             return f"{device.name} does not answer: {self.lost}"
         others = [process for process in self.processes if not process.ours]
-        found = [process for process in others if process.computes or (process.memory or 0) > DRAWN]
+        found = [process for process in others if process.computes or (process.memory or 0) > _DRAWN]
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             return f"{device.name} is in use by {found[0].in_words()}{more}"
-        is_much = self.memory_used > max(HIDDEN, device.memory_total // HIDDEN_SHARE)
+        is_much = self.memory_used > max(_HIDDEN, device.memory_total // _HIDDEN_SHARE)
         if is_much and not self.held and not self.processes:
             return (
                 f"{device.name} is in use by somebody who cannot be seen from here ({size(self.memory_used)})"
@@ -120,10 +120,10 @@ def read_all(gpus: Iterable[Device], mine: Ours) -> dict[str, Sight]:
         if found is None:
             return {device.uuid: Sight(time.monotonic()) for device in gpus}
         family = _family_of(mine.pids)
-        return {device.uuid: read(found, device, family, mine) for device in gpus}
+        return {device.uuid: _read(found, device, family, mine) for device in gpus}
 
 
-def read(found: Any, device: Device, family: set[int], mine: Ours) -> Sight:
+def _read(found: Any, device: Device, family: set[int], mine: Ours) -> Sight:
     """Read one GPU; leave out what the driver does not report, or not to this user."""
     try:
         handle = found.nvmlDeviceGetHandleByUUID(device.uuid)

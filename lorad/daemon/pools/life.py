@@ -42,12 +42,12 @@ from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
 ANSWER_SECONDS = 2.0
-FRESH_SECONDS = 0.5
-KILLED_SECONDS = 5.0  # for a process to go after SIGKILL
+_FRESH_SECONDS = 0.5
+_KILLED_SECONDS = 5.0  # for a process to go after SIGKILL
 LOCK_SECONDS = 30.0  # for servers of the life before to let go of its devices
-CHECK_SECONDS = 2.0  # between two looks at the files of a pool
+_CHECK_SECONDS = 2.0  # between two looks at the files of a pool
 _CLEAN_UP = (sys.executable, "-P", "-m", leftovers.__name__)
-POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
+_POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
 
 
 def adopt_pools(ctx: Context) -> None:
@@ -134,7 +134,7 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     if pool.process.is_up:
         return
     number = pool.number if pool.process.phase == "absent" and pool.number else pool.number + 1
-    setup = pool.setup = current(ctx, pool)
+    setup = pool.setup = _current(ctx, pool)
     runtime = pool_runtime(ctx, setup, why)
     env = ctx.processes.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
     locks = [
@@ -160,12 +160,12 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
         time.monotonic(),
     )
     log.info("pool %s: starting, life %d", pool.id, number)
-    note(ctx, pool)
+    _note(ctx, pool)
     for name in setup.names:
         rows.lease(ctx.store, pool.id, name, "pool")
 
 
-def current(ctx: Context, pool: Pool) -> PoolSetup:
+def _current(ctx: Context, pool: Pool) -> PoolSetup:
     """Give the pool's setup the idle timeout that config.yaml has now, also in `pool.json`."""
     setup = msgspec.structs.replace(pool.setup, idle_timeout=ctx.config.idle_timeout)
     if setup != pool.setup:
@@ -183,7 +183,7 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
     if pool.process.is_up and not ctx.loop.is_watched(attempt.root):
         ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
     if before.phase != pool.process.phase:
-        note(ctx, pool)
+        _note(ctx, pool)
     if not pool.process.is_up:
         pool.status, pool.stop_asked = None, None
     if pool.process.is_over and not before.is_over:
@@ -192,21 +192,21 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
 
 def watch_pools(ctx: Context) -> None:
     """Look at the processes of all pools that may be up, and ask them how they are."""
-    each(ctx, watch_pool, list(ctx.pools.values()), of_pool)
+    each(ctx, _watch_pool, list(ctx.pools.values()), of_pool)
 
 
-def watch_pool(ctx: Context, pool: Pool) -> None:
+def _watch_pool(ctx: Context, pool: Pool) -> None:
     """Raises StorageError when the status of its process cannot be read; the pool is judged by its lock till
     then.
     """
     if pool.process.is_up or pool.process.trouble or (pool.process.phase == "absent" and pool.number):
         look_at_process(ctx, pool)
-    is_due = time.monotonic() - pool.polled_at >= POLL_SECONDS.get(pool.state, 0.0)
+    is_due = time.monotonic() - pool.polled_at >= _POLL_SECONDS.get(pool.state, 0.0)
     if pool.process.phase == "alive" and is_due and not pool.asking.locked():
         ctx.spawn(ask_status(ctx, pool))
     if pool.process.trouble:
         raise StorageError(pool.process.trouble, hint=DAMAGED)
-    if time.monotonic() - pool.checked[0] > CHECK_SECONDS:
+    if time.monotonic() - pool.checked[0] > _CHECK_SECONDS:
         pool.checked = time.monotonic(), _unusable(ctx, pool)
     if wrong := pool.checked[1]:
         raise StorageError(wrong, hint="New runs get a pool in another directory. Mend or remove that file.")
@@ -218,7 +218,7 @@ async def refresh(ctx: Context) -> None:
     """
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)
-    since = time.monotonic() - FRESH_SECONDS
+    since = time.monotonic() - _FRESH_SECONDS
     old = [pool for pool in ctx.pools.values() if pool.process.phase == "alive" and pool.polled_at < since]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -231,10 +231,10 @@ async def ask_status(ctx: Context, pool: Pool) -> None:
     async with pool.asking:
         if pool.asked_at < came:
             pool.asked_at = time.monotonic()
-            await asked(ctx, pool)
+            await _asked(ctx, pool)
 
 
-async def asked(ctx: Context, pool: Pool) -> None:
+async def _asked(ctx: Context, pool: Pool) -> None:
     opened: list[Connection] = []
     call = partial(_call_status, ctx, pool, _abandoned(ctx, pool), opened)
     try:
@@ -243,7 +243,7 @@ async def asked(ctx: Context, pool: Pool) -> None:
         if pool.process.phase == "alive":
             first, pool.status = pool.status is None, status
             if first:
-                note(ctx, pool)
+                _note(ctx, pool)
                 ctx.loop.poke()
     except (LoradError, OSError) as error:
         log.debug("pool %s does not answer: %s", pool.id, error)
@@ -313,7 +313,7 @@ def stop_pool(ctx: Context, pool: Pool) -> None:
     if pool.stop_asked is None:
         pool.stop_asked = time.monotonic()
         log.info("pool %s: stopping", pool.id)
-        note(ctx, pool)
+        _note(ctx, pool)
         ctx.spawn(_ask_shutdown(ctx, pool))
 
 
@@ -321,7 +321,7 @@ async def end_pools(ctx: Context, pools: Sequence[Pool]) -> None:
     """Stop them, and wait until they are gone or nothing more can be done about them."""
     for pool in pools:
         stop_pool(ctx, pool)
-    deadline = time.monotonic() + ctx.patience.pool_term + KILLED_SECONDS
+    deadline = time.monotonic() + ctx.patience.pool_term + _KILLED_SECONDS
     while time.monotonic() < deadline and (up := [pool for pool in pools if pool.process.is_up]):
         for pool in up:
             look_at_process(ctx, pool)
@@ -353,7 +353,7 @@ def _insist(ctx: Context, pool: Pool, seconds: float) -> None:
         ctx.processes.signal(attempt, signal.SIGTERM)
 
 
-def note(ctx: Context, pool: Pool) -> None:
+def _note(ctx: Context, pool: Pool) -> None:
     """Write down in the store what the pool does now; a pool without a process has no row."""
     ctx.serving.served += 1
     if not pool.process.is_up:

@@ -26,7 +26,7 @@ def look(ctx: Context) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        ctx.gpus.sights.seen = read_all(gpus, ours(ctx))
+        ctx.gpus.sights.seen = read_all(gpus, _ours(ctx))
         return
     ctx.gpus.sights.since = time.monotonic()
     ctx.gpus.sights.done.clear()
@@ -35,7 +35,7 @@ def look(ctx: Context) -> None:
 
 async def _observe(ctx: Context, gpus: list[Device]) -> None:
     try:
-        ctx.gpus.sights.seen = await asyncio.to_thread(read_all, gpus, ours(ctx))
+        ctx.gpus.sights.seen = await asyncio.to_thread(read_all, gpus, _ours(ctx))
     except Exception as error:  # the bindings may not fit the driver
         log.exception("NVML")
         ctx.gpus.sights.seen = {device.uuid: Sight(time.monotonic(), lost=repr(error)) for device in gpus}
@@ -69,7 +69,7 @@ def in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
     return sight.strangers(device), False
 
 
-def ours(ctx: Context) -> Ours:
+def _ours(ctx: Context) -> Ours:
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
     statuses = [read_status(pool.attempt()) or {} for pool in up]
     pids = [status[key] for status in statuses for key in ("pid", "shim_pid") if status.get(key)]

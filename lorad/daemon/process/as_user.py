@@ -18,9 +18,9 @@ from collections.abc import Iterator
 
 from lorad.daemon.process.users import User
 
-SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159}
-CAPABILITIES_V3 = 0x20080522
-KEPT = 1 << 6 | 1 << 7  # CAP_SETGID and CAP_SETUID: the way back
+_SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159}
+_CAPABILITIES_V3 = 0x20080522
+_KEPT = 1 << 6 | 1 << 7  # CAP_SETGID and CAP_SETUID: the way back
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _now = threading.local()
@@ -44,10 +44,10 @@ def as_user(user: User | None) -> Iterator[None]:
         _set_groups(user.groups)
         _set_fs(_libc.setfsgid, user.gid)
         _set_fs(_libc.setfsuid, user.uid)
-        _set_capabilities(powers, effective=powers[0] & KEPT)
+        _set_capabilities(powers, effective=powers[0] & _KEPT)
         yield
     finally:
-        _set_capabilities(powers, effective=powers[0] & KEPT)
+        _set_capabilities(powers, effective=powers[0] & _KEPT)
         _set_fs(_libc.setfsuid, uid)
         _set_fs(_libc.setfsgid, gid)
         _set_groups(tuple(groups))
@@ -56,7 +56,7 @@ def as_user(user: User | None) -> Iterator[None]:
 
 
 def _set_groups(groups: tuple[int, ...]) -> None:
-    number = SYS_SETGROUPS.get(platform.machine())
+    number = _SYS_SETGROUPS.get(platform.machine())
     if number is None:
         raise OSError(38, f"a shared daemon knows no way to act as a user on {platform.machine()}")
     array = (ctypes.c_uint32 * max(1, len(groups)))(*groups)
@@ -74,7 +74,7 @@ def _set_fs(change: ctypes._NamedFuncPointer, wanted: int) -> None:
 
 def _capabilities() -> tuple[int, int, int]:
     """Read the effective, permitted and inheritable capabilities of this thread."""
-    header, data = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()
+    header, data = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()
     _checked(_libc.capget(header, data))
     low, high = data[:3], data[3:]
     effective, permitted, inheritable = (a | b << 32 for a, b in zip(low, high, strict=True))
@@ -83,7 +83,7 @@ def _capabilities() -> tuple[int, int, int]:
 
 def _set_capabilities(powers: tuple[int, int, int], *, effective: int) -> None:
     """Keep the capabilities of `powers` but make only `effective` effective."""
-    header = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
     sets = (effective, *powers[1:])
     data = (ctypes.c_uint32 * 6)(*(part & 0xFFFFFFFF for part in sets), *(part >> 32 for part in sets))
     _checked(_libc.capset(header, data))

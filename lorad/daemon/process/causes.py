@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 LAST_LINES = 200  # NCCL's watchdog alone writes a hundred lines
-LAST_CHARACTERS = 1 << 18
-PART = 1000  # characters at either end of a long line
+_LAST_CHARACTERS = 1 << 18
+_PART = 1000  # characters at either end of a long line
 
 
 class Clues(NamedTuple):
@@ -43,23 +43,23 @@ class _Sign(NamedTuple):
     diagnosis: Diagnosis
 
 
-HOST_MEMORY = (
+_HOST_MEMORY = (
     "Let fewer runs and pools work at a time, or take a smaller base or smaller batches "
     "(data.prompts_per_step, trainer.tokens_per_microbatch); then `lorad resume`."
 )
-GPU_BROKEN = (
+_GPU_BROKEN = (
     "`nvidia-smi -q` and `dmesg | grep -i xid` show which GPU; it needs a reset, or the machine a restart, "
     "before runs go there again."
 )
-RANKS_LOST = (
+_RANKS_LOST = (
     "One rank ended or hung first: its lines in `lorad logs RUN --of trainer` say why; NCCL_DEBUG=INFO in "
     "`env` of the backend in config.yaml shows more."
 )
 
-ECC = Diagnosis("a GPU reported an uncorrectable memory error (ECC)", GPU_BROKEN)
-OFF_THE_BUS = Diagnosis("a GPU has fallen off the bus", GPU_BROKEN)
-NCCL_TIME_OUT = Diagnosis("the ranks waited for each other until NCCL's time-out", RANKS_LOST)
-NCCL_ERROR = Diagnosis("NCCL lost the connection between ranks", RANKS_LOST)
+ECC = Diagnosis("a GPU reported an uncorrectable memory error (ECC)", _GPU_BROKEN)
+OFF_THE_BUS = Diagnosis("a GPU has fallen off the bus", _GPU_BROKEN)
+NCCL_TIME_OUT = Diagnosis("the ranks waited for each other until NCCL's time-out", _RANKS_LOST)
+NCCL_ERROR = Diagnosis("NCCL lost the connection between ranks", _RANKS_LOST)
 CUDA_MEMORY = Diagnosis(
     "a GPU ran out of memory",
     "Lower trainer.tokens_per_microbatch, pool.memory_fraction or algorithm.group_size, set "
@@ -83,17 +83,17 @@ QUOTA = Diagnosis(
     "the disk quota is used up",
     "Delete something or ask for more, `lorad gc` deletes what nothing needs; then `lorad resume`.",
 )
-MEMORY = Diagnosis("this machine has no memory left", HOST_MEMORY)
-KILLED_FOR_MEMORY = Diagnosis("killed by the kernel: the machine ran out of memory", HOST_MEMORY)
+MEMORY = Diagnosis("this machine has no memory left", _HOST_MEMORY)
+KILLED_FOR_MEMORY = Diagnosis("killed by the kernel: the machine ran out of memory", _HOST_MEMORY)
 CHILD_KILLED_FOR_MEMORY = Diagnosis(
-    "the kernel killed a process of it: the machine ran out of memory", HOST_MEMORY
+    "the kernel killed a process of it: the machine ran out of memory", _HOST_MEMORY
 )
-FILES = Diagnosis(
+_FILES = Diagnosis(
     "too many files are open", "Raise the limit (`ulimit -n`), start the daemon again, `lorad resume`."
 )
 
 # What is more certain comes first. `^(?>.*?A).*B`: both in one line, found in time linear in its length.
-SIGNS = [
+_SIGNS = [
     _Sign(re.compile(pattern, re.MULTILINE), diagnosis)
     for pattern, diagnosis in (
         (r"(?i)uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable", ECC),
@@ -115,18 +115,18 @@ SIGNS = [
         (r"DefaultCPUAllocator: (?:can't|not enough)|^(?>.*?Unable to allocate \d).* for an array", MEMORY),
         (r"Watchdog caught collective operation timeout|^(?>.*?NCCL).*[Tt]ime(?:d )?[ -]?out", NCCL_TIME_OUT),
         (r"ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|NCCL error", NCCL_ERROR),
-        (r"Too many open files|\[Errno 24\]", FILES),
+        (r"Too many open files|\[Errno 24\]", _FILES),
         (
             r"CUDA error: (?:an illegal|unspecified launch|device-side|misaligned)|cudaErrorLaunchFailure",
             CUDA_FAULT,
         ),
     )
 ]
-XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
-ECC_XIDS = {48, 63, 64, 92, 94, 95}
-PROGRAM_XIDS = {13, 31, 43}  # the program went wrong, not the GPU
-OOM_KILL = re.compile(r"Killed process (\d+)")
-KILLED_CHILD = re.compile(r"SIGKILL|signal 9\b|exit ?code:? -9\b|exited with (?:code )?(?:-9|137)\b")
+_XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
+_ECC_XIDS = {48, 63, 64, 92, 94, 95}
+_PROGRAM_XIDS = {13, 31, 43}  # the program went wrong, not the GPU
+_OOM_KILL = re.compile(r"Killed process (\d+)")
+_KILLED_CHILD = re.compile(r"SIGKILL|signal 9\b|exit ?code:? -9\b|exited with (?:code )?(?:-9|137)\b")
 
 
 def diagnose(clues: Clues) -> Diagnosis | None:
@@ -145,13 +145,13 @@ def _killed_for_memory(clues: Clues) -> Diagnosis | None:
     The kernel's log names the pid; without such a line, a SIGKILL counts if the kernel killed any process
     meanwhile.
     """
-    killed = {int(match[1]) for line in clues.kernel if (match := OOM_KILL.search(line))}
+    killed = {int(match[1]) for line in clues.kernel if (match := _OOM_KILL.search(line))}
     if clues.signal == signal.SIGKILL and (clues.pid in killed or (clues.ooms and not killed)):
         return KILLED_FOR_MEMORY
     if (
         (killed or clues.ooms)
         and clues.signal != signal.SIGKILL
-        and KILLED_CHILD.search(_last_lines(clues.log))
+        and _KILLED_CHILD.search(_last_lines(clues.log))
     ):
         return CHILD_KILLED_FOR_MEMORY
     return None
@@ -159,20 +159,22 @@ def _killed_for_memory(clues: Clues) -> Diagnosis | None:
 
 def _gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
     """Recognise a GPU error by its number (Xid), which NVIDIA's driver writes to the kernel's log."""
-    found = [match for line in kernel if (match := XID.search(line))]
+    found = [match for line in kernel if (match := _XID.search(line))]
     if not found:
         return None
     number, where = int(found[-1]["number"]), found[-1]["where"]
-    what = ECC.what if number in ECC_XIDS else OFF_THE_BUS.what if number == 79 else "a GPU reported an error"
+    what = (
+        ECC.what if number in _ECC_XIDS else OFF_THE_BUS.what if number == 79 else "a GPU reported an error"
+    )
     return Diagnosis(
-        f"{what}: Xid {number} at {where}", CUDA_FAULT.advice if number in PROGRAM_XIDS else GPU_BROKEN
+        f"{what}: Xid {number} at {where}", CUDA_FAULT.advice if number in _PROGRAM_XIDS else _GPU_BROKEN
     )
 
 
 def in_words_of(text: str) -> Diagnosis | None:
     """Recognise a known cause in the last lines of a log or in a driver's message."""
     text = _last_lines(text)
-    return next((sign.diagnosis for sign in SIGNS if sign.pattern.search(text)), None)
+    return next((sign.diagnosis for sign in _SIGNS if sign.pattern.search(text)), None)
 
 
 def _bus_error(clues: Clues) -> Diagnosis | None:
@@ -186,5 +188,7 @@ def _last_lines(text: str) -> str:
     """Keep the last lines, and both ends of a long one: user code may print anything, and the event loop
     reads this.
     """
-    lines = text[-LAST_CHARACTERS:].splitlines()[-LAST_LINES:]
-    return "\n".join(line if len(line) <= 2 * PART else f"{line[:PART]} … {line[-PART:]}" for line in lines)
+    lines = text[-_LAST_CHARACTERS:].splitlines()[-LAST_LINES:]
+    return "\n".join(
+        line if len(line) <= 2 * _PART else f"{line[:_PART]} … {line[-_PART:]}" for line in lines
+    )

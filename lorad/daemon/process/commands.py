@@ -17,7 +17,7 @@ from lorad.box.runtime import Runtime
 from lorad.daemon.process.shim import read_secret
 from lorad.errors import SpecError
 
-LIGHT = Runtime(threads=1)  # drivers and preflights compute nothing
+_LIGHT = Runtime(threads=1)  # drivers and preflights compute nothing
 
 
 def _module(name: str) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class Commands:
     gateway: tuple[str, ...] = _module("lorad.gateway")
 
     def environment(
-        self, home: Home, *, runtime: Runtime = LIGHT, pythonpath: str | None = None
+        self, home: Home, *, runtime: Runtime = _LIGHT, pythonpath: str | None = None
     ) -> dict[str, str]:
         """Make the variables that are added to the daemon's own environment."""
         return {

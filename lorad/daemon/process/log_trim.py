@@ -21,11 +21,11 @@ from lorad.box.paths import AttemptDir
 
 log = logging.getLogger("lorad.daemon")
 
-MOST = 64  # logs of one attempt
-CHUNK = 1 << 20
-COLLAPSE_RANGE = 0x08  # fallocate(2)
-MARK = re.compile(rb"\[lorad\] (\d{1,18}) bytes of this log were cut before here[^\n]*\n")
-MARK_BYTES = 80
+_MOST = 64  # logs of one attempt
+_CHUNK = 1 << 20
+_COLLAPSE_RANGE = 0x08  # fallocate(2)
+_MARK = re.compile(rb"\[lorad\] (\d{1,18}) bytes of this log were cut before here[^\n]*\n")
+_MARK_BYTES = 80
 
 
 def cut_all(attempts: list[AttemptDir], limit: int) -> None:
@@ -42,8 +42,8 @@ def logs_of(attempt: AttemptDir) -> list[Path]:
     found = [attempt.log] if attempt.log.exists() else []
     for directory in dict.fromkeys((attempt.root, attempt.work)):
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
-            found += [Path(entry.path) for entry in islice(entries, 8 * MOST) if entry.name.endswith(".log")]
-    return found[:MOST]
+            found += [Path(entry.path) for entry in islice(entries, 8 * _MOST) if entry.name.endswith(".log")]
+    return found[:_MOST]
 
 
 def open_log(path: Path, flags: int) -> int | None:
@@ -86,13 +86,13 @@ def collapse(fd: int, gone: int) -> bool:
     """Take the first bytes out of a file, at once; False where the filesystem cannot."""
     fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    return bool(fallocate(fd, COLLAPSE_RANGE, 0, gone) == 0)
+    return bool(fallocate(fd, _COLLAPSE_RANGE, 0, gone) == 0)
 
 
 def _copy_down(fd: int, gone: int) -> None:
     """Cut the log by copying. A crash on the way leaves the log as long as it was, and some of it twice."""
     done = 0
-    while data := os.pread(fd, CHUNK, gone + done):
+    while data := os.pread(fd, _CHUNK, gone + done):
         done += os.pwrite(fd, data, done)
     os.ftruncate(fd, done)
 
@@ -100,10 +100,10 @@ def _copy_down(fd: int, gone: int) -> None:
 def mark(cut: int) -> bytes:
     """Written over the first bytes of what stays, so that offsets are what they were, less `cut`."""
     text = f"[lorad] {cut} bytes of this log were cut before here".encode()
-    return text.ljust(MARK_BYTES - 1, b".") + b"\n"
+    return text.ljust(_MARK_BYTES - 1, b".") + b"\n"
 
 
 def cut_before(fd: int) -> int:
     """Count how many bytes were cut from a log in all."""
-    found = MARK.match(os.pread(fd, MARK_BYTES, 0))
+    found = _MARK.match(os.pread(fd, _MARK_BYTES, 0))
     return int(found[1]) if found else 0

@@ -19,30 +19,30 @@ from lorad.client.box_shapes import Orphan
 from lorad.daemon.process.processes import attempts_under, judge, read_status
 from lorad.errors import LoradError
 
-MARK = b"LORAD_ATTEMPT="
-SETTLED_SECONDS = 60.0  # after an end, what the process left may still be ending
-TERM_SECONDS = 5.0
-COMMAND_LENGTH = 200
+_MARK = b"LORAD_ATTEMPT="
+_SETTLED_SECONDS = 60.0  # after an end, what the process left may still be ending
+_TERM_SECONDS = 5.0
+_COMMAND_LENGTH = 200
 
 
-def find_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
+def find_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
     """Find the orphans of the home. Only root can see other users' processes.
 
     An orphan belongs to an attempt that ended more than `settled` seconds before, or whose directory is gone,
     or that was followed by another one.
     """
     roots = _roots_of(home)
-    marked = {pid: attempt for pid in pids() if (attempt := _attempt_of(pid, roots)) is not None}
+    marked = {pid: attempt for pid in _pids() if (attempt := _attempt_of(pid, roots)) is not None}
     over = {attempt: _is_over(attempt, settled) for attempt in set(marked.values())}
     spared = {os.getpid(), *map(_shim_of, over)}
     left = {pid: attempt for pid, attempt in marked.items() if over[attempt] and pid not in spared}
     return [_described(pid, attempt) for pid, attempt in sorted(left.items())]
 
 
-def end_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
-    """SIGTERM to each, SIGKILL to those that are there TERM_SECONDS later: those that it was sent to."""
+def end_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
+    """SIGTERM to each, SIGKILL to those that are there _TERM_SECONDS later: those that it was sent to."""
     told: dict[int, Orphan] = {}
-    for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):
+    for number, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _TERM_SECONDS)):
         for orphan in find_orphans(home, settled):
             if _send(orphan.pid, number, _roots_of(home)):
                 told[orphan.pid] = orphan
@@ -60,7 +60,7 @@ def _roots_of(home: Home) -> list[Path]:
     return [directory.resolve() for directory in (home.root, storage) if directory is not None]
 
 
-def pids() -> list[int]:
+def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -79,9 +79,9 @@ def _said_by(pid: int) -> Iterator[Path | None]:
     """
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        mark = next((variable for variable in variables if variable.startswith(MARK)), None)
+        mark = next((variable for variable in variables if variable.startswith(_MARK)), None)
         if mark is not None:
-            yield Path(os.fsdecode(mark[len(MARK) :])).resolve()
+            yield Path(os.fsdecode(mark[len(_MARK) :])).resolve()
             return
     for fd in ("1", "2"):
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def _described(pid: int, attempt: AttemptDir) -> Orphan:
     command, user = "", ""
     with contextlib.suppress(OSError):
         words = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        command = words[:COMMAND_LENGTH]
+        command = words[:_COMMAND_LENGTH]
         uid = place.stat().st_uid
         user = str(uid)
         user = pwd.getpwuid(uid).pw_name

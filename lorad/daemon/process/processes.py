@@ -29,7 +29,7 @@ from lorad.files import write_whole
 
 BOOT_ID = shim.boot_id()
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
-SEEN_SECONDS = 2.0
+_SEEN_SECONDS = 2.0
 DAMAGED = (
     "It is judged by its lock until its process ends; then nobody knows its exit code. Is the disk in order?"
 )
@@ -291,7 +291,7 @@ def _seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
     Looking through /proc takes milliseconds, so the answer is kept for a moment.
     """
     at, found = _seen.get(attempt.root, (float("-inf"), None))
-    if time.monotonic() - at > SEEN_SECONDS or (
+    if time.monotonic() - at > _SEEN_SECONDS or (
         found and not is_same(found["pid"], found["start_time"], BOOT_ID)
     ):
         found = _look_in_proc(attempt)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lorad.box.config import Supervision
 from lorad.protocol.heartbeat import Beat
 
-LEAST_GAP = 5.0  # seconds between two looks after which the daemon itself may have slept
+_LEAST_GAP = 5.0  # seconds between two looks after which the daemon itself may have slept
 
 
 @dataclass
@@ -52,4 +52,4 @@ def was_away(before: float, now: float, limits: Supervision) -> bool:
     """Check whether there was so long between two looks that those who were looked at may have
     slept as well.
     """
-    return now - before > max(LEAST_GAP, limits.hang / 2)
+    return now - before > max(_LEAST_GAP, limits.hang / 2)

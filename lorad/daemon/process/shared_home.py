@@ -14,7 +14,7 @@ from lorad.box.paths import SOCKET_PATH_LIMIT, Home
 from lorad.daemon.process.user_files import passable
 from lorad.errors import NotAllowed
 
-POWERS = {
+_POWERS = {
     0: "CAP_CHOWN",
     1: "CAP_DAC_OVERRIDE",
     3: "CAP_FOWNER",
@@ -22,14 +22,14 @@ POWERS = {
     6: "CAP_SETGID",
     7: "CAP_SETUID",
 }
-UMASK = 0o077
+_UMASK = 0o077
 
 
 def prepare_shared(home: Home) -> None:
     """Raises NotAllowed, with what to do about it, when this process cannot serve other users from there."""
     _refuse_powerless()
     _refuse_closed()
-    os.umask(UMASK)
+    os.umask(_UMASK)
     if not home.root.exists():
         passable(home.root)
     _refuse_foreign(home.root)
@@ -47,7 +47,7 @@ def _private_files(home: Home) -> Iterator[Path]:
 
 
 def _refuse_powerless() -> None:
-    lacking = [name for bit, name in POWERS.items() if not _effective() >> bit & 1]
+    lacking = [name for bit, name in _POWERS.items() if not _effective() >> bit & 1]
     if not lacking:
         return
     if os.geteuid() == 0:
@@ -58,7 +58,7 @@ def _refuse_powerless() -> None:
     else:
         hint = (
             "Run it as root, or as a service user of systemd with\n"
-            f"  AmbientCapabilities={' '.join(POWERS.values())}\n"
+            f"  AmbientCapabilities={' '.join(_POWERS.values())}\n"
             "Without --system, every user has a daemon of their own, which needs none of that."
         )
     raise NotAllowed(f"a shared daemon lacks {', '.join(lacking)}", hint=hint)

@@ -23,59 +23,59 @@ import signal
 import sys
 import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing itself would double the start-up
+_TYPE_CHECKING = False
+if _TYPE_CHECKING:  # typing itself would double the start-up
     from collections.abc import Callable
     from typing import Any
 
 EX_LOCKED = 75  # another shim or its child has the directory, or a lock of `locks` is taken
 EX_USED = 76  # the directory had its life
-EX_BROKEN = 77  # no command, or no room for the status
+_EX_BROKEN = 77  # no command, or no room for the status
 EX_EXEC = 127  # the child's program could not be executed; this is the child's exit code
-SECRET_BYTES = 1 << 16
+_SECRET_BYTES = 1 << 16
 STATUS_BYTES = 512  # allocated at once, overwritten in place at the end
-FORWARDED = (signal.SIGTERM, signal.SIGINT)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
     root = sys.argv[1]
     # whatever the daemon was started with: none of it is for the child
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    new_session()
-    if not take_lock(os.path.join(root, "lock")):
+    _new_session()
+    if not _take_lock(os.path.join(root, "lock")):
         return EX_LOCKED
     if os.path.exists(os.path.join(root, "status.json")):
         return EX_USED
-    redirect(os.path.join(root, "log"))
+    _redirect(os.path.join(root, "log"))
     try:
         with open(os.path.join(root, "command.json")) as file:
             command = json.load(file)
         command["env"] = {**command.get("env", {}), "LORAD_ATTEMPT": os.path.abspath(root)}
-        if not all(take_lock(path, command.get("lock_seconds", 0)) for path in command.get("locks", [])):
-            os.close(write_status(root, never_began(locked=True)))
+        if not all(_take_lock(path, command.get("lock_seconds", 0)) for path in command.get("locks", [])):
+            os.close(_write_status(root, never_began(locked=True)))
             return EX_LOCKED
-        return live(root, command)
+        return _live(root, command)
     except (OSError, ValueError) as error:
         print(f"lorad: {root}: nothing was started: {error}", file=sys.stderr)
-        return EX_BROKEN
+        return _EX_BROKEN
 
 
-def live(root: str, command: dict[str, Any]) -> int:
+def _live(root: str, command: dict[str, Any]) -> int:
     """Run the child from its start to its end.
 
     It waits for its status to be on disk before it becomes the program.
     """
-    end_the_rest = adopt_orphans() if command.get("ends_all") else None
-    block_signals()
+    end_the_rest = _adopt_orphans() if command.get("ends_all") else None
+    _block_signals()
     gate, opened = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(opened)
-        become(command, gate)
-    forward_signals(child)
+        _become(command, gate)
+    _forward_signals(child)
     os.close(gate)
     status = born(child)
-    fd = write_status(root, status)
+    fd = _write_status(root, status)
     try:  # noqa: SIM105
         os.write(opened, b"!")
     except BrokenPipeError:
@@ -85,19 +85,19 @@ def live(root: str, command: dict[str, Any]) -> int:
     if end_the_rest is not None:
         end_the_rest()
     status.update(died(code))
-    overwrite(fd, status)
+    _overwrite(fd, status)
     return 0
 
 
-def become(command: dict[str, Any], gate: int) -> None:
+def _become(command: dict[str, Any], gate: int) -> None:
     """Become the program: a session of its own, clean signals, then exec. Runs in the child; it execs only
     after the gate's byte.
     """
     try:
         os.setsid()
-        for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (*_FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         if os.read(gate, 1):
             os.close(gate)
             added = command.get("env", {})
@@ -127,10 +127,10 @@ def read_secret(path: str) -> str:
             raise OSError(
                 errno.EACCES, "others than its owner may read it, or it is not the daemon's user's", path
             )
-        data = os.read(fd, SECRET_BYTES + 1).strip()
+        data = os.read(fd, _SECRET_BYTES + 1).strip()
     finally:
         os.close(fd)
-    if not data or b"\0" in data or len(data) > SECRET_BYTES:
+    if not data or b"\0" in data or len(data) > _SECRET_BYTES:
         raise OSError(errno.EINVAL, "empty, too long, or not a text", path)
     return os.fsdecode(data)
 
@@ -139,7 +139,7 @@ def wait(child: int) -> int:
     """Wait for the child. What is left of its process group is killed while its pid cannot be used again."""
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != child:
         os.waitpid(ended.si_pid, 0)  # an orphan
-    block_signals()
+    _block_signals()
     try:  # noqa: SIM105 - contextlib would double the start-up
         os.killpg(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -147,7 +147,7 @@ def wait(child: int) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def adopt_orphans() -> Callable[[], None]:
+def _adopt_orphans() -> Callable[[], None]:
     """Become the parent of every orphaned descendant. The function that is returned kills them all."""
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
     from lorad.children import guard
@@ -156,14 +156,14 @@ def adopt_orphans() -> Callable[[], None]:
     return guard.end_the_rest
 
 
-def new_session() -> None:
+def _new_session() -> None:
     try:  # noqa: SIM105
         os.setsid()
     except PermissionError:
         pass  # the leader of a group already, with a session of its own
 
 
-def take_lock(path: str, patience: float = 0) -> bool:
+def _take_lock(path: str, patience: float = 0) -> bool:
     """Lock `path` for this process and its child; False when somebody else has it for so many seconds."""
     try:
         fd = os.open(path, os.O_RDONLY)
@@ -184,7 +184,7 @@ def take_lock(path: str, patience: float = 0) -> bool:
     return False
 
 
-def redirect(log: str) -> None:
+def _redirect(log: str) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for fd, target in ((null, 0), (out, 1), (out, 2)):
@@ -194,21 +194,21 @@ def redirect(log: str) -> None:
             os.close(fd)
 
 
-def block_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+def _block_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
 
 
-def forward_signals(child: int) -> None:
+def _forward_signals(child: int) -> None:
     def forward(number: int, _: object) -> None:
         try:  # noqa: SIM105
             os.kill(child, number)
         except ProcessLookupError:
             pass
 
-    for number in FORWARDED:
+    for number in _FORWARDED:
         signal.signal(number, forward)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
 
 def born(child: int) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def padded(status: dict[str, Any]) -> bytes:
     return json.dumps(status).encode().ljust(STATUS_BYTES - 1) + b"\n"
 
 
-def write_status(root: str, status: dict[str, Any]) -> int:
+def _write_status(root: str, status: dict[str, Any]) -> int:
     """Put `status.json` in place, whole and on disk; returns its open file for `overwrite`."""
     path = os.path.join(root, "status.json")
     fd = os.open(f"{path}.tmp", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -285,7 +285,7 @@ def write_status(root: str, status: dict[str, Any]) -> int:
     return fd
 
 
-def overwrite(fd: int, status: dict[str, Any]) -> None:
+def _overwrite(fd: int, status: dict[str, Any]) -> None:
     os.pwrite(fd, padded(status), 0)
     os.fsync(fd)
     os.close(fd)

@@ -14,23 +14,23 @@ import psutil
 from lorad.box.paths import AttemptDir
 from lorad.daemon.process.processes import read_status
 
-DUMP_SECONDS, ALL_SECONDS = 5.0, 15.0
-MOST = 16  # processes
-BYTES = 1 << 16  # kept of one dump
+_DUMP_SECONDS, _ALL_SECONDS = 5.0, 15.0
+_MOST = 16  # processes
+_BYTES = 1 << 16  # kept of one dump
 
 
 def dump_stacks(attempt: AttemptDir) -> None:
-    """Append the stacks to the log of the process; takes ALL_SECONDS at most.
+    """Append the stacks to the log of the process; takes _ALL_SECONDS at most.
 
     Nothing happens without py-spy.
     """
     spy, status = py_spy(), read_status(attempt)
     if spy is None or status is None or status["pid"] is None:
         return
-    deadline = time.monotonic() + ALL_SECONDS
+    deadline = time.monotonic() + _ALL_SECONDS
     with open(attempt.log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as log:
         for pid, name in _family(status["pid"]):
-            left = min(DUMP_SECONDS, deadline - time.monotonic())
+            left = min(_DUMP_SECONDS, deadline - time.monotonic())
             log.write(f"[lorad] stacks of pid {pid} ({name}), which hangs:\n".encode())
             log.write(_dump(spy, pid, left) if left > 0 else b"no time is left for these\n")
             log.flush()
@@ -46,7 +46,7 @@ def _family(pid: int) -> list[tuple[int, str]]:
     """List pid and name of a process and its descendants, those of other sessions included."""
     try:
         first = psutil.Process(pid)
-        return [(process.pid, process.name()) for process in [first, *first.children(recursive=True)][:MOST]]
+        return [(process.pid, process.name()) for process in [first, *first.children(recursive=True)][:_MOST]]
     except psutil.Error:
         return []
 
@@ -63,5 +63,5 @@ def _dump(spy: str, pid: int, seconds: float) -> bytes:
     except OSError as error:
         return f"py-spy: {error.strerror}\n".encode()
     return (
-        done.stdout[:BYTES] if done.returncode == 0 else b"".join(done.stderr.splitlines(keepends=True)[:1])
+        done.stdout[:_BYTES] if done.returncode == 0 else b"".join(done.stderr.splitlines(keepends=True)[:1])
     )

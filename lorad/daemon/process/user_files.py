@@ -29,16 +29,16 @@ from lorad.daemon.process.users import User
 from lorad.errors import IntegrityError
 from lorad.files import write_whole
 
-PASSABLE = 0o711  # others may go through, and see nothing
-OWN_DIRECTORY, OWN_FILE = 0o700, 0o600
-OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
+_PASSABLE = 0o711  # others may go through, and see nothing
+_OWN_DIRECTORY, _OWN_FILE = 0o700, 0o600
+_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def passable(*directories: Path) -> None:
     """Made if need be; whatever the umask is. The daemon's own."""
     for directory in directories:
         directory.mkdir(parents=True, exist_ok=True)
-        directory.chmod(PASSABLE)
+        directory.chmod(_PASSABLE)
 
 
 def make_run(run: RunDir, user: User | None) -> None:
@@ -82,23 +82,23 @@ def own_directory(path: Path, user: User) -> Path:
 
     Raises OSError when something else is there.
     """
-    path.mkdir(exist_ok=True, mode=OWN_DIRECTORY)
-    _give(path, os.O_RDONLY | os.O_DIRECTORY, OWN_DIRECTORY, user)
+    path.mkdir(exist_ok=True, mode=_OWN_DIRECTORY)
+    _give(path, os.O_RDONLY | os.O_DIRECTORY, _OWN_DIRECTORY, user)
     return path
 
 
 def own_file(path: Path, user: User) -> None:
     """Make an empty file of the user's, unless it is there already."""
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN, OWN_FILE))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, _OWN_FILE))
     except FileExistsError:
         return
-    _give(path, os.O_WRONLY, OWN_FILE, user)
+    _give(path, os.O_WRONLY, _OWN_FILE, user)
     _fsync_directory(path.parent)
 
 
 def _give(path: Path, flags: int, mode: int, user: User) -> None:
-    fd = os.open(path, flags | OPEN)
+    fd = os.open(path, flags | _OPEN)
     try:
         os.fchmod(fd, mode)
         os.fchown(fd, user.uid, user.gid)
@@ -108,7 +108,7 @@ def _give(path: Path, flags: int, mode: int, user: User) -> None:
 
 
 def _fsync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | OPEN)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
     try:
         os.fsync(fd)
     finally:
@@ -118,7 +118,7 @@ def _fsync_directory(path: Path) -> None:
 def _put_json(path: Path, data: Any, user: User) -> None:
     """Write a file of the user's in a directory of theirs: whole, or what was there before stays."""
     with as_user(user):
-        write_whole(path, json.dumps(data).encode(), mode=OWN_FILE)
+        write_whole(path, json.dumps(data).encode(), mode=_OWN_FILE)
 
 
 def refuse_strange_journal(run: RunDir, user: User | None) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from lorad.errors import Conflict
 
 T = TypeVar("T")
-AT_ONCE = 8  # of one user
+_AT_ONCE = 8  # of one user
 MOST = 256  # with those that wait; a request runs to its end though nobody waits for it any more
 
 
@@ -34,7 +34,7 @@ class Hands:
             raise Conflict(
                 f"{MOST} requests about what is user {uid}'s are under way", hint="Try again in a moment."
             )
-        threads = self._threads.setdefault(uid, ThreadPoolExecutor(AT_ONCE, f"user-{uid}"))
+        threads = self._threads.setdefault(uid, ThreadPoolExecutor(_AT_ONCE, f"user-{uid}"))
         self._busy[uid] += 1
         future = threads.submit(work)
         loop = asyncio.get_running_loop()

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from lorad.daemon.process import enter
 from lorad.protocol.listener import DAEMON_UID
 
-NOBODYS_GROUP = 65534  # for a uid without a name: the group of its number may be another user's
-REMEMBERED = 60.0  # seconds
-INHERITED = re.compile(r"PATH|LANG|LC_\w+|TZ|CUDA_VISIBLE_DEVICES|NVIDIA_\w+")
-ENTER = (sys.executable, "-I", "-S", str(Path(enter.__file__)))
+_NOBODYS_GROUP = 65534  # for a uid without a name: the group of its number may be another user's
+_REMEMBERED = 60.0  # seconds
+_INHERITED = re.compile(r"PATH|LANG|LC_\w+|TZ|CUDA_VISIBLE_DEVICES|NVIDIA_\w+")
+_ENTER = (sys.executable, "-I", "-S", str(Path(enter.__file__)))
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class User:
         Only root, or a shared daemon, can start it.
         """
         groups = ",".join(map(str, self.groups))
-        return [*ENTER, str(self.uid), str(self.gid), groups, str(cwd), *argv]
+        return [*_ENTER, str(self.uid), str(self.gid), groups, str(cwd), *argv]
 
 
 def user_of(uid: int, allowed: Sequence[str] = ()) -> User:
@@ -53,7 +53,7 @@ def user_of(uid: int, allowed: Sequence[str] = ()) -> User:
 
     allowed: further variables of this process that the user's processes inherit.
     """
-    return _looked_up(uid, tuple(allowed), int(time.monotonic() / REMEMBERED))
+    return _looked_up(uid, tuple(allowed), int(time.monotonic() / _REMEMBERED))
 
 
 @lru_cache(maxsize=1024)
@@ -61,12 +61,12 @@ def _looked_up(uid: int, allowed: tuple[str, ...], _: int) -> User:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        name, gid, home, groups = str(uid), NOBODYS_GROUP, "/", [NOBODYS_GROUP]
+        name, gid, home, groups = str(uid), _NOBODYS_GROUP, "/", [_NOBODYS_GROUP]
     else:
         name, gid, home = entry.pw_name, entry.pw_gid, entry.pw_dir
         groups = os.getgrouplist(name, gid)
     inherited = {
-        key: value for key, value in os.environ.items() if INHERITED.fullmatch(key) or key in allowed
+        key: value for key, value in os.environ.items() if _INHERITED.fullmatch(key) or key in allowed
     }
     environment = inherited | {"HOME": home, "USER": name, "LOGNAME": name, DAEMON_UID: str(os.geteuid())}
     return User(uid, gid, tuple(groups), name, home, environment)

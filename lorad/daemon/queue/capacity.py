@@ -18,12 +18,12 @@ from lorad.protocol.status import Capacity, PoolStatus
 from lorad.spec.model import Spec
 from lorad.text import size as in_units
 
-SLOT_BYTES = 16  # a parameter of an adapter: weight, gradient and two moments of Adam, fp32
-FROZEN_BYTES = 4  # a parameter that is never trained: its weight, fp32
-NUMBER_BYTES = {"float32": 4}  # bytes a number in loaded versions; other dtypes have two
+_SLOT_BYTES = 16  # a parameter of an adapter: weight, gradient and two moments of Adam, fp32
+_FROZEN_BYTES = 4  # a parameter that is never trained: its weight, fp32
+_NUMBER_BYTES = {"float32": 4}  # bytes a number in loaded versions; other dtypes have two
 MAX_VERSIONS = 64  # an engine holds so many unless its pool reports otherwise
 MAX_RANK = 512  # the builtin engine takes no more
-TEMPORARY = 2  # copies that an attestation loads beside its version, on engines apart; runs take turns
+_TEMPORARY = 2  # copies that an attestation loads beside its version, on engines apart; runs take turns
 
 Tenancy = tuple[str, int]  # run, attempt
 
@@ -39,7 +39,7 @@ class Need(Struct, frozen=True):
     memory: int = 0
 
 
-class Lack(Struct, frozen=True):
+class _Lack(Struct, frozen=True):
     """What a pool does not have for a run.
 
     says: what the pool has and what the run needs.
@@ -53,12 +53,12 @@ class Lack(Struct, frozen=True):
 def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0) -> Need:
     """parameters: of the adapter, 0 when not known; reference: of the one that KL is measured against, whose
     slot has weights alone; dtype: of the pool."""
-    versions = kept(spec) + 1
-    own = parameters * (SLOT_BYTES + versions * NUMBER_BYTES.get(dtype, 2))
-    return Need(versions, spec.lora.rank, own + reference * FROZEN_BYTES)
+    versions = _kept(spec) + 1
+    own = parameters * (_SLOT_BYTES + versions * _NUMBER_BYTES.get(dtype, 2))
+    return Need(versions, spec.lora.rank, own + reference * _FROZEN_BYTES)
 
 
-def kept(spec: Spec) -> int:
+def _kept(spec: Spec) -> int:
     """Count the versions that stay loaded for a run: the current one, the one before, and `max_staleness`
     more.
     """
@@ -73,7 +73,7 @@ def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capaci
     told = status.capacity if status else None
     rank = server.max_rank if server else MAX_RANK
     found = told or Capacity(MAX_VERSIONS, len(status.loaded) if status else 0, rank)
-    return replace(found, max_versions=found.max_versions - TEMPORARY) if server else found
+    return replace(found, max_versions=found.max_versions - _TEMPORARY) if server else found
 
 
 def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStatus | None) -> Capacity:
@@ -108,22 +108,22 @@ def _versions_of(status: PoolStatus) -> set[str]:
     return {version for version in status.loaded if version.rpartition("@")[0] in here}
 
 
-def lacking(capacity: Capacity, need: Need) -> Lack | None:
+def lacking(capacity: Capacity, need: Need) -> _Lack | None:
     """Find what a run with `need` lacks; None when it fits.
 
     capacity: as `promised` computes it.
     """
     if need.rank > capacity.max_rank:
-        return Lack(
+        return _Lack(
             f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank"
         )
     remedy = "lower rollout.max_staleness or lora.rank"
     if need.versions > (left := max(0, capacity.max_versions - capacity.versions)):
         plural = "" if left == 1 else "s"
-        return Lack(f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy)
+        return _Lack(f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy)
     left = max(0, capacity.memory - capacity.memory_used)
     if capacity.memory and need.memory > left:
-        return Lack(f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy)
+        return _Lack(f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy)
     return None
 
 

@@ -26,7 +26,7 @@ from lorad.daemon.queue.tenants import life_of, tenants_of, told
 from lorad.store.rows import RunRow
 from lorad.text import duration
 
-IDLE_JITTER = 5.0  # seconds
+_IDLE_JITTER = 5.0  # seconds
 
 
 def keep_leases(ctx: Context) -> None:
@@ -95,7 +95,7 @@ def _idle_since(ctx: Context, pool: Pool) -> float:
     """Unix time, the same each time as long as nobody uses it."""
     now = time.time() - pool.idle_seconds
     before = ctx.gpus.notes.idle_since.get(pool.id, now)
-    ctx.gpus.notes.idle_since[pool.id] = since = before if abs(now - before) < IDLE_JITTER else now
+    ctx.gpus.notes.idle_since[pool.id] = since = before if abs(now - before) < _IDLE_JITTER else now
     return since
 
 

@@ -22,7 +22,7 @@ from lorad.store import runs
 from lorad.store.rows import RunRow
 from lorad.text import size
 
-MEASURE_SECONDS = 60.0
+_MEASURE_SECONDS = 60.0
 
 
 def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
@@ -68,7 +68,7 @@ def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:
 
 def _measure(ctx: Context) -> None:
     """Begin to measure, unless that was done in the last minute or is under way."""
-    if ctx.storage.by_owner.is_measured or time.monotonic() - ctx.storage.by_owner.at < MEASURE_SECONDS:
+    if ctx.storage.by_owner.is_measured or time.monotonic() - ctx.storage.by_owner.at < _MEASURE_SECONDS:
         return
     ctx.storage.by_owner.is_measured = True
     ctx.spawn(_measured(ctx, runs.directories(ctx.store)))

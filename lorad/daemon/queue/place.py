@@ -38,7 +38,7 @@ FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
 
 
 @dataclass(frozen=True)
-class Room:
+class _Room:
     """Where a pool may be now, or what it waits for and what makes room for it.
 
     devices: None where there is no room yet.
@@ -148,7 +148,7 @@ def find_room(
     setups: Mapping[Devices, PoolSetup],
     run: RunRow | None = None,
     claims: Sequence[Claim] = (),
-) -> Room:
+) -> _Room:
     """Find the devices that a pool may have now. Warm pools go before free devices.
 
     run: the one that is to train there; None for a pool that only serves. claims: of the runs before it in
@@ -159,10 +159,10 @@ def find_room(
     for devices, setup in sorted(setups.items(), key=lambda item: item[1].key not in warm):
         in_the_way = obstacle(now, setup, devices, run, claims)
         if in_the_way is None:
-            return Room(devices)
+            return _Room(devices)
         found[devices] = in_the_way
     cleared, victims = (None, []) if run is None else choose_victims(now, run, setups, found)
-    return Room(
+    return _Room(
         waiting=_in_words(now, found),
         idle=next((obstacle.idle for obstacle in found.values() if obstacle.idle), ()),
         taken=[obstacle.taken for obstacle in found.values() if obstacle.taken],
@@ -171,7 +171,7 @@ def find_room(
     )
 
 
-def make_way(ctx: Context, now: Snapshot, room: Room, why: str) -> None:
+def make_way(ctx: Context, now: Snapshot, room: _Room, why: str) -> None:
     """Stop the idle pools that are in the way, unless one is stopping already, and ask other daemons for
     their devices: for those of the first group whose holders are all idle, if there is one.
     """

@@ -14,7 +14,7 @@ from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.rows import RunRow
 
-FUTILE = 3  # attempts in a row without a step further than ever before: no more automatic restarts
+_FUTILE = 3  # attempts in a row without a step further than ever before: no more automatic restarts
 MENDABLE = (EndReason.FAILED, EndReason.LOST)
 
 
@@ -30,7 +30,7 @@ def restart(ctx: Context, run: RunRow, reason: EndReason) -> None:
         return
     futile, made = futile_attempts(ctx, name), runs.restarts(ctx.store, name)
     enough = ""
-    if futile >= FUTILE:
+    if futile >= _FUTILE:
         enough = f"{futile} attempts got no further"
     elif made >= resources.max_restarts:
         enough = f"no more restarts after {made} (resources.max_restarts); `lorad resume {name}` continues"
@@ -58,14 +58,14 @@ def wait_for_restart(ctx: Context, run: RunRow) -> str:
         ctx.queue.not_before.pop(name, None)
         return ""
     if name not in ctx.queue.not_before:
-        ctx.queue.not_before[name] = time.monotonic() + left(ctx, run)
+        ctx.queue.not_before[name] = time.monotonic() + _left(ctx, run)
     if time.monotonic() < ctx.queue.not_before[name]:
         return str(run.waiting)
     runs.set_fields(ctx.store, name, restart_at=None)
     return ""
 
 
-def left(ctx: Context, run: RunRow) -> float:
+def _left(ctx: Context, run: RunRow) -> float:
     """Seconds; by the clock on the wall, which may have been set meanwhile."""
     whole = delay(ctx, futile_attempts(ctx, run.name))
     return min(whole, max(0.0, (run.restart_at or 0.0) - time.time()))

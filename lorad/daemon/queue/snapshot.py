@@ -33,7 +33,7 @@ LOOKED_AT = 32  # runs at the head of the queue for which a pass looks for room,
 TURN = 8  # runs of one user that may work before those of others that wait
 
 
-class Taken(NamedTuple):
+class _Taken(NamedTuple):
     """A device that no pool of this daemon has, and that somebody has locked.
 
     words: who holds it.
@@ -69,7 +69,7 @@ class Snapshot:
     asked: Mapping[str, Asked | Exception] = field(default_factory=dict)
     widest: Mapping[tuple[Devices, str], PoolSetup] = field(default_factory=dict)
     devices: Devices = ()
-    taken: Mapping[str, Taken] = field(default_factory=dict)
+    taken: Mapping[str, _Taken] = field(default_factory=dict)
     occupied: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     pools: Sequence[Pool] = ()
     active: Sequence[RunRow] = ()
@@ -177,6 +177,6 @@ def _widest(asked: Mapping[str, Asked | Exception]) -> dict[tuple[Devices, str],
     return widest
 
 
-def _taken(device: Device) -> Taken:
+def _taken(device: Device) -> _Taken:
     note = holder_of(device)
-    return Taken(held_in_words(device, note), note is not None and note.idle_since is not None)
+    return _Taken(held_in_words(device, note), note is not None and note.idle_since is not None)

@@ -22,10 +22,10 @@ from lorad.box.paths import RunDir
 from lorad.protocol.journal import Record, StepFact, VersionFact, lineage, read
 from lorad.spec.text import from_json
 
-ATTESTED = ("passed", "inconclusive")
+_ATTESTED = ("passed", "inconclusive")
 
 
-class Maker(Struct, frozen=True):
+class _Maker(Struct, frozen=True):
     """The version of a step's samples, as far as it counted at that time.
 
     until: the last step whose weights it was.
@@ -35,7 +35,7 @@ class Maker(Struct, frozen=True):
     until: int
 
 
-class Line(Struct, frozen=True):
+class _Line(Struct, frozen=True):
     """What the audit reads of a sample."""
 
     step: int
@@ -55,10 +55,10 @@ def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
     # before the records: a run that works adds some meanwhile
     whole = directory.journal.read_bytes().count(b"\n")
     records = [record for record, _ in read(directory.journal)]
-    return [*audit_journal(whole, records), *audit_steps(directory, records, spared=spared)]
+    return [*_audit_journal(whole, records), *_audit_steps(directory, records, spared=spared)]
 
 
-def audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
+def _audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
     """Check that the records follow each other without a gap. A torn last line counts as never written.
 
     whole: number of whole lines in the file.
@@ -70,9 +70,9 @@ def audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
         yield f"journal: {whole - len(records)} lines from line {len(records) + 1} on cannot be read"
 
 
-def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> Iterator[str]:
+def _audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> Iterator[str]:
     """Check the steps of the lineage in order, each against the records before it."""
-    number, position, made_by = 0, 0, makers(records)
+    number, position, made_by = 0, 0, _makers(records)
     surviving = [record for record in lineage(records) if record.kind == "step"]
     for record in surviving:
         fact = msgspec.convert(record.data, StepFact)
@@ -84,13 +84,13 @@ def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> It
                 f"{position}"
             )
         number, position = record.step, fact.position + len(fact.prompts)
-        found = audit_step(directory, record, fact, made_by[record.seq], spared=spared)
+        found = _audit_step(directory, record, fact, made_by[record.seq], spared=spared)
         yield from (f"step {record.step}: {wrong}" for wrong in found)
 
 
-def makers(records: list[Record]) -> dict[int, Maker | None]:
+def _makers(records: list[Record]) -> dict[int, _Maker | None]:
     """Map the number of each step's record to the version that made its samples."""
-    found: dict[int, Maker | None] = {}
+    found: dict[int, _Maker | None] = {}
     known: dict[int, Record] = {}
     for record in records:
         match record.kind:
@@ -101,51 +101,55 @@ def makers(records: list[Record]) -> dict[int, Maker | None]:
                     number: version for number, version in known.items() if version.step <= record.data["to"]
                 }
             case "step":
-                found[record.seq] = maker(known, record)
+                found[record.seq] = _maker(known, record)
     return found
 
 
-def maker(known: dict[int, Record], step: Record) -> Maker | None:
+def _maker(known: dict[int, Record], step: Record) -> _Maker | None:
     """known: versions by number. A step without an update has no version of its own."""
     version = known.get(step.data["version"])
     if version is None:
         return None
     later = [other.step for number, other in known.items() if number > step.data["version"]]
-    return Maker(version, max(version.step, min(later, default=step.step) - 1))
+    return _Maker(version, max(version.step, min(later, default=step.step) - 1))
 
 
-def audit_step(
-    directory: RunDir, record: Record, fact: StepFact, made_by: Maker | None, *, spared: bool
+def _audit_step(
+    directory: RunDir, record: Record, fact: StepFact, made_by: _Maker | None, *, spared: bool
 ) -> Iterator[str]:
     name = f"{record.run}@{fact.version}"
-    yield from audit_version(directory, record, name, made_by)
+    yield from _audit_version(directory, record, name, made_by)
     path = directory.root / fact.samples
     if not path.exists():
-        if not (spared or is_pruned(directory, record.attempt)):
+        if not (spared or _is_pruned(directory, record.attempt)):
             yield f"{fact.samples} is missing"
         return
     data = path.read_bytes()
     if (digest := hashlib.sha256(data).hexdigest()) != fact.samples_sha256:
         yield f"{fact.samples} has sha256 {digest}, the journal says {fact.samples_sha256}"
-    yield from audit_samples(data, record.step, name, Counter(fact.prompts))
+    yield from _audit_samples(data, record.step, name, Counter(fact.prompts))
 
 
-def audit_version(directory: RunDir, record: Record, name: str, made_by: Maker | None) -> Iterator[str]:
+def _audit_version(directory: RunDir, record: Record, name: str, made_by: _Maker | None) -> Iterator[str]:
     """Check the version that made the samples of a step."""
     if made_by is None:
         yield f"its samples are of {name}, which no record before it knows"
         return
     fact = msgspec.convert(made_by.version.data, VersionFact)
-    if fact.attested not in ATTESTED:
+    if fact.attested not in _ATTESTED:
         yield f"its samples are of {name}, whose attestation is {fact.attested!r}"
-    if not 0 <= (age := record.step - 1 - made_by.until) <= (allowed := staleness(directory, record.attempt)):
+    if (
+        not 0
+        <= (age := record.step - 1 - made_by.until)
+        <= (allowed := _staleness(directory, record.attempt))
+    ):
         yield f"its samples are of {name}, {age} steps old; {allowed} are allowed"
 
 
-def audit_samples(data: bytes, step: int, version: str, prompts: Counter[str]) -> Iterator[str]:
+def _audit_samples(data: bytes, step: int, version: str, prompts: Counter[str]) -> Iterator[str]:
     """prompts: ids of the step, with how often each comes."""
     try:
-        lines = [msgspec.json.decode(line, type=Line) for line in data.splitlines()]
+        lines = [msgspec.json.decode(line, type=_Line) for line in data.splitlines()]
     except msgspec.MsgspecError as error:
         yield f"its samples cannot be read: {error}"
         return
@@ -160,21 +164,21 @@ def audit_samples(data: bytes, step: int, version: str, prompts: Counter[str]) -
         yield f"its {len(lines)} samples are not {group} of each of its {prompts.total()} prompts"
 
 
-def spec_file(directory: RunDir, attempt: int) -> Path:
+def _spec_file(directory: RunDir, attempt: int) -> Path:
     """Find the spec of an attempt; that of the run where the attempt's was not kept."""
     own = directory.attempt(attempt)
     path = own.work / own.spec.name
     return path if path.exists() else directory.spec
 
 
-def staleness(directory: RunDir, attempt: int) -> int:
+def _staleness(directory: RunDir, attempt: int) -> int:
     """Read the `rollout.max_staleness` that the spec of an attempt allows."""
-    path = spec_file(directory, attempt)
+    path = _spec_file(directory, attempt)
     return from_json(path.read_bytes()).rollout.max_staleness
 
 
-def is_pruned(directory: RunDir, attempt: int) -> bool:
+def _is_pruned(directory: RunDir, attempt: int) -> bool:
     """Check whether samples may be missing: `checkpoint.keep_samples` are there, so that older ones went."""
-    path = spec_file(directory, attempt)
+    path = _spec_file(directory, attempt)
     keep = from_json(path.read_bytes()).checkpoint.keep_samples
     return 0 < keep <= sum(1 for _ in directory.samples.glob("*.jsonl"))

@@ -22,9 +22,9 @@ from lorad.states import EndReason, RunState
 from lorad.store.db import Row
 from lorad.store.rebuild import Tables
 
-Fact = dict[str, Any]
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError)
-IMPORTED = "imported from "
+_Fact = dict[str, Any]
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError)
+_IMPORTED = "imported from "
 
 
 def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
@@ -39,9 +39,9 @@ def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
         if is_known or not (directory / "journal.jsonl").exists():
             continue
         try:
-            row = of_directory(directory) | as_it_went(directory)
-            attempts = list(attempts_of(RunDir(directory)))
-        except UNREADABLE as error:
+            row = of_directory(directory) | _as_it_went(directory)
+            attempts = list(_attempts_of(RunDir(directory)))
+        except _UNREADABLE as error:
             yield f"{directory} is not taken over, as it cannot be read: {error!r}"
             continue
         tables.put("runs", row)
@@ -57,11 +57,11 @@ def add_attempts(tables: Tables) -> Iterator[str]:
     """
     for (name,), run in tables.rows["runs"].items():
         try:
-            for row in attempts_of(RunDir(Path(run["directory"]))):
+            for row in _attempts_of(RunDir(Path(run["directory"]))):
                 tables.put(
                     "attempts", {"run": name, **row} | tables.rows["attempts"].get((name, row["attempt"]), {})
                 )
-        except UNREADABLE as error:
+        except _UNREADABLE as error:
             yield f"the attempts of run {name} cannot be read: {error!r}"
 
 
@@ -76,7 +76,7 @@ def of_directory(directory: Path) -> Row:
         if directory.is_dir()
         else "{}"
     )
-    spec, about = own_origin(json.loads(text), directory), directory.stat() if directory.is_dir() else None
+    spec, about = _own_origin(json.loads(text), directory), directory.stat() if directory.is_dir() else None
     began = [record for record, _ in read(RunDir(directory).journal) if record.kind == "attempt"]
     journal = RunDir(directory).journal
     # a shared daemon has the directory
@@ -93,7 +93,7 @@ def of_directory(directory: Path) -> Row:
         "priority": spec.get("resources", {}).get("priority", 0),
         "steps": began[-1].data["steps"] if began else spec.get("trainer", {}).get("steps", 0),
         "attempt": max([*numbers, *(record.attempt for record in began)], default=0),
-        "origin": origin_of(directory),
+        "origin": _origin_of(directory),
         "pool": began[-1].data["pool"] if began else None,
         "wanted": None,
         "resume_step": None,
@@ -103,7 +103,7 @@ def of_directory(directory: Path) -> Row:
     }
 
 
-def own_origin(spec: Fact, directory: Path) -> Fact:
+def _own_origin(spec: _Fact, directory: Path) -> _Fact:
     """The weights that a fork began with lie in its directory,
     wherever that was when the spec was written.
     """
@@ -113,16 +113,16 @@ def own_origin(spec: Fact, directory: Path) -> Fact:
     return spec
 
 
-def as_it_went(directory: Path) -> Row:
+def _as_it_went(directory: Path) -> Row:
     """The state of a run of whose moves nothing is known. One that works is settled by the next daemon; one
     that died without a word is resumed when somebody asks for it."""
     journal = RunDir(directory).journal
     records = [record for record, _ in read(journal)]
     if not records or not any(record.kind == "attempt" for record in records):
         made = [record.data["attestation"] for record in records if record.kind == "version"]
-        if made and made[-1].startswith(IMPORTED):
-            source = made[-1].removeprefix(IMPORTED).partition(": ")[0]
-            told = {"detail": IMPORTED + source, "origin": source, "steps": 0, "ended_at": records[-1].at}
+        if made and made[-1].startswith(_IMPORTED):
+            source = made[-1].removeprefix(_IMPORTED).partition(": ")[0]
+            told = {"detail": _IMPORTED + source, "origin": source, "steps": 0, "ended_at": records[-1].at}
             return {"state": "ended", "reason": EndReason.IMPORTED.value} | told
         return {"state": RunState.PAUSED.value}
     newest = records[-1].attempt
@@ -135,7 +135,7 @@ def as_it_went(directory: Path) -> Row:
     return {"state": RunState.ENDED.value, "created_at": records[0].at} | told
 
 
-def origin_of(directory: Path) -> str | None:
+def _origin_of(directory: Path) -> str | None:
     """Find the version that a fork began with: its files lie in the run's directory.
 
     None for a run that is no fork.
@@ -147,7 +147,7 @@ def origin_of(directory: Path) -> str | None:
         return None
 
 
-def attempts_of(directory: RunDir) -> Iterator[Row]:
+def _attempts_of(directory: RunDir) -> Iterator[Row]:
     for attempt in attempts_under(directory.root):
         number, status = int(attempt.root.name), read_status(attempt) or {}
         if not attempt.command.exists():

@@ -23,7 +23,7 @@ from lorad.store.ingest import is_of_run
 from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
-MOST = 1 << 20  # bytes of a first record that are compared
+_MOST = 1 << 20  # bytes of a first record that are compared
 
 
 def relocate(ctx: Context) -> None:
@@ -34,7 +34,7 @@ def relocate(ctx: Context) -> None:
     moved = [
         (run, place)
         for run in rows
-        if (place := corrected(place_of(run), ctx.runs_root)) and is_known(ctx, place)
+        if (place := corrected(place_of(run), ctx.runs_root)) and _is_known(ctx, place)
     ]
     if not moved:
         return
@@ -68,12 +68,12 @@ def corrected(run: Place, runs_root: Path) -> Place | None:
     """
     old, new = Path(run.directory), runs_root / run.name
     is_there = any(os.path.exists(path) for path in (old / "request.json", RunDir(old).journal))
-    if old == new or not is_run(new) or (is_there and not is_copy(old, new)):
+    if old == new or not _is_run(new) or (is_there and not _is_copy(old, new)):
         return None
-    return Place(run.name, str(new), respecified(run.spec, old.parent, runs_root))
+    return Place(run.name, str(new), _respecified(run.spec, old.parent, runs_root))
 
 
-def is_known(ctx: Context, place: Place) -> bool:
+def _is_known(ctx: Context, place: Place) -> bool:
     """Check whether the directory has the journal that the database has taken in."""
     directory = RunDir(Path(place.directory))
     try:
@@ -86,28 +86,28 @@ def is_known(ctx: Context, place: Place) -> bool:
     return False
 
 
-def is_run(directory: Path) -> bool:
+def _is_run(directory: Path) -> bool:
     """Check for the directory of a run; a link that leads elsewhere is none."""
     is_real = os.path.isdir(directory) and not os.path.islink(directory)
     return is_real and directory.name != ".." and os.path.isfile(directory / "request.json")
 
 
-def is_copy(old: Path, new: Path) -> bool:
+def _is_copy(old: Path, new: Path) -> bool:
     """Check that both began alike, and that they are not one directory with two names."""
     try:
-        return not old.samefile(new) and beginning(RunDir(old)) == beginning(RunDir(new))
+        return not old.samefile(new) and _beginning(RunDir(old)) == _beginning(RunDir(new))
     except OSError:
         return False
 
 
-def beginning(run: RunDir) -> bytes:
+def _beginning(run: RunDir) -> bytes:
     """The first record, with when it was written; the spec of a run that has not begun."""
     path = run.journal if run.journal.exists() else run.spec
     with open_file(path) as file:
-        return file.readline(MOST)
+        return file.readline(_MOST)
 
 
-def respecified(spec: str, old_root: Path, runs_root: Path) -> str:
+def _respecified(spec: str, old_root: Path, runs_root: Path) -> str:
     """Point `lora.adapter_path` to where the files are now, if they belong to a run of this home."""
     plain = msgspec.json.decode(spec)
     lora = plain.get("lora") or {}

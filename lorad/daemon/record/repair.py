@@ -28,9 +28,9 @@ from lorad.store.checkpoints import mark_deleted, not_deleted
 from lorad.store.db import Store
 from lorad.store.rebuild import Tables, rebuild
 
-PARTS = ("", "-wal", "-shm")
-NEW = ".repaired"
-COUNTED = ("runs", "attempts", "steps", "versions", "checkpoints", "aliases", "sweeps", "events")
+_PARTS = ("", "-wal", "-shm")
+_NEW = ".repaired"
+_COUNTED = ("runs", "attempts", "steps", "versions", "checkpoints", "aliases", "sweeps", "events")
 
 
 def repair(home: Home) -> Repaired:
@@ -47,33 +47,33 @@ def repair(home: Home) -> Repaired:
                 "them over."
             )
             raise Conflict(error.message, hint=hint) from None
-        give(home, home.daemon_lock)
-        return repaired(home)
+        _give(home, home.daemon_lock)
+        return _repaired(home)
 
 
-def repaired(home: Home) -> Repaired:
+def _repaired(home: Home) -> Repaired:
     told = read(home.journal)
     runs_root = (config.load(home.config).storage or home.root) / "runs"
-    tables, words = facts_of(home, told, runs_root)
+    tables, words = _facts_of(home, told, runs_root)
     is_complete = not words
-    fresh = home.database.with_name(home.database.name + NEW)
-    discard(fresh)
+    fresh = home.database.with_name(home.database.name + _NEW)
+    _discard(fresh)
     store = Store(fresh)
     try:
-        words += rebuild(store, tables, journals_of(tables), number(told, is_complete=is_complete))
-        words += missing_checkpoints(store, is_complete=is_complete)
-        counts = {table: store.count(table) for table in COUNTED}
+        words += rebuild(store, tables, _journals_of(tables), _number(told, is_complete=is_complete))
+        words += _missing_checkpoints(store, is_complete=is_complete)
+        counts = {table: store.count(table) for table in _COUNTED}
     finally:
         store.close()
     if problems := check(fresh).problems:
         raise IntegrityError(
             f"the new database is not whole: {problems[0]}", hint=f"The old one stays; see {fresh}."
         )
-    give(home, fresh)
-    return Repaired(str(home.database), put_in_place(home.database, fresh), counts, words)
+    _give(home, fresh)
+    return Repaired(str(home.database), _put_in_place(home.database, fresh), counts, words)
 
 
-def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]]:
+def _facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]]:
     """Collect what was in the database, and a sentence for what the daemon's journal alone
     does not contain.
     """
@@ -96,7 +96,7 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
     return tables, words
 
 
-def number(told: Told, *, is_complete: bool) -> int:
+def _number(told: Told, *, is_complete: bool) -> int:
     """Choose the number of the newest change that the new database has.
 
     One less where the journal was not complete: the next daemon then writes the whole database to the
@@ -106,12 +106,12 @@ def number(told: Told, *, is_complete: bool) -> int:
     return newest if is_complete else max(0, newest - 1)
 
 
-def journals_of(tables: Tables) -> dict[str, Path]:
+def _journals_of(tables: Tables) -> dict[str, Path]:
     found = {name: RunDir(Path(row["directory"])).journal for (name,), row in tables.rows["runs"].items()}
     return {name: path for name, path in found.items() if path.exists()}
 
 
-def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
+def _missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
     """Mark checkpoints without files as deleted, where the journal does not say which ones were."""
     if is_complete:
         return []
@@ -123,27 +123,27 @@ def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
     return []
 
 
-def give(home: Home, path: Path) -> None:
+def _give(home: Home, path: Path) -> None:
     """Give a file to the owner of the home: root may repair the home of another user."""
     owner = home.root.stat()
     if owner.st_uid != os.geteuid():
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
-def put_in_place(database: Path, fresh: Path) -> str | None:
+def _put_in_place(database: Path, fresh: Path) -> str | None:
     """The old one, with its -wal, goes first: at no moment is there one with the -wal of the other."""
     fsync(fresh)
     kept = database.with_name(f"{database.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    there = [part for part in PARTS if Path(f"{database}{part}").exists()]
+    there = [part for part in _PARTS if Path(f"{database}{part}").exists()]
     for part in there:
         Path(f"{database}{part}").rename(f"{kept}{part}")
     fsync(database.parent)
     fresh.rename(database)
     fsync(database.parent)
-    discard(fresh)
+    _discard(fresh)
     return str(kept) if "" in there else None
 
 
-def discard(database: Path) -> None:
-    for part in (*PARTS, ".lock"):
+def _discard(database: Path) -> None:
+    for part in (*_PARTS, ".lock"):
         Path(f"{database}{part}").unlink(missing_ok=True)

@@ -19,8 +19,8 @@ from lorad.store.db import Reader, Rows
 from lorad.store.rows import RunRow
 from lorad.store.versions import held_versions, numbers
 
-MOST = 20  # findings of a kind that are listed one by one
-REPAIR = "`lorad doctor --repair` rebuilds the database from the journals and keeps this one."
+_MOST = 20  # findings of a kind that are listed one by one
+_REPAIR = "`lorad doctor --repair` rebuilds the database from the journals and keeps this one."
 
 
 def of_home(home: Home, runs_root: Path) -> Census:
@@ -39,27 +39,27 @@ def of_home(home: Home, runs_root: Path) -> Census:
         with reader.at_once():
             rows = {row.name: row for row in runs.every(reader)}
             missing = [
-                *missing_directories(rows, runs_root),
-                *missing_versions(reader, rows),
-                *missing_checkpoints(reader, rows),
+                *_missing_directories(rows, runs_root),
+                *_missing_versions(reader, rows),
+                *_missing_checkpoints(reader, rows),
             ]
-            unknown = [*unknown_runs(runs_root, rows), *unknown_files(reader, rows), *unknown_pools(home)]
+            unknown = [*_unknown_runs(runs_root, rows), *_unknown_files(reader, rows), *_unknown_pools(home)]
     finally:
         reader.close()
-    return Census(report.problems, report.warnings, bounded(missing), bounded(unknown), len(rows))
+    return Census(report.problems, report.warnings, _bounded(missing), _bounded(unknown), len(rows))
 
 
-def bounded(found: list[Finding]) -> list[Finding]:
-    more = len(found) - MOST
-    return [*found[:MOST], Finding(f"{more} more", "Mend these first.")] if more > 0 else found
+def _bounded(found: list[Finding]) -> list[Finding]:
+    more = len(found) - _MOST
+    return [*found[:_MOST], Finding(f"{more} more", "Mend these first.")] if more > 0 else found
 
 
-def is_there(run: RunRow) -> bool:
+def _is_there(run: RunRow) -> bool:
     return Path(run.directory).is_dir()
 
 
-def missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
-    gone = [run for run in rows.values() if not is_there(run)]
+def _missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
+    gone = [run for run in rows.values() if not _is_there(run)]
     moved = {run.name for run in gone if corrected(place_of(run), runs_root)}
     if moved:
         what = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
@@ -71,14 +71,14 @@ def missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Fi
             yield Finding(f"run {run.name}: its directory {run.directory} is missing", advice)
 
 
-def missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
+def _missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
     """Find pinned or served versions without files, except an active run's newest, which a pool may be
     writing.
     """
     for version in held_versions(reader):
         run, name = rows[version.run], f"{version.run}@{version.version}"
         is_coming = RunState(run.state).is_active and run.version == version.version
-        if not is_there(run) or Path(version.path).is_dir() or is_coming:
+        if not _is_there(run) or Path(version.path).is_dir() or is_coming:
             continue
         alias = next(iter(version.aliases), None)
         held = f"served as {alias}" if alias else "pinned"
@@ -88,24 +88,24 @@ def missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]
         yield Finding(f"{name} is {held}, and its files {version.path} are missing", f"{instead}.")
 
 
-def missing_checkpoints(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
+def _missing_checkpoints(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
     for row in not_deleted(reader, lineage=True):
-        if is_there(rows[row.run]) and not Path(row.path).is_dir():
+        if _is_there(rows[row.run]) and not Path(row.path).is_dir():
             what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
             yield Finding(what, f"`lorad resume {row.run} --from STEP` continues from another one.")
 
 
-def unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
+def _unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
     for path in listed(runs_root):
         if path.name not in rows and path.is_dir() and not path.name.startswith((REMOVED, TEMPORARY)):
             advice = (
-                f"If it was a run of this home, {REPAIR[0].lower()}{REPAIR[1:]} Else move it away, or "
+                f"If it was a run of this home, {_REPAIR[0].lower()}{_REPAIR[1:]} Else move it away, or "
                 "delete it."
             )
             yield Finding(f"no run of the database has its files in {path}", advice)
 
 
-def unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
+def _unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
     """Find files without a row, of runs that are over: what an active run writes may not be ingested yet."""
     known, versions = ever_made_by_all(reader), numbers(reader)
     for name, run in rows.items():
@@ -114,18 +114,18 @@ def unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
         directory = RunDir(Path(run.directory))
         for path in listed(directory.checkpoints):
             if (key := key_of(path)) and (name, *key) not in known:
-                yield unknown(name, path, "checkpoint")
+                yield _unknown(name, path, "checkpoint")
         for path in listed(directory.versions):
             if VERSION.fullmatch(path.name) and (name, int(path.name)) not in versions:
-                yield unknown(name, path, "version")
+                yield _unknown(name, path, "version")
 
 
-def unknown(run: str, path: Path, kind: str) -> Finding:
+def _unknown(run: str, path: Path, kind: str) -> Finding:
     told = f"{path} is no {kind} that the journal of run {run} records"
     return Finding(told, "A writer died before it said so; delete it, it is used by nothing.")
 
 
-def unknown_pools(home: Home) -> Iterator[Finding]:
+def _unknown_pools(home: Home) -> Iterator[Finding]:
     for path in listed(home.pools):
         if path.is_dir() and not (path / "pool.json").exists():
             yield Finding(f"{path} is the directory of no pool", "Delete it once nothing works there.")

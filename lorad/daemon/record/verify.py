@@ -45,33 +45,33 @@ class Subject:
 
 def check_files(run: Subject) -> list[Check]:
     """Run all checks that ask no process. They read everything and change nothing."""
-    lines = read_lines(run.directory.journal)
+    lines = _read_lines(run.directory.journal)
     records = [record for line in lines if (record := decode(line)) is not None]
     checks: tuple[Callable[[], Check], ...] = (
-        partial(check_base, run, records),
-        partial(check_journal, run, lines),
-        partial(check_versions, run, records),
-        partial(check_checkpoints, run, records),
-        partial(check_samples, run, records),
-        partial(check_audit, run),
+        partial(_check_base, run, records),
+        partial(_check_journal, run, lines),
+        partial(_check_versions, run, records),
+        partial(_check_checkpoints, run, records),
+        partial(_check_samples, run, records),
+        partial(_check_audit, run),
     )
-    return [timed(check) for check in checks]
+    return [_timed(check) for check in checks]
 
 
-def timed(check: Callable[[], Check]) -> Check:
+def _timed(check: Callable[[], Check]) -> Check:
     started = time.monotonic()
     done = check()
     return Check(done.check, done.looked_at, done.problems, time.monotonic() - started)
 
 
-def read_lines(journal: Path) -> list[bytes]:
+def _read_lines(journal: Path) -> list[bytes]:
     try:
         return journal.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
 
 
-def check_base(run: Subject, records: list[Record]) -> Check:
+def _check_base(run: Subject, records: list[Record]) -> Check:
     """Check that the weight files are those that every attempt trained on."""
     told = {
         r.attempt: r.data["model_sha256"]
@@ -92,7 +92,7 @@ def check_base(run: Subject, records: list[Record]) -> Check:
     return Check("base", f"{run.model_path}, {counted(len(told), 'attempt')}", wrong)
 
 
-def check_journal(run: Subject, lines: list[bytes]) -> Check:
+def _check_journal(run: Subject, lines: list[bytes]) -> Check:
     """Check that each line has its checksum and no number is left out. A torn last line does not count."""
     problems: list[str] = []
     seq = 0
@@ -108,7 +108,7 @@ def check_journal(run: Subject, lines: list[bytes]) -> Check:
     return Check("journal", counted(len(lines), "record"), problems)
 
 
-def check_versions(run: Subject, records: list[Record]) -> Check:
+def _check_versions(run: Subject, records: list[Record]) -> Check:
     """Files as written, and tensors with the digest that was attested."""
     facts = {record.data["version"]: record.data for record in records if record.kind == "version"}
     problems: list[str] = []
@@ -120,15 +120,15 @@ def check_versions(run: Subject, records: list[Record]) -> Check:
                 f"version {number}: the database has sha256 {run.digests[number]}, not {fact['sha256']}"
             )
         if path.is_dir():
-            problems += wrong_files(path) or wrong_tensors(path, fact["sha256"])
+            problems += _wrong_files(path) or _wrong_tensors(path, fact["sha256"])
         elif number in run.needed:
             problems.append(f"{path}: missing, and somebody needs it")
         else:
             gone += 1
-    return Check("versions", without(counted(len(facts), "version"), gone), problems)
+    return Check("versions", _without(counted(len(facts), "version"), gone), problems)
 
 
-def wrong_files(path: Path) -> list[str]:
+def _wrong_files(path: Path) -> list[str]:
     try:
         verify(path)
     except (LoradError, OSError) as error:
@@ -136,7 +136,7 @@ def wrong_files(path: Path) -> list[str]:
     return []
 
 
-def wrong_tensors(path: Path, sha256: str) -> list[str]:
+def _wrong_tensors(path: Path, sha256: str) -> list[str]:
     try:
         found = read_peft(path).digest()
     except LoradError as error:
@@ -144,22 +144,22 @@ def wrong_tensors(path: Path, sha256: str) -> list[str]:
     return [] if found == sha256 else [f"{path}: its tensors have sha256 {found}, the journal says {sha256}"]
 
 
-def check_checkpoints(run: Subject, records: list[Record]) -> Check:
+def _check_checkpoints(run: Subject, records: list[Record]) -> Check:
     facts = {record.data["path"] for record in records if record.kind == "checkpoint"}
     problems: list[str] = []
     gone = 0
     for relative in sorted(facts):
         path = run.directory.root / relative
         if path.is_dir():
-            problems += wrong_files(path)
+            problems += _wrong_files(path)
         elif str(path) in run.checkpoints and not run.works:
             problems.append(f"{path}: missing")
         else:
             gone += 1
-    return Check("checkpoints", without(counted(len(facts), "checkpoint"), gone), problems)
+    return Check("checkpoints", _without(counted(len(facts), "checkpoint"), gone), problems)
 
 
-def check_samples(run: Subject, records: list[Record]) -> Check:
+def _check_samples(run: Subject, records: list[Record]) -> Check:
     """Check the samples. The oldest are pruned first: what is missing between others was taken away."""
     facts = {
         record.data["samples"]: record.data["samples_sha256"] for record in records if record.kind == "step"
@@ -177,10 +177,10 @@ def check_samples(run: Subject, records: list[Record]) -> Check:
             continue
         if found != sha256:
             problems.append(f"{path}: changed bytes: sha256 {found}, the journal says {sha256}")
-    return Check("samples", without(counted(len(paths), "file"), gone), problems)
+    return Check("samples", _without(counted(len(paths), "file"), gone), problems)
 
 
-def check_audit(run: Subject) -> Check:
+def _check_audit(run: Subject) -> Check:
     """Every batch once, every token of an attested version: `audit.py`."""
     looked_at = "steps, batches and the version of each token"
     if not run.directory.journal.exists():
@@ -195,5 +195,5 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def without(told: str, gone: int) -> str:
+def _without(told: str, gone: int) -> str:
     return f"{told}, {gone} of them pruned" if gone else told

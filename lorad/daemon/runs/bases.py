@@ -17,7 +17,7 @@ from lorad.store import events
 from lorad.store.rows import RunRow
 
 # keys of an attempt's record that describe the base
-KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")
+_KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")
 
 
 def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:
     adapter.
     """
     attempts = events.of_kind(ctx.store, run.name, "attempt", since=run.created_at)
-    told = [{key: attempt[key] for key in KEYS if key in attempt} for attempt in attempts]
+    told = [{key: attempt[key] for key in _KEYS if key in attempt} for attempt in attempts]
     return [base for place, base in enumerate(told) if base not in told[:place]] or request_of(run).bases
 
 

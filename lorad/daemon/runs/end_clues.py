@@ -15,12 +15,12 @@ from lorad.daemon.process.causes import KILLED_FOR_MEMORY, Clues, Diagnosis, dia
 from lorad.daemon.process.log_trim import logs_of, open_log
 from lorad.daemon.process.processes import BOOT_ID, ProcessState, read_status
 
-LOG_BYTES = 1 << 16  # read of each log
-LOGS = 24  # logs read of one attempt: the process itself, servers and ranks
-KERNEL_RECORDS, KERNEL_SECONDS = 20_000, 0.1
-KILLED, XID = "Killed process", "NVRM: Xid"
-XID_SECONDS = 60.0  # before an end; earlier ones were survived, or were others'
-SLACK_SECONDS = 2.0
+_LOG_BYTES = 1 << 16  # read of each log
+_LOGS = 24  # logs read of one attempt: the process itself, servers and ranks
+_KERNEL_RECORDS, _KERNEL_SECONDS = 20_000, 0.1
+_KILLED, _XID = "Killed process", "NVRM: Xid"
+_XID_SECONDS = 60.0  # before an end; earlier ones were survived, or were others'
+_SLACK_SECONDS = 2.0
 
 
 def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
@@ -68,18 +68,18 @@ def _diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | Non
     status = read_status(attempt) or {}
     before, after = status.get("oom_before"), status.get("oom_after")
     ooms = None if before is None or after is None else after - before
-    log = "\n".join(tail(path) for path in logs_of(attempt)[:LOGS])
+    log = "\n".join(_tail(path) for path in logs_of(attempt)[:_LOGS])
     kernel = list(_kernel_lines(status)) if status.get("started_at") else []
     return diagnose(Clues(process.pid, process.exit_code, process.signal, log, kernel, ooms))
 
 
-def tail(path: Path) -> str:
+def _tail(path: Path) -> str:
     fd = open_log(path, os.O_RDONLY)
     if fd is None:
         return ""
     try:
         size = os.fstat(fd).st_size
-        return os.pread(fd, LOG_BYTES, max(0, size - LOG_BYTES)).decode(errors="replace")
+        return os.pread(fd, _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace")
     finally:
         os.close(fd)
 
@@ -96,13 +96,13 @@ def _kernel_lines(status: dict[str, Any]) -> Iterator[str]:
         return
     begun = time.monotonic()
     try:
-        for _ in range(KERNEL_RECORDS):
-            if time.monotonic() - begun > KERNEL_SECONDS:
+        for _ in range(_KERNEL_RECORDS):
+            if time.monotonic() - begun > _KERNEL_SECONDS:
                 return
             about, _, text = os.read(fd, 8192).decode(errors="replace").partition(";")
             at = int(about.split(",")[2]) / 1e6
-            begin = since if KILLED in text else max(since, until - XID_SECONDS) if XID in text else until
-            if begin - SLACK_SECONDS <= at <= until + SLACK_SECONDS and (KILLED in text or XID in text):
+            begin = since if _KILLED in text else max(since, until - _XID_SECONDS) if _XID in text else until
+            if begin - _SLACK_SECONDS <= at <= until + _SLACK_SECONDS and (_KILLED in text or _XID in text):
                 yield text.splitlines()[0]
     except (OSError, ValueError, IndexError):  # EAGAIN: that was all
         return

@@ -17,16 +17,16 @@ from lorad.errors import SpecError
 from lorad.spec.model import Spec
 from lorad.spec.text import overridden, refuse_long
 
-POINTS = 256  # at most
-CLOSES = {"[": "]", "{": "}"}
+_POINTS = 256  # at most
+_CLOSES = {"[": "]", "{": "}"}
 
-Axes = dict[str, list[str]]
+_Axes = dict[str, list[str]]
 """key -> the texts of its values"""
 
 
-def axes_of(overrides: Sequence[str]) -> tuple[Axes, list[str]]:
+def axes_of(overrides: Sequence[str]) -> tuple[_Axes, list[str]]:
     """Find the keys with several values, in order, and the overrides with one. Raises SpecError."""
-    axes: Axes = {}
+    axes: _Axes = {}
     rest = []
     for text in overrides:
         key, values = overridden_values(text)
@@ -47,7 +47,7 @@ def axes_of(overrides: Sequence[str]) -> tuple[Axes, list[str]]:
     return axes, rest
 
 
-def points_of(axes: Axes) -> list[list[str]]:
+def points_of(axes: _Axes) -> list[list[str]]:
     """The overrides of each point: every value of each key with every one of the others, the last key
     changing first.
 
@@ -55,11 +55,11 @@ def points_of(axes: Axes) -> list[list[str]]:
     """
     points = [
         [f"{key}={value}" for key, value in zip(axes, values, strict=True)]
-        for values in itertools.islice(itertools.product(*axes.values()), POINTS + 1)
+        for values in itertools.islice(itertools.product(*axes.values()), _POINTS + 1)
     ]
-    if len(points) > POINTS:
+    if len(points) > _POINTS:
         raise SpecError(
-            f"the grid has more than {POINTS} points", hint="Leave out some values, or sweep twice."
+            f"the grid has more than {_POINTS} points", hint="Leave out some values, or sweep twice."
         )
     return points
 
@@ -72,8 +72,8 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
     if not equals or len(values) < 2:
         return overridden(text), [rest]
     key = overridden(f"{first}={values[0]}")
-    if len(values) > POINTS:
-        raise SpecError(f"{key} has more than {POINTS} values", hint="Leave out some, or sweep twice.")
+    if len(values) > _POINTS:
+        raise SpecError(f"{key} has more than {_POINTS} values", hint="Leave out some, or sweep twice.")
     if any(not value for value in values):
         raise SpecError(
             f"override {text}: a value is empty", hint="Leave one of the commas out, or quote it."
@@ -99,8 +99,8 @@ def split(text: str) -> Iterator[str]:
             quote = "" if letter == quote else quote
         elif letter in "\"'" and was_blank:  # else it is an apostrophe
             quote = letter
-        elif letter in CLOSES:
-            open_.append(CLOSES[letter])
+        elif letter in _CLOSES:
+            open_.append(_CLOSES[letter])
         elif open_ and letter == open_[-1]:
             open_.pop()
         elif letter == "," and not open_:

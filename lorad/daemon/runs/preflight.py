@@ -26,8 +26,8 @@ from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
 
 _Result = TypeVar("_Result")
-PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
-END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
+_PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
+_END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 
 async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None) -> SpecFacts:
@@ -38,10 +38,10 @@ async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Pat
     the adapter lies that KL is measured against.
     """
     async with ctx.users.checks.turn(uid):
-        return await checked(ctx, spec, cwd, uid, reference)
+        return await _checked(ctx, spec, cwd, uid, reference)
 
 
-async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None) -> SpecFacts:
+async def _checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None) -> SpecFacts:
     wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
     warm = any(
         p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted
@@ -129,9 +129,9 @@ async def _all_of(stream: asyncio.StreamReader) -> bytes:
     data = bytearray()
     while chunk := await stream.read(1 << 16):
         data += chunk
-        if len(data) > PRINTED_BYTES:
+        if len(data) > _PRINTED_BYTES:
             raise SpecError(
-                f"the check of the spec printed over {PRINTED_BYTES >> 20} MiB", hint="Print less."
+                f"the check of the spec printed over {_PRINTED_BYTES >> 20} MiB", hint="Print less."
             )
     return bytes(data)
 
@@ -157,7 +157,7 @@ async def _end(process: Process) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(guard.KILL_NOW)
-    _, cancelled = await _uncancelled(ended(process))
+    _, cancelled = await _uncancelled(_ended(process))
     if cancelled:
         raise asyncio.CancelledError
 
@@ -176,9 +176,9 @@ async def _uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, boo
     return task.result(), cancelled
 
 
-async def ended(process: Process) -> None:
+async def _ended(process: Process) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(END_SECONDS):
+        async with asyncio.timeout(_END_SECONDS):
             await asyncio.gather(_passed_over(process.stdout), _passed_over(process.stderr), process.wait())
     process._transport.close()  # type: ignore[attr-defined]
 

@@ -41,8 +41,8 @@ from lorad.spec.model import Spec
 from lorad.store import runs
 from lorad.store.rows import RunRow
 
-KEY = "algorithm.kl.reference"
-VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,9}")
+_KEY = "algorithm.kl.reference"
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,9}")
 
 
 class Staged(NamedTuple):
@@ -87,12 +87,12 @@ async def staged(
     if not spec.algorithm.kl.coef or wanted == "base":
         return None
     if fork is not None and fork.inherited is not None:
-        adapter = await read(ctx, fork.parent.owner_uid, run_dir(fork.parent).reference, wanted)
+        adapter = await _read(ctx, fork.parent.owner_uid, run_dir(fork.parent).reference, wanted)
         return await _written(ctx, caller.uid, spec, adapter, fork.inherited)
-    if wanted == "start" or not VERSION.fullmatch(wanted):
-        place = fork.directory if fork and wanted == "start" else found(ctx, caller, spec, cwd, wanted)
+    if wanted == "start" or not _VERSION.fullmatch(wanted):
+        place = fork.directory if fork and wanted == "start" else _found(ctx, caller, spec, cwd, wanted)
         return await _written(
-            ctx, caller.uid, spec, await read(ctx, caller.uid, place, wanted), Reference(wanted, "")
+            ctx, caller.uid, spec, await _read(ctx, caller.uid, place, wanted), Reference(wanted, "")
         )
     return await _of_version(ctx, caller, spec, wanted)
 
@@ -105,11 +105,11 @@ def chosen(spec: Spec, *, is_fork: bool) -> str:
     wanted = spec.algorithm.kl.reference or ("start" if starts else "base")
     if wanted == "start" and not starts:
         hint = "Set lora.adapter_path, or use base, a version (run@number) or a PEFT directory."
-        raise SpecError("start, but this run starts from no adapter", key=KEY, hint=hint)
+        raise SpecError("start, but this run starts from no adapter", key=_KEY, hint=hint)
     return wanted
 
 
-def found(ctx: Context, caller: Caller, spec: Spec, cwd: str, wanted: str) -> Path:
+def _found(ctx: Context, caller: Caller, spec: Spec, cwd: str, wanted: str) -> Path:
     """Find the directory that `start` or a path means."""
     path = spec.lora.adapter_path if wanted == "start" else wanted
     return Path(cwd) / expanded(str(path), ctx.user(caller.uid))
@@ -121,25 +121,25 @@ async def _of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> 
         version = find_version(ctx, wanted)
     except NotFound as error:
         hint = "`lorad adapters` shows which there are."
-        raise SpecError(f"there is no {wanted}: {error.message}", key=KEY, hint=hint) from None
+        raise SpecError(f"there is no {wanted}: {error.message}", key=_KEY, hint=hint) from None
     run = must_see(ctx, caller, runs.get(ctx.store, version.run))
     with in_hand(ctx, version):
         await await_files(ctx, version)
-        adapter = await read(ctx, run.owner_uid, Path(version.path), wanted)
+        adapter = await _read(ctx, run.owner_uid, Path(version.path), wanted)
     told = Reference(wanted, version.sha256, bases=bases_of(ctx, run))
     made = await _written(ctx, caller.uid, spec, adapter, told)
     return made._replace(model=request_of(run).model_path)
 
 
-async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
+async def _read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
     """Read an adapter as the user of `uid`. Raises SpecError for a directory that holds no adapter."""
-    key = "lora.adapter_path" if wanted == "start" else KEY
+    key = "lora.adapter_path" if wanted == "start" else _KEY
     try:
         return await on_behalf(ctx, uid, read_peft, directory)
     except AdapterRefused as error:
         raise SpecError(error.message, key=key, hint=error.hint) from error
     except OSError as error:
-        hint = f"{KEY} is start, base, a version (run@number) or a PEFT directory."
+        hint = f"{_KEY} is start, base, a version (run@number) or a PEFT directory."
         raise SpecError(f"{error.filename or directory}: {error.strerror}", key=key, hint=hint) from error
 
 
@@ -151,7 +151,7 @@ async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: R
     sha256 = await asyncio.to_thread(adapter.digest)
     if told.sha256 not in ("", sha256):
         raise IntegrityError(
-            f"{KEY}: the tensors of {told.name} have sha256 {sha256}, not {told.sha256}",
+            f"{_KEY}: the tensors of {told.name} have sha256 {sha256}, not {told.sha256}",
             hint="Its files were replaced; use another version.",
         )
     root = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
@@ -183,7 +183,7 @@ def refuse_other_model(made: Staged | None, model_path: str) -> None:
     if made is not None and made.model and Path(made.model).resolve() != Path(model_path).resolve():
         raise SpecError(
             f"{made.reference.name} is an adapter of {made.model}, not of {model_path}",
-            key=KEY,
+            key=_KEY,
             hint="If both are the same model, export the version and give its directory.",
         )
 

@@ -32,12 +32,12 @@ from lorad.store.rows import Halving, Rung, RunRow, SweepRow
 
 log = logging.getLogger("lorad.daemon")
 
-LAST_STEPS = 5  # whose mean reward counts
-ETA = 2
-METRICS = ("eval", "reward")
+_LAST_STEPS = 5  # whose mean reward counts
+_ETA = 2
+_METRICS = ("eval", "reward")
 
 
-class Point(NamedTuple):
+class _Point(NamedTuple):
     """A run at a rung.
 
     score: None where there is none, as for a run that failed.
@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
 def halving_of(wish: HalvingRequest, specs: list[Spec]) -> Halving:
     """Choose what the wish leaves open. Raises SpecError."""
-    eta, steps = wish.eta or ETA, min(spec.trainer.steps for spec in specs)
+    eta, steps = wish.eta or _ETA, min(spec.trainer.steps for spec in specs)
     if not 1 < eta <= len(specs):
         hint = "It is more than 1 and at most as many as there are runs; 2 is usual."
         raise SpecError(f"--eta {eta:g} does not fit {len(specs)} runs", hint=hint)
@@ -62,9 +62,9 @@ def halving_of(wish: HalvingRequest, specs: list[Spec]) -> Halving:
     every = max(spec.eval.every for spec in specs)
     has_evals = all(0 < spec.eval.every <= rungs[0] for spec in specs)
     metric = wish.metric or ("eval" if has_evals else "reward")
-    if metric not in METRICS:
+    if metric not in _METRICS:
         raise SpecError(
-            f"--metric {metric}: there is no such metric", hint=f"Choose one of: {', '.join(METRICS)}."
+            f"--metric {metric}: there is no such metric", hint=f"Choose one of: {', '.join(_METRICS)}."
         )
     if metric == "eval" and not has_evals:
         hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
@@ -94,26 +94,26 @@ def _usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
 
 def halve(ctx: Context) -> None:
     """Decide every rung that can be decided."""
-    each(ctx, decide, sweeps.undecided(ctx.store), lambda sweep: Item(f"sweep {sweep.sweep}"))
+    each(ctx, _decide, sweeps.undecided(ctx.store), lambda sweep: Item(f"sweep {sweep.sweep}"))
 
 
-def decide(ctx: Context, sweep: SweepRow) -> None:
+def _decide(ctx: Context, sweep: SweepRow) -> None:
     """Decide the next rung of a sweep, unless some run has yet to reach it."""
     if (halving := sweep.halving) is None:
         return
     metric, step = halving.metric, halving.rungs[len(sweep.rungs)]
     there = set(sweeps.members(ctx.store, sweep.sweep))
-    names = [name for name in racing(ctx, sweep) if name in there]
+    names = [name for name in _racing(ctx, sweep) if name in there]
     entered = [runs.get(ctx.store, name) for name in names]
     if not all(_has_reached(ctx, run, step, metric) for run in entered):
         return
     ranked = sorted((_point_at(ctx, run, step, metric) for run in entered), key=rank)
     most = math.ceil(len(ranked) / halving.eta)
     kept = _with_ties([point for point in ranked if point.in_race], most)
-    settle(ctx, sweep, step, ranked, kept)
+    _settle(ctx, sweep, step, ranked, kept)
 
 
-def racing(ctx: Context, sweep: SweepRow) -> list[str]:
+def _racing(ctx: Context, sweep: SweepRow) -> list[str]:
     """List the runs that the last rung kept."""
     if sweep.rungs:
         return sweep.rungs[-1].kept
@@ -134,18 +134,18 @@ def _has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
     )
 
 
-def _point_at(ctx: Context, run: RunRow, step: int, metric: str) -> Point:
+def _point_at(ctx: Context, run: RunRow, step: int, metric: str) -> _Point:
     """A run that ended before it was done is out of the race; it has a score if it came that far."""
     is_over = run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
     score = None if run.step < step else _score_of(ctx, run.name, step, metric)
-    return Point(run, score, not is_over)
+    return _Point(run, score, not is_over)
 
 
-def rank(point: Point) -> tuple[bool, bool, float]:
+def rank(point: _Point) -> tuple[bool, bool, float]:
     return not point.in_race, point.score is None, -(point.score or 0.0)
 
 
-def _with_ties(ranked: list[Point], most: int) -> list[Point]:
+def _with_ties(ranked: list[_Point], most: int) -> list[_Point]:
     """Take the first `most`, and those after them with the score of the last of these."""
     return [*ranked[:most], *(point for point in ranked[most:] if point.score == ranked[most - 1].score)]
 
@@ -157,14 +157,14 @@ def _score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool 
     if metric == "eval":
         return _finite(eval_score(ctx.store, name, step if at_step else 0, step))
     first = _first_telling(spec_of(runs.get(ctx.store, name)))
-    return _finite(mean_reward(ctx.store, name, first, step, LAST_STEPS))
+    return _finite(mean_reward(ctx.store, name, first, step, _LAST_STEPS))
 
 
 def _finite(score: float | None) -> float | None:
     return score if score is not None and math.isfinite(score) else None
 
 
-def settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[Point], kept: list[Point]) -> None:
+def _settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[_Point], kept: list[_Point]) -> None:
     best = next((point.score for point in ranked if point.score is not None), None)
     stopped = [point for point in ranked if point not in kept and point.run.state != RunState.ENDED]
     rung = Rung(

@@ -22,8 +22,8 @@ from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow, VersionRow
 from lorad.store.versions import get_version
 
-WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's back
-POLL_SECONDS = 0.05
+_WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's back
+_POLL_SECONDS = 0.05
 
 
 def find_version(ctx: Context, name: str) -> VersionRow:
@@ -93,13 +93,13 @@ async def await_files(ctx: Context, version: VersionRow) -> None:
 
     Raises Conflict if none will be.
     """
-    deadline = time.monotonic() + WRITE_SECONDS
+    deadline = time.monotonic() + _WRITE_SECONDS
     if not has_files(version.path):
         await refresh(ctx)
     while not has_files(version.path):
         if time.monotonic() > deadline or not _is_coming(ctx, version):
             raise files_gone(version)
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def await_bytes(ctx: Context, version: VersionRow) -> None:

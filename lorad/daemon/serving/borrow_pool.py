@@ -25,7 +25,7 @@ from lorad.rl.tokenizer import has_chat_template
 from lorad.states import EndReason
 from lorad.store.rows import RunRow, VersionRow
 
-POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +54,7 @@ async def admitted(ctx: Context, run: RunRow) -> Pool:
             stopping = any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values())
             if not (stopping or ctx.gpus.sights.since is not None) or time.monotonic() > deadline:
                 raise
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def pool_for(ctx: Context, run: RunRow) -> Pool:
@@ -85,7 +85,7 @@ async def _ready(ctx: Context, pool: Pool) -> None:
                 f"pool {pool.id} {pool.process.in_words()} before it answered: {tail}", hint="Try again."
             )
         await ask_status(ctx, pool)
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = False) -> Attestation:

@@ -25,9 +25,9 @@ from lorad.protocol.traffic import FILE as TRAFFIC_FILE
 
 log = logging.getLogger("lorad.daemon")
 
-SHORT_LIFE = 60.0  # seconds; after lives that were shorter there is a pause, which doubles
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds
-TERM_SECONDS = 60.0  # after SIGTERM, for its requests to end: SIGKILL
+_SHORT_LIFE = 60.0  # seconds; after lives that were shorter there is a pause, which doubles
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds
+_TERM_SECONDS = 60.0  # after SIGTERM, for its requests to end: SIGKILL
 KEPT = 5  # attempt directories
 
 
@@ -94,9 +94,9 @@ def not_before(lives: list[AttemptDir]) -> float:
         if status is None or status["ended_at"] is None or status.get("started_at") is None:
             break
         ended = ended or status["ended_at"]
-        if status["ended_at"] - status["started_at"] > SHORT_LIFE:
+        if status["ended_at"] - status["started_at"] > _SHORT_LIFE:
             break
-        pause = min(2 * pause or FIRST_PAUSE, LONGEST_PAUSE)
+        pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
     return 0.0 if ended > time.time() else ended + pause
 
 
@@ -146,7 +146,7 @@ def put_away(ctx: Context, gateway: Gateway) -> None:
         log.info("%s: nobody needs it any more", gateway.title)
         ctx.processes.signalled[newest.root] = (signal.SIGTERM, time.monotonic())
         ctx.processes.signal(newest, signal.SIGTERM)
-    elif time.monotonic() - asked_at > TERM_SECONDS:
+    elif time.monotonic() - asked_at > _TERM_SECONDS:
         ctx.processes.kill_group(newest)
 
 

@@ -22,7 +22,7 @@ from lorad.store import events, runs
 from lorad.store.rows import VersionRow
 from lorad.store.versions import exists, held_versions
 
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 3600.0  # seconds before a pool is asked again for what it refused
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 3600.0  # seconds before a pool is asked again for what it refused
 
 
 def hold(ctx: Context) -> None:
@@ -120,7 +120,7 @@ def _refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
     name = name_of(row)
     times = pool.refusals[name].times + 1 if name in pool.refusals else 1
     pool.refusals[name] = Refusal(
-        times, time.monotonic() + min(FIRST_PAUSE * 2.0 ** (times - 1), LONGEST_PAUSE)
+        times, time.monotonic() + min(_FIRST_PAUSE * 2.0 ** (times - 1), _LONGEST_PAUSE)
     )
     _warn_once(ctx, pool, row, why)
 

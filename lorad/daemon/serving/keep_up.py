@@ -16,7 +16,7 @@ from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.rows import RunRow
 
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0  # seconds before a pool that ended by itself is started again
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 300.0  # seconds before a pool that ended by itself is started again
 
 
 def keep_serving(ctx: Context) -> None:
@@ -63,7 +63,7 @@ def _brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
         pool = pool_for(ctx, run)
     except LoradError as error:
         return None, error.message
-    pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+    pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
     ctx.serving.pauses[run.name] = pause, time.monotonic() + pause
     runs.set_fields(ctx.store, run.name, pool=pool.id)
     return pool, ""

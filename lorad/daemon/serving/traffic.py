@@ -23,8 +23,8 @@ from lorad.protocol.traffic import FILE_BYTES, Figures, Report
 from lorad.store import runs
 from lorad.store.rows import AliasRow
 
-READ_SECONDS = 0.25  # for a file of a user's, whose disk may hang
-Names = dict[str, Figures]
+_READ_SECONDS = 0.25  # for a file of a user's, whose disk may hang
+_Names = dict[str, Figures]
 
 
 async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figures | None]:
@@ -41,19 +41,19 @@ async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figure
     }
 
 
-async def reported_by(ctx: Context, uid: int) -> Names | None:
+async def reported_by(ctx: Context, uid: int) -> _Names | None:
     """Read the figures that the owner's gateway wrote; None while it is not up."""
     gateway = gateway_of(ctx, uid) if ctx.users.with_gateways({uid}) else public_gateway(ctx)
     if state_of(ctx, gateway).phase != "alive":
         return None
     try:
-        async with asyncio.timeout(READ_SECONDS):
+        async with asyncio.timeout(_READ_SECONDS):
             return await on_behalf(ctx, uid, read, gateway.traffic)
     except (OSError, LoradError):  # a timeout is an OSError
         return None
 
 
-def read(path: Path) -> Names | None:
+def read(path: Path) -> _Names | None:
     """Raises OSError."""
     try:
         return msgspec.json.decode(read_file(path, FILE_BYTES, links=False), type=Report).names

@@ -30,7 +30,7 @@ from lorad.text import size as in_words
 
 log = logging.getLogger("lorad.daemon")
 
-AT_ONCE = 200  # runs that are looked at for what they can spare
+_AT_ONCE = 200  # runs that are looked at for what they can spare
 GONE = "disk"  # the event of what went
 
 
@@ -48,35 +48,35 @@ async def look(ctx: Context, budget: int) -> None:
     try:
         disk.used = await asyncio.to_thread(used, [ctx.runs_root, ctx.home.root])
         if disk.used > budget:
-            disk.used -= await make_room(ctx, disk.used - budget)
-        tell(ctx, disk.used, budget)
+            disk.used -= await _make_room(ctx, disk.used - budget)
+        _tell(ctx, disk.used, budget)
     except OSError as error:
         log.warning("the disk cannot be measured: %s", error)
     finally:
         disk.is_measuring = False
 
 
-async def make_room(ctx: Context, wanted: int) -> int:
+async def _make_room(ctx: Context, wanted: int) -> int:
     """Delete what can go until `wanted` bytes are free, or nothing can: the bytes."""
     freed, gone = 0, defaultdict[str, list[tuple[Doomed, int]]](list)
-    for group in (everything(ctx), spare(ctx)):
-        found = [item async for item in paced(group)]
+    for group in (everything(ctx), _spare(ctx)):
+        found = [item async for item in _paced(group)]
         sizes = await asyncio.to_thread(measure, found)
         for item in found:
             if freed >= wanted:
                 break
-            if item.path in sizes and is_still_free(ctx, item):
+            if item.path in sizes and _is_still_free(ctx, item):
                 path = delete(ctx, item)
                 if path is not None:
                     await asyncio.to_thread(discard, path)
                 freed += sizes[item.path]
                 gone[item.run].append((item, sizes[item.path]))
     for run, items in gone.items():
-        report(ctx, run, items)
+        _report(ctx, run, items)
     return freed
 
 
-async def paced(items: Iterable[Doomed]) -> AsyncIterator[Doomed]:
+async def _paced(items: Iterable[Doomed]) -> AsyncIterator[Doomed]:
     """Yield items, giving the event loop its turn in between."""
     for number, item in enumerate(items):
         yield item
@@ -84,12 +84,12 @@ async def paced(items: Iterable[Doomed]) -> AsyncIterator[Doomed]:
             await asyncio.sleep(0)
 
 
-def spare(ctx: Context) -> Iterator[Doomed]:
+def _spare(ctx: Context) -> Iterator[Doomed]:
     """Yield what ended runs can spare: the oldest samples of each (all but the newest file), then versions.
 
     The run that ended first comes first, both times.
     """
-    names = runs.names_first_ended(ctx.store, AT_ONCE)
+    names = runs.names_first_ended(ctx.store, _AT_ONCE)
     for name in names:
         for path in sorted(listed(run_dir(runs.get(ctx.store, name)).samples), key=age)[:-1]:
             yield Doomed(
@@ -103,29 +103,29 @@ def versions(ctx: Context, run: RunRow) -> Iterator[Doomed]:
     kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
     named = named_by_users(ctx.store)
     for path in listed(run_dir(run).versions):
-        if VERSION.fullmatch(path.name) and int(path.name) not in kept and is_spare(ctx, run, path, named):
+        if VERSION.fullmatch(path.name) and int(path.name) not in kept and _is_spare(ctx, run, path, named):
             why = "disk_budget: nothing refers to this version of an ended run"
             yield Doomed(run.name, path, "version", why, True)
 
 
-def is_spare(ctx: Context, run: RunRow, version: Path, named: set[str]) -> bool:
+def _is_spare(ctx: Context, run: RunRow, version: Path, named: set[str]) -> bool:
     """Check that nothing needs a version, and no user named it (`named_by_users`) or brought it."""
     number = int(version.name)
     is_named = run.reason == EndReason.IMPORTED or named & {f"{run.name}@{number}", str(version)}
     return not is_named and is_free(ctx, run, number)
 
 
-def is_still_free(ctx: Context, item: Doomed) -> bool:
+def _is_still_free(ctx: Context, item: Doomed) -> bool:
     """Check once more that nothing has asked for the item since it was found: measuring it took a while."""
     if item.kind not in ("version", "samples"):
         return bool(still(ctx, item.run, [item]))
     run = runs.find(ctx.store, item.run)
     if run is None or run.state != RunState.ENDED or not item.path.exists():
         return False
-    return item.kind == "samples" or is_spare(ctx, run, item.path, named_by_users(ctx.store))
+    return item.kind == "samples" or _is_spare(ctx, run, item.path, named_by_users(ctx.store))
 
 
-def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
+def _report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
     """Warn the run, unless it is gone. What `lorad gc` would have deleted anyway is only in the log."""
     spared = [(item, size) for item, size in items if item.for_budget]
     if not spared or not runs.exists(ctx.store, run):
@@ -143,7 +143,7 @@ def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
         events.append(ctx.store, run, GONE, {"bytes": sum(size for _, size in spared)} | counts)
 
 
-def tell(ctx: Context, used: int, budget: int) -> None:
+def _tell(ctx: Context, used: int, budget: int) -> None:
     """Log when the home no longer fits its budget and nothing more can be deleted, and when it fits again."""
     told = (
         f"{in_words(used)} are used, disk_budget is {in_words(budget)}; nothing more can go"

@@ -19,7 +19,7 @@ def used(roots: Iterable[Path]) -> int:
     seen: set[tuple[int, int]] = set()
     total = 0
     for path in roots:
-        for about in files_below(path):
+        for about in _files_below(path):
             key = about.st_dev, about.st_ino
             if key not in seen:
                 total += about.st_size
@@ -28,7 +28,7 @@ def used(roots: Iterable[Path]) -> int:
     return total
 
 
-def files_below(path: Path) -> Iterator[os.stat_result]:
+def _files_below(path: Path) -> Iterator[os.stat_result]:
     """Yield the files below a path; those that disappear meanwhile are passed over."""
     try:
         about = path.lstat()
@@ -42,7 +42,7 @@ def files_below(path: Path) -> Iterator[os.stat_result]:
     for entry in found:
         try:
             if entry.is_dir(follow_symlinks=False):
-                yield from files_below(Path(entry.path))
+                yield from _files_below(Path(entry.path))
             elif entry.is_file(follow_symlinks=False):
                 yield entry.stat(follow_symlinks=False)
         except OSError:

@@ -16,8 +16,8 @@ from lorad.store import events, runs
 from lorad.store.rows import RunRow
 
 ORPHAN_SECONDS = 3600.0  # a run's directory is there before its row
-LIVES = 3  # lives of a pool, and attempts of a run that is over, whose logs stay
-POOL_SECONDS = 7 * 24 * 3600.0  # a pool that ended is kept for so long
+_LIVES = 3  # lives of a pool, and attempts of a run that is over, whose logs stay
+_POOL_SECONDS = 7 * 24 * 3600.0  # a pool that ended is kept for so long
 
 
 def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> Iterator[Doomed]:
@@ -26,10 +26,10 @@ def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> I
         run = runs.find(ctx.store, name)
         if run is not None and (of is None or of(run)):
             yield from doomed(ctx, run)
-            yield from old_logs(run)
+            yield from _old_logs(run)
     if of is None:
-        yield from orphans(ctx)
-        yield from old_pools(ctx)
+        yield from _orphans(ctx)
+        yield from _old_pools(ctx)
 
 
 def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
@@ -39,72 +39,72 @@ def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
     """
     now: Iterable[Doomed] = ()
     if not run:
-        now = (*orphans(ctx), *old_pools(ctx))
+        now = (*_orphans(ctx), *_old_pools(ctx))
     elif row := runs.find(ctx.store, run):
-        now = (*doomed(ctx, row), *old_logs(row))
+        now = (*doomed(ctx, row), *_old_logs(row))
     known = {(item.kind, item.path) for item in now}
     return [item for item in items if (item.kind, item.path) in known]
 
 
-def old_logs(run: RunRow) -> Iterator[Doomed]:
+def _old_logs(run: RunRow) -> Iterator[Doomed]:
     """Find logs of a finished run's attempts, except the newest few.
 
     What started them and how they ended stays.
     """
     if not RunState(run.state).is_over:
         return
-    for attempt in list(attempts_under(run_dir(run).root))[:-LIVES]:
+    for attempt in list(attempts_under(run_dir(run).root))[:-_LIVES]:
         if int(attempt.root.name) < run.attempt and not is_locked(attempt):
-            yield from logs_in(attempt, run.name, f"logs of the newest {LIVES} attempts stay")
+            yield from _logs_in(attempt, run.name, f"logs of the newest {_LIVES} attempts stay")
 
 
-def logs_in(attempt: AttemptDir, run: str, why: str) -> Iterator[Doomed]:
+def _logs_in(attempt: AttemptDir, run: str, why: str) -> Iterator[Doomed]:
     for path in (*listed(attempt.root), *(listed(attempt.work) if attempt.work != attempt.root else ())):
         if path.is_file() and (path.name == "log" or path.name.endswith(".log")):
             yield Doomed(run, path, "log", why)
 
 
-def orphans(ctx: Context) -> Iterator[Doomed]:
+def _orphans(ctx: Context) -> Iterator[Doomed]:
     """Find directories of removed runs. Others that the database does not know stay: it may be an old one."""
     known = {*runs.names(ctx.store)}
     for path in sorted(ctx.runs_root.iterdir()):
-        if path.name.startswith(REMOVED) or (path.name not in known and was_removed(ctx, path)):
+        if path.name.startswith(REMOVED) or (path.name not in known and _was_removed(ctx, path)):
             yield Doomed("", path, "run", "its run was removed")
 
 
-def was_removed(ctx: Context, path: Path) -> bool:
+def _was_removed(ctx: Context, path: Path) -> bool:
     if not events.has_kind(ctx.store, path.name, "removed"):
         return False
     return path.is_dir() and time.time() - path.stat().st_mtime > ORPHAN_SECONDS
 
 
-def old_pools(ctx: Context) -> Iterator[Doomed]:
+def _old_pools(ctx: Context) -> Iterator[Doomed]:
     """Find all but the newest lives of pools, and pools that ended long enough before and no run will resume
     in.
     """
     wanted = runs.pools_in_use(ctx.store)
     for pool in list(ctx.pools.values()):
         lives = list(attempts_under(pool.root))
-        if not pool.process.is_up and not is_used(pool) and pool.id not in wanted and has_ended(lives):
+        if not pool.process.is_up and not _is_used(pool) and pool.id not in wanted and _has_ended(lives):
             yield Doomed(
-                "", pool.root, "pool", f"the pool ended more than {POOL_SECONDS / 86400:.0f} days ago"
+                "", pool.root, "pool", f"the pool ended more than {_POOL_SECONDS / 86400:.0f} days ago"
             )
             continue
-        for life in lives[:-LIVES]:
+        for life in lives[:-_LIVES]:
             if not is_locked(life):
-                yield Doomed("", life.root, "life", f"the newest {LIVES} lives of pool {pool.id} stay")
+                yield Doomed("", life.root, "life", f"the newest {_LIVES} lives of pool {pool.id} stay")
 
 
-def is_used(pool: Pool) -> bool:
+def _is_used(pool: Pool) -> bool:
     return bool(pool.guests or pool.serves or pool.stop_asked is not None)
 
 
-def has_ended(lives: Iterable[AttemptDir]) -> bool:
-    """Check whether nothing of a pool lives and its last life ended more than POOL_SECONDS before."""
+def _has_ended(lives: Iterable[AttemptDir]) -> bool:
+    """Check whether nothing of a pool lives and its last life ended more than _POOL_SECONDS before."""
     lives = list(lives)
     if not lives or any(is_locked(life) for life in lives):
         return False
     try:
-        return time.time() - lives[-1].status.stat().st_mtime > POOL_SECONDS
+        return time.time() - lives[-1].status.stat().st_mtime > _POOL_SECONDS
     except OSError:
         return False

@@ -34,12 +34,12 @@ from lorad.store.versions import get_version
 log = logging.getLogger("lorad.daemon")
 
 REMOVED = ".removed-"  # directories of runs that are gone
-CHECKPOINT = re.compile(r"([0-9]{6,12})-a([0-9]{1,6})")  # other names are users' own
-SAMPLES = re.compile(r"([0-9]{1,12})(?:-a([0-9]{1,6}))?")
+_CHECKPOINT = re.compile(r"([0-9]{6,12})-a([0-9]{1,6})")  # other names are users' own
+_SAMPLES = re.compile(r"([0-9]{1,12})(?:-a([0-9]{1,6}))?")
 VERSION = re.compile(r"[0-9]{1,12}")
 LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver asked for
 LISTED = 32768  # names of a directory that are looked at; more than that stay
-AT_ONCE = 256  # files deleted after one checkpoint; the rest follows after the next
+_AT_ONCE = 256  # files deleted after one checkpoint; the rest follows after the next
 
 
 class Doomed(NamedTuple):
@@ -59,9 +59,9 @@ class Doomed(NamedTuple):
 def prune(ctx: Context, run: RunRow) -> None:
     """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
     ctx.storage.unpruned.add(run.name)  # `prune_again` does what this cannot
-    if gone := [path for item in doomed(ctx, run)[:AT_ONCE] if (path := delete(ctx, item)) is not None]:
-        ctx.spawn(discarded(ctx, run.owner_uid, gone))
-    if not has_silent_pool(ctx, run):
+    if gone := [path for item in doomed(ctx, run)[:_AT_ONCE] if (path := delete(ctx, item)) is not None]:
+        ctx.spawn(_discarded(ctx, run.owner_uid, gone))
+    if not _has_silent_pool(ctx, run):
         ctx.storage.unpruned.discard(run.name)
 
 
@@ -74,18 +74,18 @@ def prune_again(ctx: Context) -> None:
         except NotFound:
             ctx.storage.unpruned.discard(name)
             return
-        if not has_silent_pool(ctx, run):
+        if not _has_silent_pool(ctx, run):
             prune(ctx, run)
 
     each(ctx, prune_run, sorted(ctx.storage.unpruned), lambda name: Item(f"run {name}"))
 
 
-def has_silent_pool(ctx: Context, run: RunRow) -> bool:
+def _has_silent_pool(ctx: Context, run: RunRow) -> bool:
     """Check for a pool that has not answered this daemon yet: it may have loaded any version of the run."""
     return any(pool.process.is_up and pool.status is None for pool in heard(ctx, run.owner_uid))
 
 
-async def discarded(ctx: Context, uid: int, paths: Sequence[Path]) -> None:
+async def _discarded(ctx: Context, uid: int, paths: Sequence[Path]) -> None:
     """Discard files as their owner.
 
     If the user has too many requests in flight, they go later, as leftovers.
@@ -103,12 +103,12 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
     if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run.resume_step is not None:
         return []
     kept = checkpoints(ctx.store, run.name)[-spec_of(run).checkpoint.keep :]
-    paths = leftovers_in(run_dir(run), before=begun_at(ctx, run))
+    paths = leftovers_in(run_dir(run), before=_begun_at(ctx, run))
     leftovers = [Doomed(run.name, path, "leftover", "its writer died") for path in paths]
-    return [*leftovers, *old_checkpoints(ctx, run, kept), *old_versions(ctx, run, kept), *old_samples(run)]
+    return [*leftovers, *_old_checkpoints(ctx, run, kept), *_old_versions(ctx, run, kept), *_old_samples(run)]
 
 
-def begun_at(ctx: Context, run: RunRow) -> float:
+def _begun_at(ctx: Context, run: RunRow) -> float:
     """Find since when an attempt may have begun files that it still writes; now,
     where no attempt is running.
     """
@@ -117,7 +117,7 @@ def begun_at(ctx: Context, run: RunRow) -> float:
     return max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
 
 
-def old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
+def _old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
     known = ever_made(ctx.store, run.name)
     wanted = {(row.step, row.attempt) for row in kept}
     why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
@@ -134,11 +134,11 @@ def old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) ->
 
 def key_of(checkpoint: Path) -> tuple[int, int] | None:
     """Step and attempt."""
-    match = CHECKPOINT.fullmatch(checkpoint.name)
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def old_versions(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
+def _old_versions(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_versions
     if not keep:
         return []
@@ -154,7 +154,7 @@ def is_free(ctx: Context, run: RunRow, number: int) -> bool:
 
     A version without a row is not free: it may not be ingested yet.
     """
-    if has_silent_pool(ctx, run):
+    if _has_silent_pool(ctx, run):
         return False
     try:
         row = get_version(ctx.store, run.name, number)
@@ -165,7 +165,7 @@ def is_free(ctx: Context, run: RunRow, number: int) -> bool:
     return (run.name, number) not in aliases.rollbacks(ctx.store).values()
 
 
-def old_samples(run: RunRow) -> list[Doomed]:
+def _old_samples(run: RunRow) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_samples
     names = names_in(run_dir(run).samples) if keep else []
     old = (
@@ -179,7 +179,7 @@ def age(samples: Path) -> tuple[int, int]:
 
     Strange files are oldest.
     """
-    match = SAMPLES.fullmatch(samples.stem)
+    match = _SAMPLES.fullmatch(samples.stem)
     return (int(match[2] or 0), int(match[1])) if match else (-1, -1)
 
 
@@ -206,10 +206,10 @@ def _delete(ctx: Context, item: Doomed) -> Path | None:
         return item.path
     if item.kind == "checkpoint" and (key := key_of(item.path)):
         mark_deleted(ctx.store, item.run, *key)
-    return moved_away(item.path)
+    return _moved_away(item.path)
 
 
-def moved_away(path: Path) -> Path:
+def _moved_away(path: Path) -> Path:
     """Rename a directory before it is deleted, so that no reader sees half of it."""
     gone = path.with_name(f"{TEMPORARY}{path.name}-deleted-{time.time_ns()}")
     path.rename(gone)
@@ -228,7 +228,7 @@ def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
     if not found:
         return []
     since = min(before, time.time() - LEFTOVER_SECONDS) - lag_of(directory.root.parent)
-    return [path for path in found if is_older(path, since)]
+    return [path for path in found if _is_older(path, since)]
 
 
 def lag_of(directory: Path) -> float:
@@ -245,7 +245,7 @@ def lag_of(directory: Path) -> float:
         return math.inf
 
 
-def is_older(path: Path, since: float) -> bool:
+def _is_older(path: Path, since: float) -> bool:
     try:
         return path.lstat().st_mtime < since
     except OSError:

@@ -33,7 +33,7 @@ def sweep_half_made(ctx: Context) -> None:
     are not those of a run that an older copy of the database lacks.
     """
     known = {*runs.names(ctx.store)}
-    found = [path for path in ctx.runs_root.iterdir() if path.name not in known and is_half_made(path)]
+    found = [path for path in ctx.runs_root.iterdir() if path.name not in known and _is_half_made(path)]
     journal = ctx.home.journal.read_bytes() if found and ctx.home.journal.exists() else b""
     for path in found:
         if f'"run":{json.dumps(path.name)}'.encode() not in journal:
@@ -41,7 +41,7 @@ def sweep_half_made(ctx: Context) -> None:
             discard(path)
 
 
-def is_half_made(path: Path) -> bool:
+def _is_half_made(path: Path) -> bool:
     if path.name.startswith((REMOVED, TEMPORARY)) or path.is_symlink() or not path.is_dir():
         return False
     names = {entry.name for entry in path.iterdir()}

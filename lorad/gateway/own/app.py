@@ -33,7 +33,7 @@ from lorad.protocol import served, traffic
 
 log = logging.getLogger(__name__)
 
-EVENTS = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"}
+_EVENTS = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"}
 
 
 @dataclass
@@ -139,7 +139,7 @@ async def _answered(
             body = shape.whole(await gathered(generation))
             counted.whole()
             return answer(body, headers=headers)
-        response = web.StreamResponse(headers=EVENTS | headers)
+        response = web.StreamResponse(headers=_EVENTS | headers)
         await response.prepare(request)
         # the client has left; closing `items` ends it in the pool
         with contextlib.suppress(ConnectionResetError):

@@ -46,7 +46,7 @@ class Bases:
 
 
 @dataclass(frozen=True)
-class Peer:
+class _Peer:
     """A pool that answers. max_tokens: of a prompt and its completion together."""
 
     connection: AsyncConnection
@@ -57,9 +57,9 @@ class Peers:
     """Keeps one connection to each pool, opened when first needed and again after it was lost."""
 
     def __init__(self) -> None:
-        self._opening: dict[str, asyncio.Task[Peer]] = {}
+        self._opening: dict[str, asyncio.Task[_Peer]] = {}
 
-    async def get(self, socket: str) -> Peer:
+    async def get(self, socket: str) -> _Peer:
         """Raises PoolLost."""
         opening = self._opening.get(socket)
         if opening is None or (
@@ -75,11 +75,11 @@ class Peers:
             if not opening.cancelled() and not opening.exception():
                 await opening.result().connection.close()
 
-    async def _open(self, socket: str) -> Peer:
+    async def _open(self, socket: str) -> _Peer:
         connection = await AsyncConnection.open(Path(socket))
         try:
             info: PoolInfo = await connection.call("hello", Nothing())
         except BaseException:
             await connection.close()
             raise
-        return Peer(connection, info.max_tokens)
+        return _Peer(connection, info.max_tokens)

@@ -24,9 +24,9 @@ from lorad.protocol.batch import Chunk, Chunks, Prompt
 from lorad.protocol.calls import Generate
 from lorad.protocol.served import Served
 
-INLINE = 1 << 14  # bytes of a request whose tokens are made without another thread
+_INLINE = 1 << 14  # bytes of a request whose tokens are made without another thread
 
-Tokenize = Callable[[Base], list[list[int]]]
+_Tokenize = Callable[[Base], list[list[int]]]
 
 
 class Token(NamedTuple):
@@ -47,7 +47,7 @@ class Piece(Struct, frozen=True):
 
 
 @dataclass
-class Completion:
+class _Completion:
     """One of the completions that a request asked for."""
 
     index: int
@@ -89,7 +89,7 @@ class Generation:
 
     served: Served
     prompts: list[Prompt]
-    completions: list[Completion]
+    completions: list[_Completion]
     first: Any
     items: AsyncGenerator[Any, None]
     counted: Counted
@@ -116,7 +116,7 @@ class Generation:
                 yield pieces
                 item = await _following(self.items)
 
-    def _completion(self, chunk: Chunk) -> Completion:
+    def _completion(self, chunk: Chunk) -> _Completion:
         return self.completions[int(chunk.prompt) * self.per_prompt + chunk.index]
 
 
@@ -127,7 +127,7 @@ class Asked(NamedTuple):
     meant: the version that its name was found to mean, if known.
     """
 
-    tokenize: Tokenize
+    tokenize: _Tokenize
     logprobs: bool
     size: int
     meant: str | None = None
@@ -174,12 +174,12 @@ async def _tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
     if isinstance(wish, ChatWish):
         async with base.rendering:
             return await asyncio.to_thread(asked.tokenize, base)
-    return asked.tokenize(base) if asked.size < INLINE else await asyncio.to_thread(asked.tokenize, base)
+    return asked.tokenize(base) if asked.size < _INLINE else await asyncio.to_thread(asked.tokenize, base)
 
 
-def _completions(base: Base, wish: Wish, count: int) -> list[Completion]:
+def _completions(base: Base, wish: Wish, count: int) -> list[_Completion]:
     return [
-        Completion(index, base, Detokenizer(base.tokenizer), StopCutter(wish.stops))
+        _Completion(index, base, Detokenizer(base.tokenizer), StopCutter(wish.stops))
         for index in range(count * wish.n)
     ]
 

@@ -14,8 +14,8 @@ from lorad.gateway.own.bases import Base
 from lorad.gateway.params import ChatWish, CompletionWish, Wish
 from lorad.protocol.batch import Prompt
 
-SEEDS = 1 << 64
-DEFAULT_NEW_TOKENS = 16  # for a completion; a chat continues as long as there is room
+_SEEDS = 1 << 64
+_DEFAULT_NEW_TOKENS = 16  # for a completion; a chat continues as long as there is room
 
 
 def of_completion(wish: CompletionWish, base: Base) -> list[list[int]]:
@@ -76,7 +76,7 @@ def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: i
     if isinstance(wish, ChatWish):
         wanted = wish.max_completion_tokens or wish.max_tokens or max(limit - longest, 1)
     else:
-        wanted = wish.max_tokens or DEFAULT_NEW_TOKENS
+        wanted = wish.max_tokens or _DEFAULT_NEW_TOKENS
     if longest + wanted > limit:
         raise ApiError(
             400,
@@ -96,7 +96,7 @@ def prompts(wish: Wish, tokens: Sequence[Sequence[int]]) -> list[Prompt]:
         Prompt(
             str(place),
             np.array(part, np.int32),
-            np.array([(first + place * step + i) % SEEDS for i in range(wish.n)], np.uint64),
+            np.array([(first + place * step + i) % _SEEDS for i in range(wish.n)], np.uint64),
         )
         for place, part in enumerate(tokens)
     ]

@@ -14,9 +14,9 @@ from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Table, remember
 from lorad.protocol.served import Names, Served
 
-DAEMON_SECONDS = 120.0  # for the daemon to start a pool and load a version
-DAEMON_CALLS = 8  # at once
-REMEMBERED = 256  # versions that are in no table
+_DAEMON_SECONDS = 120.0  # for the daemon to start a pool and load a version
+_DAEMON_CALLS = 8  # at once
+_REMEMBERED = 256  # versions that are in no table
 
 
 class Resolver:
@@ -26,8 +26,8 @@ class Resolver:
 
     def __init__(self, home: Home, table: Path) -> None:
         self.table = Table(table)
-        self._client = Client(home, timeout=DAEMON_SECONDS)
-        self._threads = ThreadPoolExecutor(DAEMON_CALLS, thread_name_prefix="daemon")
+        self._client = Client(home, timeout=_DAEMON_SECONDS)
+        self._threads = ThreadPoolExecutor(_DAEMON_CALLS, thread_name_prefix="daemon")
         self._asking: dict[tuple[str, str | None], asyncio.Task[Served]] = {}
         self._others: OrderedDict[str, Served] = OrderedDict()
 
@@ -57,7 +57,7 @@ class Resolver:
             asking.add_done_callback(lambda _: self._asking.pop((model, meant)))
         served = await asyncio.shield(asking)
         if served.name == model:
-            remember(self._others, model, served, REMEMBERED)
+            remember(self._others, model, served, _REMEMBERED)
         return served
 
     async def _ask(self, model: str) -> Served:

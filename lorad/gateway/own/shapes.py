@@ -12,7 +12,7 @@ from lorad.gateway.own.generation import Generation, Piece, Token
 from lorad.gateway.own.text import BROKEN
 from lorad.gateway.params import Wish
 
-Json = dict[str, Any]  # parts of OpenAI's answers, which only a client reads
+_Json = dict[str, Any]  # parts of OpenAI's answers, which only a client reads
 
 
 class Shape(ABC):
@@ -38,7 +38,7 @@ class Shape(ABC):
             "system_fingerprint": f"lorad-{generation.served.name}",
         }
 
-    def whole(self, pieces: Sequence[Piece]) -> Json:
+    def whole(self, pieces: Sequence[Piece]) -> _Json:
         choices = [self._choice(piece) for piece in pieces]
         return {
             **self._about,
@@ -47,7 +47,7 @@ class Shape(ABC):
             "usage": self._generation.usage,
         }
 
-    def chunks(self, piece: Piece) -> list[Json]:
+    def chunks(self, piece: Piece) -> list[_Json]:
         """Return the chunks of a piece in a stream: two if the end needs its own, none if there is nothing to
         send.
         """
@@ -58,18 +58,18 @@ class Shape(ABC):
             {**self._about, "object": self.chunk_object, "choices": [choice], **usage} for choice in choices
         ]
 
-    def last(self) -> list[Json]:
+    def last(self) -> list[_Json]:
         """Return the chunks that follow all pieces."""
         if not self._wants_usage:
             return []
         return [{**self._about, "object": self.chunk_object, "choices": [], "usage": self._generation.usage}]
 
     @abstractmethod
-    def _choice(self, piece: Piece) -> Json:
+    def _choice(self, piece: Piece) -> _Json:
         """Return a choice of a whole answer."""
 
     @abstractmethod
-    def _choices(self, piece: Piece) -> list[Json]:
+    def _choices(self, piece: Piece) -> list[_Json]:
         """Return the choices of a piece in a stream."""
 
 
@@ -77,15 +77,15 @@ class CompletionShape(Shape):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
-    def _choice(self, piece: Piece) -> Json:
+    def _choice(self, piece: Piece) -> _Json:
         logprobs = self._logprobs_of(piece.tokens) if self._logprobs else None
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
-    def _choices(self, piece: Piece) -> list[Json]:
+    def _choices(self, piece: Piece) -> list[_Json]:
         is_nothing = not piece.text and piece.finish is None and not self._logprobs
         return [] if is_nothing else [self._choice(piece)]
 
-    def _logprobs_of(self, tokens: Sequence[Token]) -> Json:
+    def _logprobs_of(self, tokens: Sequence[Token]) -> _Json:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -98,15 +98,15 @@ class ChatShape(Shape):
     prefix = "chatcmpl"
     whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def _choice(self, piece: Piece) -> Json:
+    def _choice(self, piece: Piece) -> _Json:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         logprobs = self._logprobs_of(piece.tokens) if self._logprobs else None
         return {"index": piece.index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish}
 
-    def _choices(self, piece: Piece) -> list[Json]:
+    def _choices(self, piece: Piece) -> list[_Json]:
         """The role comes first, the reason for the end last."""
         logprobs = self._logprobs_of(piece.tokens) if self._logprobs and piece.tokens else None
-        deltas: list[tuple[Json, Json | None, str | None]] = []
+        deltas: list[tuple[_Json, _Json | None, str | None]] = []
         if piece.index not in self._begun:
             deltas.append(({"role": "assistant", "content": ""}, None, None))
         if piece.text or logprobs:
@@ -118,7 +118,7 @@ class ChatShape(Shape):
             for delta, logprobs, finish in deltas
         ]
 
-    def _logprobs_of(self, tokens: Sequence[Token]) -> Json:
+    def _logprobs_of(self, tokens: Sequence[Token]) -> _Json:
         content = [
             {"token": t.text, "logprob": t.logprob, "bytes": _bytes_of(t.text), "top_logprobs": []}
             for t in tokens

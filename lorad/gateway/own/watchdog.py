@@ -10,8 +10,8 @@ import faulthandler
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-HUNG_SECONDS = 30.0
-ROUND_SECONDS = 1.0
+_HUNG_SECONDS = 30.0
+_ROUND_SECONDS = 1.0
 
 
 @asynccontextmanager
@@ -27,7 +27,7 @@ async def watched() -> AsyncIterator[None]:
 async def _come_round() -> None:
     try:
         while True:
-            faulthandler.dump_traceback_later(HUNG_SECONDS, exit=True)
-            await asyncio.sleep(ROUND_SECONDS)
+            faulthandler.dump_traceback_later(_HUNG_SECONDS, exit=True)
+            await asyncio.sleep(_ROUND_SECONDS)
     finally:
         faulthandler.cancel_dump_traceback_later()

@@ -34,19 +34,19 @@ from lorad.protocol.listener import FOR_ALL
 
 log = logging.getLogger(__name__)
 
-PASSED_ON = (VERSION, "Cache-Control", "Retry-After")
-MOST_FILES, FILES_OF_ONE = 1 << 16, 4  # file descriptors of this process; of a request, with room
-MOST_REQUESTS = 1 << 12  # of all users
+_PASSED_ON = (VERSION, "Cache-Control", "Retry-After")
+_MOST_FILES, _FILES_OF_ONE = 1 << 16, 4  # file descriptors of this process; of a request, with room
+_MOST_REQUESTS = 1 << 12  # of all users
 
 
-class Named(Struct):
+class _Named(Struct):
     """All that is read of a request."""
 
     model: str
 
 
 @dataclass
-class Front:
+class _Front:
     routes: Routes
     owners: Owners
     access: Access
@@ -54,11 +54,11 @@ class Front:
 
 
 @asynccontextmanager
-async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[Front]:
+async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[_Front]:
     for_all = os.environ.get(FOR_ALL) == "1"
     routes = Routes(home)
-    limits = Limits(min(MOST_REQUESTS, _files() // FILES_OF_ONE), MOST_OF_ONE)
-    front = Front(
+    limits = Limits(min(_MOST_REQUESTS, _files() // _FILES_OF_ONE), MOST_OF_ONE)
+    front = _Front(
         routes, Owners(home, routes), Access(settings.tokens, for_all=for_all, private=not for_all), limits
     )
     mode = 0o666 if for_all else 0o600
@@ -75,13 +75,13 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[Front
 def _files() -> int:
     """Raise the limit of open files as far as this process may, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return max(soft, wanted)
 
 
-def _make_app(front: Front) -> web.Application:
+def _make_app(front: _Front) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(front.access, front.limits)])
     add_models(app, front.routes.table, front.access)
     app.router.add_post("/v1/completions", partial(_forward, front))
@@ -89,7 +89,7 @@ def _make_app(front: Front) -> web.Application:
     return app
 
 
-async def _forward(front: Front, request: web.Request) -> web.StreamResponse:
+async def _forward(front: _Front, request: web.Request) -> web.StreamResponse:
     body = await arrived(request)
     owner = await front.routes.find(model := _model_in(body))
     if not front.access.viewer(request)(owner.owner_uid):
@@ -101,7 +101,7 @@ async def _forward(front: Front, request: web.Request) -> web.StreamResponse:
 def _model_in(body: bytes) -> str:
     """Raises ApiError."""
     try:
-        return msgspec.json.decode(body, type=Named).model
+        return msgspec.json.decode(body, type=_Named).model
     except msgspec.ValidationError as error:
         raise unfit(error) from None
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -115,7 +115,7 @@ async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> we
     """
     is_stream = answer.content_type == EVENT_STREAM
     kind = EVENT_STREAM if is_stream else "application/json"
-    headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
+    headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
     response = web.StreamResponse(status=answer.status, headers={"Content-Type": kind} | headers)
     response.content_length = answer.content_length
     await response.prepare(request)

@@ -24,10 +24,10 @@ from lorad.protocol.listener import answers, uid_of
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 5.0
-UP_SECONDS = 15.0  # for the gateway of an owner to be up
-ANSWER_SECONDS = 3600.0  # between two bytes of one: it keeps the deadlines of pools itself
-POLL_SECONDS = 0.05
+_CONNECT_SECONDS = 5.0
+_UP_SECONDS = 15.0  # for the gateway of an owner to be up
+_ANSWER_SECONDS = 3600.0  # between two bytes of one: it keeps the deadlines of pools itself
+_POLL_SECONDS = 0.05
 AGAIN = "Ask again; the daemon restarts it."
 
 
@@ -99,7 +99,7 @@ class Owners:
         session = self._sessions.get(uid)
         if session is None:
             timeout = aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS
+                total=None, sock_connect=_CONNECT_SECONDS, sock_read=_ANSWER_SECONDS
             )
             connector = OnlyOf(str(self._home.gateway_socket_of(uid)), uid)
             jar = aiohttp.DummyCookieJar()
@@ -121,9 +121,9 @@ class Owners:
         await self._routes.ask(owner.version)
         path = self._home.gateway_socket_of(owner.owner_uid)
         try:
-            async with asyncio.timeout(UP_SECONDS):
+            async with asyncio.timeout(_UP_SECONDS):
                 while not answers(path):  # noqa: ASYNC110 (sockets are polled)
-                    await asyncio.sleep(POLL_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             raise PoolLost(f"the gateway of user {owner.owner_uid} is not up", hint=AGAIN) from None
 

@@ -19,10 +19,10 @@ from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Table, remember
 from lorad.protocol.served import FILE
 
-ASK_SECONDS = 10.0
-ASK_AT_ONCE = 32
-REMEMBERED = 1024  # versions that are in no table
-FRESH_SECONDS = 60.0  # the daemon keeps the gateway of an owner up who was asked about within some minutes
+_ASK_SECONDS = 10.0
+_ASK_AT_ONCE = 32
+_REMEMBERED = 1024  # versions that are in no table
+_FRESH_SECONDS = 60.0  # the daemon keeps the gateway of an owner up who was asked about within some minutes
 
 
 class Routes:
@@ -31,8 +31,8 @@ class Routes:
     def __init__(self, home: Home) -> None:
         self.table = Table(home.gateway / FILE)
         self._socket = home.socket
-        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-        connector = aiohttp.UnixConnector(str(home.socket), limit=ASK_AT_ONCE, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
+        connector = aiohttp.UnixConnector(str(home.socket), limit=_ASK_AT_ONCE, force_close=True)
         self._daemon = aiohttp.ClientSession(connector=connector, timeout=timeout)
         self._others: OrderedDict[str, tuple[ServingOwner, float]] = OrderedDict()
 
@@ -43,7 +43,7 @@ class Routes:
         if served is not None and served.owner_uid is not None:
             return ServingOwner(served.name, served.owner_uid)
         known, asked_at = self._others.get(model, (None, 0.0))
-        if known is not None and time.monotonic() - asked_at < FRESH_SECONDS:
+        if known is not None and time.monotonic() - asked_at < _FRESH_SECONDS:
             return known
         try:
             return await self.ask(model)
@@ -70,7 +70,7 @@ class Routes:
         except NotFound:
             raise no_such_model(model) from None
         if found.version == model:
-            remember(self._others, model, (found, time.monotonic()), REMEMBERED)
+            remember(self._others, model, (found, time.monotonic()), _REMEMBERED)
         return found
 
     async def close(self) -> None:

@@ -43,8 +43,8 @@ from lorad.daemon.runs.take_in import size_of
 from lorad.daemon.serving.gateways import base_url, gateway_socket, stop_gateway
 from lorad.store import runs
 
-CPU_SECONDS = 0.05  # over which the use of the CPU is measured
-TROUBLES = 20  # how many things that failed and are tried again are listed
+_CPU_SECONDS = 0.05  # over which the use of the CPU is measured
+_TROUBLES = 20  # how many things that failed and are tried again are listed
 
 
 async def show_status(ctx: Context, call: Call) -> Status:
@@ -61,7 +61,7 @@ async def show_status(ctx: Context, call: Call) -> Status:
         url=base_url(ctx),
         url_trouble=tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
         runs={str(state): number for state, number in runs.count_by_state(ctx.store).items()},
-        troubles=ctx.loop.troubles.lines(owner)[:TROUBLES],
+        troubles=ctx.loop.troubles.lines(owner)[:_TROUBLES],
         disk=_disk(ctx.runs_root),
         database=DatabaseSize(ctx.store.schema, size_of(ctx.home.database)),
     )
@@ -112,9 +112,9 @@ async def list_devices(ctx: Context, call: Call) -> list[Device]:
 
 
 def _look_at_cpu() -> Sight:
-    """Measure the memory and the load of the whole machine. Runs in a thread, for CPU_SECONDS."""
+    """Measure the memory and the load of the whole machine. Runs in a thread, for _CPU_SECONDS."""
     memory = psutil.virtual_memory()
-    return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(CPU_SECONDS) / 100)
+    return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(_CPU_SECONDS) / 100)
 
 
 def _device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> Device:

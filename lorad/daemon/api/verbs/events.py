@@ -19,7 +19,7 @@ from lorad.daemon.process.users import Caller
 from lorad.store import events, runs
 
 IDLE_SECONDS = 5.0
-MOST = 1000  # events that `last` may ask for
+_MOST = 1000  # events that `last` may ask for
 
 
 async def read_events(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
@@ -31,7 +31,7 @@ async def read_events(ctx: Context, call: Call) -> web.StreamResponse | list[Eve
     if run is not None:
         runs.get(ctx.store, run)
     if call.text("last") is not None:
-        wanted = min(max(call.number("last", 0), 0), MOST)
+        wanted = min(max(call.number("last", 0), 0), _MOST)
         found = await ctx.read(events.newest, wanted, run)
         return [of_row(Event, row) for row in seen_by_run(ctx, call.caller, found)]
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})

@@ -39,11 +39,11 @@ from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow, VersionRow
 
-NAME_LENGTH = 63
-FREE = frozenset({"lora.dropout", "lora.type"})  # keys of `lora` that do not change the adapter's shape
+_NAME_LENGTH = 63
+_FREE = frozenset({"lora.dropout", "lora.type"})  # keys of `lora` that do not change the adapter's shape
 
 
-class Start(NamedTuple):
+class _Start(NamedTuple):
     """What a fork begins with.
 
     trained: the spec of the attempt that made the checkpoint.
@@ -87,14 +87,14 @@ async def fork(ctx: Context, call: Call) -> Forked:
     return extended(Forked, run_view(row), warnings=request.facts.warnings)
 
 
-def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Start:
+def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _Start:
     """Find the newest checkpoint that holds `version`.
 
     Raises NotFound, which lists the versions that have one.
     """
     origin = f"{version.run}@{version.version}"
     if fresh:
-        return Start(origin, Path(version.path), version.step)
+        return _Start(origin, Path(version.path), version.step)
     present = [row for row in checkpoints(ctx.store, parent.name) if has_files(row.path)]
     found = [row for row in present if row.version == version.version]
     if not found:
@@ -105,10 +105,10 @@ def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> St
             hint=f"{there}With --fresh only the weights are taken, and Adam starts from zero.",
         )
     trained = spec_at(run_dir(parent).attempt(found[-1].attempt))
-    return Start(origin, Path(found[-1].path), found[-1].step, trained)
+    return _Start(origin, Path(found[-1].path), found[-1].step, trained)
 
 
-def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: Start) -> Spec:
+def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: _Start) -> Spec:
     """Make the fork's spec of the parent's. Raises SpecError for overrides of what defines the adapter."""
     for text in body.overrides:
         _refuse_shape(text)
@@ -125,7 +125,7 @@ def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: Start) 
 def _refuse_shape(text: str) -> None:
     key = overridden(text)
     section = key.partition(".")[0]
-    if (section == "lora" and key not in FREE) or key in ("model", "model.path"):
+    if (section == "lora" and key not in _FREE) or key in ("model", "model.path"):
         raise SpecError(
             f"override {text}: {key} is part of what the adapter is, and a fork continues with the existing "
             "one",
@@ -137,14 +137,14 @@ def _free_name(ctx: Context, parent: str) -> str:
     """Choose a name that is free: `sorter-fork`, `sorter-fork-2`, …"""
     number, suffix = 1, "-fork"
     while True:
-        name = parent[: NAME_LENGTH - len(suffix)] + suffix
+        name = parent[: _NAME_LENGTH - len(suffix)] + suffix
         if not runs.exists(ctx.store, name) and not (ctx.runs_root / name).exists():
             return name
         number += 1
         suffix = f"-fork-{number}"
 
 
-async def taken(ctx: Context, start: Start, spec: Spec, uids: tuple[int, int]) -> Path:
+async def taken(ctx: Context, start: _Start, spec: Spec, uids: tuple[int, int]) -> Path:
     """Copy what the fork begins with, verified, into a directory of its own that nothing deletes from.
 
     uids: the owners of both runs.
@@ -226,7 +226,12 @@ async def _looked_at(
 
 
 def _settled(
-    ctx: Context, call: Call, spec: Spec, request: Request, origin: tuple[Start, Path, str], kl: Staged | None
+    ctx: Context,
+    call: Call,
+    spec: Spec,
+    request: Request,
+    origin: tuple[_Start, Path, str],
+    kl: Staged | None,
 ) -> RunRow:
     """Create the run, with its origin in its directory before it exists.
 

@@ -23,7 +23,7 @@ from lorad.daemon.storage.prune import Doomed, delete, discard_all
 from lorad.store.aliases import rollbacks
 from lorad.store.rows import RunRow
 
-TURN = 64  # things found until others have their turn
+_TURN = 64  # things found until others have their turn
 
 
 async def collect(ctx: Context, call: Call) -> Collected:
@@ -64,7 +64,7 @@ async def found(ctx: Context, caller: Caller) -> list[Doomed]:
     items = []
     for item in everything(ctx, of=None if is_admin(ctx, caller) else mine):
         items.append(item)
-        if len(items) % TURN == 0:
+        if len(items) % _TURN == 0:
             await asyncio.sleep(0)
     return items
 

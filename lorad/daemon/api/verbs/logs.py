@@ -19,16 +19,16 @@ from lorad.files import open_file
 from lorad.store import runs
 from lorad.store.rows import RunRow
 
-PROCESSES = ("driver", "pool", "trainer", "engine")
-SERVER = re.compile(r"engine-\d{1,4}")  # one of several servers
-MOST = 1 << 20  # bytes in one answer
+_PROCESSES = ("driver", "pool", "trainer", "engine")
+_SERVER = re.compile(r"engine-\d{1,4}")  # one of several servers
+_MOST = 1 << 20  # bytes in one answer
 
 
 async def read_log(ctx: Context, call: Call) -> LogPart:
     """Read what the processes of a run print, by byte offset."""
     run = runs.get(ctx.store, call.run)
     path = log_of(ctx, run, call.text("of") or "driver")
-    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
+    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", _MOST))
 
 
 def log_of(ctx: Context, run: RunRow, of: str) -> Path:
@@ -37,8 +37,8 @@ def log_of(ctx: Context, run: RunRow, of: str) -> Path:
     `engine` is the first server, `engine-1` the next; `trainer` holds all ranks. What runs in the pool's own
     process writes to the pool's log.
     """
-    if of not in PROCESSES and not SERVER.fullmatch(of):
-        raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(PROCESSES)}, engine-1.")
+    if of not in _PROCESSES and not _SERVER.fullmatch(of):
+        raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(_PROCESSES)}, engine-1.")
     if of == "driver":
         return attempt_dir(run).log
     pool = ctx.pools.get(run.pool or "")
@@ -64,7 +64,7 @@ def read(path: Path, offset: int, limit: int) -> LogPart:
             start = size + offset if offset < 0 else offset - cut
             start = 0 if start > size else max(0, start)
             file.seek(start)
-            data = file.read(max(0, min(limit, MOST)))
+            data = file.read(max(0, min(limit, _MOST)))
     except OSError:  # none yet, or something that is no log
         return LogPart("")
     if start + len(data) < size:
@@ -98,7 +98,7 @@ async def read_own_log(ctx: Context, call: Call) -> LogPart:
     Raises SpecError; NotAllowed for the daemon's own log, which mentions all users.
     """
     path = _own_log_of(ctx, call, call.text("of") or "daemon")
-    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
+    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", _MOST))
 
 
 def _own_log_of(ctx: Context, call: Call, of: str) -> Path:

@@ -28,10 +28,10 @@ from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import CheckpointRow, RunRow
 
-CHANGEABLE = frozenset(
+_CHANGEABLE = frozenset(
     {"trainer", "rollout", "pool", "resources", "eval", "checkpoint", "attest", "deterministic"}
 )
-ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the adapter is
+_ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the adapter is
 
 
 async def resume(ctx: Context, call: Call) -> Resumed:
@@ -105,10 +105,10 @@ def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
     for text in overrides:
         key = overridden(text)
         section = key.partition(".")[0]
-        if section in Spec.__struct_fields__ and section not in CHANGEABLE and key not in ALSO:
+        if section in Spec.__struct_fields__ and section not in _CHANGEABLE and key not in _ALSO:
             raise SpecError(
                 f"override {text}: {key} is part of what this run is; a resume may change "
-                f"{', '.join(sorted(CHANGEABLE))}",
+                f"{', '.join(sorted(_CHANGEABLE))}",
                 hint="Start a new run with it; lora.adapter_path set to an exported version continues from "
                 "that.",
             )

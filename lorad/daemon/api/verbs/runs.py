@@ -21,7 +21,7 @@ from lorad.daemon.runs.reference import clear, refuse_other_model, settle, stage
 from lorad.spec.text import load_task
 from lorad.store import metrics, runs
 
-MOST_NAMES = 100  # that one request may ask for
+_MOST_NAMES = 100  # that one request may ask for
 
 
 async def run(ctx: Context, call: Call) -> Run:
@@ -62,7 +62,7 @@ async def list_runs(ctx: Context, call: Call) -> list[Run]:
     limit: how many ended runs at most; 0: no limit.
     """
     if (names := call.text("names")) is not None:
-        rows = await ctx.read(runs.list_named, names.split(",")[:MOST_NAMES])
+        rows = await ctx.read(runs.list_named, names.split(",")[:_MOST_NAMES])
         return [run_view(row) for row in seen(ctx, call.caller, rows)]
     everything, limit = call.number("all", 0) != 0, call.number("limit", 0)
     rows = await ctx.read(runs.list_runs, all=everything, limit=limit)

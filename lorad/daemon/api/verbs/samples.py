@@ -19,7 +19,7 @@ from lorad.files import read_file
 from lorad.store import runs
 from lorad.store.metrics import samples_file
 
-DECODER = msgspec.json.Decoder(Sample)
+_DECODER = msgspec.json.Decoder(Sample)
 
 
 async def list_samples(ctx: Context, call: Call) -> list[Sample]:
@@ -62,7 +62,7 @@ def _shown(lines: Sequence[bytes]) -> Iterator[Sample]:
     for line in lines:
         if (size := size + min(len(line), 2 * SAMPLE_TEXT)) > ANSWER_BYTES:
             return
-        sample = DECODER.decode(line)
+        sample = _DECODER.decode(line)
         if len(line) > SAMPLE_TEXT:
             long = {key: value for key, value in asdict(sample).items() if isinstance(value, str)}
             sample = replace(sample, **{key: _cut(value) for key, value in long.items()})

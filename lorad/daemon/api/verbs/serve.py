@@ -41,12 +41,12 @@ from lorad.spec.text import overridden, override
 from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow
 
-CONTEXT = 8192  # tokens of a prompt and its completion that servers have room for, as far as the base goes
-LENGTHS = {"data.max_prompt_tokens", "rollout.max_new_tokens"}
-OF_A_RUN = ("name", "lora", "algorithm", "reward", "eval", "checkpoint")
+_CONTEXT = 8192  # tokens of a prompt and its completion that servers have room for, as far as the base goes
+_LENGTHS = {"data.max_prompt_tokens", "rollout.max_new_tokens"}
+_OF_A_RUN = ("name", "lora", "algorithm", "reward", "eval", "checkpoint")
 
 
-class Found(NamedTuple):
+class _Found(NamedTuple):
     """An adapter that was found in a directory: its weights are not read before it is known to fit."""
 
     name: str
@@ -83,7 +83,7 @@ async def serve(ctx: Context, call: Call) -> Served:
 def _base_spec(body: ServeRequest, user: User | None) -> Spec:
     """Make the spec of the pool that serves. Raises SpecError for keys that only training has."""
     for text in body.overrides:
-        if (key := overridden(text)).partition(".")[0] in OF_A_RUN:
+        if (key := overridden(text)).partition(".")[0] in _OF_A_RUN:
             hint = (
                 "Serving takes keys of rollout, pool, resources and model, trainer.backend and "
                 "data.chat_template."
@@ -124,11 +124,11 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
     """Every adapter, checked against the base and staged: the largest rank first, as servers are started for
     it.
     """
-    found = list[Found]()
+    found = list[_Found]()
     for adapter in body.adapters:
         source = Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
         with _blamed(adapter.name, source):
-            found.append(Found(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
+            found.append(_Found(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
     found.sort(key=lambda one: -one.outline.config.rank)
     largest = replace(
         _brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.rank)
@@ -151,21 +151,21 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
 
 def _brief(spec: Spec, overrides: Sequence[str]) -> Spec:
     """Shorten the answers for the check, which runs before the base's longest context is known."""
-    if LENGTHS & {overridden(text) for text in overrides}:
+    if _LENGTHS & {overridden(text) for text in overrides}:
         return spec
     return replace(spec, rollout=replace(spec.rollout, max_new_tokens=1))
 
 
 def _roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
     """Set the context that users expect of a server; runs of the same base join it with less."""
-    if LENGTHS & {overridden(text) for text in overrides}:
+    if _LENGTHS & {overridden(text) for text in overrides}:
         return spec
-    longest = min(CONTEXT, positions)
+    longest = min(_CONTEXT, positions)
     data = replace(spec.data, max_prompt_tokens=longest - longest // 4)
     return replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
 
 
-async def _staged(ctx: Context, uid: int, found: Found, spec: Spec, asked: Request) -> Import:
+async def _staged(ctx: Context, uid: int, found: _Found, spec: Spec, asked: Request) -> Import:
     name, source, shape = found
     with _blamed(name, source):
         adapter, modules = await on_behalf(

@@ -36,7 +36,7 @@ from lorad.spec.text import load_task
 from lorad.store import runs, sweeps
 from lorad.store.rows import RunRow, SweepRow
 
-UNSEEN = (
+_UNSEEN = (
     "lr",
     "schedule",
     "schedule_steps",
@@ -49,7 +49,7 @@ UNSEEN = (
 )
 
 
-class Point(NamedTuple):
+class _Point(NamedTuple):
     """One run that the sweep will make."""
 
     spec: Spec
@@ -96,14 +96,14 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
 
 def _named(
     fresh: str, user: User | None, body: SweepRequest, overrides: list[list[str]]
-) -> tuple[str, list[Point]]:
+) -> tuple[str, list[_Point]]:
     """Name the sweep and its points: `lr-1`, `lr-2`, …, with leading zeros where there are ten or more."""
     name = body.name or _loaded(user, body, overrides[0]).name or fresh
     width = len(str(len(overrides)))
     points = []
     for number, point in enumerate(overrides, 1):
         own = msgspec.json.encode(f"{name}-{number:0{width}d}").decode()
-        points.append(Point(_loaded(user, body, [*point, f"name={own}"]), point))
+        points.append(_Point(_loaded(user, body, [*point, f"name={own}"]), point))
     return name, points
 
 
@@ -111,7 +111,7 @@ def _loaded(user: User | None, body: SweepRequest, overrides: list[str]) -> Spec
     return anchored(load_task(body.spec, source=body.source, overrides=overrides), Path(body.cwd), user)
 
 
-def _refuse_names(ctx: Context, name: str, points: list[Point]) -> None:
+def _refuse_names(ctx: Context, name: str, points: list[_Point]) -> None:
     """Raises Conflict when a name is in use."""
     sweeps.refuse_used(ctx.store, name)
     for point in points:
@@ -119,7 +119,7 @@ def _refuse_names(ctx: Context, name: str, points: list[Point]) -> None:
 
 
 async def _looked_at(
-    ctx: Context, points: list[Point], references: list[Staged | None], cwd: str, uid: int
+    ctx: Context, points: list[_Point], references: list[Staged | None], cwd: str, uid: int
 ) -> list[SpecFacts]:
     """Run the preflight for each point, once for all points that need the same.
 
@@ -139,7 +139,7 @@ async def _looked_at(
 
 
 @contextlib.contextmanager
-def _blaming(point: Point) -> Iterator[None]:
+def _blaming(point: _Point) -> Iterator[None]:
     """Name the point in what is raised within the block."""
     try:
         yield
@@ -150,7 +150,7 @@ def _blaming(point: Point) -> Iterator[None]:
 
 def _need(spec: Spec) -> bytes:
     """Make the part of a spec that the preflight depends on: points with an equal one share an answer."""
-    usual, kl = {key: getattr(Trainer(), key) for key in UNSEEN}, spec.algorithm.kl
+    usual, kl = {key: getattr(Trainer(), key) for key in _UNSEEN}, spec.algorithm.kl
     return to_json(
         replace(
             spec,
@@ -166,7 +166,7 @@ def _need(spec: Spec) -> bytes:
 
 
 def _placed(
-    ctx: Context, body: SweepRequest, point: Point, facts: SpecFacts, reference: Staged | None
+    ctx: Context, body: SweepRequest, point: _Point, facts: SpecFacts, reference: Staged | None
 ) -> Path:
     """The directory of a run that is to be, with its reference."""
     model = facts.model_path, facts.model_dtype, facts.parameters
@@ -177,7 +177,7 @@ def _placed(
     return directory
 
 
-def _split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys: list[str]) -> list[str]:
+def _split_pools(ctx: Context, points: list[_Point], facts: list[SpecFacts], keys: list[str]) -> list[str]:
     """Warn when the points do not all fit into one pool: each kind of pool loads a base of its own."""
     kinds = {_kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
     if len(kinds) == 1:
