@@ -65,7 +65,7 @@ def test_a_signal_beyond_its_limit_is_one_alarm(signals: Json, kind: str) -> Non
     assert of(run("stopping", signals=CALM | signals)) == []
 
 
-def test_a_reward_that_is_no_number_is_told_and_named() -> None:
+def test_nan_reward_is_a_named_alarm() -> None:
     (alarm,) = alarms([run(reward=math.nan)], LIMITS, NOW)
     assert (alarm.level, alarm.says) == ("bad", "reward: NaN or infinite at step 7")
 
@@ -79,7 +79,7 @@ def test_patience_grows_with_the_length_of_steps(quiet: float, seconds: float, s
 
 
 @pytest.mark.parametrize(("begun", "stalled"), [(300, False), (601, True)])
-def test_a_resumed_run_has_time_for_its_first_step(begun: float, stalled: bool) -> None:
+def test_resumed_run_has_time_for_its_first_step(begun: float, stalled: bool) -> None:
     signals = CALM | {"at": NOW - 9000, "begun": NOW - begun}
     assert (of(run(signals=signals)) == ["stall"]) is stalled
 
@@ -96,7 +96,7 @@ def test_a_resumed_run_has_time_for_its_first_step(begun: float, stalled: bool) 
         ("killed", 60, None),
     ],
 )
-def test_an_end_that_was_none_is_told_for_a_while(reason: str, ago: float, kind: str | None) -> None:
+def test_bad_end_is_an_alarm_for_some_time(reason: str, ago: float, kind: str | None) -> None:
     ended = run("ended", reason=reason, ended_at=NOW - ago, detail="out of\nmemory", signals={"kl": 9.0})
     found = alarms([ended], LIMITS, NOW)
     assert [alarm.kind for alarm in found] == ([kind] if kind else [])
@@ -104,7 +104,7 @@ def test_an_end_that_was_none_is_told_for_a_while(reason: str, ago: float, kind:
 
 
 @pytest.mark.parametrize("part", ["engine", "trainer"])
-def test_a_pool_without_engine_or_trainer_is_told(part: str) -> None:
+def test_pool_without_engine_or_trainer_is_an_alarm(part: str) -> None:
     pool = Pool("tiny-1", engine=Engine("vllm", alive=True), trainer=Trainer("fsdp"))
     assert alarms((), LIMITS, NOW, pools=[pool]) == []
     gone = {"name": "x", "alive": False, "detail": "exit 1"}
@@ -114,7 +114,7 @@ def test_a_pool_without_engine_or_trainer_is_told(part: str) -> None:
     ]
 
 
-def test_memory_that_others_fill_is_told() -> None:
+def test_memory_filled_by_others_is_an_alarm() -> None:
     ours = DeviceProcess(1, "ann", "lorad", 90 << 30, ours=True)
     device = Device("gpu:0", memory_total=100 << 30, memory_used=96 << 30, processes=[ours])
     theirs = DeviceProcess(2, "bob", "x", 6 << 30)
@@ -122,7 +122,7 @@ def test_memory_that_others_fill_is_told() -> None:
     assert (alarm.kind, alarm.subject) == ("memory", "gpu:0") and "6.0 GiB by others (bob)" in alarm.says
 
 
-def test_little_room_and_troubles_of_the_daemon_are_told() -> None:
+def test_little_disk_and_daemon_troubles_are_alarms() -> None:
     status = Status(1, troubles=["reap a: OSError"], disk=Disk(1 << 30, 1 << 40))
     assert [(alarm.kind, alarm.on) for alarm in alarms((), LIMITS, NOW, status=status)] == [
         ("daemon", "daemon"),
@@ -137,7 +137,7 @@ def test_the_worst_comes_first() -> None:
     assert [alarm.kind for alarm in found] == ["kl", "attestation", "truncation"]
 
 
-def test_null_turns_an_alarm_off_but_not_what_is_no_number(tmp_path: Path) -> None:
+def test_null_limit_silences_all_but_nan(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("alarms: {kl: null, stall: null}")
     limits = load(tmp_path / "config.yaml").alarms
     assert of(run(signals=CALM | {"kl": 99.0, "at": 1.0}), limits) == []
@@ -145,7 +145,7 @@ def test_null_turns_an_alarm_off_but_not_what_is_no_number(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("wrong", ["kl: 0", "truncated: 1.5", "stall: -1", "kl: .nan", "disk: 1.5", "kll: 1"])
-def test_limits_that_make_no_sense_are_refused_in_words(tmp_path: Path, wrong: str) -> None:
+def test_senseless_limits_are_refused(tmp_path: Path, wrong: str) -> None:
     (tmp_path / "config.yaml").write_text(f"alarms: {{{wrong}}}")
     with pytest.raises(SpecError, match=r"alarms|kll"):
         load(tmp_path / "config.yaml")

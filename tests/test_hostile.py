@@ -77,7 +77,7 @@ def test_a_configuration_is_read_as_carefully(tmp_path: Path, name: str) -> None
         load_config(tmp_path / "config.yaml")
 
 
-def test_a_configuration_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+def test_pipe_as_configuration_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     with pytest.raises(SpecError, match="a pipe, not a file"):
         load_config(tmp_path / "config.yaml")
@@ -109,7 +109,7 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
 @pytest.mark.parametrize(("make", "words"), OTHERS.values(), ids=OTHERS.keys())
-def test_something_else_in_place_of_an_adapters_file_is_refused(
+def test_adapter_files_must_be_regular_files(
     adapter: Path, name: str, make: Callable[[Path], Any], words: str
 ) -> None:
     instead(adapter / name, make)
@@ -119,7 +119,7 @@ def test_something_else_in_place_of_an_adapters_file_is_refused(
     assert error.value.hint
 
 
-def test_a_snapshot_of_the_hubs_cache_is_read_through_its_links(adapter: Path, tmp_path: Path) -> None:
+def test_hub_snapshot_is_read_through_its_links(adapter: Path, tmp_path: Path) -> None:
     snapshot, blobs = tmp_path / "repo" / "snapshots" / "abc", tmp_path / "repo" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -150,9 +150,7 @@ def test_a_sparse_file_of_weights_is_refused(adapter: Path) -> None:
         read_peft(adapter)
 
 
-def test_more_than_an_adapter_is_refused_before_it_is_read(
-    adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_adapter_is_refused_unread(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "ADAPTER_BYTES", 100)
     with pytest.raises(AdapterRefused, match="are more than 100"):
         read_peft(adapter)
@@ -215,15 +213,13 @@ def test_an_index_that_points_elsewhere_is_refused(model: Path, name: Any) -> No
 @pytest.mark.parametrize(
     "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()]
 )
-def test_something_else_in_place_of_a_models_configuration_is_refused(
-    model: Path, make: Callable[[Path], Any]
-) -> None:
+def test_model_configuration_must_be_a_regular_file(model: Path, make: Callable[[Path], Any]) -> None:
     instead(model / "config.json", make)
     with pytest.raises(SpecError, match="not a file"):
         read_config(model)
 
 
-def test_a_model_of_pickles_is_refused_by_their_name(model: Path) -> None:
+def test_model_of_pickles_is_refused_by_name(model: Path) -> None:
     (model / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(SpecError, match=r"pytorch_model\.bin, which is never read"):
         weight_files(model)
@@ -258,7 +254,7 @@ def step(journal: Path, number: int, metrics: dict[str, Any], **more: Any) -> No
         writer.append("step", number, fact | more)
 
 
-def test_metrics_beyond_the_bound_are_left_out_and_told_of_once(store: Store, tmp_path: Path) -> None:
+def test_excess_metrics_are_dropped_with_one_warning(store: Store, tmp_path: Path) -> None:
     path, many = tmp_path / "journal.jsonl", {f"m{number:04d}": 1.0 for number in range(METRICS + 50)}
     strange = {"a" * (METRIC_NAME + 1): 1.0, "a list": [1], "text": "x", "large": 10**30, "none": None}
     for number in (1, 2):
@@ -271,7 +267,7 @@ def test_metrics_beyond_the_bound_are_left_out_and_told_of_once(store: Store, tm
     assert str(METRICS) in told[0]
 
 
-def test_a_record_beyond_the_bound_is_refused_with_its_number(store: Store, tmp_path: Path) -> None:
+def test_oversized_record_is_refused_with_its_number(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     step(path, 1, {})
     with pytest.raises(IntegrityError, match="the record of step at step 2 is longer than"):
@@ -284,7 +280,7 @@ def test_a_record_beyond_the_bound_is_refused_with_its_number(store: Store, tmp_
         ingest(store, "sorter", path)
 
 
-def test_what_an_event_tells_is_bounded(store: Store, tmp_path: Path) -> None:
+def test_events_are_bounded(store: Store, tmp_path: Path) -> None:
     step(tmp_path / "journal.jsonl", 1, {"reward": 1.0}, junk=["x" * 10_000] * 100)
     ingest(store, "sorter", tmp_path / "journal.jsonl")
     (told,) = [event.data for event in events.after(store, 0) if event.kind == "step"]
@@ -298,7 +294,7 @@ def test_a_journal_that_is_a_pipe_blocks_nobody(store: Store, tmp_path: Path) ->
         list(read(tmp_path / "journal.jsonl"))
 
 
-def test_a_log_without_line_ends_is_cut_when_it_is_shown(tmp_path: Path) -> None:
+def test_endless_log_line_is_cut_when_shown(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("x" * 500_000 + "\nend\n")
     text = read_log(tmp_path / "log", 0, 1 << 20).text
     assert len(text) < 20_000
@@ -317,7 +313,7 @@ def test_the_step_fact_has_what_this_file_writes() -> None:
 @pytest.mark.parametrize(
     "name", ["a%2Fb", "..%2F..%2Fetc", "%00", "a%00b", "a" * 4000, "%F0%9F%98%80", "a%0Ab", "%FF%FE", "%ZZ"]
 )
-async def test_a_run_of_a_hostile_name_is_not_found_and_nothing_else(home: Path, name: str) -> None:
+async def test_hostile_run_name_is_just_not_found(home: Path, name: str) -> None:
     async with serving(home) as api:
         for method, path in (
             ("GET", f"/v1/runs/{name}"),
@@ -331,7 +327,7 @@ async def test_a_run_of_a_hostile_name_is_not_found_and_nothing_else(home: Path,
 @pytest.mark.parametrize(
     "body", [{"spec": "\0"}, {"spec": "", "source": "", "cwd": "/a\0b"}, {"x": [{"y\0": 1}]}]
 )
-async def test_a_request_with_a_nul_in_it_is_refused_wherever_it_is(home: Path, body: dict[str, Any]) -> None:
+async def test_request_with_a_nul_is_refused(home: Path, body: dict[str, Any]) -> None:
     async with serving(home) as api:
         status, answer = await asyncio.to_thread(
             raw, api.client, "POST", "/v1/runs", json.dumps(body).encode()

@@ -81,7 +81,7 @@ def own_code() -> list[Path]:
     return linked + [path for path in inside if not any(parent.is_symlink() for parent in path.parents)]
 
 
-def test_every_top_level_folder_is_one_of_the_fixed_rooms() -> None:
+def test_top_level_folders_are_the_fixed_rooms() -> None:
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -94,14 +94,14 @@ def test_the_package_links_to_the_top_level_room(room: str) -> None:
     assert os.readlink(ROOT / "lorad" / room) == f"../{room}"
 
 
-def test_every_folder_with_code_is_a_package_so_that_the_wheel_holds_it() -> None:
+def test_every_folder_with_code_is_a_package() -> None:
     folders = {path.parent for path in own_code()}
     assert [
         str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()
     ] == []
 
 
-def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
+def test_no_file_is_over_500_lines() -> None:
     lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in own_code()}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
 
@@ -152,6 +152,19 @@ def offered(path: Path) -> Iterator[str]:
             yield from (
                 name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)
             )
+
+
+TEST = re.compile(r"^\s*(?:async )?def test_(\w+)", re.MULTILINE)
+LONGEST_NAME = 8  # words of a test's name
+
+
+def test_names_of_tests_are_short_sentences() -> None:
+    named = [
+        (path.name, name)
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in TEST.findall(path.read_text())
+    ]
+    assert [found for found in named if len(found[1].split("_")) > LONGEST_NAME] == []
 
 
 def imported_packages() -> set[str]:
@@ -267,7 +280,7 @@ def test_only_the_store_speaks_sql() -> None:
     assert [found for path in others for found in sql_in(path)] == []
 
 
-def test_every_package_that_lorad_imports_is_a_declared_dependency() -> None:
+def test_every_imported_package_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     declared = {re.split(r"[^A-Za-z0-9_-]", line)[0].lower() for lines in groups for line in lines}

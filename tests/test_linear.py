@@ -67,7 +67,7 @@ def best(read: Callable[[str], Any], text: str, enough: float = 0.0) -> float:
     return found
 
 
-def test_a_text_that_is_too_long_is_refused_before_it_is_read() -> None:
+def test_too_long_text_is_refused_unread() -> None:
     with pytest.raises(SpecError, match="larger than 1 MiB"):
         load_spec("-eyJ" * SPEC_BYTES, source="a.yaml")
     for read in (lambda text: axes_of([text]), lambda text: load_spec("", overrides=[text])):

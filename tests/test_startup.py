@@ -28,7 +28,7 @@ def collector() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_the_collector_rests_during_imports_and_is_as_before(is_on: bool) -> None:
+def test_garbage_collector_rests_only_during_imports(is_on: bool) -> None:
     (gc.enable if is_on else gc.disable)()
     with pytest.raises(ImportError), quick_imports():
         assert not gc.isenabled()

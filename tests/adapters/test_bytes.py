@@ -29,7 +29,7 @@ def test_the_bytes_are_those_that_safetensors_writes() -> None:
         assert b"".join(serialized(tensors)) == save(tensors, metadata={"format": "pt"})
 
 
-def test_a_digest_is_remembered_only_while_nobody_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_read_only_tensors_have_a_remembered_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = an_adapter()
     tensor = next(iter(adapter.tensors.values()))
     first = adapter.digest()
@@ -53,7 +53,7 @@ def test_what_is_read_can_not_be_written_to(tmp_path: Path) -> None:
         next(iter(read.tensors.values()))[0, 0] = 1.0
 
 
-def test_a_version_directory_tells_the_digest_of_its_adapter_without_reading_it_again(tmp_path: Path) -> None:
+def test_manifest_has_the_digest_of_the_adapter(tmp_path: Path) -> None:
     adapter = an_adapter()
     manifest = write_directory(tmp_path / "1", lambda made: write_peft(adapter, made, "base"))
     assert manifest.files[WEIGHTS].sha256 == adapter.digest()

@@ -25,7 +25,7 @@ def final(tmp_path: Path) -> Path:
     return tmp_path / "versions" / "000001"
 
 
-def test_a_written_directory_has_its_files_and_a_manifest_of_them(final: Path) -> None:
+def test_written_directory_has_files_and_their_manifest(final: Path) -> None:
     manifest = read_manifest(final)
     assert {name: fact.bytes for name, fact in manifest.files.items()} == {"state/adam": 0, "weights": 100}
     assert manifest.facts == {"step": 3}
@@ -34,7 +34,7 @@ def test_a_written_directory_has_its_files_and_a_manifest_of_them(final: Path) -
     verify(final)
 
 
-def test_a_directory_can_be_filled_by_one_process_and_finished_by_another(tmp_path: Path) -> None:
+def test_directory_can_be_begun_and_committed_apart(tmp_path: Path) -> None:
     temporary = begin(tmp_path / "000002")
     assert temporary.parent == tmp_path and temporary.name.startswith(".tmp-000002-")
     two_files(temporary)
@@ -52,9 +52,7 @@ def test_an_existing_directory_is_never_replaced(final: Path) -> None:
     verify(final)
 
 
-def test_every_file_and_both_directories_reach_the_disk_before_the_name_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fsync
 
@@ -69,7 +67,7 @@ def test_every_file_and_both_directories_reach_the_disk_before_the_name_is_there
     assert synced[-2:] == ["before .tmp", tmp_path.name.partition("-")[0]]
 
 
-def test_a_full_disk_is_told_with_the_directory_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_full_disk_error_names_directory_and_leaves_nothing(tmp_path: Path) -> None:
     def fill(directory: Path) -> None:
         two_files(directory)
         Path("/dev/full").write_bytes(b"x")
@@ -80,7 +78,7 @@ def test_a_full_disk_is_told_with_the_directory_and_leaves_nothing_behind(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_place_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file/v could not be written"):
         write_directory(tmp_path / "file" / "v", two_files)
@@ -97,13 +95,13 @@ def test_any_failure_of_the_writer_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["weights", "state/adam", MANIFEST])
-def test_a_missing_file_is_told_by_its_name(name: str, final: Path) -> None:
+def test_missing_file_is_named(name: str, final: Path) -> None:
     (final / name).unlink()
     with pytest.raises(IntegrityError, match=name):
         verify(final)
 
 
-def test_any_flipped_byte_is_told_by_its_file(final: Path) -> None:
+def test_flipped_byte_names_its_file(final: Path) -> None:
     for name in ("weights", MANIFEST):
         whole = (final / name).read_bytes()
         for position in range(len(whole)):
@@ -116,7 +114,7 @@ def test_any_flipped_byte_is_told_by_its_file(final: Path) -> None:
     verify(final)
 
 
-def test_a_file_that_nobody_wrote_and_a_longer_file_are_told(final: Path) -> None:
+def test_unknown_and_longer_files_fail_verification(final: Path) -> None:
     (final / "state" / "more").touch()
     with pytest.raises(IntegrityError, match="state/more: not in"):
         verify(final)
@@ -126,16 +124,17 @@ def test_a_file_that_nobody_wrote_and_a_longer_file_are_told(final: Path) -> Non
         verify(final)
 
 
-def test_a_link_is_told(final: Path) -> None:
+def test_link_fails_verification(final: Path) -> None:
     (final / "weights").rename(final.parent / "elsewhere")
     (final / "weights").symlink_to(final.parent / "elsewhere")
     with pytest.raises(IntegrityError, match="weights: neither a file"):
         verify(final)
 
 
-def test_a_writer_killed_at_any_fsync_leaves_the_old_state_and_a_leftover_that_sweep_removes(
+def test_sweep_removes_what_a_killed_writer_left(
     tmp_path: Path,
 ) -> None:
+    """The writer is killed at each of its fsyncs in turn; only the last but one makes the final name."""
     code = """
 import os, sys
 from pathlib import Path

@@ -69,14 +69,14 @@ def refusal(directory: Path) -> str:
 @pytest.mark.parametrize(
     "adapter", [an_adapter(), an_adapter(Q0, UP0, Q1, rank=1, rslora=True, dropout=0.25)]
 )
-def test_what_is_written_is_read_back_to_the_bit(adapter: Adapter, tmp_path: Path) -> None:
+def test_written_adapter_is_read_back_bit_for_bit(adapter: Adapter, tmp_path: Path) -> None:
     write_peft(adapter, tmp_path, "some/base")
     again = read_peft(tmp_path)
     assert again.config == adapter.config
     assert again.digest() == adapter.digest() == hashlib.sha256((tmp_path / WEIGHTS).read_bytes()).hexdigest()
 
 
-def test_equal_targets_of_all_layers_are_written_as_leaf_names(directory: Path) -> None:
+def test_targets_equal_in_all_layers_become_leaf_names(directory: Path) -> None:
     written = settings(directory)
     assert written["target_modules"] == ["q_proj"]
     assert (written["r"], written["lora_alpha"], written["base_model_name_or_path"]) == (2, 4, "some/base")
@@ -168,7 +168,7 @@ def test_a_setting_that_means_something_else_is_refused(key: str, value: Any, di
     refusal(directory)
 
 
-def test_a_regular_expression_and_excludes_of_peft_are_accepted(directory: Path) -> None:
+def test_pefts_regular_expressions_and_excludes_are_accepted(directory: Path) -> None:
     settings(directory, target_modules=r".*\.q_proj")
     assert read_peft(directory).config.modules == (Q0, Q1)
     settings(directory, target_modules=["q_proj", "up_proj"], exclude_modules=["up_proj"])
@@ -191,7 +191,7 @@ def test_a_missing_layer_is_refused(directory: Path) -> None:
 @pytest.mark.parametrize(
     "name", [f"{Q0}.lora_magnitude_vector", f"{Q0}.lora_A.bias", "model.embed_tokens.weight"]
 )
-def test_a_tensor_that_is_no_lora_weight_is_refused(name: str, directory: Path) -> None:
+def test_tensor_other_than_lora_weights_is_refused(name: str, directory: Path) -> None:
     rewrite(directory, {**an_adapter().tensors, name: np.zeros((2, 4), np.float32)})
     assert name in refusal(directory)
 
@@ -205,7 +205,7 @@ def test_every_truncation_is_refused(directory: Path) -> None:
     refusal(directory)
 
 
-def test_a_flipped_byte_of_the_header_never_raises_anything_but_a_refusal(directory: Path) -> None:
+def test_flipped_header_bytes_raise_nothing_but_refusals(directory: Path) -> None:
     whole = bytearray((directory / WEIGHTS).read_bytes())
     for position in range(8 + struct.unpack("<Q", whole[:8])[0]):
         damaged = whole.copy()
@@ -229,7 +229,7 @@ def test_a_header_that_lies_is_refused(header: bytes, directory: Path) -> None:
     refusal(directory)
 
 
-def test_a_header_that_claims_gigabytes_is_refused_before_it_is_read(directory: Path) -> None:
+def test_huge_header_is_refused_before_reading_it(directory: Path) -> None:
     (directory / WEIGHTS).write_bytes(struct.pack("<Q", 1 << 62) + bytes(64))
     assert "its header claims" in refusal(directory)
 
@@ -248,7 +248,7 @@ def hostile_header(directory: Path, shapes: dict[str, tuple[int, int]], size: in
 
 
 @pytest.mark.parametrize("trick", ["terabytes", "many", "targets", "path"])
-def test_an_attack_by_a_directory_is_refused_before_weights_are_read(trick: str, directory: Path) -> None:
+def test_hostile_directory_is_refused_before_weights_are_read(trick: str, directory: Path) -> None:
     a, b = f"{Q0}.lora_A.weight", f"{Q0}.lora_B.weight"
     if trick == "terabytes":
         hostile_header(directory, {a: (2, 10**12), b: (6, 2)}, 64)
@@ -268,7 +268,7 @@ def test_an_adapter_that_fits_is_valid() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_one_value_that_is_not_finite_is_refused_with_its_tensor(value: float) -> None:
+def test_refusal_of_nonfinite_value_names_its_tensor(value: float) -> None:
     adapter = an_adapter()
     adapter.tensors[f"{Q1}.lora_B.weight"][3, 1] = value
     with pytest.raises(AdapterRefused, match=rf"{Q1}\.lora_B\.weight holds 1 of 12"):
@@ -282,7 +282,7 @@ def test_an_adapter_of_another_base_is_refused() -> None:
         validate(an_adapter(Q0), {Q1: (6, 4)})
 
 
-def test_tensors_that_are_not_those_of_its_modules_are_refused() -> None:
+def test_tensors_and_modules_must_agree() -> None:
     adapter = an_adapter(Q0, Q1)
     fewer = Adapter(an_adapter(Q0).config, adapter.tensors)
     more = Adapter(an_adapter(Q0, Q1, UP0).config, adapter.tensors)
@@ -299,7 +299,7 @@ def test_another_dtype_is_refused() -> None:
         validate(Adapter(adapter.config, tensors), SHAPES)
 
 
-def test_what_the_stand_ins_of_other_tests_write_is_what_lorad_writes(tmp_path: Path) -> None:
+def test_stand_in_writes_the_same_files_as_lorad(tmp_path: Path) -> None:
     half = np.full((1, 4), 7, np.float32)
     tensors = {f"{MODULE}.lora_A.weight": half, f"{MODULE}.lora_B.weight": half.T.copy()}
     for name, write in (
@@ -331,7 +331,7 @@ def tiny_with_head(directory: Path, *targets: str, base: Path = TINY, train_head
     return directory
 
 
-def test_a_copy_of_the_bases_own_weight_is_passed_over(tmp_path: Path) -> None:
+def test_copy_of_a_base_weight_is_ignored(tmp_path: Path) -> None:
     source = tiny_with_head(tmp_path, "q_proj", "lm_head")
     assert outline(source).copies == ("lm_head",)
     found = read_peft(source, weight_files(TINY))
@@ -339,7 +339,7 @@ def test_a_copy_of_the_bases_own_weight_is_passed_over(tmp_path: Path) -> None:
     assert "lm_head" in found.config.modules
 
 
-def test_another_weight_than_the_bases_is_refused_with_what_to_change(tmp_path: Path) -> None:
+def test_changed_base_weight_is_refused_with_a_hint(tmp_path: Path) -> None:
     source = tiny_with_head(tmp_path, "q_proj", "lm_head", train_head=True)
     for base, says in (
         (weight_files(TINY), "is not that of the base"),
@@ -350,7 +350,7 @@ def test_another_weight_than_the_bases_is_refused_with_what_to_change(tmp_path: 
         assert "save_embedding_layers=False" in refused.value.hint
 
 
-def test_an_adapted_embedding_is_refused_with_what_to_change(tmp_path: Path) -> None:
+def test_adapted_embedding_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(
         AdapterRefused, match=r"embed_tokens\.lora_embedding_A adapts an embedding"
     ) as refused:

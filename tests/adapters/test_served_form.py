@@ -59,7 +59,7 @@ def leaves_by_part(adapter: Adapter) -> list[set[str]]:
 
 @pytest.mark.parametrize("kind", sorted(SERVERS))
 @pytest.mark.parametrize("rslora", [False, True])
-def test_the_form_of_any_targets_changes_the_base_as_the_version(kind: str, rslora: bool) -> None:
+def test_served_form_equals_its_version_for_any_targets(kind: str, rslora: bool) -> None:
     assert len(SUBSETS) == 127
     for chosen in SUBSETS:
         adapter = of(chosen, rslora=rslora)
@@ -86,7 +86,7 @@ def test_only_layers_that_are_adapted_get_partners() -> None:
     assert form.config.modules == tuple(f"model.layers.1.self_attn.{leaf}" for leaf in sorted(QKV))
 
 
-def test_what_has_the_form_already_is_the_version_itself() -> None:
+def test_version_already_in_served_form_is_unchanged() -> None:
     assert served(WHOLE, SHAPES, dialect_class("sglang").joined, "float32") is WHOLE
 
 
@@ -110,7 +110,7 @@ async def engine() -> AsyncIterator[BuiltinEngine]:
     compute.close()
 
 
-async def test_the_builtin_engine_serves_any_targets_as_merged_weights_do(engine: BuiltinEngine) -> None:
+async def test_builtin_engine_agrees_with_merged_weights(engine: BuiltinEngine) -> None:
     model = reference_model(TINY)
     weights = {
         name: module.weight for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)

@@ -25,7 +25,7 @@ def test_all_linear_is_every_linear_but_the_head() -> None:
     assert match_modules(SHAPES, "all-linear") == match_modules(SHAPES, "all-linear", ["lm_head"])
 
 
-def test_the_head_may_be_excluded_where_there_is_none_and_targeted_where_there_is_one() -> None:
+def test_head_can_be_targeted_or_excluded_when_absent() -> None:
     tied = {name: shape for name, shape in SHAPES.items() if name != "lm_head"}
     assert len(match_modules(tied, "all-linear", ["lm_head"])) == 14
     assert match_modules(SHAPES, ["lm_head"]) == ("lm_head",)
@@ -67,7 +67,7 @@ def test_a_full_name_is_one_module() -> None:
     assert match_modules(SHAPES, "model.layers.1.mlp.up_proj") == ("model.layers.1.mlp.up_proj",)
 
 
-def test_a_name_does_not_match_a_part_of_another() -> None:
+def test_name_matches_no_part_of_another() -> None:
     with pytest.raises(SpecError, match="'proj'"):
         match_modules(SHAPES, "proj")
 
@@ -82,7 +82,7 @@ def test_excludes_take_the_same_forms() -> None:
     assert len(match_modules(SHAPES, "all-linear", "*.layers.0.*")) == 7
 
 
-def test_an_entry_that_matches_nothing_is_refused_with_the_nearest_and_what_there_is() -> None:
+def test_unmatched_target_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(SpecError) as refused:
         match_modules(SHAPES, ["q_proj", "v_prj"])
     assert "lora.target_modules: 'v_prj'" in str(refused.value)

@@ -51,9 +51,7 @@ def test_a_backend_that_is_none_is_refused(name: str, override: str | None, mess
         ("rollout", "mine", "builtin, sglang, theirs, vllm;"),
     ],
 )
-def test_a_backend_of_the_other_side_is_refused_though_config_names_it(
-    part: str, name: str, fitting: str
-) -> None:
+def test_backend_of_the_other_side_is_refused(part: str, name: str, fitting: str) -> None:
     mine, theirs = Backend(trainer="a:Trainer"), Backend(engine="b:Engine")
     config = Config(backends={"sglang": Backend(), "megatron": Backend(), "mine": mine, "theirs": theirs})
     with pytest.raises(SpecError, match=rf"{part}\.backend: no backend '{name}'") as refused:

@@ -22,9 +22,7 @@ def made() -> Iterator[World]:
 
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
-def test_a_server_that_config_does_not_name_is_told_with_the_commands_that_install_it(
-    made: World, kind: str
-) -> None:
+def test_unconfigured_server_shows_its_install_commands(made: World, kind: str) -> None:
     made.home.config.write_text("{}")
     told = made.lorad("doctor", "--engine", kind, expect=1).stdout
     assert [line for line in install_lines(kind) if line not in told] == []
@@ -35,13 +33,13 @@ def test_an_interpreter_that_is_not_there_is_named(made: World) -> None:
     assert "/nowhere/bin/python" in made.lorad("doctor", "--engine", "vllm", expect=1).stdout
 
 
-def test_a_python_without_the_server_is_told_before_anything_is_started(made: World) -> None:
+def test_python_without_the_server_fails_the_interpreter_check(made: World) -> None:
     made.home.config.write_text(json.dumps({"backends": {"vllm": {"python": sys.executable}}}))
     (check,) = made.json("doctor", "--engine", "vllm", expect=1)
     assert check["name"] == "interpreter" and "not installed" in check["detail"] and "pip" in check["hint"]
 
 
-def test_a_config_that_cannot_be_read_is_told(made: World) -> None:
+def test_unreadable_config_fails_the_check(made: World) -> None:
     made.home.config.write_text("backends: {sglang: {pyton: /x}}")
     assert "pyton" in made.lorad("doctor", "--engine", "sglang", expect=1).stdout
 
@@ -51,7 +49,7 @@ def test_an_unknown_engine_is_bad_usage(made: World) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.01, np.nan])
-def test_a_server_that_computes_something_else_is_told(wrong: float) -> None:
+def test_wrong_logprobs_of_a_server_are_found(wrong: float) -> None:
     ours = [np.zeros(4, np.float32), np.zeros(4, np.float32)]
     assert compared(ours, ours, "float32").ok
     assert not compared([ours[0], ours[1] + np.float32(wrong)], ours, "float32").ok

@@ -22,7 +22,7 @@ def row(judgement: str, target: float) -> Row:
     return Row("what", "m", "lorad", judgement, "peer", target=target, peer_side="lorad")  # type: ignore[arg-type]
 
 
-def test_every_row_is_of_a_measure_that_has_its_sides() -> None:
+def test_every_row_has_a_measure_with_its_peer() -> None:
     for each in ROWS:
         assert each.peer_side in MEASURES[each.measure].sides or not each.peer
     assert {each.measure for each in ROWS} == set(MEASURES)

@@ -24,7 +24,7 @@ def choose(
     return choose_runtime(parameters, machine, device, Overrides(**overrides))
 
 
-def test_small_model_gets_one_thread_and_a_large_one_every_idle_core() -> None:
+def test_threads_grow_with_the_size_of_the_model() -> None:
     sizes = (SMALL_MODEL - 1, SMALL_MODEL, LARGE)
     assert [choose(parameters=size).threads for size in sizes] == [1, SMALL_MODEL // PER_THREAD, 8]
 
@@ -34,7 +34,7 @@ def test_large_model_leaves_busy_cores_to_others(load: float, threads: int) -> N
     assert choose(replace(IDLE, load=load)).threads == threads
 
 
-def test_load_elsewhere_on_a_large_machine_does_not_count_against_the_granted_cores() -> None:
+def test_load_on_other_cores_leaves_granted_ones_free() -> None:
     assert choose(replace(IDLE, cores=4, all_cores=64, load=20.0)).threads == 4
 
 
@@ -52,7 +52,7 @@ def test_gpu_needs_few_threads() -> None:
     assert choose(replace(IDLE, cores=2), device="cuda:0").threads == 2
 
 
-def test_run_goes_before_spec_before_config_before_environment_before_automatic() -> None:
+def test_threads_come_from_the_most_specific_source() -> None:
     asked: dict[str, Any] = {
         "run": 2,
         "spec": 3,
@@ -65,7 +65,7 @@ def test_run_goes_before_spec_before_config_before_environment_before_automatic(
         asked.pop(source, None)
 
 
-def test_more_threads_than_can_run_are_granted_and_told() -> None:
+def test_threads_beyond_the_cores_come_with_a_reason() -> None:
     chosen = choose(replace(IDLE, cores=2), run=6)
     assert chosen.threads == 6 and "only 2 can run" in chosen.reasons["threads"].text
 
@@ -75,7 +75,7 @@ def test_environment_that_is_no_count_is_not_heard(value: str) -> None:
     assert choose(environment={"OMP_NUM_THREADS": value}).threads == 8
 
 
-def test_waiting_is_active_only_when_asked_for_and_alone() -> None:
+def test_active_waiting_needs_a_request_and_idle_cores() -> None:
     active = RuntimeSettings(wait_policy="active")
     assert choose().wait_policy == "passive"
     assert choose(config=active).wait_policy == "active"
@@ -85,12 +85,12 @@ def test_waiting_is_active_only_when_asked_for_and_alone() -> None:
 
 
 @pytest.mark.parametrize(("memory", "kept"), [(64 * GIB, GIB), (4 * GIB, 256 * MIB), (64 * MIB, 32 * MIB)])
-def test_malloc_keeps_no_more_than_a_share_of_the_memory(memory: int, kept: int) -> None:
+def test_malloc_keeps_at_most_a_share_of_memory(memory: int, kept: int) -> None:
     malloc = choose(replace(IDLE, memory=memory)).malloc
     assert malloc == {"MALLOC_MMAP_THRESHOLD_": kept, "MALLOC_TRIM_THRESHOLD_": kept, "MALLOC_ARENA_MAX": 1}
 
 
-def test_old_glibc_gets_a_threshold_that_it_does_not_ignore() -> None:
+def test_old_glibc_gets_a_threshold_it_accepts() -> None:
     malloc = choose(replace(IDLE, allocator="glibc 2.31")).malloc
     assert (malloc["MALLOC_MMAP_THRESHOLD_"], malloc["MALLOC_TRIM_THRESHOLD_"]) == (32 * MIB, GIB)
 
@@ -169,7 +169,7 @@ def test_cgroup_2_limits_of_the_groups_around_count(tmp_path: Path) -> None:
     assert (machine.quota, machine.usable, machine.memory) == (1.5, 1, 256 * MIB)
 
 
-def test_cgroup_1_limits_are_read_where_a_container_mounts_them(tmp_path: Path) -> None:
+def test_cgroup_1_limits_of_a_container_count(tmp_path: Path) -> None:
     files = {
         "proc/self/cgroup": "3:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/\n",
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "200000\n",

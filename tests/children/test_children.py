@@ -120,7 +120,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-async def test_stop_leaves_nothing_of_a_stubborn_child_and_its_sessions(tmp_path: Path) -> None:
+async def test_stop_kills_a_stubborn_child_and_its_sessions(tmp_path: Path) -> None:
     process = child(tmp_path, FAMILY.format(STUBBORN, ""))
     await process.start()
     pids, watcher = await asyncio.to_thread(family, tmp_path), guard_pid(tmp_path)
@@ -131,7 +131,7 @@ async def test_stop_leaves_nothing_of_a_stubborn_child_and_its_sessions(tmp_path
     assert await process.ended() == "was killed by SIGKILL"
 
 
-async def test_a_child_that_obeys_has_its_time_to_end(tmp_path: Path) -> None:
+async def test_obedient_child_has_time_to_end(tmp_path: Path) -> None:
     code = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('bye'))); print('up', "
         "flush=True)"
@@ -152,7 +152,7 @@ async def test_children_may_clean_up_after_the_child(tmp_path: Path) -> None:
     assert (tmp_path / "cleaned").exists()
 
 
-async def test_a_killed_child_is_told_to_all_who_wait_and_its_children_go(tmp_path: Path) -> None:
+async def test_killed_child_wakes_all_waiters_without_leftovers(tmp_path: Path) -> None:
     process = child(tmp_path, FAMILY.format("", STUBBORN))
     await process.start()
     pids = await asyncio.to_thread(family, tmp_path)
@@ -162,7 +162,7 @@ async def test_a_killed_child_is_told_to_all_who_wait_and_its_children_go(tmp_pa
     assert not any(map(lives, pids))
 
 
-async def test_a_waiter_that_gives_up_takes_nothing_from_the_others(tmp_path: Path) -> None:
+async def test_cancelled_waiter_leaves_the_child_alive(tmp_path: Path) -> None:
     process = child(tmp_path, "import time; time.sleep(600)")
     await process.start()
     impatient = asyncio.create_task(process.ended())
@@ -174,7 +174,7 @@ async def test_a_waiter_that_gives_up_takes_nothing_from_the_others(tmp_path: Pa
     assert await process.ended() == "was killed by SIGTERM"
 
 
-async def test_exit_code_and_the_log_of_this_life_are_told(tmp_path: Path) -> None:
+async def test_tail_and_exit_code_are_of_this_life(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("of an earlier life\n")
     process = child(tmp_path, "import sys; print('one\\n\\n  two', flush=True); sys.exit('no memory')")
     await process.start()
@@ -183,16 +183,17 @@ async def test_exit_code_and_the_log_of_this_life_are_told(tmp_path: Path) -> No
     assert (tmp_path / "log").read_text().startswith("of an earlier life\n")
 
 
-async def test_a_program_that_is_not_there_is_told_in_the_log(tmp_path: Path) -> None:
+async def test_missing_program_is_reported_in_the_log(tmp_path: Path) -> None:
     process = Child(["/no/python"], {}, tmp_path / "log", tmp_path / "record", tmp_path)
     await process.start()
     assert await process.ended() == "exited with code 127"
     assert "cannot start /no/python: " in process.tail()
 
 
-async def test_the_child_has_its_folder_umask_environment_and_no_descriptor_of_the_pool(
+async def test_child_inherits_no_descriptors_of_the_pool(
     tmp_path: Path,
 ) -> None:
+    """It has its own folder, umask and environment, and the signal handling of a fresh Python."""
     code = """
 import json, os, signal
 fds = {fd: os.readlink(f'/proc/self/fd/{fd}') for fd in range(64) if os.path.exists(f'/proc/self/fd/{fd}')}
@@ -218,7 +219,7 @@ print(json.dumps([fds, os.getcwd(), os.environ['A'], os.environ['LORAD_HOME'], s
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("made", "log")] == [0o700, 0o600]
 
 
-async def test_a_terminal_that_hangs_up_or_is_interrupted_ends_nothing(tmp_path: Path) -> None:
+async def test_terminal_signals_to_the_guard_end_nothing(tmp_path: Path) -> None:
     process = child(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
     await process.start()
     await asyncio.to_thread(wait_for, process.tail)
@@ -228,7 +229,7 @@ async def test_a_terminal_that_hangs_up_or_is_interrupted_ends_nothing(tmp_path:
     assert await process.ended() == "was killed by SIGTERM"
 
 
-async def test_a_killed_guard_takes_the_child_and_its_sessions_with_it(tmp_path: Path) -> None:
+async def test_killed_guard_takes_the_child_and_its_sessions(tmp_path: Path) -> None:
     process = child(tmp_path, FAMILY.format(STUBBORN, ""))
     await process.start()
     pids = await asyncio.to_thread(family, tmp_path)
@@ -237,9 +238,7 @@ async def test_a_killed_guard_takes_the_child_and_its_sessions_with_it(tmp_path:
     assert not any(map(lives, pids))
 
 
-async def test_a_guard_that_is_stopped_cannot_hold_up_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stopped_guard_cannot_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.children.process.KILL_SECONDS", 1.0)
     process = child(tmp_path, FAMILY.format(STUBBORN, ""))
     await process.start()
@@ -256,7 +255,7 @@ def test_a_killed_pool_leaves_nothing_behind(tmp_path: Path) -> None:
     wait_for(lambda: not any(map(lives, pids)))
 
 
-def test_a_sweep_ends_at_once_what_a_killed_pool_left(tmp_path: Path) -> None:
+def test_sweep_ends_what_a_killed_pool_left(tmp_path: Path) -> None:
     pool = pool_with(tmp_path, FAMILY.format(STUBBORN, ""))
     pids = [*family(tmp_path), guard_pid(tmp_path)]
     kill(pool)
@@ -265,7 +264,7 @@ def test_a_sweep_ends_at_once_what_a_killed_pool_left(tmp_path: Path) -> None:
     assert not sweep(tmp_path / "record")
 
 
-def test_a_sweep_finds_what_a_killed_pool_and_its_killed_guard_left(tmp_path: Path) -> None:
+def test_sweep_finds_leftovers_of_a_killed_guard(tmp_path: Path) -> None:
     pool = pool_with(tmp_path, FAMILY.format(STUBBORN, ""))
     pids, watcher = family(tmp_path), guard_pid(tmp_path)
     kill(pool)
@@ -275,7 +274,7 @@ def test_a_sweep_finds_what_a_killed_pool_and_its_killed_guard_left(tmp_path: Pa
     assert not any(map(lives, pids))
 
 
-def test_a_sweep_never_touches_a_process_that_was_given_the_pid_again(tmp_path: Path) -> None:
+def test_sweep_spares_a_process_with_a_reused_pid(tmp_path: Path) -> None:
     innocent = subprocess.Popen(["sleep", "600"])
     began = start_time(innocent.pid)
     assert began is not None
@@ -291,7 +290,7 @@ def test_a_sweep_never_touches_a_process_that_was_given_the_pid_again(tmp_path: 
     kill(innocent)
 
 
-def test_the_lock_of_a_device_is_held_as_long_as_anything_of_a_killed_pool_lives(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_pool_hold_its_device(tmp_path: Path) -> None:
     (device := tmp_path / "GPU-0.lock").touch()
     command = [sys.executable, "-c", POOL, str(tmp_path), *PYTHON, FAMILY.format(STUBBORN, "")]
     with holding(device), holding(tmp_path / "lock"):
@@ -306,7 +305,7 @@ def test_the_lock_of_a_device_is_held_as_long_as_anything_of_a_killed_pool_lives
     assert not any(map(lives, pids))
 
 
-def test_what_a_killed_pool_left_is_cleared_up_unless_another_life_has_begun(tmp_path: Path) -> None:
+def test_leftovers_are_cleaned_unless_a_new_life_began(tmp_path: Path) -> None:
     pool = pool_with(tmp_path, FAMILY.format(STUBBORN, ""))
     (tmp_path / "record").rename(tmp_path / "engine-0.json")
     pids, left = family(tmp_path), places(tmp_path)
@@ -324,7 +323,7 @@ def test_what_a_killed_pool_left_is_cleared_up_unless_another_life_has_begun(tmp
     assert clean_leftovers(tmp_path) and not clean_leftovers(tmp_path / "absent")
 
 
-def test_a_new_life_of_a_pool_waits_for_who_clears_up(tmp_path: Path) -> None:
+def test_new_life_waits_for_the_cleaning(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from lorad.children.leftovers import living\n"
     code += "print('here', flush=True)\nwith living(Path(sys.argv[1])): print('up')"
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -39,18 +39,18 @@ def test_unknown_run_is_exit_code_3(made: World) -> None:
     ("override", "told"),
     [("lora.rnak=3", "lora.rank"), ("data.train=missing.jsonl", "missing.jsonl")],
 )
-def test_bad_spec_is_exit_code_2_and_starts_nothing(made: World, override: str, told: str) -> None:
+def test_bad_spec_exits_with_2_and_starts_nothing(made: World, override: str, told: str) -> None:
     error = made.lorad("run", made.spec(), override, "--name", "bad", expect=2).stderr
     assert told in error
     made.lorad("show", "bad", expect=3)
 
 
-def test_unknown_key_in_a_file_is_told_with_its_line(made: World) -> None:
+def test_unknown_key_in_a_file_names_its_line(made: World) -> None:
     error = made.lorad("run", made.spec("seed: 1\nlora:\n  rnak: 3\n"), expect=2).stderr
     assert "spec.yaml:3" in error and "lora.rank" in error
 
 
-def test_malformed_data_line_is_told_with_its_number(made: World) -> None:
+def test_malformed_data_line_is_named_by_number(made: World) -> None:
     (made.root / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": \n')
     error = made.lorad("run", made.spec(), "data.train=rows.jsonl", expect=2).stderr
     assert "rows.jsonl:2" in error
@@ -71,7 +71,7 @@ def test_lora_flags_reach_the_spec(made: World) -> None:
     assert (version["rank"], version["alpha"]) == (4, 8)
 
 
-def test_flags_of_modules_are_text_and_all_of_them_count(made: World) -> None:
+def test_repeated_module_flags_add_up(made: World) -> None:
     flags = (
         "--target-modules",
         "*_proj",
@@ -86,7 +86,7 @@ def test_flags_of_modules_are_text_and_all_of_them_count(made: World) -> None:
     assert (lora["target_modules"], lora["exclude_modules"]) == ("*_proj,q_proj", "*.mlp.*, lm_head")
 
 
-def test_run_takes_the_flags_that_users_of_miles_and_vime_know(made: World) -> None:
+def test_run_takes_the_flags_of_miles_and_vime(made: World) -> None:
     told = made.lorad("run", "--help", COLUMNS="160").stdout
     lora = ("rank", "alpha", "dropout", "type", "adapter-path")
     known = (
@@ -120,7 +120,7 @@ def test_pause_resume_stop_kill_and_rm(made: World) -> None:
     assert not directory.exists()
 
 
-def test_a_run_that_wants_the_pool_for_itself_waits_and_says_why(made: World) -> None:
+def test_exclusive_run_waits_and_says_why(made: World) -> None:
     made.lorad("run", made.spec(LONG), "--name", "first", "--detach")
     made.reached("first", 1)
     made.lorad("run", made.spec(), "resources.exclusive=true", "--name", "second", "--detach")
@@ -130,7 +130,7 @@ def test_a_run_that_wants_the_pool_for_itself_waits_and_says_why(made: World) ->
     made.completed("second")
 
 
-def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:
+def test_interrupt_only_detaches_from_the_run(made: World) -> None:
     made.lorad("daemon", "start")
     process = subprocess.Popen(
         [sys.executable, "-m", "lorad", "run", str(made.spec(LONG)), "--name", "detached"],
@@ -149,7 +149,7 @@ def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:
     made.lorad("kill", "detached", "--wait")
 
 
-def test_the_live_line_fits_80_columns_and_an_interrupt_leaves_one_line(made: World) -> None:
+def test_live_line_fits_the_terminal_and_detaches_cleanly(made: World) -> None:
     environment = os.environ | {"LORAD_HOME": str(made.home.root), "TERM": "xterm"}
     command = [
         sys.executable,
@@ -181,7 +181,7 @@ def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
         assert not empty.home.root.exists()
 
 
-def test_paths_typed_on_the_command_line_begin_where_the_shell_is(made: World) -> None:
+def test_typed_paths_are_relative_to_the_shell(made: World) -> None:
     rows = '{"prompt": "S:21=", "answer": "12"}\n' * 4
     (made.root / "mine.jsonl").write_text(rows)
     (made.root / "grade.py").write_text("def score(completion):\n    return 1.0\n")
@@ -222,7 +222,7 @@ def test_paths_typed_on_the_command_line_begin_where_the_shell_is(made: World) -
         ("nonsense", "nonsense"),
     ],
 )
-def test_an_override_with_a_path_is_sent_with_the_whole_path(typed: str, sent: str, tmp_path: Path) -> None:
+def test_path_in_an_override_is_made_absolute(typed: str, sent: str, tmp_path: Path) -> None:
     assert changed(typed, tmp_path) == sent.replace("{here}", str(tmp_path)).replace(
         "{up}", str(tmp_path.parent)
     )
@@ -250,7 +250,7 @@ def test_reports_are_on_stdout(made: World) -> None:
     assert made.lorad("doctor").stderr == ""
 
 
-def test_logs_samples_pools_devices_doctor_and_init_say_something(made: World) -> None:
+def test_logs_samples_pools_devices_and_doctor_print(made: World) -> None:
     made.run("talker", "trainer.steps=2")
     assert "reward" in made.lorad("plot", "talker").stdout
     made.lorad("plot", "talker", "--png", made.root / "curve.png")
@@ -267,7 +267,7 @@ def test_logs_samples_pools_devices_doctor_and_init_say_something(made: World) -
     made.lorad("run", made.root / "new.yaml", "trainer.steps=1", "eval.every=0", "--name", "inited", "--wait")
 
 
-def test_name_of_a_removed_run_can_be_used_again_but_its_version_numbers_not(made: World) -> None:
+def test_reused_name_continues_the_version_numbers(made: World) -> None:
     made.run("phoenix", "trainer.steps=2")
     made.lorad("rm", "phoenix", "--yes")
     made.run("phoenix", "trainer.steps=1")

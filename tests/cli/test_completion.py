@@ -84,15 +84,13 @@ def asked(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize(
     "words", [("show", ""), ("pin", "a@"), ("plot", "a", "--metric", ""), ("nonsense", ""), ()]
 )
-def test_where_nothing_answers_nothing_is_said_and_nothing_started(
-    words: tuple[str, ...], home: Path
-) -> None:
+def test_completion_without_a_home_is_silent(words: tuple[str, ...], home: Path) -> None:
     done = asked(home / "none", *words)
     assert (done.stdout, done.stderr) == ("", "") or words == ()
     assert not (home / "none").exists()
 
 
-def test_verbs_come_with_what_they_do_and_values_alone(frozen: Client) -> None:
+def test_only_verbs_are_completed_with_descriptions(frozen: Client) -> None:
     assert "doctor\tcheck this machine and this home" in asked(frozen.home.root, "d").stdout
     assert asked(frozen.home.root, "logs", "--of", "dr").stdout == "plain\tdriver\t\n"
 

@@ -36,7 +36,7 @@ def test_a_machine_without_systemd_is_fine(tmp_path: Path) -> None:
     assert checked(tmp_path) == Finding("logout", True, "no systemd here: a logout ends nothing")
 
 
-def test_what_logind_was_built_with_counts_where_nothing_is_set(machine: Path) -> None:
+def test_default_of_logind_counts_where_nothing_is_set(machine: Path) -> None:
     assert checked(machine).detail == "a logout ends nothing: KillUserProcesses is off"
     put(machine, "etc/systemd/logind.conf", "[Login]\n#KillUserProcesses=yes\n")
     finding = checked(machine)
@@ -45,7 +45,7 @@ def test_what_logind_was_built_with_counts_where_nothing_is_set(machine: Path) -
     )
 
 
-def test_a_logout_that_kills_is_reported_with_the_file_that_says_so(machine: Path) -> None:
+def test_killing_logout_names_the_file_saying_so(machine: Path) -> None:
     put(machine, "etc/systemd/logind.conf.d/50-box.conf", "[Login]\nKillUserProcesses = yes\n")
     finding = checked(machine)
     assert finding.detail == (
@@ -54,13 +54,13 @@ def test_a_logout_that_kills_is_reported_with_the_file_that_says_so(machine: Pat
     assert "loginctl enable-linger" in finding.hint and "lorad daemon install --now" in finding.hint
 
 
-def test_the_last_drop_in_by_name_counts_wherever_it_lies(machine: Path) -> None:
+def test_last_drop_in_by_name_counts(machine: Path) -> None:
     put(machine, "etc/systemd/logind.conf.d/10-first.conf", "[Login]\nKillUserProcesses=yes\n")
     put(machine, "usr/lib/systemd/logind.conf.d/90-last.conf", "[Login]\nKillUserProcesses=no\n")
     assert checked(machine).ok
 
 
-def test_a_drop_in_hides_its_namesake_of_the_vendor(machine: Path) -> None:
+def test_drop_in_hides_the_vendors_namesake(machine: Path) -> None:
     put(machine, "usr/lib/systemd/logind.conf.d/50.conf", "[Login]\nKillUserProcesses=yes\n")
     put(machine, "etc/systemd/logind.conf.d/50.conf", "[Login]\n")
     assert read_settings(machine)["KillUserProcesses"].value == "no"

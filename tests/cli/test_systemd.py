@@ -50,7 +50,7 @@ def lorad(*arguments: str) -> dict[str, object]:
     return told
 
 
-def test_the_unit_ends_the_daemon_alone_and_starts_it_again(config: Path, home: Path) -> None:
+def test_unit_kills_only_the_daemon_and_restarts_it(config: Path, home: Path) -> None:
     told = lorad("install")
     text = config.read_text().splitlines()
     assert told["next"][:2] == ["systemctl --user daemon-reload", "systemctl --user enable --now lorad"]  # type: ignore[index]
@@ -110,7 +110,7 @@ def test_now_asks_systemd(config: Path, asked: Path) -> None:
     assert asked.read_text().splitlines() == ["--user daemon-reload", "--user enable --now lorad"]
 
 
-def test_now_without_systemd_says_what_to_do_where_it_runs(config: Path) -> None:
+def test_install_now_without_systemd_gives_the_command(config: Path) -> None:
     with pytest.raises(Conflict, match="systemd does not run here") as refused:
         lorad("install", "--now")
     assert "systemctl --user enable --now lorad" in refused.value.hint and config.exists()
@@ -125,7 +125,7 @@ def test_uninstall_removes_what_install_wrote(config: Path, asked: Path) -> None
         lorad("uninstall")
 
 
-def test_a_daemon_with_a_unit_is_started_by_systemd(config: Path, home: Path, asked: Path) -> None:
+def test_systemd_starts_a_daemon_with_a_unit(config: Path, home: Path, asked: Path) -> None:
     assert not start_by_unit(Home(home))
     lorad("install")
     assert start_by_unit(Home(home))
@@ -137,7 +137,7 @@ def test_without_systemd_the_unit_does_not_matter(config: Path, home: Path) -> N
     assert not start_by_unit(Home(home))
 
 
-def test_the_unit_of_the_machine_is_for_all_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_unit_serves_all_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LORAD_HOME")
     unit = unit_of(Home(home), system=True)
     assert (str(unit.path), str(unit.home)) == ("/etc/systemd/system/lorad.service", "/var/lib/lorad")

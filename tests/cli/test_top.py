@@ -83,7 +83,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], h
     return lines
 
 
-def test_runs_pools_devices_and_alarms_are_told(shown: Shown) -> None:
+def test_runs_pools_devices_and_alarms_are_shown(shown: Shown) -> None:
     sorter = a_run("sorter", signals={"at": time.time(), "kl": 3.0}, recent=[0.0, None, 1.0])
     text = "\n".join(shown(a_world(sorter)))
     assert all(
@@ -104,14 +104,14 @@ def test_what_works_comes_first_whatever_its_age(shown: Shown) -> None:
     assert places == sorted(places)
 
 
-def test_a_narrow_terminal_gets_fewer_columns_and_a_low_one_fewer_runs(shown: Shown) -> None:
+def test_small_terminal_gets_fewer_columns_and_runs(shown: Shown) -> None:
     runs = [a_run("sorter"), *(a_run(f"over-{n}", state="ended", reason="completed") for n in range(40))]
     lines = shown(a_world(*runs), 40, 24)
     assert len(lines) <= 24 and "reward" in "\n".join(lines) and "owner" not in "\n".join(lines)
     assert len(shown(a_world(*runs), 200)) > 40
 
 
-def test_columns_go_before_what_stands_in_them_is_cut(shown: Shown) -> None:
+def test_columns_are_dropped_before_cells_are_cut(shown: Shown) -> None:
     long = a_run(
         "a-name-of-thirty-characters-long", owner="a-long-user-name", detail="no device is free " * 9
     )
@@ -120,7 +120,7 @@ def test_columns_go_before_what_stands_in_them_is_cut(shown: Shown) -> None:
     assert all(len(line.rstrip()) <= 90 for line in lines)
 
 
-def test_json_is_one_object_of_what_the_client_tells(shown: Shown) -> None:
+def test_json_is_one_object_of_the_clients_rows(shown: Shown) -> None:
     found = json.loads("\n".join(shown(a_world(a_run("sorter", signals={"kl": 3.0})), as_json=True)))
     assert found.keys() == {"runs", "pools", "devices", "alarms", "at"}
     whole = [msgspec.to_builtins(row) for row in (shaped(Pool, POOL), shaped(Device, DEVICE))]
@@ -155,7 +155,7 @@ def test_limits_are_those_of_the_home(shown: Shown, home: Path) -> None:
         shown(a_world(sorter))
 
 
-def test_another_users_config_that_is_not_to_be_read_leaves_the_defaults(
+def test_unreadable_config_of_another_user_means_defaults(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "config.yaml").write_text("alarms: {kl: 5}")
@@ -165,7 +165,7 @@ def test_another_users_config_that_is_not_to_be_read_leaves_the_defaults(
     assert config_of(Home(home)) == Config()
 
 
-def test_show_tells_the_alarms_of_a_run(
+def test_show_includes_the_alarms_of_a_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path
 ) -> None:
     more = {"attempts": [], "processes": [], "directory": "/runs/sorter", "spec": {}}
@@ -175,7 +175,7 @@ def test_show_tells_the_alarms_of_a_run(
     assert "alarm      100% of the completions are cut" in capsys.readouterr().out
 
 
-def test_on_a_terminal_it_fits_and_is_drawn_again(home: Path) -> None:
+def test_watch_redraws_on_a_terminal_until_interrupted(home: Path) -> None:
     subprocess.run([sys.executable, "-m", "lorad", "daemon", "start"], check=True, capture_output=True)
     pid, terminal = pty.fork()
     if pid == 0:
@@ -202,7 +202,7 @@ def test_the_tui_shows_it_until_its_screens_stand(
     assert capsys.readouterr().out == ""
 
 
-def test_where_the_screens_cannot_be_read_the_terminal_is_as_it_was(
+def test_interrupted_start_of_the_tui_restores_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(KeyboardInterrupt), dashboard.glance(Client(transport=Prepared(a_world())), Config()):

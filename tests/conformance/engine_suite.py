@@ -114,7 +114,7 @@ class EngineSuite:
         top_k = Sampling(max_new_tokens=1, top_k=1)
         assert (await complete(engine, BASE, [prompt()], top_k))["p", 0][0] == made[0]
 
-    async def test_a_stop_token_ends_a_sample_and_is_part_of_it(self, engine: Engine) -> None:
+    async def test_stop_token_ends_and_belongs_to_its_sample(self, engine: Engine) -> None:
         free = (await complete(engine, BASE, [prompt()], SHORT))["p", 0]
         stop = free[0][3]
         limited = Sampling(max_new_tokens=8, stop_token_ids=(stop,))
@@ -122,7 +122,7 @@ class EngineSuite:
         assert (tokens, finish) == (free[0][: free[0].index(stop) + 1], "stop")
         assert free[2] == "length" and len(free[0]) == 8
 
-    async def test_a_version_that_is_not_loaded_is_never_served(self, engine: Engine) -> None:
+    async def test_version_without_load_is_never_served(self, engine: Engine) -> None:
         with pytest.raises(NotFound):
             await complete(engine, "run@7", [prompt()], SHORT)
         with pytest.raises(NotFound):
@@ -134,7 +134,7 @@ class EngineSuite:
                 engine, BASE, [prompt()], Sampling(max_new_tokens=engine.capabilities().max_tokens)
             )
 
-    async def test_versions_differ_from_the_base_and_from_each_other(
+    async def test_versions_differ_from_base_and_each_other(
         self, engine: Engine, shapes: Shapes, tmp_path: Path
     ) -> None:
         for number in (1, 2):
@@ -151,7 +151,7 @@ class EngineSuite:
             await self.load(engine, name, random_adapter(shapes, 1), tmp_path)
         assert self.same(await engine.score("run@1", CANARY), await engine.score("copy@1", CANARY), engine)
 
-    async def test_base_logprobs_stay_the_same_through_loads_and_unloads(
+    async def test_loads_and_unloads_leave_the_base_alone(
         self, engine: Engine, shapes: Shapes, tmp_path: Path
     ) -> None:
         before = await engine.score(BASE, CANARY)
@@ -204,7 +204,7 @@ class EngineSuite:
         with pytest.raises(NotFound):
             await engine.unload("run@1")
 
-    async def test_abort_ends_every_unfinished_sample_and_the_engine_goes_on(self, engine: Engine) -> None:
+    async def test_abort_ends_unfinished_samples_but_not_the_engine(self, engine: Engine) -> None:
         made: dict[int, list[int]] = {}
         ends: dict[int, str] = {}
         async for chunk in engine.generate("doomed", BASE, [prompt(seeds=range(8))], LONG):
@@ -227,7 +227,7 @@ class EngineSuite:
         assert (await engine.health()).running == 0
         assert all(finish == "length" for _, _, finish in (await call).values())
 
-    async def test_calls_on_several_versions_at_once_do_not_touch_each_other(
+    async def test_concurrent_calls_on_several_versions_are_independent(
         self, engine: Engine, shapes: Shapes, tmp_path: Path
     ) -> None:
         versions = [BASE, "a@1", "b@1"]
@@ -253,7 +253,7 @@ class EngineSuite:
             await engine.unload(f"run@{number}")
         assert list(await engine.loaded()) == []
 
-    async def test_swaps_under_load_fail_no_request_and_mix_no_versions(
+    async def test_swaps_under_load_fail_and_mix_nothing(
         self, engine: Engine, shapes: Shapes, tmp_path: Path
     ) -> None:
         made: list[tuple[int, int, Completion]] = []  # version, seed, sample

@@ -27,7 +27,7 @@ from tests.conformance.trainer_kit import (
 
 
 class Checkpoints(TrainerCase):
-    async def test_a_loaded_slot_goes_on_bit_for_bit(
+    async def test_loaded_slot_continues_bit_for_bit(
         self, trainer: Trainer, make_trainer: MakeTrainer, tmp_path: Path
     ) -> None:
         spec = spec_for(trainer, dropout=0.1, seed=3)

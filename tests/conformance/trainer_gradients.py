@@ -74,9 +74,7 @@ class Gradients(TrainerCase):
         np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
         np.testing.assert_allclose(steps[2], steps[0], atol=self.close_to)
 
-    async def test_a_cut_inside_of_a_group_with_twins_changes_nothing(
-        self, trainer: Trainer, start: Path
-    ) -> None:
+    async def test_cutting_a_group_with_twins_changes_nothing(self, trainer: Trainer, start: Path) -> None:
         a, b, x, y = [9, 8, 7], [6, 5, 4, 3, 2], list(range(20, 31)), [50, 51, 52]
         samples = [np.array(sample, np.int32) for sample in (a, b, x, y, b, a)]
         batch, steps, logprobs = Batch.of([(np.array([5], np.int32), samples)]), [], []
@@ -88,9 +86,7 @@ class Gradients(TrainerCase):
         np.testing.assert_allclose(logprobs[1], logprobs[0], atol=self.close_to)
         np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
 
-    async def test_recomputed_layers_before_the_first_adapted_one_change_no_bit(
-        self, trainer: Trainer
-    ) -> None:
+    async def test_recomputing_layers_without_adapters_changes_no_bit(self, trainer: Trainer) -> None:
         last = max(
             trainer.modules(), key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]
         )
@@ -188,7 +184,7 @@ class Gradients(TrainerCase):
         await trainer.optim_step("a", 0.1, 1.0)
         np.testing.assert_allclose(flat(await trainer.export("a")), 0.95 * before, rtol=1e-5)
 
-    async def test_a_loss_that_is_not_finite_can_be_discarded(self, trainer: Trainer) -> None:
+    async def test_nonfinite_loss_can_be_discarded(self, trainer: Trainer) -> None:
         batch = random_batch(5)
         for slot in ("healthy", "poisoned"):
             await open_trained(trainer, slot)

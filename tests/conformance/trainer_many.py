@@ -59,7 +59,7 @@ class Many(TrainerCase):
             await trainer.close(slot)
         return stats, norms, weights
 
-    async def test_slots_in_one_call_get_what_calls_of_their_own_give(self, trainer: Trainer) -> None:
+    async def test_slots_in_one_call_equal_separate_calls(self, trainer: Trainer) -> None:
         stats, norms, weights = await self.end_of(trainer, trainer.forward_backward_many)
         alone = await self.end_of(trainer, partial(one_by_one, trainer))
         for ours, theirs in zip(stats, alone[0], strict=True):
@@ -127,9 +127,7 @@ class Many(TrainerCase):
         assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
 
     @pytest.mark.parametrize("fault", ["targets", "lengths", "too long", "no slot", "twice"])
-    async def test_one_bad_item_is_refused_before_anything_is_computed(
-        self, trainer: Trainer, fault: str
-    ) -> None:
+    async def test_bad_item_is_refused_before_any_is_computed(self, trainer: Trainer, fault: str) -> None:
         for slot in ("a", "b"):
             await trainer.open(slot, spec_for(trainer))
         good, bad = work_for("a", 1), work_for("b", 2)

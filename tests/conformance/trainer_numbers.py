@@ -46,7 +46,7 @@ class Numbers(TrainerCase):
         np.testing.assert_allclose(found, expected, atol=1e-4)
         assert np.abs(found - await trainer.logprobs(BASE, random_batch(5))).max() > 0.01
 
-    async def test_a_frozen_slot_has_the_logprobs_of_peft_while_another_one_trains(
+    async def test_frozen_slot_agrees_with_peft_while_others_train(
         self, trainer: Trainer, base: Path, tmp_path: Path
     ) -> None:
         await open_trained(trainer, "a")
@@ -79,7 +79,7 @@ class Numbers(TrainerCase):
         assert np.array_equal(flat(await trainer.export("a")), flat(exported))
 
     @pytest.mark.parametrize("leaves", [("q_proj", "v_proj"), ("k_proj", "up_proj"), ("o_proj", "gate_proj")])
-    async def test_modules_of_a_fused_linear_can_be_targeted_apart(
+    async def test_parts_of_fused_linears_can_be_targeted(
         self, trainer: Trainer, base: Path, tmp_path: Path, leaves: tuple[str, ...]
     ) -> None:
         modules = tuple(sorted(name for name in trainer.modules() if name.endswith(leaves)))

@@ -47,7 +47,7 @@ class Slots(TrainerCase):
             self.assert_same_files(trainer, ours, alone)
         assert not np.array_equal(flat(await trainer.export("a")), flat(await trainer.export("b")))
 
-    async def test_calls_on_two_slots_at_once_end_as_each_alone(self, trainer: Trainer) -> None:
+    async def test_concurrent_slots_end_as_each_alone(self, trainer: Trainer) -> None:
         for slot in ("a", "b", "alone"):
             await trainer.open(slot, spec_for(trainer, dropout=0.1, tokens_per_microbatch=40))
         await asyncio.gather(train(trainer, "a", range(3)), train(trainer, "b", range(3, 6)))
@@ -105,7 +105,7 @@ class Slots(TrainerCase):
         await trainer.close("a")
         await trainer.open("a", spec_for(trainer))
 
-    async def test_a_slot_that_is_not_open_is_not_found(self, trainer: Trainer, tmp_path: Path) -> None:
+    async def test_calls_on_a_closed_slot_find_nothing(self, trainer: Trainer, tmp_path: Path) -> None:
         await trainer.open("a", spec_for(trainer))
         await trainer.close("a")
         calls: list[Callable[[], Awaitable[object]]] = [
@@ -154,7 +154,7 @@ class Slots(TrainerCase):
 
     @pytest.mark.parametrize("part", ["prompts", "completions"])
     @pytest.mark.parametrize("token", [-1, None])
-    async def test_a_token_that_the_base_has_not_is_refused(
+    async def test_token_outside_the_vocabulary_is_refused(
         self, trainer: Trainer, part: str, token: int | None
     ) -> None:
         await trainer.open("a", spec_for(trainer))
@@ -168,7 +168,7 @@ class Slots(TrainerCase):
             await accumulate(trainer, "a", bad)
         assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
 
-    async def test_log_probabilities_that_can_not_be_computed_are_refused(self, trainer: Trainer) -> None:
+    async def test_logprobs_refuse_bad_temperatures_and_endless_prompts(self, trainer: Trainer) -> None:
         for temperature in (0.0, -1.0, np.nan, np.inf):
             with pytest.raises(ValueError, match="temperature"):
                 await trainer.logprobs(BASE, random_batch(0), temperature)

@@ -100,7 +100,7 @@ async def others_continue(ctx: Context, name: str) -> None:
     await until(lambda: runs.get(ctx.store, "beside").step > step)
 
 
-async def test_a_daemon_starts_whatever_of_the_rest_is_broken(home: Path) -> None:
+async def test_daemon_starts_despite_broken_files(home: Path) -> None:
     async with reconciling(home) as ctx:
         await everything(ctx)
     with contextlib.ExitStack() as stack:
@@ -116,7 +116,7 @@ async def test_a_daemon_starts_whatever_of_the_rest_is_broken(home: Path) -> Non
             await others_continue(api.ctx, "new")
 
 
-async def test_a_pool_whose_lock_is_broken_is_passed_over(home: Path) -> None:
+async def test_pool_with_broken_lock_is_passed_over(home: Path) -> None:
     async with reconciling(home, idle_timeout=0.0) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "ended")
@@ -126,7 +126,7 @@ async def test_a_pool_whose_lock_is_broken_is_passed_over(home: Path) -> None:
             assert (await until_state(ctx, "b", "ended")).pool == "tiny-2"
 
 
-async def test_a_pool_with_a_status_of_nuls_still_serves(home: Path) -> None:
+async def test_pool_with_zeroed_status_still_serves(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")
@@ -136,7 +136,7 @@ async def test_a_pool_with_a_status_of_nuls_still_serves(home: Path) -> None:
             assert (await api.until("b", "ended")).pool == "tiny-1"
 
 
-async def test_a_run_whose_journal_cannot_be_read_can_be_killed(home: Path) -> None:
+async def test_run_with_unreadable_journal_can_be_killed(home: Path) -> None:
     async with serving(home) as api:
         submit(api.ctx, "a", trainer={"steps": 100_000})
         await until(partial(has_begun, api.ctx, "a"))
@@ -149,7 +149,7 @@ async def test_a_run_whose_journal_cannot_be_read_can_be_killed(home: Path) -> N
 
 @pytest.mark.parametrize("file", ["request.json", "runtime.json"])
 @pytest.mark.parametrize("hurt", ["directory", "nuls"])
-async def test_what_needs_a_broken_file_names_it_and_what_to_do(home: Path, file: str, hurt: str) -> None:
+async def test_refusal_names_broken_file_and_remedy(home: Path, file: str, hurt: str) -> None:
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")

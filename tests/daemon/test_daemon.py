@@ -61,7 +61,7 @@ async def test_other_users_are_refused(home: Path, monkeypatch: pytest.MonkeyPat
             await api("status")
 
 
-def test_a_stale_socket_is_replaced_and_a_living_one_is_not(home: Path) -> None:
+def test_only_a_stale_socket_is_replaced(home: Path) -> None:
     path = home / "x.sock"
     server.bind(path).close()
     with server.bind(path) as living:
@@ -70,7 +70,7 @@ def test_a_stale_socket_is_replaced_and_a_living_one_is_not(home: Path) -> None:
             server.bind(path)
 
 
-def test_a_log_is_read_from_the_end_and_cuts_no_character(tmp_path: Path) -> None:
+def test_reading_a_log_cuts_no_character(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("aé" * 3)
     assert read_log(tmp_path / "log", -3, 100) == LogPart("aé", 9, 9)
     assert read_log(tmp_path / "log", 0, 2) == LogPart("a", 1, 9)
@@ -78,7 +78,7 @@ def test_a_log_is_read_from_the_end_and_cuts_no_character(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o711])
-async def test_the_mode_of_a_home_is_left_as_it_is(home: Path, mode: int) -> None:
+async def test_mode_of_a_home_is_unchanged(home: Path, mode: int) -> None:
     os.chmod(home, mode)
     async with serving(home) as api:
         assert mode_of(home) == mode
@@ -90,7 +90,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_home_that_others_can_write_to_is_refused(home: Path) -> None:
+def test_home_writable_by_others_is_refused(home: Path) -> None:
     for mode in (0o1777, 0o777, 0o702):
         home.chmod(mode)
         with pytest.raises(NotAllowed):
@@ -111,7 +111,7 @@ async def test_a_storage_that_others_can_replace_is_refused(home: Path, tmp_path
         assert mode_of(tmp_path) == 0o1777
 
 
-def test_a_daemon_without_its_log_starts_and_says_so(home: Path) -> None:
+def test_daemon_without_log_starts_and_says_so(home: Path) -> None:
     (home / "logs" / "daemon.log").mkdir(parents=True)
     process = start(home)
     answers(home)
@@ -124,7 +124,7 @@ def test_a_daemon_without_its_log_starts_and_says_so(home: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["lorad.db", "journal.jsonl", "daemon.lock", "config.yaml"])
-def test_a_daemon_without_what_is_its_own_says_what_to_do(home: Path, file: str) -> None:
+def test_daemon_with_broken_files_says_what_helps(home: Path, file: str) -> None:
     (home / file).mkdir()
     done = subprocess.run([sys.executable, "-m", "lorad.daemon"], capture_output=True, text=True)
     assert done.returncode and f"{home / file}: " in done.stderr and "Traceback" not in done.stderr
@@ -162,7 +162,7 @@ def test_of_two_daemons_started_at_once_one_stays(home: Path) -> None:
     assert not (home / "lorad.sock").exists()
 
 
-def test_stopping_the_daemon_says_which_pools_stay_and_they_end() -> None:
+def test_stopped_daemon_names_pools_and_they_end() -> None:
     with world() as made:
         made.home.root.mkdir(parents=True)
         made.home.config.write_text("idle_timeout: 1.5")
@@ -177,7 +177,7 @@ def test_stopping_the_daemon_says_which_pools_stay_and_they_end() -> None:
         assert not Path(f"/proc/{pool}").exists()
 
 
-def test_a_wrong_tokens_file_is_an_error_where_it_is_configured() -> None:
+def test_wrong_tokens_file_is_reported_until_fixed() -> None:
     with world() as made:
         made.home.root.mkdir(parents=True)
         tokens = made.root / "tokens.yaml"
@@ -203,7 +203,7 @@ def test_a_wrong_tokens_file_is_an_error_where_it_is_configured() -> None:
 OLDER = "import lorad; lorad.__version__ = '0.0.9'; from lorad.daemon.__main__ import main; main()"
 
 
-def test_a_daemon_of_another_version_is_named_and_replaced_under_a_run() -> None:
+def test_older_daemon_is_replaced_under_a_run() -> None:
     with world() as made:
         env = os.environ | {"LORAD_HOME": str(made.home.root), "PYTHONPATH": str(REPOSITORY)}
         older = subprocess.Popen([sys.executable, "-c", OLDER], env=env, cwd="/", start_new_session=True)
@@ -254,7 +254,7 @@ def test_a_daemon_starts_again_after_kill_9(home: Path) -> None:
     assert second.wait(60) == 0
 
 
-def test_an_idle_daemon_uses_less_than_one_percent_of_a_core(home: Path) -> None:
+def test_idle_daemon_uses_under_one_percent(home: Path) -> None:
     process = start(home)
     answers(home)
     used = [share_of_a_core(process.pid)]

@@ -15,7 +15,7 @@ from tests.kit.journals import new_run
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_follower_from_any_cursor_gets_what_the_database_has(
+def test_follower_gets_all_events_after_its_cursor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(event_tail, "KEPT_LINES", 20)
@@ -43,7 +43,7 @@ def followed(told: Tail, cursor: int, run: str | None) -> list[event_tail.Line]:
     return found
 
 
-def test_a_run_is_not_told_what_became_of_its_namesake(tmp_path: Path) -> None:
+def test_run_sees_no_events_of_its_namesake(tmp_path: Path) -> None:
     store = Store(tmp_path / "lorad.db")
     new_run(store, "a")
     told = Tail(store)

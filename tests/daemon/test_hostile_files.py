@@ -26,7 +26,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it makes 
 
 @needs_root
 @pytest.mark.parametrize("trick", ["link", "other", "names"])
-def test_a_journal_that_is_not_the_owners_own_file_is_not_read(tmp_path: Path, trick: str) -> None:
+def test_only_the_owners_own_journal_is_read(tmp_path: Path, trick: str) -> None:
     run, user = RunDir(tmp_path), user_of(ALICE)
     own_file(run.journal, user)
     refuse_strange_journal(run, user)
@@ -44,7 +44,7 @@ def test_a_journal_that_is_not_the_owners_own_file_is_not_read(tmp_path: Path, t
 @pytest.mark.parametrize(
     "path", ["../x", "/etc", "versions/..", "versions/a/b", "samples/1", "versions/.hidden", 3, None]
 )
-def test_a_path_that_is_not_just_below_its_directory_is_refused(path: object) -> None:
+def test_path_outside_its_directory_is_refused(path: object) -> None:
     fact = {"version": 1, "path": path}
     assert strange(Record(1, 1, "a", 1, 1, "version", 1.0, fact))
     assert not strange(Record(1, 1, "a", 1, 1, "version", 1.0, fact | {"path": "versions/000001"}))
@@ -57,13 +57,13 @@ def test_a_number_that_names_no_row_is_refused(number: object) -> None:
     assert strange(Record(1, 1, "a", 1, 1, "end", 1.0e300, {}))
 
 
-def test_a_manifest_that_names_a_file_elsewhere_is_not_copied(tmp_path: Path) -> None:
+def test_manifest_naming_outside_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="manifest"):
         files_into(tmp_path, tmp_path / "to", ["../x"], None, None)
 
 
 @needs_root
-def test_a_thread_that_acts_as_a_user_has_what_they_may_and_then_its_own_again(home: Path) -> None:
+def test_thread_has_user_rights_only_while_acting(home: Path) -> None:
     home.chmod(0o711)
     secret = home / "secret"
     secret.write_text("of root")

@@ -72,7 +72,7 @@ def pool_of_bob(ctx: Context, *loaded: str) -> Pool:
     return pool
 
 
-async def test_what_the_pool_of_another_user_claims_to_have_loaded_does_not_count(ctx: Context) -> None:
+async def test_claims_of_foreign_pools_do_not_count(ctx: Context) -> None:
     finished(ctx)
     row, pool = get_version(ctx.store, "a", 1002), pool_of_bob(ctx, "a@1002")
     assert not is_loaded(ctx, row) and not version_view(ctx, row).loaded
@@ -84,7 +84,7 @@ async def test_what_the_pool_of_another_user_claims_to_have_loaded_does_not_coun
 
 
 @pytest.mark.parametrize("seconds", [0, 3600])
-async def test_nothing_that_user_code_started_is_left_of_a_check(seconds: int, tmp_path: Path) -> None:
+async def test_check_leaves_no_user_process_behind(seconds: int, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     argv = [sys.executable, "-c", LEAVES, str(note), str(seconds)]
     async with guarded(argv, os.environ) as process:
@@ -137,7 +137,7 @@ async def test_a_check_cancelled_while_it_starts_leaves_nothing(
         os.kill(int(note.read_text()), 0)
 
 
-async def test_a_user_has_a_few_turns_at_once_and_a_bounded_queue() -> None:
+async def test_user_has_limited_turns_and_bounded_queue() -> None:
     turns, begun, let_go = Turns("checks", at_once=2, most=3), list[str](), asyncio.Event()
 
     async def check(name: str, uid: int) -> None:
@@ -157,9 +157,7 @@ async def test_a_user_has_a_few_turns_at_once_and_a_bounded_queue() -> None:
     await check("d", BOB)
 
 
-async def test_a_pool_that_hangs_is_asked_once_at_a_time_and_waited_for_once(
-    ctx: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_pool_is_asked_and_awaited_once(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, asked = pool_of_bob(ctx), list[socket.socket]()
     monkeypatch.setattr("lorad.daemon.pools.life.look_at_process", lambda *_: None)
     monkeypatch.setattr("lorad.daemon.pools.life.ANSWER_SECONDS", LIMIT)
@@ -181,7 +179,7 @@ async def test_a_pool_that_hangs_is_asked_once_at_a_time_and_waited_for_once(
     asked[0].close()
 
 
-async def test_a_pool_is_shown_without_the_runs_of_others_that_it_claims(ctx: Context) -> None:
+async def test_pool_view_hides_claimed_runs_of_others(ctx: Context) -> None:
     finished(ctx)
     pool = pool_of_bob(ctx, "a@1002")
     assert pool.status
@@ -215,9 +213,7 @@ def test_completions_beyond_what_was_asked_for_are_refused() -> None:
             take(Chunk("p", index, "a@1", tokens, np.zeros(2, np.float32)), found, 3)
 
 
-def test_a_directory_with_endless_names_is_looked_at_in_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_directory_is_listed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (tmp_path / str(number)).touch()
     monkeypatch.setattr("lorad.daemon.storage.prune.LISTED", 5)

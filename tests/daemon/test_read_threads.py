@@ -36,7 +36,7 @@ async def begun(slow: Slow) -> None:
     await asyncio.to_thread(slow.began.wait, 30)
 
 
-async def test_a_long_question_holds_up_nobody_and_is_answered_as_of_its_beginning(tmp_path: Path) -> None:
+async def test_long_read_blocks_nobody_and_sees_snapshot(tmp_path: Path) -> None:
     store, slow = Store(tmp_path / "lorad.db"), Slow()
     new_run(store, "a")
     readers = Readers(store)
@@ -62,9 +62,7 @@ async def test_who_has_an_answer_reads_what_it_did(home: Path) -> None:
             assert f"a@{(await api('alias_moves', 'bot'))[0].version}" == version
 
 
-async def test_reads_that_would_overlap_for_ever_wait_until_the_wal_began_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reads_wait_until_a_large_wal_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_threads, "WAL_BYTES", 1 << 14)
     monkeypatch.setattr(read_threads, "WAL_TOO_LARGE", 1 << 16)
     store, slow, numbers = Store(tmp_path / "lorad.db"), Slow(), itertools.count()
@@ -84,7 +82,7 @@ async def test_reads_that_would_overlap_for_ever_wait_until_the_wal_began_again(
     store.close()
 
 
-async def test_a_read_that_waits_for_the_wal_goes_on_when_the_daemon_ends(tmp_path: Path) -> None:
+async def test_waiting_read_ends_with_the_daemon(tmp_path: Path) -> None:
     store = Store(tmp_path / "lorad.db")
     readers = Readers(store)
     readers._open.clear()
@@ -97,7 +95,7 @@ async def test_a_read_that_waits_for_the_wal_goes_on_when_the_daemon_ends(tmp_pa
     store.close()
 
 
-async def test_the_loop_runs_on_while_a_question_is_answered(home: Path) -> None:
+async def test_loop_runs_during_a_long_read(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         slow = Slow()
@@ -108,7 +106,7 @@ async def test_the_loop_runs_on_while_a_question_is_answered(home: Path) -> None
         assert await asked == 1
 
 
-def test_of_many_runs_that_ended_the_newest_are_listed_and_all_that_are_not_over(tmp_path: Path) -> None:
+def test_list_has_newest_ended_and_all_active_runs(tmp_path: Path) -> None:
     store = Store(tmp_path / "lorad.db")
     for number in range(10):
         new_run(store, f"r{number}")

@@ -34,7 +34,7 @@ async def test_a_queued_run_is_placed_runs_and_completes(home: Path) -> None:
         assert runs.attempts(ctx.store, "a")[0].exit_code == 0
 
 
-async def test_a_run_that_is_alone_lets_the_next_one_wait_in_words_and_then_have_the_warm_pool(
+async def test_run_waits_for_exclusive_one_then_reuses_pool(
     home: Path,
 ) -> None:
     async with reconciling(home) as ctx:
@@ -65,7 +65,7 @@ async def test_an_idle_pool_makes_room_for_another_base(home: Path) -> None:
         assert not ctx.pools["tiny-1"].process.is_up
 
 
-async def test_a_pool_that_cannot_start_fails_the_run_with_its_words(home: Path) -> None:
+async def test_unstartable_pool_fails_run_with_its_words(home: Path) -> None:
     behave(home, pool={"crash": True})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -89,7 +89,7 @@ async def test_pause_finishes_the_step_checkpoints_and_resumes(home: Path) -> No
         assert runs.attempts(ctx.store, "a")[1].resumed_from == paused.step
 
 
-async def test_a_run_that_completes_before_its_pause_stays_completed(home: Path) -> None:
+async def test_run_completed_before_its_pause_stays_completed(home: Path) -> None:
     behave(home, driver={"deaf": True, "seconds": 0.1})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -108,7 +108,7 @@ async def test_kill_ends_a_run_that_does_not_listen(home: Path) -> None:
         assert (row.reason, runs.attempts(ctx.store, "a")[0].signal) == ("killed", signal.SIGKILL)
 
 
-async def test_a_driver_killed_by_others_is_lost_and_says_how(home: Path) -> None:
+async def test_driver_killed_by_others_is_lost(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -118,7 +118,7 @@ async def test_a_driver_killed_by_others_is_lost_and_says_how(home: Path) -> Non
         assert (row.reason, row.detail) == ("lost", "the driver was killed by SIGKILL")
 
 
-async def test_a_failing_run_is_restarted_until_it_gets_no_further(home: Path) -> None:
+async def test_failing_run_restarts_until_it_stops_advancing(home: Path) -> None:
     behave(home, driver={"crash_at": 3})
     async with reconciling(home) as ctx:
         submit(ctx, "a", resources={"restart": "on-failure"})
@@ -127,7 +127,7 @@ async def test_a_failing_run_is_restarted_until_it_gets_no_further(home: Path) -
         assert "3 attempts got no further" in row.detail
 
 
-async def test_a_pool_that_lost_a_run_gets_no_other_though_it_is_still_up(home: Path) -> None:
+async def test_pool_that_lost_a_run_is_replaced(home: Path) -> None:
     behave(home, driver={"lost_at": 3})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -139,7 +139,7 @@ async def test_a_pool_that_lost_a_run_gets_no_other_though_it_is_still_up(home: 
         assert ctx.pools["tiny-1"].number == 2
 
 
-async def test_a_driver_that_misses_that_its_pool_is_gone_is_killed(home: Path) -> None:
+async def test_driver_missing_its_pools_end_is_killed(home: Path) -> None:
     behave(home, driver={"hang": True, "seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer={"steps": 1000})
@@ -149,7 +149,7 @@ async def test_a_driver_that_misses_that_its_pool_is_gone_is_killed(home: Path) 
         assert (row.reason, "pool tiny-1 was killed by SIGKILL" in row.detail) == ("lost", True)
 
 
-async def test_a_new_daemon_adopts_what_the_old_one_left(home: Path) -> None:
+async def test_new_daemon_adopts_driver_and_pool(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -161,7 +161,7 @@ async def test_a_new_daemon_adopts_what_the_old_one_left(home: Path) -> None:
         assert (row.reason, row.attempt, runs.attempts(ctx.store, "a")[0].exit_code) == ("completed", 1, 0)
 
 
-async def test_a_run_that_ended_without_a_daemon_is_known_to_the_next(home: Path) -> None:
+async def test_next_daemon_learns_of_ended_run(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})  # it is seen running
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -172,7 +172,7 @@ async def test_a_run_that_ended_without_a_daemon_is_known_to_the_next(home: Path
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
 
 
-async def test_a_daemon_that_died_between_row_and_process_starts_it_once(home: Path) -> None:
+async def test_run_placed_before_a_crash_starts_once(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "a")
     place_runs(ctx)
@@ -200,9 +200,7 @@ async def test_only_the_newest_checkpoints_versions_and_samples_stay(home: Path)
         assert [c.step for c in checkpoints(ctx.store, "a")] == [8, 10]
 
 
-async def test_a_home_stays_within_its_disk_budget_by_itself(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_daemon_keeps_home_within_disk_budget(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "LOOK_SECONDS", 0.1)
     async with reconciling(home, disk_budget=1) as ctx:
         submit(ctx, "a")
@@ -248,7 +246,7 @@ async def test_a_stop_before_the_first_record_loses_nothing(home: Path, wanted: 
         assert (row.state, row.reason) == {"pause": ("paused", None), "stop": ("ended", "stopped")}[wanted]
 
 
-async def test_a_queued_run_whose_files_are_gone_keeps_nobody_else_waiting(home: Path) -> None:
+async def test_queued_run_without_files_blocks_nobody(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with reconciling(home) as ctx:
         for name in ("first", "broken", "last"):
@@ -258,7 +256,7 @@ async def test_a_queued_run_whose_files_are_gone_keeps_nobody_else_waiting(home:
         assert "cannot be read" in runs.get(ctx.store, "broken").waiting
 
 
-async def test_the_samples_of_the_present_attempt_outlive_those_it_went_back_behind(home: Path) -> None:
+async def test_rewound_samples_are_pruned_before_current_ones(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a", checkpoint={"keep_samples": 2})
         await until_state(ctx, "a", "ended")

@@ -23,7 +23,7 @@ from tests.kit.daemon_world import finished, serving
 ALICE, BOB = 4001, 4002
 
 
-async def test_who_waits_for_what_never_answers_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_user_with_hanging_calls_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     hands, let_go = Hands(), threading.Event()
     monkeypatch.setattr("lorad.daemon.process.user_threads.MOST", 80)
     asked = [asyncio.create_task(hands.do(ALICE, let_go.wait)) for _ in range(80)]
@@ -36,19 +36,19 @@ async def test_who_waits_for_what_never_answers_holds_up_nobody_else(monkeypatch
     assert await hands.do(ALICE, lambda: "again") == "again"
 
 
-def test_a_grid_of_a_million_values_is_refused_at_once() -> None:
+def test_enormous_grid_is_refused_at_once() -> None:
     with pytest.raises(SpecError, match="more than 256 values"):
         axes_of([f"seed={','.join(map(str, range(10_000)))}"])
 
 
-async def test_a_check_that_prints_without_an_end_is_refused() -> None:
+async def test_endlessly_printing_check_is_refused() -> None:
     endless = "while True: print('x' * 65536)"
     with pytest.raises(SpecError, match="printed over"):
         async with guarded([sys.executable, "-c", endless], os.environ) as process:
             await exchanged(process, b"{}")
 
 
-async def test_strange_names_among_the_files_of_a_run_keep_nothing_else_from_going(home: Path) -> None:
+async def test_strange_file_names_do_not_stop_gc(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         spec = (
@@ -73,7 +73,7 @@ async def test_strange_names_among_the_files_of_a_run_keep_nothing_else_from_goi
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it asks as another user")
-async def test_the_pool_of_another_user_has_no_say_in_whether_a_run_is_sound(home: Path) -> None:
+async def test_foreign_pool_cannot_vouch_for_a_run(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1002")

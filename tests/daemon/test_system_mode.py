@@ -108,7 +108,7 @@ def status_of(pid: int) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-def test_processes_of_a_run_are_its_owners_and_can_never_be_more(box: Box) -> None:
+def test_run_processes_have_only_their_owners_rights(box: Box) -> None:
     box.run(ALICE, "long", "trainer.steps=100000")
     while (
         len(shown := box.ask(ALICE, "GET", "runs/long")["processes"]) < 4
@@ -132,7 +132,7 @@ def test_processes_of_a_run_are_its_owners_and_can_never_be_more(box: Box) -> No
     assert box.over("long")["reason"] == "killed"
 
 
-def test_files_of_a_run_are_its_owners_and_closed_to_others(box: Box) -> None:
+def test_run_files_are_closed_to_other_users(box: Box) -> None:
     run = box.home / "runs" / "a"
     theirs = [
         run / "journal.jsonl",
@@ -163,7 +163,7 @@ def as_user(uid: int, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_user_cannot_put_something_else_where_the_daemon_reads(box: Box) -> None:
+def test_user_cannot_replace_what_the_daemon_reads(box: Box) -> None:
     run = box.home / "runs" / "a"
     for name in ("journal.jsonl", "versions", "samples", "attempts/0001/status.json"):
         done = as_user(ALICE, "mv", str(run / name), str(box.homes[ALICE]))
@@ -171,7 +171,7 @@ def test_a_user_cannot_put_something_else_where_the_daemon_reads(box: Box) -> No
         assert "denied" in as_user(ALICE, "ln", "-s", "/etc/shadow", str(run / f"{name}.x")).stderr
 
 
-def test_plain_commands_of_users_work_and_none_starts_a_daemon_there(box: Box) -> None:
+def test_user_commands_work_but_start_no_daemon(box: Box) -> None:
     lorad = [sys.executable, "-m", "lorad"]
     home = f"LORAD_HOME={box.home}"
     listed = as_user(BOB, "env", home, f"HOME={box.homes[BOB]}", *lorad, "list", "--all", "--json")
@@ -196,7 +196,7 @@ def test_the_gateway_answers_whoever_may_see_a_version(box: Box) -> None:
     assert "text_completion" in answer.stdout, answer.stderr
 
 
-def test_a_version_is_exported_as_who_asks_for_it(box: Box) -> None:
+def test_version_is_exported_as_its_caller(box: Box) -> None:
     own, foreign = box.homes[BOB] / "adapter", box.homes[ALICE] / "adapter"
     box.ask(BOB, "POST", "versions/a@2/export", {"directory": str(own)})
     assert {path.stat().st_uid for path in (own, *own.iterdir())} == {BOB}
@@ -207,7 +207,7 @@ def test_a_version_is_exported_as_who_asks_for_it(box: Box) -> None:
     assert not foreign.exists() and not Path("/etc/lorad-export").exists()
 
 
-def test_paths_of_a_spec_are_opened_as_who_gave_them(box: Box) -> None:
+def test_spec_paths_are_opened_as_caller(box: Box) -> None:
     secret = box.homes[ALICE] / "secret.jsonl"
     secret.write_text('{"prompt": "p", "answer": "hidden-words"}\n' * 8)
     os.chown(secret, ALICE, ALICE)
@@ -225,7 +225,7 @@ def test_paths_of_a_spec_are_opened_as_who_gave_them(box: Box) -> None:
     assert "Permission denied" in str(box.ask(BOB, "POST", "serve", served, expect=422))
 
 
-def test_what_a_link_among_the_samples_points_to_is_not_shown(box: Box) -> None:
+def test_linked_samples_are_not_shown(box: Box) -> None:
     root_only = box.home.parent / "root-only"
     root_only.write_text("of root\n")
     root_only.chmod(0o600)
@@ -243,7 +243,7 @@ def test_what_a_link_among_the_samples_points_to_is_not_shown(box: Box) -> None:
     os.chown(samples, ALICE, ALICE)
 
 
-def test_a_version_that_is_a_link_elsewhere_is_nobodys(box: Box) -> None:
+def test_version_linked_elsewhere_is_ignored(box: Box) -> None:
     version = box.home / "runs/a/versions/000001"
     version.rename(version.with_name("aside"))
     as_user(ALICE, "ln", "-s", "/root", str(version))
@@ -256,7 +256,7 @@ def test_a_version_that_is_a_link_elsewhere_is_nobodys(box: Box) -> None:
         version.with_name("aside").rename(version)
 
 
-def test_a_record_that_leads_out_of_its_run_ends_the_run_and_nothing_else(box: Box) -> None:
+def test_record_leading_outside_ends_only_its_run(box: Box) -> None:
     box.run(ALICE, "out", "trainer.steps=100000")
     while box.ask(ALICE, "GET", "runs/out")["step"] < 1:
         time.sleep(0.05)

@@ -144,7 +144,7 @@ def samplers() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-def test_samples_are_as_old_as_the_lag_and_name_their_version(calm: dict[int, Driven], lag: int) -> None:
+def test_samples_are_as_old_as_the_lag(calm: dict[int, Driven], lag: int) -> None:
     steps = calm[lag].facts("step")
     assert [r.data["metrics"]["staleness"] for r in steps] == [min(i, lag) for i in range(7)]
     updates = [int(r.data["metrics"]["updates"]) for r in steps]  # a step without a gradient has none
@@ -164,9 +164,7 @@ def test_a_step_without_a_gradient_changes_nothing(calm: dict[int, Driven]) -> N
         )
 
 
-def test_updates_without_a_gradient_are_made_where_the_spec_wants_them(
-    running: Running, tmp_path: Path
-) -> None:
+def test_spec_can_ask_for_updates_without_gradient(running: Running, tmp_path: Path) -> None:
     how = ("algorithm.skip_empty_updates=false", "rollout.max_staleness=1", "eval.every=0", "trainer.steps=3")
     run = Driven(running, tmp_path, "empty", *how)
     run.drive()
@@ -205,7 +203,7 @@ def test_stopped_and_resumed_equals_undisturbed(
     assert run.outcome() == calm[1].outcome()
 
 
-def test_a_resume_with_more_steps_is_as_if_asked_at_once(
+def test_resume_with_more_steps_equals_one_attempt(
     calm: dict[int, Driven], running: Running, tmp_path: Path
 ) -> None:
     run = Driven(running, tmp_path, "more", "rollout.max_staleness=2", "eval.every=0")
@@ -227,7 +225,7 @@ def test_a_resume_may_change_the_lag(running: Running, tmp_path: Path, before: i
     assert bool(run.facts("warning")) == (before > after > 0)
 
 
-def test_samples_of_prompts_that_are_gone_are_made_again(running: Running, tmp_path: Path) -> None:
+def test_samples_of_changed_prompts_are_made_again(running: Running, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "S:21=", "answer": "12"}\n' * 4)
     run = Driven(running, tmp_path, "gone", f"data.train={rows}", "rollout.max_staleness=1", "eval.every=0")
@@ -238,7 +236,7 @@ def test_samples_of_prompts_that_are_gone_are_made_again(running: Running, tmp_p
     assert any("other prompts" in r.data["message"] for r in run.facts("warning"))
 
 
-def test_samples_whose_reward_failed_are_scored_again_by_a_resume(running: Running, tmp_path: Path) -> None:
+def test_resume_scores_samples_with_failed_rewards_again(running: Running, tmp_path: Path) -> None:
     reward, broken = tmp_path / "reward.py", tmp_path / "broken"
     reward.write_text(
         f"import os\ncalls = 0\ndef score(completion, **_):\n    global calls\n    calls += 1\n"
@@ -257,7 +255,7 @@ def test_samples_whose_reward_failed_are_scored_again_by_a_resume(running: Runni
     assert run.drive(steps=4).reason == "completed"
 
 
-def test_kept_samples_of_a_version_that_the_journal_does_not_have_are_refused(
+def test_kept_samples_of_an_unknown_version_are_refused(
     calm: dict[int, Driven],
 ) -> None:
     run = calm[2]
@@ -278,7 +276,7 @@ def test_too_old_samples_are_refused() -> None:
         refuse_stale(session, Rollout(Plan(5, [], 0, 3, 3), [], 0.0, 0.0))
 
 
-def test_what_goes_wrong_ahead_is_raised_where_it_is_needed(running: Running, tmp_path: Path) -> None:
+def test_failure_ahead_is_raised_when_samples_are_taken(running: Running, tmp_path: Path) -> None:
     with Driven(running, tmp_path, "wrong", "rollout.max_staleness=1").begun() as session:
         assert session.ahead is not None
         session.state.version = 99
@@ -287,7 +285,7 @@ def test_what_goes_wrong_ahead_is_raised_where_it_is_needed(running: Running, tm
     assert not samplers()
 
 
-def test_an_end_does_not_wait_for_a_slow_reward(running: Running, tmp_path: Path) -> None:
+def test_slow_reward_does_not_delay_the_end(running: Running, tmp_path: Path) -> None:
     reward, begun = tmp_path / "slow.py", tmp_path / "begun"
     reward.write_text(
         f"import pathlib, time\ndef score(**_):\n    open({str(begun)!r}, 'w')\n    time.sleep(600)\n"
@@ -299,7 +297,7 @@ def test_an_end_does_not_wait_for_a_slow_reward(running: Running, tmp_path: Path
     assert not samplers()
 
 
-def test_a_pool_that_goes_away_ends_the_run_and_leaves_no_thread(tmp_path: Path) -> None:
+def test_lost_pool_ends_the_run_without_leftover_threads(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as elsewhere, running_pool(tmp_path) as running:
         run = Driven(running, tmp_path, "left", "rollout.max_staleness=2", "trainer.steps=1000")
         end = elsewhere.submit(run.drive)
@@ -308,7 +306,7 @@ def test_a_pool_that_goes_away_ends_the_run_and_leaves_no_thread(tmp_path: Path)
     assert not samplers()
 
 
-def test_the_pool_is_asked_to_keep_what_sampling_ahead_needs(running: Running, tmp_path: Path) -> None:
+def test_pool_keeps_the_versions_that_lag_needs(running: Running, tmp_path: Path) -> None:
     overrides = ("rollout.max_staleness=2", "resources.priority=3", "attest.amplified_every=7")
     with Driven(running, tmp_path, "keeper", *overrides).begun():
         asked = running.pool.tenants["keeper"].spec

@@ -100,7 +100,7 @@ def test_regex_searches_and_can_compare_with_the_answer() -> None:
         ("regex", "(", "not compile"),
     ],
 )
-def test_a_builtin_that_can_not_be_is_refused_at_once(name: str, pattern: str | None, says: str) -> None:
+def test_impossible_builtin_is_refused_at_once(name: str, pattern: str | None, says: str) -> None:
     with pytest.raises(SpecError, match=says) as refused:
         Rewarder(RewardSpec(name=name, pattern=pattern), Path())
     assert refused.value.hint
@@ -112,7 +112,7 @@ def test_builtins_need_no_process(tmp_path: Path, processes: Processes) -> None:
         assert processes() == []
 
 
-def test_a_pattern_that_never_ends_costs_one_sample_each(tmp_path: Path) -> None:
+def test_endless_pattern_fails_only_its_sample(tmp_path: Path) -> None:
     spec = RewardSpec(name="regex", pattern="^(a+)+$", timeout=1.0)
     with Rewarder(spec, tmp_path) as rewarder:
         scores = rewarder.score([sample("a" * 40 + "b"), sample("aa")])
@@ -127,14 +127,14 @@ def test_a_function_gets_the_keywords_that_it_names(make: Make) -> None:
     assert rewarder.score([sample("abc", level=10, unused=1)])[0].value == 18
 
 
-def test_a_function_with_open_keywords_gets_all_of_them(make: Make) -> None:
+def test_function_with_open_keywords_gets_everything(make: Make) -> None:
     rewarder = make(
         "def reward(**given): return sorted(given) == ['answer', 'completion', 'finish', 'prompt', 'x']"
     )
     assert rewarder.score([sample(x=1, prompt="of the row")])[0].value == 1.0
 
 
-def test_a_reward_file_may_import_its_neighbour_and_print(make: Make, tmp_path: Path, capfd: Any) -> None:
+def test_reward_can_import_its_neighbour_and_print(make: Make, tmp_path: Path, capfd: Any) -> None:
     (tmp_path / "near.py").write_text(
         "import os\ndef value():\n    print('hello'); os.write(1, b'raw'); return 2"
     )
@@ -185,7 +185,7 @@ def test_a_bad_sample_fails_alone_and_says_why(completion: str, says: str, make:
 
 
 @pytest.mark.parametrize(("retries", "values"), [(0, [1.0, None, 2.0]), (1, [1.0, 3.0, 2.0])])
-def test_a_failed_sample_is_scored_again_after_the_others(
+def test_failed_sample_is_retried_after_the_others(
     retries: int, values: list[float | None], make: Make, tmp_path: Path
 ) -> None:
     source = f"""
@@ -233,14 +233,14 @@ def reward(completion):
 """
 
 
-def test_what_left_its_session_ends_with_a_sample_that_times_out(make: Make, tmp_path: Path) -> None:
+def test_timeout_kills_processes_that_left_their_session(make: Make, tmp_path: Path) -> None:
     left = tmp_path / "pid"
     scores = make(ESCAPES, timeout=2.0).score([sample(str(left)), sample()])
     assert [score.value for score in scores] == [None, 1.0]
     assert not psutil.pid_exists(int(left.read_text()))
 
 
-def test_a_reward_that_prints_without_end_fills_no_log(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+def test_endless_prints_of_a_reward_are_cut(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
     source = "def reward():\n    for _ in range(1024): print('x' * 65535)\n    return 1"
     rewarder = make(source, timeout=60)
     assert rewarder.score([sample()])[0].value == 1.0
@@ -249,9 +249,7 @@ def test_a_reward_that_prints_without_end_fills_no_log(make: Make, capfd: pytest
     assert len(printed) < 8 << 20 and "bytes of what user code printed were left out here" in printed
 
 
-def test_user_code_sees_no_secret_that_the_spec_does_not_name(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_code_sees_only_secrets_the_spec_names(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "import os\ndef reward(completion): return completion in os.environ"
     for name in ("HF_TOKEN", "JUDGE_KEY"):
         monkeypatch.setenv(name, "secret")
@@ -261,7 +259,7 @@ def test_user_code_sees_no_secret_that_the_spec_does_not_name(
     assert [score.value for score in scores] == [0.0, 1.0, 1.0]
 
 
-def test_a_sample_that_takes_too_much_memory_fails_alone(make: Make) -> None:
+def test_sample_over_the_memory_limit_fails_alone(make: Make) -> None:
     source = (
         "kept = []\ndef reward(completion):\n    kept.append(bytearray(int(completion) << 20))\n    return 1"
     )
@@ -297,7 +295,7 @@ def test_closing_ends_a_score_of_another_thread(make: Make, processes: Processes
         ("import os; os._exit(4)", "reward", "the reward process exited with 4 while"),
     ],
 )
-def test_a_function_that_can_not_be_loaded_is_told_with_file_and_line(
+def test_unloadable_function_is_refused_with_its_line(
     source: str, function: str, says: str, make: Make, processes: Processes
 ) -> None:
     rewarder = make(source, function)
@@ -313,7 +311,7 @@ def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
         Rewarder(RewardSpec(name="nowhere/rewards.py:reward"), tmp_path)
 
 
-def test_nothing_is_left_when_the_driver_is_killed_even_while_user_code_holds_the_interpreter(
+def test_killed_driver_leaves_no_reward_process(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "rewards.py").write_text("import re\ndef reward(): re.match('(a+)+$', 'a' * 40 + 'b')")

@@ -33,19 +33,19 @@ def weighed(
     return weigh(cast(Session, session), rollout, [Score(reward) for reward in rewards])
 
 
-def test_groups_without_a_gradient_are_dropped_before_the_trainer() -> None:
+def test_groups_without_gradient_are_dropped() -> None:
     found = weighed()
     assert found.alive.tolist() == [False, True, False]
     assert not found.advantages[[0, 1, 4, 5]].any() and found.advantages[[2, 3]].all()
 
 
 @pytest.mark.parametrize("override", ["algorithm.kl.coef=0.1", "algorithm.drop_zero_variance=false"])
-def test_they_are_kept_where_kl_acts_on_them_or_the_spec_says_so(override: str) -> None:
+def test_kl_or_the_spec_keeps_groups_without_gradient(override: str) -> None:
     assert weighed(override).alive.all()
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_failed_rewards_leave_statistics_and_short_groups_have_no_gradient(kl: float) -> None:
+def test_failed_rewards_count_in_no_mean_or_gradient(kl: float) -> None:
     found = weighed(
         f"algorithm.kl.coef={kl}", rewards=(-1.0, None, -3.0, None, -1.0, None, None, None, None), size=3
     )

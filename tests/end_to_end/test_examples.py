@@ -62,7 +62,7 @@ def script() -> ModuleType:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_names_backends_and_sizes_that_fit_together(recipe: str) -> None:
+def test_backends_and_sizes_of_a_recipe_fit(recipe: str) -> None:
     spec = spec_of(recipe)
     check_backends(spec, Config())
     assert spec.gpus == spec.trainer.ranks == spec.rollout.servers * spec.rollout.tp, (
@@ -79,7 +79,7 @@ def test_a_recipe_runs_on_the_builtin_base(made: World, recipe: str) -> None:
     assert {version.rank for version in made.client.adapters(recipe)} == {spec_of(recipe).lora.rank}
 
 
-def test_gsm8k_rows_ask_for_the_mark_that_the_reward_looks_for(script: ModuleType) -> None:
+def test_gsm8k_rows_ask_for_the_rewards_mark(script: ModuleType) -> None:
     problem = {"question": "How much are 2 and 2?", "answer": "2 + 2 = <<2+2=4>>4\n#### 1,004"}
     (row,) = script.rows([problem])
     assert row["prompt"].startswith(problem["question"]) and "####" in row["prompt"]

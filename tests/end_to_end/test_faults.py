@@ -103,7 +103,7 @@ def test_reward_that_raises_is_counted_and_shown(made: World) -> None:
     assert all(f"{len(errors)} rewards failed" in text for text in shown)
 
 
-def test_reward_that_fails_on_a_whole_step_ends_the_run_with_its_reason(made: World) -> None:
+def test_reward_failing_a_whole_step_ends_the_run(made: World) -> None:
     run = made.run("never", "reward=rewards.py:never", expect=1)
     assert run.reason == "failed" and "not today" in run.detail
     samples = made.json("samples", "never")
@@ -111,7 +111,7 @@ def test_reward_that_fails_on_a_whole_step_ends_the_run_with_its_reason(made: Wo
     assert "reward" not in made.client.steps("never")[0].metrics and run.version == 0
 
 
-def test_a_reward_that_was_mended_makes_the_failed_step_again(made: World) -> None:
+def test_resume_repeats_the_failed_step_after_mending(made: World) -> None:
     straight = made.run("straight", "reward=rewards.py:length", "checkpoint.every=50")
     broken = made.root / "broken"
     broken.write_text("S")
@@ -124,7 +124,7 @@ def test_a_reward_that_was_mended_makes_the_failed_step_again(made: World) -> No
     assert made.facts("mended") == made.facts("straight") and straight.reason == "completed"
 
 
-def test_a_gradient_that_is_not_finite_skips_its_step_and_is_told(made: World) -> None:
+def test_nonfinite_gradient_skips_its_step_and_warns(made: World) -> None:
     overrides = (
         "reward=rewards.py:huge_once",
         "algorithm.advantage=mean",
@@ -148,7 +148,8 @@ def test_a_gradient_that_is_not_finite_skips_its_step_and_is_told(made: World) -
     )
 
 
-def test_several_skipped_steps_end_the_run_and_a_resume_sees_other_data(made: World) -> None:
+def test_several_skipped_steps_end_the_run(made: World) -> None:
+    """A resume then takes other data."""
     overrides = (
         "reward=rewards.py:huge",
         "algorithm.advantage=mean",
@@ -164,7 +165,7 @@ def test_several_skipped_steps_end_the_run_and_a_resume_sees_other_data(made: Wo
     assert made.lorad("verify", "endless").returncode == 0
 
 
-def test_unwritable_checkpoints_end_the_run_and_keep_the_last_good_one(made: World) -> None:
+def test_unwritable_checkpoints_end_the_run_but_keep_earlier(made: World) -> None:
     made.run("blocked", "trainer.steps=2")
     directory = Path(made.client.show("blocked").directory)
     kept = directory / "checkpoints"
@@ -219,7 +220,7 @@ def test_resume_on_other_base_weights_is_refused(made: World) -> None:
     assert "are not those that rebased@2 was trained on" in made.client.show("forked").detail
 
 
-def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint() -> None:
+def test_full_disk_keeps_the_last_good_checkpoint() -> None:
     with world() as made, small_disk(made, "7m") as disk:
         made.home.root.mkdir()
         made.home.config.write_text(f"storage: {disk}")
@@ -248,7 +249,7 @@ def small_disk(made: World, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_a_run_whose_reward_fails_changes_nothing_for_its_neighbour(made: World) -> None:
+def test_failing_run_changes_nothing_for_its_neighbour(made: World) -> None:
     made.run("calm", "trainer.steps=12", "seed=5")
     started = [("beside", "trainer.steps=12"), ("broken", "reward=rewards.py:never")]
     for name, override in started:

@@ -158,14 +158,14 @@ def same(found: dict[Run, Trace], alone: dict[Run, Trace]) -> bool:
     return True
 
 
-def test_eight_interleaved_runs_end_bit_for_bit_as_each_alone(
+def test_interleaved_runs_end_bit_for_bit_alike(
     running: Running, alone: dict[Run, Trace], tmp_path: Path
 ) -> None:
     assert len({digest for trace in alone.values() for digest in trace.digests}) == len(RUNS) * (STEPS + 1)
     assert same(together(running, RUNS, tmp_path), alone)
 
 
-def test_runs_tell_how_long_they_waited_and_what_they_hold(running: Running, tmp_path: Path) -> None:
+def test_status_has_waits_and_memory_of_runs(running: Running, tmp_path: Path) -> None:
     waited: list[float] = []
 
     def life(name: str) -> None:
@@ -223,7 +223,7 @@ def is_superseded(running: Running, name: str) -> None:
         daemon.call("evict", Evict(name, 2))
 
 
-def test_a_run_that_goes_bad_and_one_that_is_killed_change_nothing_for_their_neighbours(
+def test_bad_and_killed_runs_change_no_neighbour(
     running: Running, alone: dict[Run, Trace], tmp_path: Path
 ) -> None:
     others = (lambda: spoils_itself(running, "spoilt", tmp_path), lambda: is_superseded(running, "killed"))
@@ -260,7 +260,7 @@ def replayed(
         connection.call("close", Nothing())
 
 
-def test_eight_runs_that_share_passes_end_as_each_alone_up_to_rounding(
+def test_runs_sharing_passes_differ_only_by_rounding(
     alone: dict[Run, Trace], home: Path, tmp_path: Path
 ) -> None:
     with running_pool(tmp_path, deterministic=False) as mixing:

@@ -69,7 +69,7 @@ def test_engine_and_trainer_agree_on_every_step(demo: tuple[World, Any]) -> None
     assert max(differences) <= 1e-4
 
 
-def test_exported_version_gives_the_same_logprobs_and_completions_in_peft(
+def test_peft_computes_the_same_with_exported_version(
     demo: tuple[World, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from peft import AutoPeftModelForCausalLM

@@ -76,7 +76,7 @@ def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[s
     assert made.facts("orphan") == expected
 
 
-def test_resume_with_more_steps_goes_on_and_numbers_never_rewind(
+def test_resume_with_more_steps_never_rewinds_numbers(
     undisturbed: tuple[World, dict[str, Any]],
 ) -> None:
     made, _ = undisturbed
@@ -98,7 +98,7 @@ def test_slot_of_a_killed_driver_is_given_back(undisturbed: tuple[World, dict[st
     made.until(lambda: made.client.pools()[0].tenants == [], "the pool has no tenant")
 
 
-def test_resume_where_other_threads_would_be_chosen_is_bit_for_bit_the_same() -> None:
+def test_resume_keeps_threads_and_every_bit() -> None:
     with world() as made:
         made.home.root.mkdir()
         made.home.config.write_text("runtime: {threads: 2}")
@@ -127,9 +127,10 @@ checkpoint: {every: 1}
 CLOCK = "{{ strftime_now('%H%M%S%f') }}{{ messages[0].content }}{{ messages[1].content }}{{ end }}"
 
 
-def test_prompts_of_a_resume_have_the_first_date_and_rewards_see_no_stop_string(
+def test_resume_keeps_the_date_of_chat_templates(
     undisturbed: tuple[World, dict[str, Any]],
 ) -> None:
+    """Its prompts have the date of the first attempt, and rewards see no stop string."""
     made, _ = undisturbed
     shutil.copytree(resolve("builtin:tiny"), made.root / "model")
     (made.root / "model" / "chat_template.jinja").write_text(CLOCK)
@@ -145,7 +146,8 @@ def test_prompts_of_a_resume_have_the_first_date_and_rewards_see_no_stop_string(
     assert {sample.reward for sample in stopped if not sample.completion} == {1.0}
 
 
-def test_what_changed_between_attempts_is_said_and_what_ran_is_kept() -> None:
+def test_resume_warns_of_changed_inputs() -> None:
+    """Each attempt keeps the reward file that it ran with."""
     with world() as made:
         model, reward, rows = made.root / "model", made.root / "my.py", made.root / "rows.jsonl"
         shutil.copytree(BUILTIN["builtin:tiny"], model)

@@ -92,13 +92,13 @@ def test_dropping_groups_without_variance_changes_cost_only(made: World, kl: str
     assert drop == keep and max(metric(made, names["true"], "zero_variance_groups")) > 0
 
 
-def test_kl_is_zero_before_the_first_update_and_not_after(made: World) -> None:
+def test_kl_is_zero_only_before_first_update(made: World) -> None:
     made.run("k3", "algorithm.kl={coef: 0.1, type: k3}", text=QUICK)
     first, second = metric(made, "k3", "kl")
     assert first == 0 and second > 0
 
 
-def test_only_a_second_epoch_leaves_the_policy_that_sampled(made: World, plain: str) -> None:
+def test_only_second_epochs_are_off_policy(made: World, plain: str) -> None:
     made.run("epochs", "algorithm.epochs=2", text=QUICK)
     assert set(metric(made, "plain", "ratio")) == {1.0} and set(metric(made, "plain", "clip_fraction")) == {
         0.0
@@ -113,7 +113,7 @@ def test_learning_rate_follows_its_schedule(made: World) -> None:
     assert metric(made, "cosine", "lr") == pytest.approx([1e-3, 2e-3, 2e-3, 1.75e-3])
 
 
-def test_target_modules_mean_the_same_in_each_of_their_spellings(made: World) -> None:
+def test_all_spellings_of_target_modules_are_equal(made: World) -> None:
     found = digest(made, "named", "lora.target_modules=[linear_qkv]")
     assert found == digest(made, "excluded", "lora.exclude_modules=[o_proj, linear_fc1, down_proj]")
 
@@ -134,7 +134,7 @@ def test_top_k_and_stop_cut_what_is_sampled(made: World) -> None:
     assert any(s.finish == "stop" for s in samples) and not any("6" in s.completion for s in samples)
 
 
-def test_few_rows_come_again_with_other_samples_and_are_told(made: World) -> None:
+def test_few_rows_are_repeated_with_a_warning(made: World) -> None:
     error = made.lorad("run", made.spec(QUICK), "data.train=rows.jsonl", "--name", "few", "--wait").stderr
     warning = "data: 3 prompts are fewer than data.prompts_per_step"
     assert f"warning: {warning}" in error and warning in made.lorad("show", "few").stdout
@@ -142,14 +142,14 @@ def test_few_rows_come_again_with_other_samples_and_are_told(made: World) -> Non
     assert len(set(ids)) == 8 and {name.split("/")[1] for name in ids} == {"1", "2", "3"}
 
 
-def test_prompts_that_are_too_long_are_cut_from_the_left_or_dropped_and_told(made: World) -> None:
+def test_too_long_prompts_are_cut_or_dropped(made: World) -> None:
     data = ("data.train=rows.jsonl", "data.max_prompt_tokens=6", "data.too_long=drop")
     made.run("drop", *data, text=QUICK)
     assert {s.prompt for s in made.client.samples("drop", step=1)} == {"S:312=", "S:52="}
     assert "1 prompts are longer" in str(made.client.show("drop").warnings)
 
 
-def test_what_a_reward_prints_is_in_the_log_and_in_nobodys_way(made: World) -> None:
+def test_prints_of_a_reward_reach_the_log(made: World) -> None:
     run = made.run("loud", "data.train=rows.jsonl", "reward=rewards.py:loud", text=QUICK)
     assert run.reason == "completed" and metric(made, "loud", "failed_rewards") == [0, 0]
     assert "scored S:52=" in made.lorad("logs", "loud").stdout
@@ -179,7 +179,7 @@ def test_another_architecture_is_refused_by_its_name(made: World) -> None:
     assert "GemmaForCausalLM" in made.lorad("run", made.spec(), "model.path=gemma", expect=2).stderr
 
 
-def test_generate_in_the_middle_and_a_fresh_pool_change_nothing(made: World) -> None:
+def test_generating_during_a_run_changes_nothing(made: World) -> None:
     overrides = ("trainer.steps=12", "lora.dropout=0.1")
     calm = digest(made, "calm", *overrides)
     for pool in made.client.pools():
@@ -237,7 +237,7 @@ def test_kills_and_an_older_checkpoint_leave_one_lineage(made: World) -> None:
         (("plot", "plain", "--png", "/nowhere/x.png"), 1, "/nowhere/x.png"),
     ],
 )
-def test_a_mistake_is_told_with_its_exit_code(
+def test_mistakes_have_messages_and_exit_codes(
     made: World, plain: str, arguments: tuple[Any, ...], code: int, told: str
 ) -> None:
     (made.root / "binary.yaml").write_bytes(b"\xff\xfe\x00")
@@ -246,12 +246,12 @@ def test_a_mistake_is_told_with_its_exit_code(
     assert told in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
 
 
-def test_a_home_that_cannot_be_is_told(made: World) -> None:
+def test_impossible_home_is_an_error(made: World) -> None:
     error = made.lorad("run", made.spec(), expect=1, LORAD_HOME="/dev/null/home").stderr
     assert "cannot be used as home" in error and "Traceback" not in error
 
 
-def test_a_home_may_have_spaces_and_a_path_too_long_for_a_socket(made: World) -> None:
+def test_home_can_have_spaces_and_long_paths(made: World) -> None:
     deep = str(made.root / "a home" / ("x" * 120))
     made.lorad("daemon", "start", LORAD_HOME=deep)
     assert made.lorad("list", LORAD_HOME=deep).returncode == 0

@@ -61,9 +61,7 @@ async def load(engine: BuiltinEngine, base: Base, name: str, seed: int = 1) -> N
     await engine.load(name, AdapterSource(adapter.digest(), adapter=adapter))
 
 
-async def test_the_same_call_gives_the_same_bits_whatever_else_runs(
-    engine: BuiltinEngine, base: Base
-) -> None:
+async def test_concurrent_calls_change_no_bit(engine: BuiltinEngine, base: Base) -> None:
     await load(engine, base, "run@1")
     work = [prompt(seeds=range(5)), prompt("q", [4, 4, 8], [7, 8])]
     sampling = Sampling(max_new_tokens=40, stop_token_ids=(1,))
@@ -73,9 +71,7 @@ async def test_the_same_call_gives_the_same_bits_whatever_else_runs(
     await other
 
 
-async def test_more_samples_than_rows_wait_for_room_and_come_out_the_same(
-    base: Base, compute: Compute
-) -> None:
+async def test_samples_waiting_for_rows_stay_the_same(base: Base, compute: Compute) -> None:
     work = [prompt(f"p{n}", [5, 9, 4 + n], range(10 * n, 10 * n + 3)) for n in range(8)]
     sampling = Sampling(max_new_tokens=30, temperature=2.0, stop_token_ids=tuple(range(3, 20)))
     wide, narrow = BuiltinEngine(base, compute, TINY), BuiltinEngine(base, compute, TINY, max_rows=4)
@@ -104,7 +100,7 @@ async def test_scores_equal_transformers(engine: BuiltinEngine) -> None:
     assert np.abs(await engine.score(BASE, CANARY) - np.array(expected)).max() < 1e-4
 
 
-async def test_a_stop_string_ends_a_sample_at_the_token_that_completes_it(engine: BuiltinEngine) -> None:
+async def test_stop_string_ends_a_sample_when_complete(engine: BuiltinEngine) -> None:
     free = (await complete(engine, BASE, [prompt(seeds=[4])], SHORT))["p", 0][0]
     text = Tokenizer.from_file(str(TINY / "tokenizer.json")).decode(free[2:4], skip_special_tokens=False)
     sampling = Sampling(max_new_tokens=8, stop=("never there", text))
@@ -112,9 +108,7 @@ async def test_a_stop_string_ends_a_sample_at_the_token_that_completes_it(engine
     assert (tokens, finish) == (free[:4], "stop")
 
 
-async def test_what_is_served_is_a_copy_that_later_steps_do_not_reach(
-    engine: BuiltinEngine, base: Base
-) -> None:
+async def test_engine_serves_a_copy_of_the_tensors(engine: BuiltinEngine, base: Base) -> None:
     adapter = random_adapter(linear_shapes(base.config), 1)
     await engine.load("run@1", AdapterSource(adapter.digest(), adapter=adapter))
     before = await engine.score("run@1", CANARY)
@@ -143,7 +137,7 @@ async def test_a_caller_that_walks_away_holds_nothing(engine: BuiltinEngine, bas
     assert (await engine.health()).running == 0
 
 
-async def test_a_failed_quantum_ends_its_calls_and_nothing_else(engine: BuiltinEngine, base: Base) -> None:
+async def test_failed_quantum_ends_only_its_calls(engine: BuiltinEngine, base: Base) -> None:
     await load(engine, base, "run@1")
     lora = engine._versions.table["run@1"].lora
     assert lora is not None
@@ -179,7 +173,7 @@ async def test_a_call_without_samples_ends_at_once(engine: BuiltinEngine) -> Non
     assert await complete(engine, BASE, [prompt(seeds=[])], SHORT) == {}
 
 
-async def test_a_version_that_is_leaving_takes_no_new_calls(engine: BuiltinEngine, base: Base) -> None:
+async def test_leaving_version_takes_no_new_calls(engine: BuiltinEngine, base: Base) -> None:
     await load(engine, base, "run@1")
     stream = engine.generate("r", "run@1", [prompt()], LONG)
     await anext(stream)
@@ -193,7 +187,7 @@ async def test_a_version_that_is_leaving_takes_no_new_calls(engine: BuiltinEngin
 
 
 @pytest.mark.parametrize("seconds", [calls.GATHER_SECONDS, 0.0])
-async def test_samples_that_nobody_streams_come_whole_and_the_same(
+async def test_unstreamed_samples_come_whole_and_unchanged(
     engine: BuiltinEngine, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     monkeypatch.setattr(calls, "GATHER_SECONDS", seconds)
@@ -208,7 +202,7 @@ async def test_samples_that_nobody_streams_come_whole_and_the_same(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_ended_sample_is_told_at_once_only_where_somebody_streams(stream: bool) -> None:
+async def test_only_streams_report_each_sample_at_once(stream: bool) -> None:
     held = HeldLora("run@1", "", None)
     call = calls.Call("r", held, [prompt(seeds=range(2))], Sampling(max_new_tokens=1, stream=stream), None)
     assert call.report(time.monotonic()) in (None, [])
@@ -221,7 +215,7 @@ async def test_an_ended_sample_is_told_at_once_only_where_somebody_streams(strea
     assert call.more() == 2
 
 
-async def test_samples_that_nobody_streams_are_counted_and_aborted_like_others(engine: BuiltinEngine) -> None:
+async def test_unstreamed_samples_are_counted_and_aborted(engine: BuiltinEngine) -> None:
     whole = msgspec.structs.replace(LONG, stream=False)
 
     async def finishes() -> list[str | None]:
@@ -236,7 +230,7 @@ async def test_samples_that_nobody_streams_are_counted_and_aborted_like_others(e
     assert (await engine.health()).tokens_per_second > 0
 
 
-async def test_a_call_that_comes_as_another_fails_is_served(
+async def test_call_joining_a_failing_batch_is_served(
     base: Base, compute: Compute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = BuiltinEngine(base, compute, TINY, mix_calls=True)
@@ -261,7 +255,7 @@ async def test_a_call_that_comes_as_another_fails_is_served(
     assert len(await second) == 1
 
 
-async def test_calls_with_batches_of_their_own_share_one_budget(base: Base, compute: Compute) -> None:
+async def test_separate_batches_share_one_cache_budget(base: Base, compute: Compute) -> None:
     engine = BuiltinEngine(base, compute, TINY, cache_bytes=450 * bytes_per_token(base), mix_calls=False)
     held: list[int] = []
     resize = KVCache.resize

@@ -54,7 +54,7 @@ def test_captured_steps_give_what_exact_ones_give(models: Merger) -> None:
 
 
 @pytest.mark.parametrize("counts", [(4, 4), (3, 1), (3, 4), (1, 9)])
-def test_a_captured_step_sees_who_owns_which_row_now(models: Merger, counts: tuple[int, int]) -> None:
+def test_captured_step_follows_changed_row_owners(models: Merger, counts: tuple[int, int]) -> None:
     helds = [version(models.base, 1), version(models.base, 2)]
     batch = graphed(models)
     for many in ((4, 4), counts, (4, 4)):
@@ -64,7 +64,7 @@ def test_a_captured_step_sees_who_owns_which_row_now(models: Merger, counts: tup
         assert same(finish(batch, *work[0]), finish(DecodeBatch(models, 64, ENOUGH), *work[1]))
 
 
-def test_a_captured_step_serves_the_version_that_was_bound_last_and_is_captured_once(models: Merger) -> None:
+def test_captured_step_serves_the_last_bound_version(models: Merger) -> None:
     captured: list[int] = []
     batch, seen = graphed(models, captured), []
     for seed in (1, 2, 3):
@@ -76,9 +76,7 @@ def test_a_captured_step_serves_the_version_that_was_bound_last_and_is_captured_
     assert seen == [1, 1, 1]
 
 
-def test_however_many_rows_are_left_an_adapter_has_one_place(
-    models: Merger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapter_keeps_its_place_as_rows_end(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.engines.builtin.steps.BANKS", 1)
     captured: list[int] = []
     batch, seen = graphed(models, captured), []
@@ -97,7 +95,7 @@ def test_padding_counts_against_the_memory(models: Merger) -> None:
     assert same(made, finish(DecodeBatch(models, 64, ENOUGH), call(counts=[17], new=100)))
 
 
-def test_a_cache_that_moved_is_captured_anew_by_another_capturer(models: Merger) -> None:
+def test_moved_cache_is_captured_again(models: Merger) -> None:
     captured: list[int] = []
     batch = graphed(models, captured)
     for new in (6, 100):
@@ -105,7 +103,7 @@ def test_a_cache_that_moved_is_captured_anew_by_another_capturer(models: Merger)
     assert captured[0] < captured[-1]
 
 
-def test_rows_that_run_idly_stay_in_their_slots_and_in_the_positions_of_the_model(models: Merger) -> None:
+def test_idle_rows_change_no_sample_near_the_limit(models: Merger) -> None:
     most = models.base.config.max_position_embeddings
     start = tuple(4 + n % 60 for n in range(most - 21))
     batch = graphed(models)

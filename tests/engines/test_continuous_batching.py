@@ -34,7 +34,7 @@ async def test_rows_stay_busy_while_somebody_waits() -> None:
     assert trace.occupancy >= 0.9
 
 
-async def test_a_crowd_takes_half_the_steps_of_padded_batches() -> None:
+async def test_crowd_takes_half_the_steps_of_padding() -> None:
     lengths = [arrival.tokens for arrival in crowd()]
     padded = sum(max(lengths[first : first + ROWS]) for first in range(0, len(lengths), ROWS))
     assert len((await crowded()).rows) <= padded / 2

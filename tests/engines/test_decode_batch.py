@@ -75,7 +75,7 @@ def same(made: Sequence[Sample], expected: Sequence[Sample]) -> bool:
     return bool(max(differences) < 1e-4)
 
 
-def test_samples_that_outgrow_the_memory_are_computed_again_and_come_out_the_same(models: Merger) -> None:
+def test_preempted_samples_come_out_the_same(models: Merger) -> None:
     tokens = 500
     small = DecodeBatch(models, 64, tokens * bytes_per_token(models.base))
     sizes = watch(small, lambda: small.cache.slots * small.cache.length)
@@ -96,7 +96,7 @@ def test_the_youngest_samples_give_way(models: Merger) -> None:
     assert small.preempted and all(oldest_first)
 
 
-def test_one_sample_goes_on_whatever_the_budget_is(models: Merger) -> None:
+def test_one_sample_continues_whatever_the_budget(models: Merger) -> None:
     made = finish(DecodeBatch(models, 64, 1), call(counts=[3], new=20))
     assert [one.finish for one in made] == ["length"] * 3
     assert same(made, finish(DecodeBatch(models, 64, ENOUGH), call(counts=[3], new=20)))
@@ -144,9 +144,7 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield sizes
 
 
-def test_the_beginning_of_a_prompt_is_computed_once_for_each_version(
-    models: Merger, prefilled: list[int]
-) -> None:
+def test_prompt_prefix_is_computed_once_per_version(models: Merger, prefilled: list[int]) -> None:
     batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH))
     helds = [version(models.base, 1), version(models.base, 2)]
     for held in (helds[0], helds[0], helds[1]):
@@ -155,16 +153,14 @@ def test_the_beginning_of_a_prompt_is_computed_once_for_each_version(
     assert prefilled == [whole, whole - 3 * BLOCK, whole]
 
 
-def test_of_a_prompt_that_is_wholly_known_the_last_block_is_computed(
-    models: Merger, prefilled: list[int]
-) -> None:
+def test_known_prompt_computes_only_its_last_block(models: Merger, prefilled: list[int]) -> None:
     batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH))
     calls = [call(counts=[1], start=LONG_PROMPT[: 2 * BLOCK - 1]) for _ in range(2)]
     first, again = finish(batch, calls[0]), finish(batch, calls[1])
     assert prefilled == [2 * BLOCK, BLOCK] and same(again, first)
 
 
-def test_prompts_with_and_without_known_beginnings_come_out_as_if_nothing_was_known(models: Merger) -> None:
+def test_cached_prefixes_change_no_sample(models: Merger) -> None:
     held = version(models.base, 1)
     batch, plain = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH)), DecodeBatch(models, 64, ENOUGH)
     finish(batch, call(held, counts=[1], start=LONG_PROMPT[: 2 * BLOCK]))
@@ -175,9 +171,7 @@ def test_prompts_with_and_without_known_beginnings_come_out_as_if_nothing_was_kn
     assert same(finish(batch, *calls[0]), finish(plain, *calls[1]))
 
 
-def test_the_prefix_cache_keeps_to_its_budget_and_forgets_the_least_used(
-    models: Merger, prefilled: list[int]
-) -> None:
+def test_prefix_cache_evicts_within_its_budget(models: Merger, prefilled: list[int]) -> None:
     prefixes = PrefixCache(3 * BLOCK * bytes_per_token(models.base))
     batch = DecodeBatch(models, 64, ENOUGH, prefixes)
     for start in (LONG_PROMPT, LONG_PROMPT[::-1], LONG_PROMPT):
@@ -186,7 +180,7 @@ def test_the_prefix_cache_keeps_to_its_budget_and_forgets_the_least_used(
     assert prefilled == [len(LONG_PROMPT) + 1] * 3
 
 
-def test_a_long_row_keeps_its_tokens_when_many_short_ones_join(models: Merger) -> None:
+def test_long_row_survives_many_joining_short_rows(models: Merger) -> None:
     few = DecodeBatch(models, 256, 10_000 * bytes_per_token(models.base))
     long = tuple(4 + n % 60 for n in range(1000))
     work = [[call(counts=[1], new=40, start=long), call(counts=[4] * 50, new=40)] for _ in range(2)]
@@ -221,7 +215,7 @@ def test_what_one_version_spoils_reaches_no_other(models: Merger) -> None:
     )
 
 
-def test_the_same_tensors_with_another_alpha_share_no_prompt(models: Merger, prefilled: list[int]) -> None:
+def test_equal_tensors_with_another_alpha_share_nothing(models: Merger, prefilled: list[int]) -> None:
     batch, held = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH)), version(models.base, 1)
     adapter = random_adapter(linear_shapes(models.base.config), 1)
     halved = HeldLora(
@@ -232,9 +226,7 @@ def test_the_same_tensors_with_another_alpha_share_no_prompt(models: Merger, pre
     assert prefilled[0] == prefilled[1]
 
 
-def test_of_a_prompt_larger_than_the_prefix_cache_the_beginning_stays(
-    models: Merger, prefilled: list[int]
-) -> None:
+def test_prefix_cache_keeps_beginnings_of_long_prompts(models: Merger, prefilled: list[int]) -> None:
     batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(2 * BLOCK * bytes_per_token(models.base)))
     for _ in range(2):
         finish(batch, call(counts=[1], start=LONG_PROMPT))

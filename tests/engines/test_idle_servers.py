@@ -75,7 +75,7 @@ async def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
     await made.close()
 
 
-async def test_an_idle_server_that_is_stopped_is_gone_and_one_that_answers_is_not(server: Server) -> None:
+async def test_only_a_silent_idle_server_is_gone(server: Server) -> None:
     gone = asyncio.create_task(server.gone())
     await asyncio.sleep(1.0)
     assert not gone.done() and server.in_flight == 0

@@ -26,7 +26,7 @@ def test_mix_is_splitmix64() -> None:
     assert splitmix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
 
 
-def test_uniforms_are_even_and_uncorrelated_along_seeds_and_positions() -> None:
+def test_uniforms_are_even_and_uncorrelated() -> None:
     keys = mix(torch.arange(400))
     grid = uniforms(keys[:, None], torch.arange(50)[None, :])
     assert grid.min() >= 0 and grid.max() < 1

@@ -59,7 +59,7 @@ def watched(batch: DecodeBatch, party: Party, calls: Sequence[Call]) -> list[int
     return rows
 
 
-def test_who_is_served_has_its_share_of_the_rows_though_it_came_last(models: Merger) -> None:
+def test_late_served_call_gets_its_rows(models: Merger) -> None:
     run, serve = Party("run"), Party("serve", goes_first=True)
     rows = watched(DecodeBatch(models, 16, ENOUGH), serve, [call(run, 60), call(serve, 60)])
     assert rows[0] == 4 and max(rows) == 4  # a quarter of 16
@@ -73,7 +73,7 @@ def test_who_is_served_alone_has_all_rows(models: Merger) -> None:
     assert len(batch.samples) == 16
 
 
-def test_nobody_who_is_served_waits_for_prompts_of_runs(models: Merger) -> None:
+def test_served_calls_wait_for_no_run(models: Merger) -> None:
     batch, run, serve = DecodeBatch(models, 64, ENOUGH), Party("run"), Party("serve", goes_first=True)
     batch.join(call(run, 60, new=200))
     batch.run(0)
@@ -82,7 +82,7 @@ def test_nobody_who_is_served_waits_for_prompts_of_runs(models: Merger) -> None:
     assert rows_of(batch, serve) == 1
 
 
-def test_a_batch_is_paid_by_rows_and_tells_those_without_one_that_they_wait(models: Merger) -> None:
+def test_batch_charges_by_rows_and_counts_waits(models: Merger) -> None:
     batch, one, two, late = DecodeBatch(models, 8, ENOUGH), Party("one", 2.0), Party("two"), Party("late")
     shared = SharedDecode(batch)
     for each in (call(one, 2), call(two, 6), call(late, 6)):
@@ -113,7 +113,7 @@ async def generate(engine: BuiltinEngine, caller: Caller, version: str, new: int
     return sum(chunk.tokens.size for chunk in chunks)
 
 
-async def test_the_engine_tells_how_many_adapters_its_steps_have(engine: BuiltinEngine) -> None:
+async def test_health_has_the_adapters_per_step(engine: BuiltinEngine) -> None:
     assert (await engine.health()).adapters_per_step is None
     callers = [Caller(Party(str(number))) for number in range(4)]
     versions = ["run@0", "run@1", "run@2", "base"]
@@ -122,7 +122,7 @@ async def test_the_engine_tells_how_many_adapters_its_steps_have(engine: Builtin
     assert (await engine.health()).adapters_per_step == 3.0
 
 
-async def test_who_is_served_does_not_wait_for_the_memory_of_runs_where_calls_are_not_mixed() -> None:
+async def test_served_call_waits_for_no_runs_memory() -> None:
     compute, base = Compute(), load_base(TINY, torch.float32, torch.device("cpu"))
     engine = BuiltinEngine(base, compute, TINY, mix_calls=False, cache_bytes=40 * bytes_per_token(base))
     run = asyncio.create_task(generate(engine, Caller(Party("run")), "base", 400))
@@ -134,7 +134,7 @@ async def test_who_is_served_does_not_wait_for_the_memory_of_runs_where_calls_ar
     compute.close()
 
 
-async def test_a_call_that_finds_no_row_tells_how_long_it_waited(engine: BuiltinEngine) -> None:
+async def test_waits_for_rows_are_measured(engine: BuiltinEngine) -> None:
     first, second = Caller(Party("first")), Caller(Party("second"))
     many = [generate(engine, first, "run@0", 60) for _ in range(4)]
     await asyncio.gather(*many, generate(engine, second, "run@1", 1))

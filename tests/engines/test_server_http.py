@@ -43,7 +43,7 @@ async def http(home: Path, slow: list[str]) -> AsyncIterator[Http]:
     await runner.cleanup()
 
 
-async def test_answers_refusals_and_silence_are_told_apart(http: Http) -> None:
+async def test_answers_refusals_and_silence_are_distinct(http: Http) -> None:
     assert await http.post("/yes", {"a": [1]}) == {"said": {"a": [1]}}
     with pytest.raises(ServerRefused, match="these are my words") as refused:
         await http.post("/no")
@@ -52,7 +52,7 @@ async def test_answers_refusals_and_silence_are_told_apart(http: Http) -> None:
         await http.post("/slow", timeout=0.05)
 
 
-async def test_what_is_under_way_fails_when_a_hanging_server_is_given_up(http: Http, slow: list[str]) -> None:
+async def test_reset_fails_requests_under_way(http: Http, slow: list[str]) -> None:
     stream = http.events("/slow", {})
     asked = [asyncio.ensure_future(http.post("/slow")), asyncio.ensure_future(anext(stream))]
     async with asyncio.timeout(60):

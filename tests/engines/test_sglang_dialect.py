@@ -91,7 +91,7 @@ async def sampled(http: Http, sampling: Sampling) -> list[Piece]:
     return [piece async for piece in SglangDialect().sample(http, "r", "run@1", [5, 9], 2**64 - 1, sampling)]
 
 
-def test_the_server_listens_on_the_socket_that_it_is_told() -> None:
+def test_server_listens_only_on_the_given_socket() -> None:
     argv = SglangDialect().command("/venv/bin/python", SETTINGS, Path("/run/s"))
     assert (
         argv[0] == "/venv/bin/python"
@@ -101,7 +101,7 @@ def test_the_server_listens_on_the_socket_that_it_is_told() -> None:
     assert not {"--host", "--port", "--api-key"} & set(argv)
 
 
-def test_slots_and_versions_leave_room_for_the_base_and_a_successor() -> None:
+def test_server_has_room_for_base_and_successor() -> None:
     found = flags(slots=3, max_versions=6)
     assert found["max-loras-per-batch"] == ["4"] and int(found["max-loaded-loras"][0]) > 6
     assert int(flags(slots=9, max_versions=2)["max-loaded-loras"][0]) >= 10
@@ -143,7 +143,7 @@ def test_what_lorad_relies_on_is_reserved(name: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", [{"stop": ("",)}, {"stop": tuple("abcdefg" * 5)}, {"top_p": 0.0}])
-def test_sampling_that_the_server_would_refuse_is_told_before(sampling: dict[str, Any]) -> None:
+def test_sampling_the_server_refuses_is_found_before(sampling: dict[str, Any]) -> None:
     assert SglangDialect().check(Sampling(max_new_tokens=4, **sampling), SETTINGS)
 
 
@@ -151,7 +151,7 @@ def test_ordinary_sampling_is_taken() -> None:
     assert SglangDialect().check(Sampling(max_new_tokens=4, top_p=0.5, stop=("x",)), SETTINGS) == ""
 
 
-async def test_a_sample_goes_on_after_the_models_own_end_token(tmp_path: Path) -> None:
+async def test_sample_continues_after_the_models_end_token(tmp_path: Path) -> None:
     bodies: list[Any] = []
     answers = [reply([8, 1], 2, OWN_END), reply([7, 6], 2, {"type": "stop", "matched": 6})]
     async with server(tmp_path / "s", answers, bodies) as http:
@@ -162,7 +162,7 @@ async def test_a_sample_goes_on_after_the_models_own_end_token(tmp_path: Path) -
     assert bodies[0]["rid"] != bodies[1]["rid"]
 
 
-async def test_an_end_token_at_the_last_place_is_the_full_length(tmp_path: Path) -> None:
+async def test_end_token_in_last_place_finishes_by_length(tmp_path: Path) -> None:
     async with server(tmp_path / "s", [reply([8, 1], 2, OWN_END)], []) as http:
         made = await sampled(http, Sampling(max_new_tokens=2, stop_token_ids=(6,), stream=False))
     assert [piece.finish for piece in made] == ["length"]
@@ -194,7 +194,7 @@ async def test_a_sample_without_log_probabilities_is_refused(tmp_path: Path, log
 @pytest.mark.parametrize("before", ["never loaded: run@1\nAll loaded adapters: ", "no run@1. Loaded LoRAs: "])
 # only the beginning of a long answer is kept, which is no JSON then
 @pytest.mark.parametrize("many", [1, 1000])
-async def test_a_refusal_does_not_name_the_adapters_of_others(tmp_path: Path, before: str, many: int) -> None:
+async def test_refusal_names_no_adapters_of_others(tmp_path: Path, before: str, many: int) -> None:
     message = f"{before}dict_keys({['secret@3'] * many})"
     async with server(tmp_path / "s", [400, {"error": {"message": message}}], []) as http:
         with pytest.raises(ServerRefused) as refused:
@@ -203,7 +203,7 @@ async def test_a_refusal_does_not_name_the_adapters_of_others(tmp_path: Path, be
     assert "secret" not in str(refused.value) + refused.value.text
 
 
-async def test_the_last_token_of_the_vocabulary_is_scored_though_sglang_calls_it_0(tmp_path: Path) -> None:
+async def test_last_token_of_the_vocabulary_is_scored(tmp_path: Path) -> None:
     meta = {"input_token_logprobs": [[None, 9, None], [-2.0, 7, None], [-3.0, 0, None]]}
     async with server(tmp_path / "s", [{"output_ids": [], "meta_info": meta}] * 2, []) as http:
         assert (await SglangDialect().score(http, "r", None, [5, 9], [7, 127])).tolist() == [-2.0, -3.0]
@@ -220,7 +220,7 @@ async def test_scores_are_those_of_the_completion(tmp_path: Path) -> None:
     assert bodies[0]["input_ids"] == [5, 9, 7, 8] and bodies[0]["logprob_start_len"] == 1
 
 
-async def test_an_abort_is_asked_again_until_the_sample_ends(tmp_path: Path) -> None:
+async def test_abort_is_repeated_until_the_sample_ends(tmp_path: Path) -> None:
     dialect, asked = SglangDialect(), list[Any]()
     dialect._running["r"] = "id"
 
@@ -234,7 +234,7 @@ async def test_an_abort_is_asked_again_until_the_sample_ends(tmp_path: Path) -> 
     assert [body["rid"] for body in asked] == ["id", "id"]
 
 
-def test_news_are_the_same_from_cumulative_and_incremental_replies() -> None:
+def test_cumulative_and_incremental_replies_give_equal_news() -> None:
     whole, new = replies.parsed(reply([4, 5, 6], 3)), replies.parsed(reply([6], 3))
     assert replies.news(whole, 2) == replies.news(new, 2) == ([6], [-1.0])
     assert replies.news(new, 3) == ([], [])
@@ -250,7 +250,7 @@ def test_metrics_of_one_name_are_added_up() -> None:
     assert replies.summed(text) == {"sglang:x_total": 5.0, "sglang:y": 1000.0}
 
 
-def test_an_unseeded_request_gets_a_seed_that_all_ranks_agree_on() -> None:
+def test_unseeded_request_gets_one_seed_on_all_ranks() -> None:
     class Parameters(msgspec.Struct):
         sampling_seed: int | None
 
@@ -279,7 +279,7 @@ def test_the_launcher_needs_a_socket() -> None:
         {"sampling_backend": "flashinfer"},
     ],
 )
-def test_the_launcher_refuses_what_would_listen_elsewhere_or_ignore_seeds(change: dict[str, Any]) -> None:
+def test_launcher_refuses_other_listeners_and_seedless_sampling(change: dict[str, Any]) -> None:
     good: dict[str, Any] = {"sampling_backend": "pytorch", "skip_server_warmup": True}
     launch.check_arguments(type("ServerArgs", (), good))
     with pytest.raises(SystemExit):

@@ -30,7 +30,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "memory"
 
 
-def test_an_adapter_travels_whole_and_is_gone_after_its_removal(memory: Path, tmp_path: Path) -> None:
+def test_adapter_travels_whole_and_can_be_removed(memory: Path, tmp_path: Path) -> None:
     made, adapter = Transport(tmp_path, "base"), random_adapter(SHAPES, 1)
     directory = made.put("run@1", adapter)
     assert directory.is_relative_to(memory) and read_peft(directory).digest() == adapter.digest()
@@ -55,7 +55,7 @@ def test_a_full_memory_sends_adapters_over_the_disk(
     assert not list(made.root.iterdir())
 
 
-def test_a_disk_that_takes_nothing_is_told(
+def test_unwritable_disk_is_a_storage_error(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> Any:
@@ -71,7 +71,7 @@ def test_what_an_earlier_life_left_is_cleared_away(memory: Path, tmp_path: Path)
     assert Transport(tmp_path, "base").root == old.parent and not old.exists()
 
 
-def test_of_a_log_the_first_fault_is_told() -> None:
+def test_cause_is_the_first_fault_of_a_log() -> None:
     log = """starting
     FutureWarning: Error: is nothing
     (EngineCore) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB

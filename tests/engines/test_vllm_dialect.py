@@ -57,12 +57,12 @@ def test_targets_are_several_words() -> None:
     assert argv[place + 1 : place + 3] == ["q_proj", "v_proj"]
 
 
-def test_there_is_room_for_a_version_more_than_are_loaded() -> None:
+def test_server_has_room_for_one_more_version() -> None:
     assert value_of("--max-cpu-loras", words()) == "5"
     assert value_of("--max-cpu-loras", words(slots=8)) == "9"
 
 
-def test_log_probabilities_are_scaled_where_they_are_wanted_so() -> None:
+def test_logprobs_are_scaled_on_request() -> None:
     assert value_of("--logprobs-mode", words()) == "raw_logprobs"
     assert value_of("--logprobs-mode", words(scaled_logprobs=True)) == "processed_logprobs"
 
@@ -134,7 +134,7 @@ def completion(**choice: Any) -> dict[str, Any]:
     return {"choices": [choice]}
 
 
-def test_a_sample_is_its_tokens_and_their_log_probabilities() -> None:
+def test_sample_has_tokens_and_logprobs() -> None:
     data = completion(token_ids=[5, 1], logprobs={"token_logprobs": [-0.5, -2.0]}, finish_reason="stop")
     assert replies.piece(replies.choice(data, "/r")) == Piece([5, 1], [-0.5, -2.0], "stop")
 
@@ -190,7 +190,7 @@ vllm:lora_requests_info{max_lora="4",running_lora_adapters="a@1",waiting_lora_ad
 """
 
 
-def test_metrics_are_read_and_the_newest_line_of_adapters_counts() -> None:
+def test_newest_metrics_line_of_adapters_counts() -> None:
     found = replies.metrics(METRICS)
     assert (found.running, found.waiting) == (3, 1)
     assert (found.cached_tokens, found.prompt_tokens, found.cache_used) == (128, 512, 0.25)
@@ -205,7 +205,7 @@ def plain_expand(
 
 
 @pytest.mark.parametrize("indices", [[-1, 0, -1, 1], [-1, -1, -1, -1], [1, 0, 1, 1]])
-def test_rows_of_the_base_are_left_as_they_are(indices: list[int]) -> None:
+def test_adapters_leave_rows_of_the_base_alone(indices: list[int]) -> None:
     inputs, weights, chosen = torch.ones(4, 3), torch.ones(2, 5, 3), torch.tensor(indices)
     weights[1] = np.nan if 1 not in indices else 2.0
     outputs = torch.zeros(4, 5)

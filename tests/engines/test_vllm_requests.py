@@ -83,7 +83,7 @@ async def test_a_stream_that_breaks_off_is_no_sample(text: str) -> None:
             await sampled(VllmDialect(), http, STREAM)
 
 
-async def test_an_error_in_the_midst_of_a_stream_is_raised() -> None:
+async def test_error_inside_a_stream_is_raised() -> None:
     error = 'data: {"error": {"message": "Engine died", "code": 500}}\n\n'
     async with answering({"/v1/completions": PART + error}) as (http, _):
         with pytest.raises(ServerRefused, match="Engine died"):
@@ -91,7 +91,7 @@ async def test_an_error_in_the_midst_of_a_stream_is_raised() -> None:
 
 
 @pytest.mark.parametrize("routes", [{}, {"/abort_requests": {}}])
-async def test_a_sample_that_does_not_end_by_an_abort_is_cut_off(
+async def test_sample_that_ignores_an_abort_is_cut(
     routes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lorad.engines.vllm.dialect.ABORT_EVERY", 0.001)
@@ -106,13 +106,13 @@ async def test_a_sample_that_does_not_end_by_an_abort_is_cut_off(
         assert ("/abort_requests", {"request_ids": ["cmpl-r.-0"]}) in asked
 
 
-async def test_an_abort_of_nothing_is_not_sent_for_it_would_end_everything() -> None:
+async def test_empty_abort_is_never_sent() -> None:
     async with answering({}) as (http, asked):
         await VllmDialect().abort(http, ["unknown"])
         assert asked == []
 
 
-async def test_what_is_unloaded_leaves_the_memory_of_the_engine() -> None:
+async def test_unload_removes_weights_from_the_engine() -> None:
     loaded: dict[str, Any] = {"/v1/load_lora_adapter": {}, "/v1/unload_lora_adapter": {}}
     orders = [{"results": [[3]]}, {"results": [[3, 9]]}, {"results": ["True"]}]
     dialect = VllmDialect()
@@ -123,7 +123,7 @@ async def test_what_is_unloaded_leaves_the_memory_of_the_engine() -> None:
     assert asked[-1] == ("/collective_rpc", {"method": "remove_lora", "args": [9]})
 
 
-async def test_a_server_that_started_again_numbers_its_weights_anew() -> None:
+async def test_restarted_server_numbers_its_weights_anew() -> None:
     routes: dict[str, Any] = {
         "/v1/load_lora_adapter": {},
         "/v1/unload_lora_adapter": {},
@@ -141,7 +141,7 @@ async def test_a_server_that_started_again_numbers_its_weights_anew() -> None:
     assert ordered == ["list_loras"] * 4 + ["remove_lora"]
 
 
-async def test_a_server_without_orders_loads_and_unloads_all_the_same() -> None:
+async def test_loads_and_unloads_work_without_collective_rpc() -> None:
     dialect = VllmDialect()
     async with answering({"/v1/load_lora_adapter": {}, "/v1/unload_lora_adapter": {}}) as (http, asked):
         await dialect.load(http, "a@1", Path("/x/1"))
@@ -158,6 +158,6 @@ async def test_weights_that_give_no_numbers_score_nan() -> None:
         assert np.isnan(await VllmDialect().score(http, "r.", None, [5], [6, 7])).all()
 
 
-async def test_a_cache_that_is_in_use_is_not_flushed() -> None:
+async def test_cache_in_use_is_not_flushed() -> None:
     async with answering({"/reset_prefix_cache": {"success": False}}) as (http, _):
         assert not await VllmDialect().flush(http)

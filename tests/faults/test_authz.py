@@ -11,11 +11,11 @@ from tests.faults.authz import unlisted
 from tests.kit.passable import why_not
 
 
-def test_it_is_written_down_for_every_request_who_may_make_it() -> None:
+def test_every_request_has_its_rights_listed() -> None:
     assert unlisted() == []
 
 
-def test_each_request_of_each_kind_of_user_comes_to_what_is_written_down() -> None:
+def test_each_user_gets_exactly_the_listed_rights() -> None:
     if reason := why_not():
         pytest.skip(reason)
     done = subprocess.run(

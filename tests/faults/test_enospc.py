@@ -17,7 +17,7 @@ from tests.kit.daemon_world import finished, open_context, serving
 
 
 @pytest.mark.long
-def test_a_run_on_a_disk_that_was_full_ends_with_the_same_bytes() -> None:
+def test_full_disk_changes_no_bytes_of_a_run() -> None:
     try:
         told, wrong = filled("checkpoint", random.Random(0), undisturbed())
     except NoMount as error:
@@ -36,7 +36,7 @@ def full(path: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_what_the_journal_does_not_take_is_not_in_the_database_either(home: Path) -> None:
+def test_database_holds_nothing_the_journal_lacks(home: Path) -> None:
     ctx = open_context(home)
     finished(ctx)
     before = ctx.home.journal.read_bytes()
@@ -51,7 +51,8 @@ def test_what_the_journal_does_not_take_is_not_in_the_database_either(home: Path
     ctx.journal.close()
 
 
-async def test_a_daemon_without_disk_answers_reads_and_says_why_it_does_not_write(home: Path) -> None:
+async def test_daemon_on_a_full_disk_answers_reads(home: Path) -> None:
+    """A write is refused with its reason, and succeeds once there is room."""
     async with serving(home) as api:
         finished(api.ctx)
         api.ctx.store.empty_wal()

@@ -10,7 +10,7 @@ from lorad.errors import Conflict
 from tests.kit.daemon_world import finished, serving
 
 
-async def test_a_run_that_was_killed_after_its_last_step_is_completed_by_a_resume(home: Path) -> None:
+async def test_resume_completes_a_run_killed_after_training(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         with pytest.raises(Conflict, match="is to make 6 steps, and its checkpoint has 6"):

@@ -60,7 +60,7 @@ def settled(daemon: Processes, attempt: AttemptDir) -> ProcessState:
 
 
 @pytest.mark.parametrize("point", BEFORE)
-def test_what_a_shim_did_not_begin_begins_at_most_once(attempt: AttemptDir, point: str) -> None:
+def test_killed_shims_attempt_begins_at_most_once(attempt: AttemptDir, point: str) -> None:
     shim_killed(attempt, point)
     second = start(Processes(), attempt)  # a daemon that knows nothing of the first
     for _ in range(100):
@@ -71,14 +71,14 @@ def test_what_a_shim_did_not_begin_begins_at_most_once(attempt: AttemptDir, poin
 
 
 @pytest.mark.parametrize("point", BEFORE)
-def test_the_daemon_that_started_it_knows_that_nothing_began(attempt: AttemptDir, point: str) -> None:
+def test_daemon_knows_its_killed_shim_began_nothing(attempt: AttemptDir, point: str) -> None:
     daemon = shim_killed(attempt, point)
     state = settled(daemon, attempt)
     assert (state.phase, state.exit_code) == ("vanished", None)
     assert not (attempt.root / "began").exists()
 
 
-def test_an_end_that_its_shim_could_not_write_is_no_exit(attempt: AttemptDir) -> None:
+def test_unwritten_end_is_vanished_rather_than_exited(attempt: AttemptDir) -> None:
     root = Path(os.environ["KILL9_ROOT"])
     daemon = start(Processes(), attempt)
     while not (attempt.root / "began").exists():
@@ -89,7 +89,7 @@ def test_an_end_that_its_shim_could_not_write_is_no_exit(attempt: AttemptDir) ->
     assert (read_status(attempt) or {})["ended_at"] is None
 
 
-def test_a_pool_that_was_killed_with_its_shim_did_not_fail(attempt: AttemptDir) -> None:
+def test_pool_killed_with_its_shim_did_not_fail(attempt: AttemptDir) -> None:
     assert was_killed(ProcessState("vanished", 7))
     assert was_killed(ProcessState("exited", 7, signal=9))
     assert not was_killed(ProcessState("exited", 7, exit_code=1))
@@ -97,7 +97,7 @@ def test_a_pool_that_was_killed_with_its_shim_did_not_fail(attempt: AttemptDir) 
     assert not was_killed(Processes().inspect(attempt))  # it never began: its device is taken, say
 
 
-def test_a_shim_that_comes_after_that_of_the_next_daemon_begins_nothing(attempt: AttemptDir) -> None:
+def test_late_shim_of_an_earlier_daemon_begins_nothing(attempt: AttemptDir) -> None:
     sprung = Path(os.environ["KILL9_ROOT"], "sprung.json")
     sprung.write_text(json.dumps({"point": "spawned"}))  # its daemon was killed just now: it is late
     first = start(Processes(), attempt)

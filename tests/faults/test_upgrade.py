@@ -5,5 +5,5 @@ from __future__ import annotations
 from tests.faults.upgrade import upgrade
 
 
-def test_an_upgrade_and_its_way_back_stop_no_run_and_lose_nothing() -> None:
+def test_upgrade_and_rollback_lose_nothing() -> None:
     upgrade(1, ("amid the migration",))

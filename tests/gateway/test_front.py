@@ -59,9 +59,7 @@ async def told(client: aiohttp.ClientSession, body: bytes = ASKED) -> tuple[int,
         return answer.status, answer.content_type, await answer.read()
 
 
-async def test_a_request_is_passed_on_with_the_version_and_nothing_of_who_asks(
-    home: Path, tmp_path: Path
-) -> None:
+async def test_front_forwards_the_version_without_credentials(home: Path, tmp_path: Path) -> None:
     world, port, tokens = Home(home), free_port(), tmp_path / "tokens"
     tokens.write_text(f"{name_of(os.getuid())}: correct-horse-battery\n")
     tokens.chmod(0o600)
@@ -78,7 +76,7 @@ async def test_a_request_is_passed_on_with_the_version_and_nothing_of_who_asks(
     assert b"secret" not in seen[0] and b"battery" not in seen[0]
 
 
-async def test_a_stream_that_breaks_off_says_so_and_has_no_end(home: Path) -> None:
+async def test_broken_stream_ends_in_an_error(home: Path) -> None:
     world = Home(home)
     begun = HEAD % b"text/event-stream" + b"Transfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n"
     async with owner(world, begun), front(world) as client:
@@ -87,7 +85,7 @@ async def test_a_stream_that_breaks_off_says_so_and_has_no_end(home: Path) -> No
     assert b'"unavailable"' in data and b"[DONE]" not in data
 
 
-async def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(home: Path) -> None:
+async def test_truncated_answer_is_not_taken_as_whole(home: Path) -> None:
     world = Home(home)
     async with (
         owner(world, HEAD % b"application/json" + b"Content-Length: 9\r\n\r\n{}"),
@@ -107,14 +105,14 @@ async def test_what_is_no_answer_is_unavailable(home: Path, sent: bytes) -> None
     assert (status, kind, b"server_error" in data) == (503, "application/json", True)
 
 
-async def test_an_answer_is_json_whatever_its_owner_calls_it(home: Path) -> None:
+async def test_answer_is_json_whatever_its_headers_say(home: Path) -> None:
     world = Home(home)
     page = HEAD % b"text/html" + b"Content-Length: 2\r\nContent-Encoding: gzip\r\n\r\n{}"
     async with owner(world, page), front(world) as client:
         assert await told(client) == (200, "application/json", b"{}")
 
 
-async def test_without_the_owners_gateway_and_the_daemon_it_is_unavailable(home: Path) -> None:
+async def test_front_alone_answers_503(home: Path) -> None:
     async with front(Home(home)) as client:
         assert (await told(client))[0] == 503
 
@@ -134,9 +132,7 @@ async def test_who_is_another_user_is_sent_nothing(home: Path, monkeypatch: pyte
         assert ((await told(client))[0], seen) == (503, [])
 
 
-async def test_where_owners_alone_see_what_is_theirs_a_token_reaches_nothing_else(
-    home: Path, tmp_path: Path
-) -> None:
+async def test_token_reaches_only_models_of_its_user(home: Path, tmp_path: Path) -> None:
     world, port, tokens = Home(home), free_port(), tmp_path / "tokens"
     tokens.write_text("eve: correct-horse-battery\n")
     tokens.chmod(0o600)

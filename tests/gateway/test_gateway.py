@@ -37,14 +37,14 @@ def test_every_answer_names_its_version(client: OpenAI) -> None:
     assert {chunk.system_fingerprint for chunk in stream.parse()} == {"lorad-sorter@1"}
 
 
-def test_an_alias_says_what_its_version_says_before_and_after_a_move(client: OpenAI, world: World) -> None:
+def test_alias_answers_as_its_version(client: OpenAI, world: World) -> None:
     first, second = greedy(client, "sorter@0"), greedy(client, "sorter@1")
     assert first != second and greedy(client, "bot") == first
     world.point("bot", 1)
     assert greedy(client, "bot") == second
 
 
-def test_the_same_seed_says_the_same_and_another_something_else(client: OpenAI) -> None:
+def test_seed_decides_the_completion(client: OpenAI) -> None:
     def say(seed: int) -> str:
         answer = client.completions.create(model="bot", prompt="7 3 1", seed=seed, max_tokens=12)
         return answer.choices[0].text
@@ -114,7 +114,7 @@ def test_a_chat_takes_parts_of_text(client: OpenAI) -> None:
     assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
 
 
-def test_a_stop_string_is_cut_and_its_tokens_are_counted(client: OpenAI) -> None:
+def test_stop_string_is_cut_and_counted(client: OpenAI) -> None:
     whole = client.completions.create(model="bot", prompt="7 3 1", temperature=0, max_tokens=24)
     text = whole.choices[0].text
     stop = text[len(text) // 2 : len(text) // 2 + 2]
@@ -140,7 +140,7 @@ def test_logprobs_are_those_of_the_chosen_tokens(client: OpenAI) -> None:
     assert told and told.content and chat.usage and len(told.content) == chat.usage.completion_tokens
 
 
-def test_a_client_that_leaves_ends_its_generation_and_no_other(client: OpenAI, world: World) -> None:
+def test_leaving_client_ends_only_its_generation(client: OpenAI, world: World) -> None:
     stays = client.completions.create(model="bot", prompt="7 3 1", max_tokens=300, seed=1, stream=True)
     leaves = client.completions.create(model="bot", prompt="7 3 1", max_tokens=1900, n=4, stream=True)
     next(leaves)
@@ -153,7 +153,7 @@ def test_a_client_that_leaves_ends_its_generation_and_no_other(client: OpenAI, w
     until(lambda: world.gateway.limits.under_way == 0)
 
 
-def test_a_pool_that_is_gone_is_told_and_asked_again_when_it_is_back(
+def test_gateway_reconnects_to_a_returned_pool(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lorad.pool.service.LAST_ANSWERS", 0.0)

@@ -53,20 +53,20 @@ def test_no_piece_of_text_has_half_a_character(letters: Any) -> None:
     assert "".join(told) == TEXT and not any("\ufffd" in piece for piece in told)
 
 
-def test_what_is_no_text_is_not_held_back_for_ever(letters: Any) -> None:
+def test_undecodable_tokens_are_sent_after_a_limit(letters: Any) -> None:
     tail = letters.encode("é").ids[1]  # never begins a character
     told = pieces(letters, [tail] * (3 * MOST_PENDING) + letters.encode(" end").ids)
     assert told[MOST_PENDING - 1] and "".join(told) == "\ufffd" * (3 * MOST_PENDING) + " end"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
-def test_a_stop_string_is_cut_however_the_text_comes(size: int) -> None:
+def test_stop_string_is_cut_across_pieces(size: int) -> None:
     text, cutter = "one, two, thr three", StopCutter(["thre", "xyz"])
     told = [cutter.add(text[i : i + size]) for i in range(0, len(text), size)]
     assert "".join(told) + cutter.rest() == "one, two, thr " and cutter.is_cut
 
 
-def test_text_that_is_no_stop_string_after_all_is_told() -> None:
+def test_text_resembling_a_stop_string_is_sent() -> None:
     cutter = StopCutter(["END"])
     assert [cutter.add(part) for part in ("a E", "N", "d")] == ["a ", "", "ENd"]
 
@@ -80,7 +80,7 @@ def test_nulls_are_what_nobody_asked_for() -> None:
     assert wish == CompletionWish(model="a", prompt="b")
 
 
-def test_tokens_stand_there_as_they_are_or_as_digests(tmp_path: Path) -> None:
+def test_tokens_can_be_plain_or_digests(tmp_path: Path) -> None:
     path, digest = tmp_path / "tokens", hashlib.sha256(b"0123456789abcdef").digest()
     path.write_text(f"alice: [0123456789abcdef, 'sha256:{digest.hex()}']\nbob: fedcba9876543210\n")
     path.chmod(0o600)
@@ -91,7 +91,7 @@ def test_tokens_stand_there_as_they_are_or_as_digests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["alice: short", "- alice", "alice: 'sha256:abc'", "alice: 12345678901234567890", "a: [: b"]
 )
-def test_a_file_of_tokens_that_is_none_is_refused_without_its_words(tmp_path: Path, text: str) -> None:
+def test_refusal_of_a_token_file_quotes_nothing(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens"
     path.write_text(text)
     path.chmod(0o600)
@@ -100,7 +100,7 @@ def test_a_file_of_tokens_that_is_none_is_refused_without_its_words(tmp_path: Pa
     assert "short" not in str(caught.value) and "1234" not in str(caught.value)
 
 
-def test_the_table_is_read_again_whenever_it_was_replaced(home: Path) -> None:
+def test_replaced_table_is_read_again(home: Path) -> None:
     table = Table(Home(home).gateway / "table.json")
     assert table.names().aliases == {}
     for number in range(20):  # faster than the clock of the file system
@@ -130,7 +130,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield pool
 
 
-async def test_many_calls_share_a_connection_and_one_that_is_left_ends_alone(running: Running) -> None:
+async def test_abandoned_call_leaves_others_on_its_connection(running: Running) -> None:
     connection = await AsyncConnection.open(Path(running.config.socket))
     asked = Generate("base", prompts(2, 2), Sampling(max_new_tokens=40))
     left = connection.stream("serve", Generate("base", prompts(4, 4), Sampling(max_new_tokens=2000)))

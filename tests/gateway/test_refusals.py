@@ -63,7 +63,7 @@ def test_what_changes_nothing_is_ignored(client: OpenAI) -> None:
     assert greedy(client, "bot", **neutral) == greedy(client, "bot", extra_body={"top_k": 0})
 
 
-def test_an_unknown_model_is_not_found_though_no_daemon_answers(client: OpenAI) -> None:
+def test_unknown_model_is_not_found_without_daemon(client: OpenAI) -> None:
     with pytest.raises(sdk.NotFoundError):
         client.completions.create(model="nobody", prompt="1")
     with pytest.raises(sdk.InternalServerError) as caught:  # an unpinned version may well be there
@@ -71,7 +71,7 @@ def test_an_unknown_model_is_not_found_though_no_daemon_answers(client: OpenAI) 
     assert (caught.value.status_code, caught.value.response.headers["retry-after"]) == (503, "2")
 
 
-def test_strange_requests_are_answered_in_the_shape_of_errors(world: World) -> None:
+def test_strange_requests_get_errors_of_one_shape(world: World) -> None:
     with http(world.home) as plain:
         answers = [
             plain.post("/v1/completions", content=b"{"),
@@ -101,9 +101,10 @@ SLOW = (
 )
 
 
-def test_a_template_takes_settings_and_is_cut_when_it_never_ends(
+def test_endless_template_is_cut(
     client: OpenAI, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Settings of a request reach the template, and the next request is answered by another process."""
     monkeypatch.setattr("lorad.rl.tokenizer.TEMPLATE_SECONDS", 0.5)
     shutil.copytree(TINY, tmp_path / "tiny")
     (tmp_path / "tiny" / "chat_template.jinja").write_text(SLOW)
@@ -124,9 +125,7 @@ def test_a_template_takes_settings_and_is_cut_when_it_never_ends(
     assert answer.result() and read("7 3") == 3  # by another process
 
 
-def test_more_requests_than_are_taken_are_told_to_come_again(
-    client: OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_requests_get_a_retry_after(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.gateway.limits.MOST_OF_ONE", 0)
     with pytest.raises(sdk.RateLimitError) as caught:
         greedy(client, "bot")

@@ -141,7 +141,7 @@ def open_maps(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/maps").read_text().splitlines()
 
 
-def test_the_gateway_of_an_owner_is_a_process_of_theirs_that_can_never_be_more(box: Served) -> None:
+def test_owners_gateway_runs_unprivileged_as_its_owner(box: Served) -> None:
     for uid in (ALICE, BOB):
         status = status_of(box.gateway_of(uid))
         assert status["Uid"].split() == [str(uid)] * 4
@@ -149,7 +149,7 @@ def test_the_gateway_of_an_owner_is_a_process_of_theirs_that_can_never_be_more(b
     assert status_of(box.front)["Uid"].split() == ["0"] * 4
 
 
-def test_the_front_has_nothing_of_a_model_open_nor_what_could_read_one(box: Served) -> None:
+def test_front_opens_no_model_and_no_tokenizer(box: Served) -> None:
     assert box.says("of-alice")
     front, owners = open_files(box.front), open_files(box.gateway_of(ALICE))
     assert any("tokenizers" in name for name in owners)
@@ -158,7 +158,7 @@ def test_the_front_has_nothing_of_a_model_open_nor_what_could_read_one(box: Serv
     ]
 
 
-def test_what_is_served_is_told_to_its_owner_and_to_nobody_else(box: Served) -> None:
+def test_table_of_an_owner_is_private(box: Served) -> None:
     table = box.world.gateway_of(ALICE) / "table.json"
     told = json.loads(table.read_bytes())
     assert (told["aliases"], set(told["versions"])) == ({"of-alice": "a@2"}, {"a@2"})
@@ -175,7 +175,7 @@ def test_what_is_served_is_told_to_its_owner_and_to_nobody_else(box: Served) -> 
     assert names == ["of-alice", "of-bob", "a@2", "b@2"]
 
 
-def test_an_answer_through_the_front_is_that_of_the_owners_gateway(box: Served) -> None:
+def test_front_answers_as_the_owners_gateway(box: Served) -> None:
     direct = box.world.gateway_socket_of(ALICE)
     for more in (
         {"stream": True},
@@ -204,7 +204,7 @@ def neutral(text: str) -> str:
         return "\n".join(neutral(event) for event in events) + text[-16:]
 
 
-def test_what_is_in_no_table_is_found_by_asking(box: Served) -> None:
+def test_models_outside_the_table_are_found(box: Served) -> None:
     for model, version in (("a@1", "a@1"), ("b", "b@2"), ("a@1", "a@1")):
         answer = box.post(model)
         assert (answer.status_code, answer.headers["x-lorad-version"]) == (200, version), answer.text
@@ -213,14 +213,14 @@ def test_what_is_in_no_table_is_found_by_asking(box: Served) -> None:
     assert [answer.status_code for answer in missing] == [404, 404, 400]
 
 
-def test_a_token_and_a_wish_for_another_version_stay_with_the_front(box: Served) -> None:
+def test_client_cannot_choose_the_version_by_header(box: Served) -> None:
     with box.http() as client:
         asked = {"model": "of-alice", "prompt": "1", "max_tokens": 1}
         answer = client.post("completions", json=asked, headers={"x-lorad-version": "a@1"})
     assert answer.headers["x-lorad-version"] == "a@2"
 
 
-def test_each_owners_gateway_tells_of_the_traffic_of_what_is_theirs(box: Served) -> None:
+def test_owners_report_traffic_of_their_own_aliases(box: Served) -> None:
     def told() -> dict[str, int]:
         """Return the requests of each alias; -1: unknown."""
         rows = box.ask(BOB, "GET", "aliases")["items"]
@@ -240,7 +240,7 @@ def test_each_owners_gateway_tells_of_the_traffic_of_what_is_theirs(box: Served)
     until(lambda: 0 < told()["of-alice"] < 777)
 
 
-def test_a_client_that_leaves_ends_its_request_in_the_pool(box: Served) -> None:
+def test_leaving_client_ends_its_request_in_the_pool(box: Served) -> None:
     pool = next(pool for pool in box.ask(BOB, "GET", "pools")["items"] if "a@2" in pool["loaded"])
 
     def running() -> int:
@@ -255,7 +255,7 @@ def test_a_client_that_leaves_ends_its_request_in_the_pool(box: Served) -> None:
     until(lambda: running() == 0, 20)
 
 
-def test_a_link_in_place_of_the_socket_leads_the_front_nowhere(box: Served) -> None:
+def test_front_follows_no_link_to_a_socket(box: Served) -> None:
     socket = box.world.gateway_socket_of(ALICE)
     aside = socket.with_name("aside")
     assert not as_user(ALICE, "mv", str(socket), str(aside)).stderr
@@ -270,7 +270,7 @@ def test_a_link_in_place_of_the_socket_leads_the_front_nowhere(box: Served) -> N
     assert box.says("of-alice")
 
 
-def test_a_template_that_never_ends_holds_up_nobody_but_its_owner(box: Served) -> None:
+def test_endless_template_delays_only_its_owner(box: Served) -> None:
     gateway = box.gateway_of(ALICE)
     with ThreadPoolExecutor(1) as others:
         asked = others.submit(box.post, "of-alice", messages=[{"role": "user", "content": "loop"}])
@@ -288,7 +288,7 @@ def test_a_template_that_never_ends_holds_up_nobody_but_its_owner(box: Served) -
     assert process.uids().real == ALICE
 
 
-def test_a_new_daemon_goes_on_with_the_gateways_that_are_there(box: Served) -> None:
+def test_new_daemon_keeps_running_gateways(box: Served) -> None:
     until(lambda: box.says("a@1"))
     pids = box.front, box.gateway_of(ALICE), box.gateway_of(BOB)
     box.daemon.kill()
@@ -300,7 +300,7 @@ def test_a_new_daemon_goes_on_with_the_gateways_that_are_there(box: Served) -> N
     assert pids == (box.front, box.gateway_of(ALICE), box.gateway_of(BOB))
 
 
-def test_all_gateways_end_with_the_daemon_when_they_are_to(box: Served) -> None:
+def test_gateways_end_with_the_daemon_on_request(box: Served) -> None:
     until(lambda: box.says("of-alice") and box.says("of-bob"))
     pids = box.front, box.gateway_of(ALICE), box.gateway_of(BOB)
     assert Transport(box.world.socket, 60).post("/v1/shutdown", ShutdownRequest(gateway=True))["gateway"]
@@ -310,6 +310,6 @@ def test_all_gateways_end_with_the_daemon_when_they_are_to(box: Served) -> None:
     until(lambda: box.says("of-alice") and box.says("of-bob"))
 
 
-def test_a_gateway_that_hangs_ends_itself_and_says_where() -> None:
+def test_hanging_gateway_ends_itself_and_says_where() -> None:
     done = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=20)
     assert done.returncode == 1 and "in hang" in done.stderr

@@ -18,7 +18,7 @@ async def compute() -> AsyncIterator[Compute]:
     compute.close()
 
 
-async def test_others_have_their_turn_between_the_quanta_of_one(compute: Compute) -> None:
+async def test_calls_take_turns_between_quanta(compute: Compute) -> None:
     order: list[str] = []
     queued = threading.Event()
 

@@ -22,7 +22,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_a_directory_without_config_or_with_torn_weights_is_refused(tmp_path: Path) -> None:
+def test_missing_config_or_torn_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"config\.json"):
         read_config(tmp_path)
     make_model(tmp_path)
@@ -41,7 +41,7 @@ def test_paths_resolve_to_directories_or_say_why_not(tmp_path: Path, monkeypatch
         assert named in f"{caught.value} {caught.value.hint}"
 
 
-def test_a_hub_id_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hub_id_without_network_gives_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SpecError, match=r"no-such-org/no-such-model .*hub cache") as caught:
         resolve("no-such-org/no-such-model")
@@ -82,16 +82,14 @@ def test_a_cached_snapshot_is_found_without_network(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("lost", ["config.json", "tokenizer.json", "model-00002-of-*.safetensors"])
-def test_a_torn_snapshot_is_not_taken_for_a_whole_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
+def test_torn_snapshot_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     snapshot = make_cache(tmp_path, monkeypatch, main=COMMIT)
     next(snapshot.glob(lost)).unlink()
     with pytest.raises(SpecError, match="not whole in the hub cache"):
         resolve("org/name")
 
 
-def test_a_single_file_wins_over_the_index_of_shards_that_are_gone(tmp_path: Path) -> None:
+def test_single_file_wins_over_a_stale_index(tmp_path: Path) -> None:
     make_model(tmp_path, shard="20KB")
     for shard in tmp_path.glob("model-*.safetensors"):
         shard.unlink()
@@ -102,7 +100,7 @@ def test_a_single_file_wins_over_the_index_of_shards_that_are_gone(tmp_path: Pat
 
 
 @pytest.mark.parametrize("any_architecture", [False, True])
-def test_the_hub_is_asked_for_architectures_that_somebody_will_load(
+def test_only_supported_architectures_are_downloaded(
     any_architecture: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     make_moe(tmp_path)

@@ -18,7 +18,7 @@ from tests.kit.fakes.foreign_models import EXPERTS, make_moe, tensors
 TINY = resolve("builtin:tiny")
 
 
-def test_headers_say_of_a_known_family_what_its_configuration_does() -> None:
+def test_headers_agree_with_config_for_known_families() -> None:
     assert facts._of_headers(read_json(TINY / "config.json"), weight_files(TINY), "") == read_facts(TINY)
 
 
@@ -37,7 +37,7 @@ def test_another_architecture_is_read_from_its_headers(nested: bool, tmp_path: P
     assert found.linears["model.layers.1.self_attn.k_proj"] == (4, 8)
 
 
-def test_targets_are_linears_that_every_token_of_text_meets(tmp_path: Path) -> None:
+def test_targets_leave_out_experts_and_vision(tmp_path: Path) -> None:
     make_moe(tmp_path)
     found = read_facts(tmp_path)
     leaves = {name.rpartition(".")[2] for name in found.linears}
@@ -51,7 +51,7 @@ def test_a_tied_head_is_no_target(tmp_path: Path) -> None:
     assert "lm_head" not in read_facts(tmp_path).linears
 
 
-def test_experts_that_a_token_is_not_sent_to_are_not_active(tmp_path: Path) -> None:
+def test_only_routed_experts_count_as_active(tmp_path: Path) -> None:
     make_moe(tmp_path)
     found = read_facts(tmp_path)
     routed = sum(tensor.size for name, tensor in tensors().items() if ".experts." in name)
@@ -74,13 +74,13 @@ def test_a_damaged_file_is_named(damage: bytes, tmp_path: Path) -> None:
         read_facts(tmp_path)
 
 
-def test_what_is_no_language_model_is_told(tmp_path: Path) -> None:
+def test_directory_without_language_model_is_refused(tmp_path: Path) -> None:
     make_moe(tmp_path, vocab_size=None)
     with pytest.raises(SpecError, match="vocab_size is None"):
         read_facts(tmp_path)
 
 
-def test_the_digest_is_of_the_bytes_of_the_weights_alone(tmp_path: Path) -> None:
+def test_digest_covers_only_the_weights(tmp_path: Path) -> None:
     copy = shutil.copytree(TINY, tmp_path / "copy")
     (copy / "config.json").write_text(json.dumps(read_json(TINY / "config.json") | {"note": 1}))
     assert weights_sha256(copy) == weights_sha256(TINY)

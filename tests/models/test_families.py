@@ -111,9 +111,7 @@ def test_optional_biases_are_added_where_transformers_adds_them(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rope", ["default", "llama3", "yarn"])
-def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(
-    tmp_path: Path, family: str, rope: str
-) -> None:
+def test_bfloat16_is_as_exact_as_in_transformers(tmp_path: Path, family: str, rope: str) -> None:
     """Both round at other places (fused matmuls, the order of sums), so neither is nearer to the other than
     both are to float32 with the same weights: that distance, of transformers' own bfloat16, is the size of
     the noise. The factor leaves room for the spread of one sample; a wrong bias, norm or frequency is an
@@ -155,7 +153,7 @@ def test_rope_scaling_beside_rope_theta_means_the_same(tmp_path: Path, rope: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_config_without_architectures_is_known_by_its_model_type(tmp_path: Path, family: str) -> None:
+def test_model_type_stands_in_for_architectures(tmp_path: Path, family: str) -> None:
     make_model(tmp_path, family)
     there = read_config(tmp_path)
     rewrite_config(tmp_path, architectures=None)
@@ -163,7 +161,7 @@ def test_a_config_without_architectures_is_known_by_its_model_type(tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shards_are_one_model_and_a_missing_one_is_named(tmp_path: Path, family: str) -> None:
+def test_shards_are_one_model(tmp_path: Path, family: str) -> None:
     model = make_model(tmp_path, family, shard="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert (lean(load(tmp_path), long_ids()) - of_transformers(model)).abs().max() < 1e-4
@@ -198,14 +196,14 @@ def test_a_missing_tensor_is_named(tmp_path: Path, family: str, lost: str) -> No
         load(tmp_path)
 
 
-def test_a_tensor_that_the_forward_would_leave_out_is_refused(tmp_path: Path) -> None:
+def test_unused_tensor_is_refused(tmp_path: Path) -> None:
     make_model(tmp_path, "llama", attention_bias=True)
     rewrite_config(tmp_path, attention_bias=False)
     with pytest.raises(SpecError, match=r"8 tensors .*k_proj\.bias"):
         load(tmp_path)
 
 
-def test_tied_embeddings_may_be_stored_twice_but_not_differ(tmp_path: Path) -> None:
+def test_stored_copies_of_tied_embeddings_must_agree(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen2", tie_word_embeddings=True)
     embed = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
     rewrite_weights(tmp_path, "lm_head.weight", embed.clone())
@@ -256,7 +254,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "named"), CHANGES, ids=[named for _, named in CHANGES])
-def test_what_the_forward_does_not_compute_is_refused_by_name(
+def test_unsupported_settings_are_refused_by_name(
     tmp_path: Path, changes: dict[str, Any], named: str
 ) -> None:
     make_model(tmp_path, "qwen2")
@@ -274,7 +272,7 @@ def test_what_the_forward_does_not_compute_is_refused_by_name(
         {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
     ],
 )
-def test_a_sliding_window_that_no_layer_uses_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_unused_sliding_window_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     make_model(tmp_path, "qwen2", **changes)
     rewrite_config(tmp_path, layer_types=None, **changes)
     expected = of_transformers(AutoModelForCausalLM.from_pretrained(tmp_path))

@@ -125,7 +125,7 @@ def test_packed_attention_is_that_of_each_sequence_alone(
     assert_backward(lambda q, k, v: attention(0, q, k, v), sequence_by_sequence, dtype, *inputs)
 
 
-def test_a_recomputed_layer_draws_the_same_twice_and_leaves_the_generator_as_once() -> None:
+def test_recomputed_layer_draws_the_same_again() -> None:
     generator = torch.Generator().manual_seed(3)
     found = []
 
@@ -143,7 +143,7 @@ def test_a_recomputed_layer_draws_the_same_twice_and_leaves_the_generator_as_onc
 
 
 @pytest.mark.parametrize("shape", [(700, 400), (400, 700)], ids=["tall", "wide"])
-def test_few_rows_times_a_large_weight_are_what_they_are_with_many(shape: tuple[int, int]) -> None:
+def test_few_rows_times_large_weights_are_exact(shape: tuple[int, int]) -> None:
     weight, bias, x = randn(*shape), randn(shape[0], seed=1), randn(FEW + 1, shape[1], seed=2)
     expected = F.linear(x.double(), weight.double(), bias.double())
     for rows in range(1, FEW + 2):

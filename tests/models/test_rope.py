@@ -39,7 +39,7 @@ PUBLISHED: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_frequencies_are_those_of_transformers_to_the_last_bit(name: str) -> None:
+def test_frequencies_equal_those_of_transformers(name: str) -> None:
     dim, positions, rope = PUBLISHED[name]
     options = {"head_dim": dim, "max_position_embeddings": positions, "rope_parameters": dict(rope)}
     theirs = LlamaRotaryEmbedding(AutoConfig.for_model("llama", **options))

@@ -20,7 +20,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
-def test_the_base_solves_some_held_out_problems_but_far_from_all(task: str) -> None:
+def test_base_solves_some_held_out_problems(task: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype="auto")
     problems = [problem(task, "test", 0, index) for index in range(128)]
@@ -59,7 +59,8 @@ def test_transformers_and_tokenizers_encode_alike(tokenizer: Tokenizer) -> None:
     assert slow.decode(tokenizer.encode(text).ids) == text
 
 
-def test_nothing_is_added_to_a_prompt_and_special_tokens_have_fixed_ids(tokenizer: Tokenizer) -> None:
+def test_special_tokens_have_fixed_ids(tokenizer: Tokenizer) -> None:
+    """Nothing is added to a prompt."""
     assert tokenizer.encode("<pad><eos><unk>").ids == [0, 1, 2]
     assert tokenizer.encode("é").ids == [2]
     assert AutoTokenizer.from_pretrained(TINY).bos_token is None
@@ -69,7 +70,7 @@ def test_the_directory_is_small() -> None:
     assert sum(path.stat().st_size for path in TINY.iterdir()) <= 4_000_000
 
 
-def test_every_size_is_even_and_the_vocabulary_is_padded() -> None:
+def test_sizes_are_even_and_vocabulary_is_padded() -> None:
     config = json.loads((TINY / "config.json").read_text())
     sizes = (
         "hidden_size",

@@ -53,7 +53,7 @@ def test_turns_are_in_proportion_to_weights() -> None:
     assert 3.9 < seen["b"] / seen["a"] < 4.1
 
 
-def test_who_has_less_haste_has_fewer_turns_and_does_not_starve() -> None:
+def test_less_haste_means_fewer_turns() -> None:
     patient = Party("patient", 4.0)
     patient.haste = 0.1
     seen = taken(waiting(patient, Party("other")), dict.fromkeys(["patient", "other"], 0.004), 1000)
@@ -65,7 +65,7 @@ def test_who_takes_longer_has_fewer_turns() -> None:
     assert 45 < seen["short"] / seen["long"] < 55
 
 
-def test_nobody_starves_beside_the_greatest_weight_and_no_turn_comes_late() -> None:
+def test_nobody_starves_beside_the_greatest_weight() -> None:
     parties = [Party("least", weight_of(-9)), *(Party(str(i), weight_of(9)) for i in range(3))]
     seen = taken(waiting(*parties), dict.fromkeys(["least", "0", "1", "2"], ROUND), 4000)
     assert 4 <= seen["least"] <= 8 and (parties[0].weight, parties[1].weight) == (1 / 16, 16)
@@ -80,7 +80,7 @@ def test_who_comes_late_has_saved_nothing() -> None:
     assert abs(seen["early"] - seen["late"]) <= 2
 
 
-def test_what_is_left_of_a_turn_is_gone_when_its_party_stops_waiting() -> None:
+def test_unused_turn_is_lost_when_work_ends() -> None:
     heavy, other = Party("heavy", 16.0), Party("other")
     turns = waiting(heavy, other)
     while (turn := turns.take()).work.account is not heavy:
@@ -91,7 +91,7 @@ def test_what_is_left_of_a_turn_is_gone_when_its_party_stops_waiting() -> None:
     assert turns._credit.get(heavy, 0.0) <= 0
 
 
-def test_a_debt_is_forgiven_while_others_have_their_turns() -> None:
+def test_debt_is_forgiven_over_time() -> None:
     debtor, other = Party("debtor"), Party("other")
     turns = waiting(debtor)
     turns.charge(turns.take(), 5.0)
@@ -103,7 +103,7 @@ def test_a_debt_is_forgiven_while_others_have_their_turns() -> None:
 
 
 @pytest.mark.parametrize(("runs", "share"), [(15, FIRST_SHARE), (1, 0.5)])
-def test_who_is_served_goes_first_up_to_a_share(runs: int, share: float) -> None:
+def test_served_parties_go_first_within_their_share(runs: int, share: float) -> None:
     parties = [Party("serve", goes_first=True), *(Party(str(i)) for i in range(runs))]
     seen = taken(waiting(*reversed(parties)), dict.fromkeys([p.name for p in parties], ROUND), 2000)
     assert seen["serve"] / 2000 == pytest.approx(share, abs=0.03)
@@ -123,7 +123,7 @@ def test_several_that_work_together_pay_in_proportion() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_who_works_together_with_a_lesser_one_does_not_wait_as_long_as_that(order: int) -> None:
+def test_joint_work_waits_as_its_greatest_party(order: int) -> None:
     least, great, busy = Party("least", weight_of(-4)), Party("great", weight_of(4)), Party("busy")
     turns = waiting(busy)
     together = Together([Caller(least), Caller(great)][::order], [1, 1])
@@ -151,7 +151,8 @@ class Shared(Account, Work):
     def wait(self, seconds: float) -> None: ...
 
 
-def test_a_batch_has_the_weight_of_all_in_it_and_who_has_most_of_it_owes_for_it() -> None:
+def test_batch_has_the_weight_of_its_parties() -> None:
+    """The party that has most of it owes for it."""
     many, few, training = Party("many"), Party("few"), Party("training")
     shared, turns = Shared({many: 9, few: 1}), waiting(training)
     turns.put(shared, shared)
@@ -160,7 +161,7 @@ def test_a_batch_has_the_weight_of_all_in_it_and_who_has_most_of_it_owes_for_it(
     assert turns._credit.get(many, 0.0) < turns._credit.get(few, 0.0) <= 0
 
 
-def test_who_is_alone_owes_no_more_than_its_last_piece_of_work() -> None:
+def test_lone_party_owes_only_its_last_work() -> None:
     party = Party("a")
     turns = waiting(party)
     taken(turns, {"a": 7.0}, 100)
@@ -176,7 +177,7 @@ async def clocked() -> AsyncIterator[tuple[Compute, list[float]]]:
     compute.close()
 
 
-async def test_the_compute_thread_gives_a_run_of_priority_2_four_times_the_quanta(
+async def test_priority_2_gets_four_times_the_quanta(
     clocked: tuple[Compute, list[float]],
 ) -> None:
     compute, now = clocked
@@ -227,14 +228,14 @@ async def held_in_order(lock: TurnLock, now: list[float], parties: Sequence[Part
     return order
 
 
-async def test_a_lock_goes_by_weight_and_not_by_who_came_first() -> None:
+async def test_lock_goes_by_weight() -> None:
     now = [0.0]
     low, high = Party("low"), Party("high", 4.0)
     order = await held_in_order(TurnLock(lambda: now[0]), now, [low, high], 40)
     assert 28 <= Counter(order[:40])["high"] <= 36 and low.waited > high.waited > 0
 
 
-async def test_a_lock_is_passed_on_when_the_next_one_is_cancelled() -> None:
+async def test_lock_skips_cancelled_waiters() -> None:
     lock = TurnLock()
     await lock.acquire()
     waiting = [asyncio.create_task(lock.acquire()) for _ in range(3)]
@@ -248,7 +249,7 @@ async def test_a_lock_is_passed_on_when_the_next_one_is_cancelled() -> None:
     await asyncio.wait_for(lock.acquire(), 60)
 
 
-def test_calls_of_no_run_are_those_that_are_served() -> None:
+def test_calls_without_a_run_are_served_first() -> None:
     parties = Parties()
     parties.joins("sorter", 3)
     served, run = (

@@ -61,9 +61,7 @@ def test_a_fault_in_what_is_served_is_found(fault: str, lr: float, tmp_path: Pat
 
 
 @pytest.mark.parametrize("lr", [1e-3, 1e-5])
-def test_a_stale_version_is_found_when_a_step_is_small_beside_all_before_it(
-    lr: float, tmp_path: Path
-) -> None:
+def test_stale_version_is_found_after_small_steps(lr: float, tmp_path: Path) -> None:
     expected = pytest.raises(AttestationFailed, match=r"sorter@24 .*like the previous version")
     with opened_pool(tmp_path, "ServesPreviousLate") as connection, expected:
         publish_until(connection, tmp_path, 24, lr)
@@ -81,7 +79,7 @@ def test_an_engine_that_got_other_bytes_is_found(tmp_path: Path) -> None:
         publish(connection, tmp_path, 0)
 
 
-def test_an_engine_with_another_base_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_engine_with_another_base_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(AttestationFailed, match="disagree about the base"),
         opened_pool(tmp_path, "AnotherBase"),
@@ -127,7 +125,7 @@ def test_a_change_below_the_noise_is_inconclusive(tmp_path: Path) -> None:
     assert attestation.verdict == "inconclusive" and "too little signal" in attestation.detail
 
 
-def test_canaries_are_the_same_for_the_same_base_and_mostly_uncertain(tmp_path: Path) -> None:
+def test_canaries_are_reproducible_and_mostly_uncertain(tmp_path: Path) -> None:
     made = []
     for directory in (tmp_path / "a", tmp_path / "b"):
         with running_pool(directory) as running, running.connect("sorter") as connection:
@@ -146,7 +144,7 @@ def synthetic(base: np.ndarray, sigma: float) -> Canaries:
     return Canaries(batch, base, base, sigma)
 
 
-def test_the_previous_version_is_found_though_it_is_almost_right() -> None:
+def test_previous_version_is_found_though_almost_right() -> None:
     """The previous version differs by 2 %, less than bfloat16 lets rel see; z sees it."""
     rng = np.random.default_rng(0)
     base, before, step = rng.normal(-2, 1, 192), rng.normal(0, 1, 192), rng.normal(0, 0.02, 192)
@@ -155,7 +153,7 @@ def test_the_previous_version_is_found_though_it_is_almost_right() -> None:
     assert verdict.facts["rel"] < verdict.facts["rel_limit"]
 
 
-def test_a_wrong_direction_is_found_however_small_the_difference() -> None:
+def test_wrong_direction_is_found_however_small() -> None:
     rng = np.random.default_rng(0)
     base, change, other = rng.normal(-2, 1, 192), rng.normal(0, 1e-3, 192), rng.normal(0, 1e-5, 192)
     aside = other - change * (other @ change) / (change @ change)

@@ -108,7 +108,7 @@ def amplified(facts: list[dict[str, float]]) -> list[int]:
 
 @pytest.mark.parametrize(("first", "every"), [(1, 10), (2, 1)])
 @pytest.mark.parametrize("fault", LOADER_FAULTS, indirect=True)
-def test_a_fault_far_below_the_noise_is_found_by_the_very_publish(
+def test_fault_below_the_noise_fails_its_publish(
     fault: str, first: int, every: int, opens: Opens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faulty_engines.Faulty, "faulty_from", first + 1)
@@ -125,9 +125,7 @@ def test_a_fault_far_below_the_noise_is_found_by_the_very_publish(
 
 
 @pytest.mark.parametrize("fault", ["NameMeansBase", "NameMeansPrevious"], indirect=True)
-def test_a_name_that_leads_elsewhere_is_found_on_every_publish(
-    fault: str, opens: Opens, tmp_path: Path
-) -> None:
+def test_wrongly_resolved_name_fails_every_publish(fault: str, opens: Opens, tmp_path: Path) -> None:
     run = opens(0)
     publish_until(run, tmp_path, 1)
     with pytest.raises(AttestationFailed, match=r"@2 .* does not answer to its name as to a fresh copy"):
@@ -135,7 +133,7 @@ def test_a_name_that_leads_elsewhere_is_found_on_every_publish(
 
 
 @pytest.mark.parametrize("fault", ["ServesBase"], indirect=True)
-def test_a_copy_that_proves_nothing_is_amplified_at_once(fault: str, opens: Opens, tmp_path: Path) -> None:
+def test_copy_that_proves_nothing_is_amplified(fault: str, opens: Opens, tmp_path: Path) -> None:
     """The base, by name and by copy: a name test alone says that it says nothing."""
     run = opens(0)
     publish_until(run, tmp_path, 1)
@@ -144,7 +142,7 @@ def test_a_copy_that_proves_nothing_is_amplified_at_once(fault: str, opens: Open
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, [1]), (2, [1, 3]), (1, [1, 2, 3])])
-def test_amplified_are_the_first_version_that_changes_something_and_every_kth(
+def test_first_change_and_every_kth_are_amplified(
     every: int, expected: list[int], opens: Opens, tmp_path: Path
 ) -> None:
     assert amplified(publish_until(opens(every), tmp_path, 3)) == expected
@@ -165,25 +163,25 @@ def test_twenty_clean_versions_pass(opens: Opens, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("engine", "expected"), [("Sleeps", [1]), ("WakesWithOtherRounding", [1, 2, 3])])
-def test_an_engine_that_returns_with_other_bits_is_amplified_again(
+def test_engine_returning_with_other_bits_is_amplified(
     engine: str, expected: list[int], tmp_path: Path
 ) -> None:
     with opened(tmp_path, f"sleeping_engines:{engine}", mode="timesliced") as (_, connection):
         assert amplified(publish_until(connection, tmp_path, 3)) == expected
 
 
-def test_an_engine_that_restarted_amid_a_publish_is_amplified_by_that_publish(tmp_path: Path) -> None:
+def test_restart_during_a_publish_is_amplified(tmp_path: Path) -> None:
     with opened(tmp_path, "sleeping_engines:RestartsWithOtherRounding") as (_, connection):
         assert amplified(publish_until(connection, tmp_path, 3)) == [1, 2]
 
 
-def test_an_engine_that_never_repeats_its_bits_is_attested_within_its_noise(tmp_path: Path) -> None:
+def test_engine_without_repeatable_bits_is_attested(tmp_path: Path) -> None:
     with opened(tmp_path, "faulty_engines:NeverRepeats") as (running, connection):
         publish_until(connection, tmp_path, 3, lr=1e-3)
         assert not running.pool.attester._repeats
 
 
-def test_a_name_that_leads_elsewhere_is_found_within_the_noise(tmp_path: Path) -> None:
+def test_wrongly_resolved_name_is_found_within_noise(tmp_path: Path) -> None:
     with opened(tmp_path, "faulty_engines:NeverRepeatsNamesBase", every=0) as (_, connection):
         publish_until(connection, tmp_path, 1, lr=3e-3)
         with pytest.raises(AttestationFailed, match="sorter@2 failed"):
@@ -206,7 +204,7 @@ def test_copies_are_gone_whatever_happens(tmp_path: Path) -> None:
         assert list(running.pool.engine._versions.table) == ["sorter@0"]  # type: ignore[attr-defined]
 
 
-def test_an_engine_without_room_for_a_copy_is_told(tmp_path: Path) -> None:
+def test_engine_without_room_for_copies_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path, "faulty_engines:HoldsFour") as (running, connection):
         publish_until(connection, tmp_path, 1)
         with running.connect("other") as other:
@@ -220,7 +218,7 @@ def test_an_engine_without_room_for_a_copy_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "copies"), [({"mode": "fused", "dtype": "float32"}, 0), ({"mode": "fused"}, 4)]
 )
-def test_copies_are_made_where_the_direct_comparison_is_blind(
+def test_copies_are_made_where_comparison_is_blind(
     changes: dict[str, Any], copies: int, tmp_path: Path
 ) -> None:
     """One for each name, one amplified."""

@@ -53,7 +53,7 @@ def test_another_scale_fails_when_amplified(times: float) -> None:
     assert verdict(times * CHANGE + NOISE, predicted()) == "failed"
 
 
-def test_a_dropped_target_far_below_the_usual_limit_fails_when_amplified() -> None:
+def test_dropped_target_fails_when_amplified() -> None:
     """rel 0.03, a few times what noise explains here."""
     aside = RNG.normal(0, 0.03 * 2, TOKENS)
     assert verdict(CHANGE + aside + NOISE, predicted()) == "failed"
@@ -65,7 +65,7 @@ def test_staleness_below_what_rel_sees_fails_when_amplified() -> None:
     assert verdict(CHANGE - step, stale) == "failed" and verdict(CHANGE, stale) == "passed"
 
 
-def test_what_is_too_small_to_be_told_never_passes() -> None:
+def test_change_below_the_noise_never_passes() -> None:
     weak = predicted(change=10 * NOISE)
     assert judge_amplified(weak, weak.now, BFLOAT16) == Amplified(
         judge_amplified(weak, weak.now, BFLOAT16).verdict, again=True
@@ -79,7 +79,7 @@ def test_amplified_numbers_that_are_not_finite_fail() -> None:
     assert verdict(np.full(TOKENS, np.nan), predicted()) == "failed"
 
 
-def test_a_rel_just_above_its_limit_is_looked_at_again() -> None:
+def test_rel_just_above_its_limit_is_repeated() -> None:
     def found(rel: float) -> Amplified:
         aside = CHANGE[::-1] - CHANGE * (CHANGE[::-1] @ CHANGE) / (CHANGE @ CHANGE)
         aside *= rel * np.linalg.norm(CHANGE) / np.linalg.norm(aside)
@@ -91,7 +91,7 @@ def test_a_rel_just_above_its_limit_is_looked_at_again() -> None:
 
 @pytest.mark.parametrize("slope", [1e-6, 3e-3, 0.7, 40.0])
 @pytest.mark.parametrize("begin", [1.0, 64.0])
-def test_k_is_a_power_of_two_that_makes_the_change_a_few_nats(slope: float, begin: float) -> None:
+def test_amplified_change_is_a_few_nats(slope: float, begin: float) -> None:
     async def score(times: float) -> np.ndarray:
         return np.asarray(BASE + slope * times * CHANGE / 2)
 
@@ -108,7 +108,7 @@ def test_a_version_that_changes_nothing_is_not_amplified() -> None:
     assert asyncio.run(amplification(score, canaries(), SIGMA, 1.0)) is None
 
 
-def test_a_name_has_to_answer_bit_for_bit_like_its_copy() -> None:
+def test_name_must_equal_its_copy_bit_for_bit() -> None:
     name, others = BASE + CHANGE, Others(BASE, BASE + 0.9 * CHANGE)
     assert judge_bits([name], [name.copy()], others).verdict == "passed"
     assert judge_bits([name], [np.nextafter(name, 0)], others).verdict == "failed"
@@ -118,7 +118,7 @@ def test_a_name_has_to_answer_bit_for_bit_like_its_copy() -> None:
 @pytest.mark.parametrize(
     ("others", "like"), [(Others(BASE), "the base"), (Others(CHANGE, BASE), "the previous")]
 )
-def test_a_name_and_a_copy_that_are_something_else_prove_nothing(others: Others, like: str) -> None:
+def test_name_and_copy_like_another_prove_nothing(others: Others, like: str) -> None:
     for found in (judge_bits([BASE], [BASE], others), judge_within([BASE], [BASE + NOISE], others, SIGMA)):
         assert found.verdict == "inconclusive" and like in found.detail
 

@@ -83,9 +83,7 @@ def held(running: Running) -> list[str]:
 
 
 @pytest.mark.parametrize("changes", [FUSED, APART])
-def test_a_loaded_version_is_compared_with_what_the_trainer_makes_of_its_files(
-    changes: dict[str, str], tmp_path: Path
-) -> None:
+def test_loaded_version_is_attested_against_its_files(changes: dict[str, str], tmp_path: Path) -> None:
     with pool(tmp_path, **changes) as (running, server):
         (version,) = published(running, tmp_path, 1)
         loaded = load(server, version, tmp_path).attestation
@@ -96,7 +94,7 @@ def test_a_loaded_version_is_compared_with_what_the_trainer_makes_of_its_files(
 
 @pytest.mark.parametrize("changes", [FUSED, APART])
 @pytest.mark.parametrize("fault", ["ServesBase", "DropsTarget", "RollsA", "ServesNaN"])
-def test_a_fault_in_what_is_loaded_is_found_and_nothing_of_it_stays(
+def test_faulty_load_is_found_and_removed(
     fault: str, changes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faulty_engines.Faulty, "faulty_from", 2)
@@ -110,7 +108,7 @@ def test_a_fault_in_what_is_loaded_is_found_and_nothing_of_it_stays(
 
 
 @pytest.mark.parametrize("changes", [FUSED, APART])
-def test_a_version_that_changed_since_it_was_loaded_is_found(changes: dict[str, str], tmp_path: Path) -> None:
+def test_version_changed_since_its_load_is_found(changes: dict[str, str], tmp_path: Path) -> None:
     with pool(tmp_path, **changes) as (running, server):
         (version,) = published(running, tmp_path, 1)
         with pytest.raises(NotFound):
@@ -126,7 +124,7 @@ def test_a_version_that_changed_since_it_was_loaded_is_found(changes: dict[str, 
         assert held(running) == ["sorter@0+2"] and not running.pool.trainer.slots()
 
 
-def test_nobody_is_served_from_a_version_before_it_is_attested(tmp_path: Path) -> None:
+def test_version_is_served_only_after_attestation(tmp_path: Path) -> None:
     with pool(tmp_path, "WaitsForScores") as (running, server), running.connect() as other:
         (version,) = published(running, tmp_path, 1)
         gate = running.pool.engine.gate = threading.Event()  # type: ignore[attr-defined]
@@ -152,7 +150,7 @@ def test_kept_versions_stay_whatever_else_is_loaded(tmp_path: Path) -> None:
         until(lambda: "sorter@0+2" not in held(running))
 
 
-def test_a_version_that_its_run_wants_stays_when_it_is_let_go(tmp_path: Path) -> None:
+def test_released_version_stays_while_its_run_lives(tmp_path: Path) -> None:
     with pool(tmp_path) as (running, server), running.connect("sorter") as run:
         run.call("open", OPEN)
         version = publish(run, tmp_path, 0)
@@ -175,7 +173,7 @@ def test_requests_in_flight_end_before_a_version_goes(tmp_path: Path) -> None:
         until(lambda: held(running) == [])
 
 
-async def test_who_has_asked_for_a_version_gets_it_though_it_was_let_go(compute: Compute) -> None:
+async def test_released_version_stays_while_in_use(compute: Compute) -> None:
     engine = BuiltinEngine(load_base(TINY, torch.float32, torch.device("cpu")), compute, TINY)
     loaded = LoadedVersions(engine, lambda _: None)
     adapter = random_adapter(SHAPES, seed=0)
@@ -189,7 +187,7 @@ async def test_who_has_asked_for_a_version_gets_it_though_it_was_let_go(compute:
     assert not await engine.loaded()
 
 
-def test_what_is_only_there_in_case_it_is_asked_for_makes_room(tmp_path: Path) -> None:
+def test_unkept_versions_make_room_for_kept_ones(tmp_path: Path) -> None:
     with pool(tmp_path, "HoldsFour", **APART) as (running, server):
         first, *others = published(running, tmp_path, 4)
         load(server, first, tmp_path)
@@ -200,7 +198,7 @@ def test_what_is_only_there_in_case_it_is_asked_for_makes_room(tmp_path: Path) -
             load(server, first, tmp_path)
 
 
-def test_a_run_keeps_as_many_versions_as_it_asks_for(tmp_path: Path) -> None:
+def test_run_keeps_the_versions_it_asked_for(tmp_path: Path) -> None:
     with pool(tmp_path) as (running, _), running.connect("sorter") as run:
         run.call("open", OPEN.__class__(OPEN.modules, OPEN.rank, OPEN.alpha, kept=3))
         for number in range(5):

@@ -30,11 +30,11 @@ def test_the_cache_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert room(monkeypatch, 4 * CPU_CACHE) == pytest.approx(3 * CPU_CACHE, abs=MARGIN)
 
 
-def test_a_machine_that_is_smaller_than_the_cache_has_room_for_adapters(
+def test_small_machine_has_room_for_adapters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert room(monkeypatch, CPU_CACHE // 2) == pytest.approx(CPU_CACHE // 2 // ADAPTERS, abs=MARGIN)
 
 
-def test_without_a_limit_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_limit_means_no_room_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert room(monkeypatch, NO_LIMIT) == 0

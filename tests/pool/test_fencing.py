@@ -70,7 +70,7 @@ def norm_of(running: Running, run: str, *seeds: int) -> float:
     return stepped.grad_norm
 
 
-def test_a_repeated_call_gets_the_recorded_reply_and_does_nothing(running: Running, run: str) -> None:
+def test_repeated_call_only_gets_its_recorded_reply(running: Running, run: str) -> None:
     with opened(running, run) as connection:
         connection.call("forward_backward", batch())
         first = connection.call("optim_step", STEP)
@@ -81,9 +81,7 @@ def test_a_repeated_call_gets_the_recorded_reply_and_does_nothing(running: Runni
 
 
 @pytest.mark.parametrize("once_begun", [True, False])
-def test_a_call_cut_off_and_repeated_gives_its_gradients_once(
-    running: Running, run: str, once_begun: bool
-) -> None:
+def test_repeated_call_adds_its_gradients_once(running: Running, run: str, once_begun: bool) -> None:
     call = Call(0, "forward_backward", batch(seed=3, samples=64), run, 1, 2)
     with opened(running, run) as connection:
         for _ in range(2):
@@ -113,7 +111,7 @@ def test_a_sequence_number_belongs_to_one_verb(running: Running, run: str) -> No
         repeated(running, Call(0, "discard_grads", Nothing(), run, 1, 1))
 
 
-def test_a_call_older_than_the_recorded_ones_is_refused(running: Running, run: str) -> None:
+def test_call_older_than_all_recorded_is_refused(running: Running, run: str) -> None:
     with opened(running, run) as connection:
         for _ in range(RECORDED):
             connection.call("discard_grads", Nothing())
@@ -149,7 +147,7 @@ def test_a_slot_is_opened_once_in_an_attempt(running: Running, run: str) -> None
         connection.call("open", OPEN)
 
 
-def test_a_newer_attempt_finds_no_gradients_and_no_versions(
+def test_newer_attempt_starts_without_gradients_and_versions(
     running: Running, run: str, tmp_path: Path
 ) -> None:
     expected = norm_of(running, run + "-alone", 1)
@@ -164,7 +162,7 @@ def test_a_newer_attempt_finds_no_gradients_and_no_versions(
             assert new.call("optim_step", STEP).grad_norm == expected
 
 
-def test_a_newer_attempt_ends_the_samples_of_the_older_one(running: Running, run: str) -> None:
+def test_newer_attempt_ends_samples_of_the_older(running: Running, run: str) -> None:
     with opened(running, run) as old:
         chunks = old.stream("generate", Generate("base", prompts(), Sampling(max_new_tokens=1500)))
         next(chunks)
@@ -172,7 +170,7 @@ def test_a_newer_attempt_ends_the_samples_of_the_older_one(running: Running, run
             list(chunks)
 
 
-def test_an_attempt_that_is_closed_still_fences_the_older_one(running: Running, run: str) -> None:
+def test_closed_attempt_still_fences_the_older(running: Running, run: str) -> None:
     with opened(running, run) as old, opened(running, run, attempt=2) as new:
         new.call("close", Nothing())
         with pytest.raises(Fenced):
@@ -215,7 +213,7 @@ def call(seq: int, attempt: int = 1, verb: str = "optim_step") -> Call:
     return Call(0, "open" if seq == 1 else verb, Nothing(), "r", attempt, seq)
 
 
-async def test_a_repeated_call_waits_for_the_one_under_way() -> None:
+async def test_repeated_call_waits_for_the_running_one() -> None:
     fence, work = Fence("r", nothing_to_abort), Slow()
     await fence.once(call(1), quick)
     first, again = (asyncio.create_task(fence.once(call(2), work)) for _ in range(2))
@@ -225,7 +223,7 @@ async def test_a_repeated_call_waits_for_the_one_under_way() -> None:
     assert (await again, work.times) == ("done", 1)
 
 
-async def test_a_newer_attempt_waits_for_what_computes_and_refuses_what_queues() -> None:
+async def test_newer_attempt_waits_for_computing_calls_only() -> None:
     fence, work = Fence("r", nothing_to_abort), Slow()
     await fence.once(call(1), quick)
     computing = asyncio.create_task(fence.once(call(2), work))
@@ -282,7 +280,7 @@ def norm_after_step(running: Running) -> float:
     return stepped.grad_norm
 
 
-def test_calls_without_a_run_or_a_number_are_refused(running: Running, run: str) -> None:
+def test_calls_need_a_run_and_a_number(running: Running, run: str) -> None:
     with running.connect("", attempt=1) as nobody, pytest.raises(Conflict, match="needs a run"):
         nobody.call("optim_step", STEP)
     with pytest.raises(Conflict, match="needs a run"):

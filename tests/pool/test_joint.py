@@ -51,7 +51,7 @@ class Watched(Joint):
         return some
 
 
-async def test_gradients_that_are_asked_for_at_once_are_made_together_as_if_alone(
+async def test_joint_gradients_equal_separate_ones(
     trainer: BuiltinTrainer,
 ) -> None:
     joint = Watched(trainer)
@@ -66,7 +66,7 @@ async def test_gradients_that_are_asked_for_at_once_are_made_together_as_if_alon
         torch.testing.assert_close(grads[slot], trainer._slots[slot].grads, rtol=1e-4, atol=1e-7)
 
 
-async def test_what_is_wrong_with_one_is_told_to_it_alone(trainer: BuiltinTrainer) -> None:
+async def test_bad_work_fails_alone(trainer: BuiltinTrainer) -> None:
     joint = Watched(trainer)
     wrong = msgspec.structs.replace(work_of("b", 1), normaliser=-1.0)
     words = msgspec.structs.replace(wrong.targets, advantages=wrong.targets.advantages.astype(str))
@@ -77,7 +77,7 @@ async def test_what_is_wrong_with_one_is_told_to_it_alone(trainer: BuiltinTraine
     assert [type(one) for one in found] == [LossStats, ValueError, NotFound, LossStats, ValueError]
 
 
-async def test_a_caller_that_gives_up_while_it_waits_holds_up_nobody(trainer: BuiltinTrainer) -> None:
+async def test_cancelled_caller_delays_nobody(trainer: BuiltinTrainer) -> None:
     joint = Watched(trainer)
     tasks = [asyncio.create_task(joint.forward_backward(work_of(slot, 0))) for slot in "ab"]
     await asyncio.sleep(0)

@@ -61,9 +61,7 @@ def changes() -> list[str]:
     return Sleeps.newest.changes
 
 
-def test_the_engine_sleeps_while_the_trainer_trains_and_at_no_other_time(
-    run: Connection, tmp_path: Path
-) -> None:
+def test_engine_sleeps_only_while_the_trainer_trains(run: Connection, tmp_path: Path) -> None:
     for number in range(3):
         publish(run, tmp_path, number)
         assert texts(generate(run, f"sorter@{number}"))
@@ -78,9 +76,7 @@ def test_verbs_of_the_same_kind_change_nothing(run: Connection) -> None:
     assert changes() == ["sleep"] and run.call("status", Nothing()).engine.asleep
 
 
-def test_a_run_that_opens_wakes_the_engine_for_canaries_that_are_not_there_yet(
-    run: Connection, pool: Running
-) -> None:
+def test_only_new_canaries_wake_the_engine(run: Connection, pool: Running) -> None:
     learn(run)
     with pool.connect("same") as same, pool.connect("other") as other:
         same.call("open", OPEN)
@@ -98,7 +94,7 @@ def test_a_pool_ends_without_waking_its_engine(tmp_path: Path) -> None:
     assert changes() == ["sleep"]
 
 
-def test_a_reader_that_stops_reading_keeps_no_trainer_waiting(run: Connection, pool: Running) -> None:
+def test_slow_reader_delays_no_trainer(run: Connection, pool: Running) -> None:
     with pool.connect() as slow:
         chunks = slow.stream("serve", Generate("base", prompts(16, 4), Sampling(max_new_tokens=60)))
         next(chunks)
@@ -122,7 +118,7 @@ def test_streams_that_are_given_up_leave_nothing_behind(run: Connection, pool: R
     assert changes() == ["sleep"]
 
 
-def test_runs_that_share_a_timesliced_pool_learn_what_they_learn_alone(tmp_path: Path) -> None:
+def test_runs_in_a_timesliced_pool_learn_as_alone(tmp_path: Path) -> None:
     digests: dict[str, list[str]] = {}
 
     def train(running: Running, name: str, seed: int) -> None:
@@ -185,7 +181,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_comes_while_a_trainer_waits_is_served_after_it(engine: Sleeps) -> None:
+async def test_waiting_trainer_goes_before_later_calls(engine: Sleeps) -> None:
     shared = Phases(engine, is_timesliced=True)
     first, training, late = Work(shared, "serving"), Work(shared, "training"), Work(shared, "serving")
     await settled()
@@ -198,9 +194,7 @@ async def test_who_comes_while_a_trainer_waits_is_served_after_it(engine: Sleeps
     assert engine.changes == ["sleep", "wake"]
 
 
-async def test_a_run_that_goes_on_training_is_not_interrupted(
-    engine: Sleeps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_training_run_is_not_interrupted(engine: Sleeps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "LINGER", 1e6)
     shared = Phases(engine, is_timesliced=True)
     await Work(shared, "training", "a").end()
@@ -212,7 +206,7 @@ async def test_a_run_that_goes_on_training_is_not_interrupted(
     assert engine.changes == ["sleep", "wake"]
 
 
-async def test_a_run_that_samples_ahead_is_not_interrupted_by_its_own_stream(
+async def test_own_stream_does_not_interrupt_training(
     engine: Sleeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phases, "LINGER", 1e6)
@@ -247,7 +241,7 @@ async def test_a_caller_that_is_cancelled_holds_up_nobody(engine: Sleeps) -> Non
     assert engine.changes == []
 
 
-async def test_a_caller_that_is_cancelled_as_its_turn_comes_holds_up_nobody(
+async def test_caller_cancelled_on_its_turn_delays_nobody(
     engine: Sleeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = Phases(engine, is_timesliced=True)
@@ -266,7 +260,7 @@ async def test_a_caller_that_is_cancelled_as_its_turn_comes_holds_up_nobody(
     assert engine.changes == ["sleep", "wake"]
 
 
-async def test_a_change_that_fails_is_told_and_tried_again(engine: Sleeps) -> None:
+async def test_failed_change_of_phase_is_retried(engine: Sleeps) -> None:
     shared = Phases(engine, is_timesliced=True)
     engine.fails = PoolLost("server 0 does not answer")
     with pytest.raises(PoolLost, match="server 0"):

@@ -64,7 +64,7 @@ def test_a_published_version_is_attested_served_and_written(run: Connection, tmp
     assert read_manifest(weights.parent).facts["version"] == 1
 
 
-def test_only_the_current_and_the_previous_version_stay_loaded(run: Connection, tmp_path: Path) -> None:
+def test_current_and_previous_version_stay_loaded(run: Connection, tmp_path: Path) -> None:
     for number in range(4):
         publish(run, tmp_path, number)
     mine = [f"{run.run}@2", f"{run.run}@3"]
@@ -73,9 +73,7 @@ def test_only_the_current_and_the_previous_version_stay_loaded(run: Connection, 
         generate(run, f"{run.run}@1")
 
 
-def test_a_run_samples_from_its_own_versions_and_the_base_only(
-    run: Connection, running: Running, tmp_path: Path
-) -> None:
+def test_run_samples_only_its_versions_and_base(run: Connection, running: Running, tmp_path: Path) -> None:
     assert texts(generate(run, "base"))
     with running.connect("somebody-else") as other:
         other.call("open", OPEN)
@@ -120,9 +118,7 @@ def test_version_numbers_only_grow(run: Connection, tmp_path: Path) -> None:
         publish(run, tmp_path, 4)
 
 
-def test_a_later_attempt_may_publish_a_number_again_that_the_engine_has_seen(
-    run: Connection, running: Running, tmp_path: Path
-) -> None:
+def test_later_attempt_can_publish_a_number_again(run: Connection, running: Running, tmp_path: Path) -> None:
     publish(run, tmp_path / "lost", 0)
     with running.connect(run.run, attempt=2) as later:
         later.call("open", OPEN)
@@ -131,9 +127,7 @@ def test_a_later_attempt_may_publish_a_number_again_that_the_engine_has_seen(
         assert {chunk.version for chunk in generate(later, published.version)} == {f"{run.run}@0"}
 
 
-def test_a_disk_that_does_not_take_a_version_is_told_at_the_next_call(
-    run: Connection, tmp_path: Path
-) -> None:
+def test_unwritten_version_fails_the_next_calls(run: Connection, tmp_path: Path) -> None:
     (tmp_path / run.run).write_text("a file where a directory is wanted")
     publish(run, tmp_path, 0)
     (tmp_path / "checkpoint").mkdir()
@@ -146,7 +140,7 @@ def test_a_disk_that_does_not_take_a_version_is_told_at_the_next_call(
     assert run.run not in [tenant.run for tenant in run.call("status", Nothing()).tenants]
 
 
-def test_closing_waits_for_every_version_that_is_being_written(tmp_path: Path) -> None:
+def test_closing_waits_for_versions_being_written(tmp_path: Path) -> None:
     tensors = {
         f"{MODULES[0]}.lora_A.weight": np.zeros((4, 128), np.float32),
         f"{MODULES[0]}.lora_B.weight": np.zeros((384, 4), np.float32),
@@ -161,9 +155,7 @@ def test_closing_waits_for_every_version_that_is_being_written(tmp_path: Path) -
         verify(tmp_path / str(number))
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told_and_the_run_goes_on(
-    run: Connection, tmp_path: Path
-) -> None:
+def test_run_outlives_an_unwritable_checkpoint(run: Connection, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="could not be written"):
         run.call("save", Save(str(tmp_path / "nowhere")))
     assert learn(run).applied
@@ -180,9 +172,7 @@ def test_resume_continues_bit_for_bit(run: Connection, running: Running, tmp_pat
         assert publish(resumed, tmp_path, 1).sha256 == expected
 
 
-def test_a_damaged_checkpoint_is_refused_and_leaves_no_slot(
-    run: Connection, running: Running, tmp_path: Path
-) -> None:
+def test_damaged_checkpoint_leaves_no_slot(run: Connection, running: Running, tmp_path: Path) -> None:
     saved = checkpoint(run, tmp_path / "checkpoint")
     moments = (saved / "optimizer.safetensors").read_bytes()
     (saved / "optimizer.safetensors").write_bytes(moments[:-1] + b"!")  # still a file that could be loaded
@@ -207,7 +197,7 @@ def test_modules_that_the_base_has_not_are_refused(running: Running) -> None:
         connection.call("open", Open(modules=("model.layers.99.mlp.up_proj",), rank=4, alpha=8.0))
 
 
-def test_nothing_is_left_of_a_run_that_is_evicted(running: Running, tmp_path: Path) -> None:
+def test_evicted_run_leaves_nothing(running: Running, tmp_path: Path) -> None:
     with running.connect("evicted") as first:
         first.call("open", OPEN)
         (tmp_path / "evicted").write_text("in the way of its versions")
@@ -221,7 +211,7 @@ def test_nothing_is_left_of_a_run_that_is_evicted(running: Running, tmp_path: Pa
         second.call("close", Nothing())
 
 
-def test_close_tells_that_the_base_is_unchanged(run: Connection, tmp_path: Path) -> None:
+def test_close_confirms_the_base_is_unchanged(run: Connection, tmp_path: Path) -> None:
     info: PoolInfo = run.call("hello", Nothing())
     learn(run)
     publish(run, tmp_path, 0)

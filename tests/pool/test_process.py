@@ -57,9 +57,7 @@ def can_connect(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def test_sigterm_writes_what_is_pending_and_leaves_no_socket(
-    start: Start, home: Path, tmp_path: Path
-) -> None:
+def test_sigterm_writes_pending_versions_and_removes_socket(start: Start, home: Path, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(home / "pool.sock"))
     process = start(threads=1)
@@ -78,13 +76,13 @@ def test_sigterm_writes_what_is_pending_and_leaves_no_socket(
     assert read_peft(tmp_path / "sorter" / "versions" / "000000").digest() == published.sha256
 
 
-def test_a_pool_without_a_daemon_ends_once_it_is_idle(start: Start) -> None:
+def test_idle_pool_without_a_daemon_ends(start: Start) -> None:
     process = start(idle_timeout=0.5)
     assert process.wait(DEADLINE) == 0
     assert "no daemon, and idle for" in process.communicate()[1]
 
 
-def test_a_daemon_a_driver_or_a_gateway_keeps_an_idle_pool(home: Path, tmp_path: Path) -> None:
+def test_daemon_driver_or_gateway_keeps_a_pool(home: Path, tmp_path: Path) -> None:
     at_home = Home(home)
     with running_pool(home, idle_timeout=0.0) as running:
 
@@ -104,13 +102,13 @@ def test_a_daemon_a_driver_or_a_gateway_keeps_an_idle_pool(home: Path, tmp_path:
             assert needed()
 
 
-def test_a_model_that_is_not_there_ends_the_pool_with_a_message(start: Start, tmp_path: Path) -> None:
+def test_missing_model_ends_the_pool_with_a_message(start: Start, tmp_path: Path) -> None:
     process = start(model_path=str(tmp_path / "gone"))
     assert process.wait(DEADLINE) == 1
     assert str(tmp_path / "gone") in process.communicate()[1]
 
 
-def test_a_pool_without_its_configuration_ends_with_a_message(tmp_path: Path) -> None:
+def test_pool_without_configuration_ends_with_a_message(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lorad.pool", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "pool.json" in done.stderr

@@ -57,7 +57,7 @@ def two_versions(connection: Connection, directory: Path, lr: float = 1e-3) -> N
         ("WakesWithAnotherBase", 1e-3, "base as"),
     ],
 )
-def test_an_engine_that_wakes_with_other_weights_serves_nobody(
+def test_engine_waking_with_other_weights_serves_nobody(
     engine: str, lr: float, told: str, tmp_path: Path
 ) -> None:
     with opened(tmp_path, engine, mode="timesliced") as connection:
@@ -90,7 +90,7 @@ def served(connection: Connection, directory: Path) -> None:
         connection.call("load_version", LoadVersion(version.version, str(files), version.sha256))
 
 
-def test_versions_that_are_only_served_are_compared_with_what_they_were_when_loaded(tmp_path: Path) -> None:
+def test_served_versions_are_checked_after_a_wake(tmp_path: Path) -> None:
     kind = "tests.kit.fakes.sleeping_engines:WakesWithBase"
     with (
         running_pool(tmp_path, engine_class=kind, mode="timesliced") as running,
@@ -105,7 +105,7 @@ def test_versions_that_are_only_served_are_compared_with_what_they_were_when_loa
             generate(connection, "sorter@2", verb="serve")
 
 
-def test_a_version_has_to_be_right_on_every_server(tmp_path: Path) -> None:
+def test_version_must_be_right_on_every_server(tmp_path: Path) -> None:
     with opened(tmp_path, "SecondServerLags", mode="resident") as connection:
         publish(connection, tmp_path, 0)
         learn(connection)
@@ -114,13 +114,13 @@ def test_a_version_has_to_be_right_on_every_server(tmp_path: Path) -> None:
         assert texts(generate(connection, "sorter@0"))
 
 
-def test_the_base_has_to_be_the_trainers_on_every_server(tmp_path: Path) -> None:
+def test_every_server_must_have_the_trainers_base(tmp_path: Path) -> None:
     expected = pytest.raises(AttestationFailed, match="disagree about the base")
     with expected, opened(tmp_path, "SecondServerHasAnotherBase", mode="resident"):
         pass
 
 
-def test_a_version_that_servers_differ_about_is_not_served(tmp_path: Path) -> None:
+def test_servers_must_agree_about_a_loaded_version(tmp_path: Path) -> None:
     with opened(tmp_path / "first", "Sleeps", mode="resident") as connection:
         learn(connection)
         version = publish(connection, tmp_path, 1)
@@ -133,7 +133,7 @@ def test_a_version_that_servers_differ_about_is_not_served(tmp_path: Path) -> No
         assert connection.call("status", Nothing()).loaded == []
 
 
-def test_an_engine_that_dies_says_why_to_all_who_ask(tmp_path: Path) -> None:
+def test_dead_engine_says_why_to_all_callers(tmp_path: Path) -> None:
     with opened(tmp_path, "Dies", mode="resident") as connection:
         publish(connection, tmp_path, 0)
         publish(connection, tmp_path, 1)
@@ -163,7 +163,7 @@ def test_pools_tell_how_their_engine_is(tmp_path: Path) -> None:
     assert msgspec.to_builtins(engine_view("builtin", None)) == {"name": "builtin"}
 
 
-def test_a_status_from_before_engines_told_is_still_read() -> None:
+def test_status_without_an_engine_is_still_read() -> None:
     info = PoolInfo("p", 1, "m", "/m", "", "builtin", "builtin", "fused", "cpu", "float32", 1, 64, {})
     told = msgspec.to_builtins(PoolStatus(info, [], [], 0.0, 0.0, 1, 1.0))
     del told["engine"]
@@ -173,7 +173,7 @@ def test_a_status_from_before_engines_told_is_still_read() -> None:
 SERVER = {"engine": "sglang", "engine_class": "tests.kit.fakes.sleeping_engines:Served", "server": SETUP}
 
 
-def test_servers_are_told_what_the_pool_is_and_log_into_its_present_life(tmp_path: Path) -> None:
+def test_servers_get_settings_and_log_of_the_pool(tmp_path: Path) -> None:
     for life in ("0001", "0002"):
         (tmp_path / "attempts" / life).mkdir(parents=True)
     with running_pool(tmp_path, **SERVER, mode="timesliced") as running:
@@ -205,7 +205,7 @@ def test_a_pool_beside_its_servers_trains_and_samples(tmp_path: Path) -> None:
         assert published.attestation.verdict == "passed" and texts(generate(connection, "sorter@0"))
 
 
-def test_servers_end_with_a_pool_whose_base_cannot_be_loaded(tmp_path: Path) -> None:
+def test_servers_end_when_the_base_cannot_load(tmp_path: Path) -> None:
     model = shutil.copytree(TINY, tmp_path / "model")
     (weights,) = model.glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -238,7 +238,7 @@ def test_servers_leave_the_trainer_its_memory(
     assert capacity.server_share(config, of_bytes(250)) == pytest.approx(left)
 
 
-def test_a_base_that_does_not_fit_twice_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_must_fit_twice_when_timesliced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "_total", lambda _: 1000)
     config = config_of(Path(), device="cuda:0", mode="timesliced", memory_fraction=0.8)
     with pytest.raises(LoradError, match="builtin:tiny twice"):

@@ -32,7 +32,7 @@ def directory_of(root: Path, run: Connection, number: int) -> Path:
     return root / run.run / "versions" / f"{number:06d}"
 
 
-def test_a_version_is_served_as_its_run_sampled_it(run: Connection, running: Running, tmp_path: Path) -> None:
+def test_served_version_answers_as_its_run_sampled(run: Connection, running: Running, tmp_path: Path) -> None:
     learn(run)
     published = publish(run, tmp_path, 0)
     sampled = texts(generate(run, published.version))
@@ -51,14 +51,12 @@ def test_a_served_version_outlives_its_run(run: Connection, running: Running, tm
         assert texts(generate(server, published.version, verb="serve"))
 
 
-def test_a_version_that_is_not_loaded_is_not_served(running: Running) -> None:
+def test_version_without_load_is_not_served(running: Running) -> None:
     with running.connect() as server, pytest.raises(NotFound, match="nobody@3 is not loaded"):
         generate(server, "nobody@3", verb="serve")
 
 
-def test_files_that_are_not_the_version_are_not_loaded(
-    run: Connection, running: Running, tmp_path: Path
-) -> None:
+def test_files_of_another_version_are_not_loaded(run: Connection, running: Running, tmp_path: Path) -> None:
     published = publish(run, tmp_path, 0)
     run.call("close", Nothing())
     wrong = msgspec.structs.replace(published, sha256="0" * 64)
@@ -88,7 +86,7 @@ def test_a_reader_that_stops_reading_holds_up_nobody(running: Running, run: Conn
     assert result.samples == 64
 
 
-def test_a_stream_that_nobody_reads_any_more_is_ended(running: Running) -> None:
+def test_abandoned_stream_is_ended(running: Running) -> None:
     with running.connect() as gone:
         next(gone.stream("serve", Generate("base", prompts(4, 4), Sampling(max_new_tokens=2000))))
     until(lambda: not running.pool.engine._calls)  # type: ignore[attr-defined]
@@ -102,7 +100,7 @@ def test_status_names_the_tenants_and_what_they_do(run: Connection) -> None:
     assert status.trainer_tokens_per_second > 0 and status.rss_bytes > 1e8
 
 
-def test_an_unknown_verb_and_wrong_arguments_are_told(running: Running) -> None:
+def test_unknown_verb_and_wrong_arguments_are_errors(running: Running) -> None:
     with running.connect() as connection:
         for call in (Call(1, "dance", {}), Call(2, "serve", {"version": 3})):
             for part in frames.encode(call):
@@ -112,7 +110,7 @@ def test_an_unknown_verb_and_wrong_arguments_are_told(running: Running) -> None:
         assert "serve: " in answer.body["message"]
 
 
-def test_a_peer_that_speaks_something_else_is_cut_off(running: Running) -> None:
+def test_peer_of_another_protocol_is_cut_off(running: Running) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(DEADLINE)
         stranger.connect(running.config.socket)

@@ -70,7 +70,7 @@ def test_a_step_costs_one_sleep_and_one_wake(run: Connection, tmp_path: Path) ->
     assert Sleeps.newest.changes[before:] == ["sleep", "wake"] * 3
 
 
-def test_what_a_step_took_is_told(run: Connection) -> None:
+def test_step_reports_what_it_took(run: Connection) -> None:
     stepped = learn(run)
     assert stepped.tokens == 8 * (5 + 10) and stepped.seconds > 0
     assert (stepped.memory, stepped.memory_peak, stepped.mfu) == (100, 200, None)
@@ -78,7 +78,7 @@ def test_what_a_step_took_is_told(run: Connection) -> None:
     assert (trainer.alive, trainer.here, trainer.memory) == (True, True, 100)
 
 
-def test_ranks_are_started_as_the_pool_is_told_and_tell_what_they_are(pool: Running) -> None:
+def test_ranks_get_setup_and_settings_of_the_pool(pool: Running) -> None:
     setup, settings = Lodges.newest.told
     assert (setup, settings.devices, settings.threads, settings.backend) == (RANKS, ("cpu",), 2, "fsdp")
     assert (settings.model, settings.name, settings.dtype) == (TINY, "builtin:tiny", "float32")
@@ -88,7 +88,7 @@ def test_ranks_are_started_as_the_pool_is_told_and_tell_what_they_are(pool: Runn
     assert info.model_sha256 == weights_sha256(TINY) and info.parameters == 607296
 
 
-def test_the_builtin_engine_serves_beside_such_a_trainer_with_a_base_of_its_own(tmp_path: Path) -> None:
+def test_builtin_engine_serves_beside_another_trainer(tmp_path: Path) -> None:
     beside = apart(mode="resident", server=None, engine_class=None)
     with running_pool(tmp_path, **beside) as pool, pool.connect("sorter") as run:
         run.call("open", OPEN)
@@ -98,7 +98,7 @@ def test_the_builtin_engine_serves_beside_such_a_trainer_with_a_base_of_its_own(
     assert Lodges.left == 0
 
 
-def test_a_pool_without_a_base_of_its_own_loads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_with_outside_parts_loads_no_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(start, "load_base")
     with running_pool(tmp_path, **apart(mode="resident")):
         pass
@@ -113,9 +113,7 @@ def test_a_pool_without_a_base_of_its_own_loads_none(tmp_path: Path, monkeypatch
         ({"engine_class": "tests.pool.test_trainers:FailsLate"}, "the server does not start"),
     ],
 )
-def test_when_one_side_cannot_start_nothing_of_the_other_is_left(
-    changes: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_failed_start_of_one_side_ends_both(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(LoradError, match=says), running_pool(tmp_path, **apart(**changes)):
         pass
     assert (Lodges.left, Served.left) == (0, 0)

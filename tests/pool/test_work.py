@@ -39,13 +39,13 @@ def test_a_sample_is_computed_with_its_prompt() -> None:
     assert tokens_of(BATCH) == 5 + 3 + 5 + 4
 
 
-def test_the_base_costs_two_flops_a_parameter_forward_and_two_back_and_two_more_when_recomputed() -> None:
+def test_flops_count_forward_backward_and_recomputation() -> None:
     rate = Rate(parameters=1000, peak=1e6)
     assert rate.share(100, 1.0, recomputes=False) == pytest.approx(4 * 1000 * 100 / 1e6)
     assert rate.share(100, 2.0, recomputes=True) == pytest.approx(6 * 1000 * 100 / 2e6)
 
 
-def test_each_run_is_told_of_its_own_work_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_takes_its_own_work_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     done = Work(cast("Any", None), Rate(1000, 1e6))
@@ -66,7 +66,7 @@ class Trainer:
         return TrainerHealth(memory=2, memory_peak=next(self.peaks))
 
 
-async def test_the_peak_of_a_step_outlasts_those_who_look_meanwhile() -> None:
+async def test_looking_meanwhile_keeps_the_steps_peak() -> None:
     done = Work(cast("Any", Trainer()), None)
     await done.health()
     assert (await done.status(here=True)).memory_peak == 9
@@ -74,7 +74,7 @@ async def test_the_peak_of_a_step_outlasts_those_who_look_meanwhile() -> None:
     assert await done.take_memory() == (2, 4)
 
 
-def test_a_step_of_several_updates_has_their_rates_over_the_time_that_they_took() -> None:
+def test_rates_of_several_updates_are_time_weighted() -> None:
     first = Stepped(1.0, True, tokens=100, seconds=1.0, mfu=0.1, memory=5, memory_peak=9)
     second = Stepped(1.0, True, tokens=500, seconds=3.0, mfu=0.5, memory=6, memory_peak=7)
     assert trainer_metrics([first, second]) == {

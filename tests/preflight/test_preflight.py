@@ -81,9 +81,7 @@ def test_the_default_spec_is_fit_to_run(tmp_path: Path) -> None:
         ({"reward": "nowhere.py:f"}, "reward: there is no file"),
     ],
 )
-def test_what_is_not_there_or_does_not_fit_is_refused(
-    spec: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_missing_or_unfit_things_are_refused(spec: dict[str, Any], says: str, tmp_path: Path) -> None:
     assert says in refusal(tmp_path, spec)
 
 
@@ -92,7 +90,7 @@ def test_a_backend_may_be_configured(tmp_path: Path, home: Path) -> None:
     check(tmp_path, {"trainer": {"backend": "mine"}, "rollout": {"backend": "mine"}})
 
 
-def test_prompts_are_as_long_as_the_model_has_room_for_unless_told_otherwise(tmp_path: Path) -> None:
+def test_prompts_fit_the_positions_of_the_model(tmp_path: Path) -> None:
     short = shutil.copytree(resolve("builtin:tiny"), tmp_path / "short")
     config = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
@@ -133,7 +131,7 @@ def test_an_adapter_that_contradicts_the_spec_is_refused(
     assert says in refusal(tmp_path, {"lora": {"adapter_path": "a"}})
 
 
-def test_too_little_memory_is_told_in_numbers(tmp_path: Path) -> None:
+def test_refusal_for_memory_has_numbers(tmp_path: Path) -> None:
     said = refusal(tmp_path, {}, available=3 << 20)
     assert "MiB on cpu, 3.0 MiB are free" in said
     check(tmp_path, {"lora": {"rank": 1}}, available=3 << 20, warm=True)
@@ -161,7 +159,7 @@ def test_data_are_counted(tmp_path: Path) -> None:
     assert len(facts.warnings) == 2
 
 
-def test_a_reward_that_asks_for_what_the_data_lack_is_refused(tmp_path: Path) -> None:
+def test_reward_needing_absent_columns_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "S:1=", "level": 1}')
     (tmp_path / "r.py").write_text("def f(completion, level): return 1\ndef g(answer, depth): return 1\n")
     spec: dict[str, Any] = {"data": {"train": "a.jsonl"}}
@@ -192,12 +190,12 @@ def test_what_is_probably_not_meant_is_warned_of(lora: dict[str, Any], says: str
         ({"rollout": {"top_k": 8, "top_p": 0.9}}, "rollout.top_p and rollout.top_k: samples"),
     ],
 )
-def test_what_does_not_do_what_it_says_is_warned_of(spec: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_settings_without_their_effect_are_warned_of(spec: dict[str, Any], says: str, tmp_path: Path) -> None:
     (warning,) = check(tmp_path, spec).warnings
     assert says in warning
 
 
-def test_a_rate_that_would_rise_to_its_minimum_is_refused(tmp_path: Path) -> None:
+def test_rate_below_its_minimum_is_refused(tmp_path: Path) -> None:
     trainer = {"lr": 1e-4, "min_lr": 1e-3, "schedule": "cosine"}
     assert "trainer.min_lr: 0.001 is more than trainer.lr 0.0001" in refusal(tmp_path, {"trainer": trainer})
 
@@ -243,7 +241,7 @@ def test_the_module_answers_in_json(tmp_path: Path) -> None:
     assert run_module("{").error is not None
 
 
-def test_a_truncated_weight_file_is_told(tmp_path: Path) -> None:
+def test_truncated_weight_file_is_refused(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(resolve("builtin:tiny"), model)
     weights = model / "model.safetensors"

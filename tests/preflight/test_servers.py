@@ -92,9 +92,7 @@ def refusal(cwd: Path, rollout: dict[str, Any], **others: Any) -> SpecError:
         ({"backend": "sglang", "engine_args": {"uds": "/s"}}, "config.yaml names no python for sglang"),
     ],
 )
-def test_keys_that_do_not_fit_the_backend_are_refused(
-    rollout: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_keys_of_another_backend_are_refused(rollout: dict[str, Any], says: str, tmp_path: Path) -> None:
     assert says in str(refusal(tmp_path, rollout))
 
 
@@ -110,14 +108,14 @@ def test_a_pool_mode_of_other_backends_is_refused(backend: str, mode: str, says:
     assert f"pool.mode: {says}" in str(refusal(tmp_path, {"backend": backend}, pool={"mode": mode}))
 
 
-def test_a_server_of_the_users_is_never_put_to_sleep(tmp_path: Path) -> None:
+def test_users_own_server_is_never_put_to_sleep(tmp_path: Path) -> None:
     rollout = {"backend": "sglang", "url": "http://localhost:1"}
     assert "put to sleep a server that you run" in str(
         refusal(tmp_path, rollout, pool={"mode": "timesliced"})
     )
 
 
-def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path) -> None:
+def test_password_in_a_url_is_refused_unquoted(tmp_path: Path) -> None:
     said = refusal(tmp_path, {"backend": "vllm", "url": "http://me:secret@h:1"})
     assert "rollout.key_file" in said.hint and "secret" not in str(said)
 
@@ -130,7 +128,7 @@ def test_an_installed_server_is_fit_to_run(backend: str, install: Any, tmp_path:
     assert (facts.max_positions, facts.warnings) == (2048, [])
 
 
-def test_each_server_needs_memory_for_a_base_of_its_own(install: Any, tmp_path: Path) -> None:
+def test_each_server_needs_memory_for_its_base(install: Any, tmp_path: Path) -> None:
     install("sglang")
     alone = check(tmp_path, {}).memory_needed
     base = read_facts(resolve("builtin:tiny")).bytes("float32")
@@ -146,9 +144,7 @@ def test_an_older_server_is_warned_of(backend: str, install: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_server_that_is_not_there_is_refused_with_the_commands_that_install_it(
-    backend: str, home: Path, tmp_path: Path
-) -> None:
+def test_missing_server_is_refused_with_install_commands(backend: str, home: Path, tmp_path: Path) -> None:
     lines = install_lines(backend)
     for python in ("", "/no/python", sys.executable):
         named = {"python": python} if python else {}
@@ -157,7 +153,7 @@ def test_a_server_that_is_not_there_is_refused_with_the_commands_that_install_it
         assert str(said).startswith("rollout.backend: ") and all(line in said.hint for line in lines)
 
 
-def test_a_file_that_is_no_python_is_told(tmp_path: Path) -> None:
+def test_file_other_than_python_is_refused(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no such luck >&2; exit 3\n")
     python.chmod(0o755)
@@ -179,9 +175,7 @@ def test_install_lines_are_for_the_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_who_has_no_source_tree_is_told_commands_without_its_files(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_install_commands_work_without_the_source_tree(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkout() == REPOSITORY
     monkeypatch.setattr(install_module, "checkout", lambda: None)
     for gpu in (True, False):
@@ -191,9 +185,7 @@ def test_who_has_no_source_tree_is_told_commands_without_its_files(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_flags_that_lorad_sets_are_refused_however_they_are_written(
-    backend: str, install: Any, tmp_path: Path
-) -> None:
+def test_flags_set_by_lorad_are_refused_however_written(backend: str, install: Any, tmp_path: Path) -> None:
     install(backend)
     for flag in ("max-lora-rank", "--max_lora_rank", "max-lora-ra", "host"):
         said = refusal(tmp_path, {"backend": backend, "engine_args": {flag: "secret"}})
@@ -221,7 +213,7 @@ def test_a_rank_above_all_servers_is_refused(install: Any, tmp_path: Path) -> No
         ("a\nb\n", 0o600, "must hold one key"),
     ],
 )
-def test_a_key_file_that_is_not_safe_or_not_usable_is_refused(
+def test_unsafe_or_unusable_key_file_is_refused(
     text: str | None, mode: int, says: str, tmp_path: Path
 ) -> None:
     if text is not None:
@@ -264,13 +256,13 @@ def with_key(directory: Path, text: str = "key\n") -> dict[str, Any]:
     return {"backend": "sglang", "key_file": "key"}
 
 
-def test_a_server_of_the_users_needs_no_python_and_no_memory_of_lorads(tmp_path: Path) -> None:
+def test_users_own_server_needs_no_python_or_memory(tmp_path: Path) -> None:
     with serving(Sglang) as url:
         facts = check(tmp_path, {**with_key(tmp_path), "url": [url]})
     assert facts.memory_needed == check(tmp_path, {}).memory_needed
 
 
-def test_a_url_where_no_such_server_answers_is_refused(tmp_path: Path) -> None:
+def test_url_without_a_fitting_server_is_refused(tmp_path: Path) -> None:
     rollout = with_key(tmp_path)
     with serving(Sglang) as url:
         pass
@@ -287,9 +279,7 @@ def test_a_url_where_no_such_server_answers_is_refused(tmp_path: Path) -> None:
         ({"info": {"something": "else"}}, "key", "its answers are not sglang's"),
     ],
 )
-def test_a_server_that_can_not_do_it_is_refused(
-    change: dict[str, Any], key: str, says: str, tmp_path: Path
-) -> None:
+def test_unfit_server_is_refused(change: dict[str, Any], key: str, says: str, tmp_path: Path) -> None:
     rollout = with_key(tmp_path, key)
     with serving(type("Changed", (Sglang,), change)) as url:
         assert says in str(refusal(tmp_path, {**rollout, "url": url}))

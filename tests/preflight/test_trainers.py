@@ -117,7 +117,7 @@ def test_what_the_trainer_does_not_have_is_refused(spec: dict[str, Any], says: s
     assert says in str(refusal(tmp_path, spec))
 
 
-def test_a_rank_that_cannot_be_cut_comes_with_one_that_can(tmp_path: Path) -> None:
+def test_indivisible_rank_is_refused_with_fitting_ones(tmp_path: Path) -> None:
     said = refusal(tmp_path, {"lora": {"rank": 10}, "trainer": {"backend": "megatron", "tp": 4}})
     assert "8 or 12" in said.hint
 
@@ -149,9 +149,7 @@ def test_a_rank_that_cannot_be_cut_comes_with_one_that_can(tmp_path: Path) -> No
         ),
     ],
 )
-def test_ranks_and_servers_need_gpus_where_there_are_any(
-    spec: dict[str, Any], count: int, says: str | None
-) -> None:
+def test_ranks_and_servers_need_enough_gpus(spec: dict[str, Any], count: int, says: str | None) -> None:
     if says is None:
         check_devices(convert(spec), "cuda:0", count)
         return
@@ -175,9 +173,7 @@ def test_each_copy_of_the_base_needs_memory(install: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("lacks", ["megatron-core", "msgspec"])
-def test_what_is_missing_is_told_with_the_commands_that_install_it(
-    install: Any, lacks: str, tmp_path: Path
-) -> None:
+def test_missing_package_is_refused_with_install_commands(install: Any, lacks: str, tmp_path: Path) -> None:
     install("megatron", lacks=lacks)
     said = refusal(tmp_path, {"trainer": {"backend": "megatron"}})
     assert f"megatron needs {lacks}" in str(said)
@@ -190,7 +186,7 @@ def test_megatron_is_installed_otherwise_on_a_cpu() -> None:
     assert "PYTHONPATH" in on_a_cpu[-1] and "backends:" in on_gpus and "backends:" in on_a_cpu
 
 
-def test_who_has_no_source_tree_is_told_of_fsdp_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_without_source_tree_is_offered_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install_module, "checkout", lambda: None)
     lines = " ".join(install_lines("megatron", gpu=False))
     assert "trainer.backend: fsdp" in lines and not any(word in lines for word in (".ci/", "tests/", "$PWD"))
@@ -202,7 +198,7 @@ def test_an_older_backend_is_warned_of(install: Any, tmp_path: Path) -> None:
     assert warning.startswith("trainer.backend: megatron-bridge is 0.3.1; lorad was tried with 0.6.2")
 
 
-def test_fsdp_runs_in_lorads_own_environment_unless_config_names_another(tmp_path: Path) -> None:
+def test_fsdp_runs_in_lorads_own_environment(tmp_path: Path) -> None:
     assert older("fsdp", installed_versions("fsdp", Path(sys.executable))) == []
 
 
@@ -215,13 +211,11 @@ def test_fsdp_runs_in_lorads_own_environment_unless_config_names_another(tmp_pat
         ("fsdp", "vllm", False),
     ],
 )
-def test_the_pool_loads_a_base_where_something_in_it_needs_one(
-    trainer: str, rollout: str, needs: bool
-) -> None:
+def test_pool_loads_a_base_only_when_needed(trainer: str, rollout: str, needs: bool) -> None:
     assert needs_base(convert({"trainer": {"backend": trainer}, "rollout": {"backend": rollout}})) is needs
 
 
-def test_an_architecture_that_only_others_know_is_taken_by_them_alone(tmp_path: Path) -> None:
+def test_unknown_architecture_needs_backends_that_know_it(tmp_path: Path) -> None:
     make_moe(tmp_path / "moe")
     model = {"model": {"path": "moe"}}
     fsdp = {"trainer": {"backend": "fsdp"}, "rollout": {"backend": "vllm", "url": "http://localhost:1"}}
@@ -232,7 +226,7 @@ def test_an_architecture_that_only_others_know_is_taken_by_them_alone(tmp_path: 
     assert "no vllm server answers" in str(refusal(tmp_path, {**model, **fsdp}))
 
 
-def test_experts_get_no_adapter_and_are_refused_by_name(tmp_path: Path) -> None:
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     make_moe(tmp_path)
     facts = read_facts(tmp_path)
     (warning,) = check_adapted(convert({}), facts, facts.linears)
@@ -247,7 +241,7 @@ def test_experts_get_no_adapter_and_are_refused_by_name(tmp_path: Path) -> None:
     assert check_adapted(convert({}), tiny, tiny.linears) == []
 
 
-def test_names_of_experts_and_of_linears_are_refused_until_the_experts_are_excluded(tmp_path: Path) -> None:
+def test_names_shared_with_experts_need_excludes(tmp_path: Path) -> None:
     """`gate_proj,up_proj,down_proj` would adapt the shared experts alone."""
     make_moe(tmp_path / "moe")
     fsdp = {"backend": "fsdp"}, {"backend": "vllm", "url": "http://localhost:1"}
@@ -269,9 +263,7 @@ def test_names_of_experts_and_of_linears_are_refused_until_the_experts_are_exclu
     }
 
 
-def test_megatron_refuses_to_leave_out_shared_experts_and_mla_without_a_word(
-    install: Any, tmp_path: Path
-) -> None:
+def test_megatron_refuses_linears_it_cannot_adapt(install: Any, tmp_path: Path) -> None:
     install("megatron")
     more = {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight": (4, HIDDEN)}
     make_moe(tmp_path / "moe", more=more)
@@ -339,7 +331,7 @@ def test_half_of_what_megatron_fuses_shares_no_a(targets: str, install: Any, tmp
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_an_adapter_whose_a_differ_is_no_fused_one(shared: bool, install: Any, tmp_path: Path) -> None:
+def test_fused_lora_needs_equal_a(shared: bool, install: Any, tmp_path: Path) -> None:
     install("megatron")
     shapes = {
         name: shape
@@ -368,7 +360,7 @@ def test_on_gpus_megatron_needs_transformer_engine_too(install: Any) -> None:
         installed_versions("megatron", python, gpu=True)
 
 
-def test_megatron_says_that_it_has_no_name_for_a_model() -> None:
+def test_megatron_refuses_a_model_without_known_linears() -> None:
     with pytest.raises(
         SpecError, match=r"megatron can adapt no linear of the model \(it has bert\.query\)"
     ) as refused:

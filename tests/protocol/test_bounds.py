@@ -85,7 +85,7 @@ async def test_a_silent_connection_is_dropped(home: Path) -> None:
 
 
 @pytest.mark.parametrize("begun", [GET, b"G", POST + b"{"], ids=["half a head", "one byte", "half a body"])
-async def test_a_request_that_never_arrives_is_dropped_in_words(home: Path, begun: bytes) -> None:
+async def test_unfinished_request_is_dropped_with_408(home: Path, begun: bytes) -> None:
     async with bounded(home) as api, peer(api.ctx, begun) as one:
         status, error = error_of(await one.end())
         assert status == 408
@@ -100,19 +100,19 @@ async def test_a_request_that_trickles_is_dropped(home: Path, start: bytes) -> N
         feeding.cancel()
 
 
-async def test_a_connection_that_goes_silent_after_a_request_is_dropped(home: Path) -> None:
+async def test_connection_silent_after_a_request_is_dropped(home: Path) -> None:
     async with bounded(home) as api, peer(api.ctx, GET + b"\r\n") as one:
         assert (await one.end()).startswith(b"HTTP/1.1 200")
 
 
-async def test_half_a_second_request_is_dropped_as_soon_as_half_a_first_one(home: Path) -> None:
+async def test_unfinished_second_request_is_dropped_early(home: Path) -> None:
     async with bounded(home, Bounds(head=0.5, idle=60.0)) as api, peer(api.ctx, GET + b"\r\n") as one:
         await one.reader.readuntil(b"\r\n\r\n")
         one.writer.write(GET)
         assert b" 408 " in await one.end()
 
 
-async def test_connections_beyond_the_limit_are_told_so_and_hurt_nobody(home: Path) -> None:
+async def test_connections_beyond_the_limit_are_refused(home: Path) -> None:
     bounds = Bounds(of_own=8)
     async with bounded(home, bounds) as api, contextlib.AsyncExitStack() as stack:
         followers = [await stack.enter_async_context(peer(api.ctx, follow())) for _ in range(8)]
@@ -139,7 +139,7 @@ def follow(after: int = -1) -> bytes:
     return f"GET /v1/events?after={after} HTTP/1.1\r\nHost: lorad\r\n\r\n".encode()
 
 
-async def test_too_many_connections_of_another_user_leave_room_for_the_owner(home: Path) -> None:
+async def test_other_users_connections_leave_the_owner_room(home: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root, to connect as another user")
     async with bounded(home, Bounds(of_one=4)) as api:
@@ -178,19 +178,19 @@ def ask(one: socket.socket) -> bytes:
         return one.recv(1 << 16)
 
 
-async def test_a_body_beyond_the_limit_is_refused_while_it_arrives(home: Path) -> None:
+async def test_too_large_body_is_refused_on_arrival(home: Path) -> None:
     async with bounded(home) as api:
         with pytest.raises(LoradError, match="larger than"):
             await api("run", "#" * BODY_BYTES, source="a.yaml", cwd="/", overrides=[], name=None)
 
 
-async def test_a_head_beyond_the_limit_is_refused_in_words(home: Path) -> None:
+async def test_too_large_head_is_refused_with_400(home: Path) -> None:
     async with bounded(home) as api, peer(api.ctx, GET + b"X: " + b"a" * 20000 + b"\r\n\r\n") as one:
         status, error = error_of(await one.end())
         assert (status, error["kind"]) == (400, "SpecError")
 
 
-async def test_followers_that_never_read_neither_slow_others_nor_stay(home: Path) -> None:
+async def test_deaf_followers_slow_nobody_and_are_dropped(home: Path) -> None:
     async with bounded(home, Bounds(write=1.0)) as api, contextlib.AsyncExitStack() as stack:
         before = await latency(api)
         followers = [stack.enter_context(deaf(api.ctx)) for _ in range(50)]

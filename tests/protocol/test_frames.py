@@ -32,7 +32,7 @@ def travelled(message: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", frames.DTYPES)
-def test_arrays_of_every_type_travel_bit_for_bit_and_aligned(dtype: str) -> None:
+def test_arrays_travel_bit_for_bit_and_aligned(dtype: str) -> None:
     sent = [
         np.arange(n).astype(dtype).reshape(shape)
         for n, shape in ((3, (3,)), (6, (2, 3)), (0, (0, 2)), (1, ()))
@@ -43,7 +43,7 @@ def test_arrays_of_every_type_travel_bit_for_bit_and_aligned(dtype: str) -> None
         assert other.flags.aligned
 
 
-def test_a_small_frame_is_one_part_and_a_large_array_is_not_copied() -> None:
+def test_only_small_arrays_are_copied() -> None:
     large = np.zeros(frames.JOIN_BELOW, np.uint8)
     assert len(frames.encode({"small": large[:100], "other": large[:3]})) == 1
     assert any(
@@ -52,13 +52,13 @@ def test_a_small_frame_is_one_part_and_a_large_array_is_not_copied() -> None:
     assert np.array_equal(travelled({"large": large})["large"], large)
 
 
-def test_an_array_that_is_not_of_the_protocol_is_refused_before_anything_is_sent() -> None:
+def test_array_of_unknown_type_is_refused_unsent() -> None:
     with pytest.raises(TypeError, match="cannot travel"):
         frames.encode({"complex": np.zeros(2, np.complex64)})
 
 
 @pytest.mark.parametrize("change", [lambda body: body[:-1], lambda body: body + b"!", lambda body: body[:4]])
-def test_a_body_that_does_not_hold_what_its_prefix_says_is_refused(change: Callable[[bytes], bytes]) -> None:
+def test_body_must_match_its_prefix(change: Callable[[bytes], bytes]) -> None:
     prefix, body = frames.read(reader(b"".join(frames.encode({"array": np.arange(5, dtype=np.int32)}))))
     with pytest.raises(BadFrame):
         frames.decode(prefix, change(bytes(body)), dict)

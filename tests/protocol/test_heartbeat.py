@@ -76,7 +76,7 @@ def test_progress_grows_while_what_is_done_gets_on() -> None:
     assert heart.beat().doing == ""
 
 
-def test_a_thread_that_hangs_is_not_hidden_by_one_that_gets_on() -> None:
+def test_busy_thread_hides_no_hanging_one() -> None:
     heart = Heart()
     with in_thread(lambda: heart.work("computing")):
         before = heart.beat()
@@ -98,7 +98,7 @@ def test_who_waits_for_another_has_nothing_to_do() -> None:
     assert heart.beat().doing == "train"
 
 
-async def test_what_blocks_the_event_loop_of_a_pool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocked_event_loop_shows_in_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "LOOP_SECONDS", 0.1)
     monkeypatch.setattr(host, "LOOP_SECONDS", 0.01)
     monkeypatch.setattr(host, "HEART", heart := Heart())
@@ -112,7 +112,7 @@ async def test_what_blocks_the_event_loop_of_a_pool_is_told(monkeypatch: pytest.
     pulse.cancel()
 
 
-async def test_one_quantum_of_the_compute_thread_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_quantum_shows_in_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.models.compute.HEART", heart := Heart())
     compute, gate = Compute(), threading.Event()
     assert await compute.run(lambda: heart.beat().doing) == "computing"
@@ -126,9 +126,7 @@ async def test_one_quantum_of_the_compute_thread_that_hangs_is_told(monkeypatch:
     compute.close()
 
 
-def test_a_heart_overwrites_its_file_in_place_and_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heart_overwrites_its_file_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
     heart = Heart(tmp_path / "heartbeat")
     heart.start()
@@ -141,7 +139,7 @@ def test_a_heart_overwrites_its_file_in_place_and_stops(
     until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_a_heartbeat_that_cannot_be_written_or_read_ends_nothing(tmp_path: Path) -> None:
+def test_unwritable_or_torn_heartbeat_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for path in (tmp_path / "absent" / "heartbeat", tmp_path / "link"):
         Heart(path).start()
@@ -151,9 +149,7 @@ def test_a_heartbeat_that_cannot_be_written_or_read_ends_nothing(tmp_path: Path)
     assert read_beat(tmp_path / "torn") is None
 
 
-def test_waiting_for_an_answer_of_the_pool_is_nothing_that_the_driver_does(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_the_pool_counts_as_idle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.protocol.connection.HEART", heart := Heart())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(home / "pool.sock"))
@@ -179,9 +175,7 @@ def test_waiting_for_an_answer_of_the_pool_is_nothing_that_the_driver_does(
     assert told == [""] and heart.beat().doing == "train"
 
 
-def test_the_wait_of_a_driver_for_its_pool_is_no_stall(
-    home: Path, started: list[subprocess.Popen[bytes]]
-) -> None:
+def test_driver_waiting_for_its_pool_beats_idle(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
     run = home / "run"
     run.mkdir()
     (run / "spec.json").write_bytes(msgspec.json.encode(Spec(), enc_hook=str))
@@ -218,9 +212,7 @@ runpy.run_module("lorad.pool", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_pool_beats_before_it_imports_torch_and_rests_when_nobody_asks(
-    home: Path, started: list[subprocess.Popen[bytes]]
-) -> None:
+def test_pool_beats_before_it_imports_torch(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
     attempt = home / "attempts" / "0001"
     attempt.mkdir(parents=True)
     configuration.write(config_of(home), home)

@@ -39,7 +39,7 @@ def write(path: Path, steps: int) -> None:
             step(writer, number)
 
 
-def test_what_was_appended_is_read_in_order_with_numbers_and_offsets(path: Path) -> None:
+def test_appended_records_are_read_in_order(path: Path) -> None:
     write(path, 3)
     found = list(read(path))
     assert [(record.seq, record.step, record.kind) for record, _ in found] == [
@@ -52,7 +52,7 @@ def test_what_was_appended_is_read_in_order_with_numbers_and_offsets(path: Path)
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -0.0, 1e300, 5e-324, 0.1, 1e16, 2**63, "\n\u2028\0é😀", None]
 )
-def test_every_value_that_can_be_written_can_be_read(path: Path, value: object) -> None:
+def test_every_writable_value_can_be_read(path: Path, value: object) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         writer.append("warning", 0, {"message": value})
     (record,) = records_of(path)
@@ -60,7 +60,7 @@ def test_every_value_that_can_be_written_can_be_read(path: Path, value: object) 
     assert record.data["message"] == (None if wrote_nothing else value)
 
 
-def test_a_tail_torn_at_any_byte_is_skipped_by_readers_and_cut_by_the_next_writer(path: Path) -> None:
+def test_torn_tail_is_skipped_and_then_cut(path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         for message in ("hot", "hotter"):
             writer.append("warning", 0, {"message": message})
@@ -73,7 +73,7 @@ def test_a_tail_torn_at_any_byte_is_skipped_by_readers_and_cut_by_the_next_write
         assert path.stat().st_size == ends[left]
 
 
-def test_numbers_go_on_after_a_torn_tail(path: Path) -> None:
+def test_numbers_continue_after_a_torn_tail(path: Path) -> None:
     write(path, 2)
     with path.open("ab") as file:
         file.write(b'{"v":1,"seq":3,"run"')
@@ -98,7 +98,7 @@ def test_readers_stop_at_a_damaged_line(path: Path) -> None:
     assert [record.seq for record in records_of(path)] == [1]
 
 
-def test_a_writer_refuses_to_cut_whole_records_behind_a_damaged_line(path: Path) -> None:
+def test_writer_cuts_no_records_behind_damage(path: Path) -> None:
     write(path, 3)
     damaged = path.read_bytes().replace(b'"seq":2', b'"seq":7')
     path.write_bytes(damaged)
@@ -107,7 +107,7 @@ def test_a_writer_refuses_to_cut_whole_records_behind_a_damaged_line(path: Path)
     assert path.read_bytes() == damaged
 
 
-def test_a_second_writer_is_refused_until_the_first_is_gone(path: Path) -> None:
+def test_second_writer_waits_for_the_firsts_end(path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(path)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     with child.stdout:
@@ -131,7 +131,7 @@ def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
     assert [record.seq for record in records_of(path)][: len(told)] == list(range(1, len(told) + 1))
 
 
-def test_a_full_disk_leaves_whole_records_only_and_the_next_one_gets_the_number(path: Path) -> None:
+def test_full_disk_leaves_whole_records_only(path: Path) -> None:
     write(path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with JournalWriter(path, "sorter", 1) as writer:
@@ -146,9 +146,7 @@ def test_a_full_disk_leaves_whole_records_only_and_the_next_one_gets_the_number(
     assert [record.seq for record in records_of(path)] == [1, 2]
 
 
-def test_a_record_that_could_not_be_synced_does_not_count(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsynced_record_does_not_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -177,7 +175,7 @@ def test_a_missing_journal_has_no_records(path: Path) -> None:
     assert records_of(path) == []
 
 
-def test_a_rewind_drops_later_facts_and_keeps_attempts_and_their_ends(path: Path) -> None:
+def test_rewind_drops_later_facts_but_keeps_attempts(path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
         for number in (1, 2, 3):
@@ -189,20 +187,20 @@ def test_a_rewind_drops_later_facts_and_keeps_attempts_and_their_ends(path: Path
     assert told == [("attempt", 1, 0), ("step", 1, 1), ("attempt", 2, 1), ("rewind", 2, 1), ("step", 2, 2)]
 
 
-def test_a_rewind_to_minus_one_drops_even_what_was_true_at_step_zero() -> None:
+def test_rewind_to_minus_one_drops_step_zero() -> None:
     before = Record(1, 1, "sorter", 1, 0, "eval", 0.0, {})
     rewind = Record(1, 2, "sorter", 2, 0, "rewind", 0.0, {"to": -1})
     assert lineage([before, rewind]) == [rewind]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_step_has_one_fact_that_counts_however_often_a_run_was_resumed(path: Path, seed: int) -> None:
+def test_each_step_counts_once_after_resumes(path: Path, seed: int) -> None:
     whole_run(path, random.Random(seed), attempts=5)
     steps = [record.step for record in lineage(records_of(path)) if record.kind == "step"]
     assert steps == list(range(1, max(steps) + 1))
 
 
-def test_a_line_tells_its_own_checksum() -> None:
+def test_line_holds_its_own_checksum() -> None:
     record = Record(1, 1, "sorter", 1, 0, "warning", 1.5, {"message": "hot"})
     assert decode(encode(record)) == decode(encode(record))
     assert (decode(encode(record)) or record).crc != 0

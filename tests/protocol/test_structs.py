@@ -56,7 +56,7 @@ def race(how: str) -> int:
     return subprocess.run([sys.executable, "-c", RACE, how], timeout=120, check=False).returncode
 
 
-def test_structs_that_are_learnt_before_there_are_threads_crash_nothing() -> None:
+def test_structs_learnt_before_threads_crash_nothing() -> None:
     assert race("learnt") == 0
 
 

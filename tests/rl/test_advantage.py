@@ -8,7 +8,7 @@ import pytest
 from lorad.rl.advantage import group_advantages, zero_variance
 
 
-def test_std_advantages_are_centred_and_divided_by_the_sample_deviation() -> None:
+def test_std_advantages_are_centred_and_scaled() -> None:
     # group 1: mean 0.5, deviations +-0.5, sample variance 4 * 0.25 / 3, std 0.5773503
     # group 2: mean 2, sample variance (1 + 1) / 1, std 1.4142136
     advantages = group_advantages(np.array([1, 0, 0, 1, 3, 1.0]), np.array([4, 2]), "std")
@@ -26,13 +26,13 @@ def test_mean_advantages_are_only_centred() -> None:
 
 
 @pytest.mark.parametrize("kind", ["std", "mean"])
-def test_equal_rewards_and_a_group_of_one_give_exactly_zero(kind: str) -> None:
+def test_equal_rewards_or_single_samples_give_zero(kind: str) -> None:
     rewards = np.array([0.1, 0.1, 0.1, 7.0])
     advantages = group_advantages(rewards, np.array([3, 1]), kind)  # type: ignore[arg-type]
     assert advantages.tolist() == [0, 0, 0, 0]
 
 
-def test_groups_of_equal_rewards_are_told() -> None:
+def test_groups_of_equal_rewards_are_flagged() -> None:
     flags = zero_variance(np.array([1, 1, 0, 1, 0.5, 0]), np.array([2, 2, 1, 1]))
     assert flags.tolist() == [True, False, True, True]
     assert zero_variance(np.array([]), np.array([0])).tolist() == [True]

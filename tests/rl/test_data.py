@@ -62,7 +62,7 @@ def test_text_goes_to_ids_and_back(tokenizer: Tokenizer) -> None:
     assert (tokenizer.eos_ids, tokenizer.pad_id) == ((1,), 0)
 
 
-def test_ends_come_from_the_generation_config_first_and_may_be_several(tmp_path: Path) -> None:
+def test_end_tokens_come_from_the_generation_config(tmp_path: Path) -> None:
     configs = {
         "generation_config": {"eos_token_id": [5, 6]},
         "config": {"eos_token_id": 7, "pad_token_id": 8},
@@ -84,7 +84,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
-def test_a_tokenizer_with_an_endless_pattern_is_refused_by_its_own_words(tmp_path: Path) -> None:
+def test_tokenizer_with_an_endless_pattern_is_refused(tmp_path: Path) -> None:
     settings = json.loads((TINY / "tokenizer.json").read_text())
     split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings | {"pre_tokenizer": split}))
@@ -106,7 +106,7 @@ CHAT = (
         {"tokenizer_config": {"chat_template": [{"name": "default", "template": CHAT}]}},
     ],
 )
-def test_a_chat_template_is_found_wherever_models_keep_it(files: dict[str, Any], tmp_path: Path) -> None:
+def test_chat_template_is_found_wherever_kept(files: dict[str, Any], tmp_path: Path) -> None:
     found = a_tokenizer(tmp_path, **files)
     assert found.has_chat_template
     assert found.chat([{"role": "user", "content": "hi"}]) == "[user]hi[a]"
@@ -117,7 +117,7 @@ def test_a_chat_without_a_template_is_refused(tmp_path: Path) -> None:
         a_tokenizer(tmp_path).chat([])
 
 
-def test_a_builtin_task_is_endless_and_known_by_position(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_builtin_task_is_endless_and_reproducible(tokenizer: Tokenizer, tmp_path: Path) -> None:
     task = load(tokenizer, "sort", tmp_path, seed=3)
     assert task.size is None
     assert task.take(0, 10)[4:] == task.take(4, 6)
@@ -136,7 +136,7 @@ def test_any_cut_of_positions_gives_the_same_examples(tokenizer: Tokenizer, tmp_
     assert len({example.id for example in whole}) == 30
 
 
-def test_every_epoch_has_every_row_once_in_an_order_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_each_epoch_shuffles_all_rows_anew(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = numbered(tmp_path, 20)
     epochs = [
         [e.row["level"] for e in load(tokenizer, source, tmp_path).take(start, 20)] for start in (0, 20)
@@ -148,12 +148,12 @@ def test_every_epoch_has_every_row_once_in_an_order_of_its_own(tokenizer: Tokeni
     assert [e.row["level"] for e in kept] == [18, 19, 0, 1]
 
 
-def test_the_order_of_an_epoch_never_changes_between_releases(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_order_of_an_epoch_never_changes(tokenizer: Tokenizer, tmp_path: Path) -> None:
     found = load(tokenizer, numbered(tmp_path, 8), tmp_path, seed=5)
     assert [e.row["level"] for e in found.take(0, 8)] == [3, 4, 0, 2, 1, 6, 5, 7]
 
 
-def test_prompts_that_are_too_long_are_dropped_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_too_long_prompts_are_dropped_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write_lines(
         tmp_path / "a.jsonl", {"prompt": "S:123456=", "answer": ""}, {"prompt": "S:1=", "answer": ""}
     )
@@ -164,13 +164,13 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(tokenizer: Tokenizer,
     )
 
 
-def test_prompts_that_are_too_long_can_keep_their_end(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_too_long_prompts_can_keep_their_end(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", {"prompt": "S:123456=", "answer": ""})
     found = load(tokenizer, source.name, tmp_path, max_prompt_tokens=4, too_long="truncate")
     assert (found.dropped, found.take(0, 1)[0].prompt, len(found.take(0, 1)[0].tokens)) == (0, "456=", 4)
 
 
-def test_a_chat_template_is_used_unless_told_never(tmp_path: Path) -> None:
+def test_chat_template_is_used_unless_never(tmp_path: Path) -> None:
     chat = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}{% endfor %}="
     found = a_tokenizer(tmp_path, chat_template=chat)
     messages = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
@@ -213,7 +213,7 @@ def test_a_bad_line_is_refused_with_its_number(
     assert says in str(refusal(tokenizer, source, tmp_path))
 
 
-def test_bytes_that_are_no_text_are_refused_with_their_line(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_undecodable_bytes_are_refused_with_their_line(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "1"}\n{"prompt": "\xff\xfe"}\n')
     assert "a.jsonl:2: not JSON" in str(refusal(tokenizer, "a.jsonl", tmp_path))
 
@@ -228,7 +228,7 @@ def test_answers_may_be_absent_altogether_or_be_numbers(tokenizer: Tokenizer, tm
     )
 
 
-def test_a_parquet_file_is_read_and_a_broken_one_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_parquet_is_read_or_refused_when_broken(tokenizer: Tokenizer, tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -246,7 +246,7 @@ def test_a_source_that_is_nothing_is_refused(source: str, tokenizer: Tokenizer, 
     assert source.rpartition("/")[2] in str(refusal(tokenizer, source, tmp_path))
 
 
-def test_a_hub_dataset_without_the_package_says_what_to_install(
+def test_hub_dataset_without_its_package_gives_a_hint(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -254,18 +254,15 @@ def test_a_hub_dataset_without_the_package_says_what_to_install(
         assert "pip install datasets" in refusal(tokenizer, source, tmp_path).hint
 
 
-def test_an_eval_is_the_same_for_every_seed_and_disjoint_from_training(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_eval_is_disjoint_from_training(tokenizer: Tokenizer, tmp_path: Path) -> None:
     held_out = load_eval(Data(train="sort"), tokenizer, 64, tmp_path)
     assert held_out[:10] == load_eval(Data(train="sort", eval="sort"), tokenizer, 10, tmp_path)
     trained = {e.prompt for e in load(tokenizer, "sort", tmp_path).take(0, 2000)}
     assert not trained & {e.prompt for e in held_out}
 
 
-def test_an_eval_file_is_taken_in_its_order_and_files_have_none_by_themselves(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_eval_file_is_taken_in_its_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A file for training makes no eval by itself."""
     source = numbered(tmp_path, 5)
     assert [e.row["level"] for e in load_eval(Data(eval=source), tokenizer, 3, tmp_path)] == [0, 1, 2]
     assert len(load_eval(Data(eval=source), tokenizer, 99, tmp_path)) == 5

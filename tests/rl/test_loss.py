@@ -51,14 +51,14 @@ def test_a_ratio_inside_the_bounds_is_not_clipped() -> None:
     assert found.clipped.tolist() == [0, 0]
 
 
-def test_a_ratio_that_went_far_enough_is_clipped_and_has_no_gradient() -> None:
+def test_ratio_beyond_the_bounds_has_no_gradient() -> None:
     found, gradient = losses_of((1.5, 0.5), (2.0, -3.0), PolicyLoss(clip_low=0.2, clip_high=0.2))
     assert found.loss.tolist() == pytest.approx([-1.2 * 2.0, -0.8 * -3.0])
     assert gradient.tolist() == [0, 0]
     assert found.clipped.tolist() == [1, 1]
 
 
-def test_a_ratio_that_went_the_wrong_way_is_never_clipped() -> None:
+def test_ratio_in_the_wrong_direction_is_unclipped() -> None:
     found, gradient = losses_of((0.5, 1.5), (2.0, -3.0), PolicyLoss())
     assert found.loss.tolist() == pytest.approx([-0.5 * 2.0, -1.5 * -3.0])
     assert gradient.tolist() == pytest.approx([-0.5 * 2.0, -1.5 * -3.0])
@@ -72,7 +72,7 @@ def test_the_two_bounds_are_apart() -> None:
     assert found.loss.tolist() == pytest.approx([-1.25, -1.28, 0.85, 0.8])
 
 
-def test_without_old_logprobs_the_ratio_is_one_and_has_a_gradient() -> None:
+def test_ratio_is_one_without_old_logprobs() -> None:
     logprobs = values(-1.0, -2.0).requires_grad_()
     targets = TokenTargets(values(2.0, -1.0), sampler=values(-1.5, -2.0), weights=torch.ones(2))
     found = token_losses(logprobs, targets, PolicyLoss())
@@ -113,7 +113,7 @@ def test_kl_estimators_and_their_gradients(kind: str, estimate: float, gradient:
     assert logprobs.grad is not None and logprobs.grad.item() == pytest.approx(gradient)
 
 
-def test_k3_far_below_the_reference_pulls_back_and_stays_bounded() -> None:
+def test_k3_far_below_the_reference_stays_bounded() -> None:
     logprobs = values(-2.9, -3.1, -30.0, -1e4, -1e30, 1e4).requires_grad_()
     found = kl_estimate(logprobs, torch.zeros(6), "k3")
     torch.autograd.backward(found.sum())
@@ -125,7 +125,7 @@ def test_k3_far_below_the_reference_pulls_back_and_stays_bounded() -> None:
     )
 
 
-def test_one_token_far_off_does_not_outweigh_a_thousand() -> None:
+def test_one_outlier_does_not_outweigh_thousand_tokens() -> None:
     advantages, reference = (1.0,) * 1001, torch.full((1001,), log(0.1))
     reference[0] = 80.0 + log(0.1)
     _, gradient = losses_of((1.0,) * 1001, advantages, PolicyLoss(kl_coef=1e-3), reference=reference)
@@ -133,7 +133,7 @@ def test_one_token_far_off_does_not_outweigh_a_thousand() -> None:
     assert float(gradient.norm()) == pytest.approx(1001**0.5, rel=1e-4)
 
 
-def test_k3_near_the_reference_is_k3_to_the_last_bit() -> None:
+def test_k3_near_the_reference_is_exact() -> None:
     difference = torch.linspace(-3, 3, 601).requires_grad_()
     plain = torch.linspace(-3, 3, 601).requires_grad_()
     found, expected = kl_estimate(difference, torch.zeros(601), "k3"), torch.exp(-plain) + plain - 1
@@ -167,7 +167,7 @@ def test_level_sequence_gives_each_sample_the_same_weight() -> None:
     assert found.loss.tolist() == [-8, -2, -2, -2, -2]
 
 
-def test_logprobs_and_entropy_are_of_the_temperature_scaled_distribution() -> None:
+def test_temperature_scales_logprobs_and_entropy() -> None:
     logits = torch.tensor([[2 * log(1.0), 2 * log(3.0)]])  # at temperature 2: odds 1 to 3
     logprobs, entropy = token_logprobs(logits, torch.tensor([1]), temperature=2.0)
     assert logprobs.tolist() == pytest.approx([log(3 / 4)])

@@ -19,7 +19,7 @@ def test_constant_stays() -> None:
     assert rates(0, 9, 100, lr=3e-4) == [3e-4, 3e-4, 3e-4]
 
 
-def test_warm_up_rises_from_its_first_share_to_all() -> None:
+def test_warm_up_rises_linearly_to_the_rate() -> None:
     assert rates(0, 1, 2, 3, 4, warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
@@ -38,5 +38,5 @@ def test_cosine_falls_along_half_a_period() -> None:
     assert found == pytest.approx([1.0, 0.1 + 0.9 * (1 + cos(pi / 10)) / 2, 0.1 + 0.9 / 2, 0.1, 0.1])
 
 
-def test_a_warm_up_as_long_as_the_horizon_still_ends() -> None:
+def test_warm_up_of_the_whole_horizon_ends() -> None:
     assert rates(9, 10, 11, schedule="linear", warmup_steps=10) == [1.0, 1.0, 0.0]

@@ -27,7 +27,7 @@ def test_words_have_every_length_from_four_to_eight() -> None:
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
-def test_any_index_gives_the_same_problem_in_any_order(task: str) -> None:
+def test_index_decides_the_problem(task: str) -> None:
     forwards = [problem(task, "train", 5, index) for index in range(30)]
     backwards = [problem(task, "train", 5, index) for index in reversed(range(30))]
     assert forwards == backwards[::-1]
@@ -59,13 +59,13 @@ def test_no_prompt_is_in_two_splits(task: str) -> None:
     assert not train & validation and not train & test and not validation & test
 
 
-def test_a_sixteenth_of_the_prompts_is_held_out_and_a_sixteenth_is_for_tuning() -> None:
+def test_held_out_splits_are_a_sixteenth_each() -> None:
     splits = [split_of(f"S:{number:05d}=") for number in range(100_000)]
     assert splits.count("test") == pytest.approx(100_000 / 16, rel=0.05)
     assert splits.count("validation") == pytest.approx(100_000 / 16, rel=0.05)
 
 
-def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
+def test_unknown_task_is_refused_with_known_ones() -> None:
     with pytest.raises(SpecError) as caught:
         problem("sorting", "train", 0, 0)
     assert "sorting" in str(caught.value) and "reverse, sort" in caught.value.hint

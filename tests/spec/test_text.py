@@ -47,7 +47,7 @@ def test_numbers_are_numbers_in_files_and_overrides(text: str, value: float) -> 
 
 
 @pytest.mark.parametrize("text", ["yes", "off", "1:30", "2026-11-21", "1_000", "'3e-5'", "0b1"])
-def test_what_only_yaml_1_1_takes_for_something_else_is_text(text: str) -> None:
+def test_words_special_to_yaml_1_1_are_text(text: str) -> None:
     assert load_spec(f"data: {{train: {text}}}").data.train == text.strip("'")
 
 
@@ -66,7 +66,8 @@ def test_overrides_win_and_are_typed() -> None:
     assert spec.rollout.stop == ["a", "b"]
 
 
-def test_the_last_of_two_overrides_wins_and_a_value_may_hold_an_equals_sign() -> None:
+def test_last_of_two_overrides_wins() -> None:
+    """A value may hold an equals sign."""
     assert load_spec("", overrides=["seed=1", "seed=2"]).seed == 2
     assert load_spec("reward: regex", overrides=["reward.pattern=a=b"]).reward_spec.pattern == "a=b"
 
@@ -102,7 +103,7 @@ def test_an_override_does_not_reach_through_an_alias() -> None:
         ("a: \x00", "spec.yaml: not YAML"),
     ],
 )
-def test_an_error_begins_with_the_line_of_the_key(text: str, begins: str) -> None:
+def test_error_begins_with_the_line_of_its_key(text: str, begins: str) -> None:
     refused = refusal(text)
     assert str(refused).startswith(begins)
 
@@ -114,7 +115,7 @@ def test_an_unknown_key_comes_with_the_nearest() -> None:
     )
 
 
-def test_a_bad_override_is_blamed_and_not_the_file() -> None:
+def test_error_blames_the_override_not_the_file() -> None:
     assert str(refusal("lora:\n  rank: 8\n", "lora.rank=0")).startswith(
         "override lora.rank=0: lora.rank: Expected"
     )
@@ -135,7 +136,7 @@ def test_an_error_names_key_place_and_problem() -> None:
     assert refused.message == "spec.yaml:2: lora.target_modules[0]: Expected str, got int"
 
 
-def test_all_errors_are_told_at_once_each_with_its_line() -> None:
+def test_all_errors_come_at_once_with_lines() -> None:
     refused = refusal(
         "seed: -1\nlora:\n  rnak: 3\n  alpha: x\ntrainer: {betas: [0.9, 2]}\n", "rollout.top_k=many"
     )
@@ -157,7 +158,7 @@ def test_all_errors_are_told_at_once_each_with_its_line() -> None:
         ("stepz", "trainer.steps"),
     ],
 )
-def test_a_key_without_its_section_comes_with_the_whole_one(key: str, meant: str) -> None:
+def test_key_without_section_gets_the_full_name(key: str, meant: str) -> None:
     assert refusal("", f"{key}=3").hint == f"Did you mean {meant}?"
 
 
@@ -170,17 +171,17 @@ def test_a_key_without_its_section_comes_with_the_whole_one(key: str, meant: str
         ("model: {path: x}\ndata: {eval: sort}", "data.train is"),
     ],
 )
-def test_a_spec_that_does_not_say_what_to_train_on_is_not_started(text: str, missing: str) -> None:
+def test_spec_without_model_or_data_is_refused(text: str, missing: str) -> None:
     with pytest.raises(SpecError, match=f"s.yaml: {missing} missing"):
         load_task(text, source="s.yaml")
 
 
-def test_demos_on_the_base_that_comes_with_lorad_need_no_data() -> None:
+def test_builtin_base_needs_no_data() -> None:
     assert load_task("model: {path: 'builtin:tiny'}").data.train == "sort"
     assert load_task("model: {path: x}", overrides=["data.train=rows.jsonl"]).data.train == "rows.jsonl"
 
 
-def test_names_may_have_capitals_and_what_is_none_is_told_in_words() -> None:
+def test_names_can_have_capitals_but_no_spaces() -> None:
     assert load_spec("name: Qwen3-8B-GSM8K").name == "Qwen3-8B-GSM8K"
     refused = refusal("name: my run")
     assert "regex" not in refused.message and "A-Z" in refused.hint

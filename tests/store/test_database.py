@@ -30,7 +30,7 @@ def test_a_write_inside_a_write_commits_with_it(store: Store) -> None:
     assert runs.list_runs(store, all=True) == []
 
 
-def test_a_write_inside_a_write_that_fails_undoes_only_itself(store: Store) -> None:
+def test_failed_inner_write_undoes_only_itself(store: Store) -> None:
     with store.write():
         new_run(store, "kept")
         with pytest.raises(RuntimeError), store.write():
@@ -80,7 +80,7 @@ def test_the_database_is_durable_strict_and_private(store: Store) -> None:
     assert {path.stat().st_mode & 0o077 for path in store.path.parent.glob("lorad.db*")} == {0}
 
 
-def test_a_full_disk_is_told_in_words_and_changes_nothing(store: Store) -> None:
+def test_full_disk_changes_nothing(store: Store) -> None:
     new_run(store)
     pages = store.row("PRAGMA page_count")
     store.row(f"PRAGMA max_page_count = {pages and pages['page_count']}")
@@ -96,7 +96,7 @@ def test_a_full_disk_is_told_in_words_and_changes_nothing(store: Store) -> None:
     assert runs.begin_attempt(store, "sorter", resumed_from=None) == 1
 
 
-def test_a_file_that_cannot_grow_is_told_in_words_and_changes_nothing(store: Store) -> None:
+def test_file_at_its_size_limit_changes_nothing(store: Store) -> None:
     new_run(store)
     wal = store.path.with_name("lorad.db-wal")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -109,12 +109,12 @@ def test_a_file_that_cannot_grow_is_told_in_words_and_changes_nothing(store: Sto
     assert runs.begin_attempt(store, "sorter", resumed_from=None) == 1
 
 
-def test_a_mistake_in_sql_is_not_taken_for_a_full_disk(store: Store) -> None:
+def test_sql_mistake_is_no_full_disk(store: Store) -> None:
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         store.rows("SELECT * FROM no_such_table")
 
 
-def test_a_large_database_is_read_through_only_after_a_crash(
+def test_large_database_is_checked_only_after_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, asked, rows = tmp_path / "lorad.db", list[str](), Store.rows
@@ -133,7 +133,7 @@ def test_a_large_database_is_read_through_only_after_a_crash(
 
 
 @pytest.mark.parametrize("damage", [b"not a database at all" * 50, "page"])
-def test_a_damaged_database_is_refused_and_left_as_it_is(tmp_path: Path, damage: bytes | str) -> None:
+def test_damaged_database_is_refused_and_left_alone(tmp_path: Path, damage: bytes | str) -> None:
     path = tmp_path / "lorad.db"
     store = Store(path)
     for number in range(50):
@@ -148,7 +148,7 @@ def test_a_damaged_database_is_refused_and_left_as_it_is(tmp_path: Path, damage:
     assert check.check(path).problems
 
 
-def test_a_whole_database_has_no_problems_and_dangling_rows_are_found(store: Store) -> None:
+def test_check_finds_dangling_rows(store: Store) -> None:
     new_run(store)
     assert check.check(store.path).problems == []
     with sqlite3.connect(store.path) as other:  # foreign keys are off by default
@@ -164,12 +164,12 @@ def test_a_missing_database_is_no_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [(3, 40, 1), (3, 44, 5), (3, 49, 9), (3, 50, 6), (3, 51, 2)])
-def test_a_sqlite_with_the_wal_reset_bug_is_told(version: tuple[int, int, int]) -> None:
+def test_sqlite_with_the_wal_reset_bug_warns(version: tuple[int, int, int]) -> None:
     assert check.version_warning(version).startswith(
         f"SQLite {'.'.join(map(str, version))} can damage a database"
     )
 
 
 @pytest.mark.parametrize("version", [(3, 44, 6), (3, 50, 7), (3, 51, 3), (3, 53, 0), (4, 0, 0)])
-def test_a_sqlite_without_the_wal_reset_bug_is_not(version: tuple[int, int, int]) -> None:
+def test_sqlite_without_the_bug_has_no_warning(version: tuple[int, int, int]) -> None:
     assert check.version_warning(version) == ""

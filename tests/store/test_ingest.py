@@ -70,9 +70,7 @@ def rebuilt(path: Path) -> dict[str, object]:
     return index
 
 
-def test_the_facts_of_a_journal_become_rows_events_and_the_summary_of_the_run(
-    store: Store, path: Path
-) -> None:
+def test_facts_become_rows_events_and_a_summary(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
         evaluation(writer, 0, 0.1)
@@ -105,7 +103,7 @@ def test_the_same_journal_again_changes_nothing(store: Store, path: Path) -> Non
 
 @in_portions
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_that_count_are_the_lineage_of_the_journal(store: Store, path: Path, seed: int) -> None:
+def test_counting_rows_are_the_journals_lineage(store: Store, path: Path, seed: int) -> None:
     whole_run(path, random.Random(seed), attempts=4)
     ingest(store, "sorter", path)
     alive = lineage(records_of(path))
@@ -125,7 +123,7 @@ def test_rows_that_count_are_the_lineage_of_the_journal(store: Store, path: Path
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_pieces_cut_at_any_byte_come_to_the_same_as_the_whole(store: Store, path: Path, seed: int) -> None:
+def test_journal_in_pieces_equals_the_whole(store: Store, path: Path, seed: int) -> None:
     chance, growing = random.Random(seed), path.with_name("growing.jsonl")
     whole_run(path, chance)
     whole, new = path.read_bytes(), []
@@ -154,7 +152,7 @@ def test_a_rewind_takes_back_the_summary_too(store: Store, path: Path) -> None:
 
 
 @in_portions
-def test_an_offset_past_the_end_means_rescan_and_seq_removes_doubles(store: Store, path: Path) -> None:
+def test_shortened_journal_is_rescanned_without_doubles(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         for number in (1, 2, 3):
             step(writer, number)
@@ -167,9 +165,7 @@ def test_an_offset_past_the_end_means_rescan_and_seq_removes_doubles(store: Stor
 
 
 @in_portions
-def test_a_record_lost_with_the_power_is_replaced_by_the_one_that_got_its_number(
-    store: Store, path: Path
-) -> None:
+def test_lost_record_is_replaced_by_its_successor(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         step(writer, 1)
         step(writer, 2, reward=0.2)
@@ -201,9 +197,7 @@ def test_a_rescan_keeps_what_only_the_daemon_knows(store: Store, path: Path) -> 
 
 
 @in_portions
-def test_a_version_that_was_lost_with_the_power_stays_as_one_that_does_not_count(
-    store: Store, path: Path
-) -> None:
+def test_version_lost_from_the_journal_stays_uncounted(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         version(writer, 1, 1)
         version(writer, 2, 2)
@@ -228,7 +222,7 @@ def test_a_doubled_record_counts_once(store: Store, path: Path) -> None:
     assert told(store) == [1, 2]
 
 
-def test_nothing_behind_a_damaged_line_is_taken_in_until_it_is_repaired(store: Store, path: Path) -> None:
+def test_records_behind_a_damaged_line_wait(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         for number in (1, 2, 3):
             step(writer, number)
@@ -250,7 +244,7 @@ def test_a_portion_is_bounded_by_its_bytes_too(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_journal_that_is_cut_while_it_is_read_again_comes_to_the_same(
+def test_journal_cut_during_a_rescan_comes_right(
     store: Store, path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(ingesting, "PORTION", 2)
@@ -276,14 +270,14 @@ def test_a_missing_journal_takes_nothing_away(store: Store, path: Path) -> None:
     assert index_of(store) == before
 
 
-def test_a_metric_that_was_not_a_number_is_none(store: Store, path: Path) -> None:
+def test_nan_metric_becomes_none(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         step(writer, 1, reward=float("nan"))
     ingest(store, "sorter", path)
     assert runs.get(store, "sorter").reward is None
 
 
-def test_a_whole_record_that_makes_no_sense_is_refused_with_its_number(store: Store, path: Path) -> None:
+def test_senseless_record_is_refused_with_its_number(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         step(writer, 1)
         writer.append("step", 2, {"version": "two"})
@@ -292,13 +286,13 @@ def test_a_whole_record_that_makes_no_sense_is_refused_with_its_number(store: St
     assert metrics.steps(store, "sorter") == []
 
 
-def test_a_journal_of_no_known_run_is_not_taken_in(store: Store, path: Path) -> None:
+def test_journal_of_an_unknown_run_is_refused(store: Store, path: Path) -> None:
     whole_run(path, random.Random(0))
     with pytest.raises(NotFound):
         ingest(store, "stranger", path)
 
 
-def test_kill_9_at_any_statement_loses_and_doubles_nothing(tmp_path: Path, path: Path) -> None:
+def test_kill_9_during_ingest_loses_nothing(tmp_path: Path, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
         step(writer, 1)

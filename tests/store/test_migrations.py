@@ -123,7 +123,7 @@ def test_a_database_before_the_release_is_refused(path: Path) -> None:
         ]
 
 
-def test_a_newer_schema_is_refused_and_left_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_schema_is_refused_and_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
         later.setattr("lorad.store.db.MIGRATIONS", extended(m9998_colours))
         Store(path).close()
@@ -138,9 +138,7 @@ def test_a_newer_schema_is_refused_and_left_as_it_is(path: Path, monkeypatch: py
     assert path.read_bytes() == before
 
 
-def test_an_upgrade_keeps_a_copy_that_the_older_lorad_opens(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_upgrade_keeps_a_copy_for_older_lorad(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(path)
     new_run(store)
     store.close()
@@ -167,9 +165,7 @@ def test_an_upgrade_that_fails_half_way_changes_nothing(path: Path, monkeypatch:
     store.close()
 
 
-def test_a_schema_is_made_under_the_lock_that_others_wait_for(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_schema_is_made_under_the_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def m9998_asks_for_the_lock(_: Database) -> None:
         with path.with_name("lorad.db.lock").open() as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,7 +176,7 @@ def test_a_schema_is_made_under_the_lock_that_others_wait_for(
     store.close()
 
 
-def test_processes_that_open_a_new_database_at_once_all_succeed(path: Path) -> None:
+def test_concurrent_first_opens_all_succeed(path: Path) -> None:
     command = [sys.executable, "-c", OPEN_AND_ADD_A_RUN, str(path)]
     children = [
         subprocess.Popen(
@@ -201,7 +197,7 @@ def test_processes_that_open_a_new_database_at_once_all_succeed(path: Path) -> N
     store.close()
 
 
-def test_kill_9_at_any_statement_of_a_first_start_leaves_a_usable_file(tmp_path: Path) -> None:
+def test_kill_9_during_first_start_is_harmless(tmp_path: Path) -> None:
     new = Store(tmp_path / "new.db")
     expected = schema_of(new)
     new.close()
@@ -214,9 +210,7 @@ def test_kill_9_at_any_statement_of_a_first_start_leaves_a_usable_file(tmp_path:
         store.close()
 
 
-def test_kill_9_at_any_statement_of_an_upgrade_keeps_every_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kill_9_during_an_upgrade_keeps_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_rows(tmp_path / "old.db")
     store = Store(tmp_path / "old.db")
     before = rows_of(store)

@@ -51,9 +51,7 @@ def make(store: Store, name: str, move: Move, *, expect: RunState | None = None)
 
 # -- moves ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("state", "move"), [pair for pair in EVERY_MOVE if target(*pair)])
-def test_an_allowed_move_changes_the_state_and_tells_it_once(
-    store: Store, state: RunState, move: Move
-) -> None:
+def test_allowed_move_changes_state_with_one_event(store: Store, state: RunState, move: Move) -> None:
     bring(store, "sorter", state)
     seen = events.last_id(store)
     assert make(store, "sorter", move) is target(state, move)
@@ -62,9 +60,7 @@ def test_an_allowed_move_changes_the_state_and_tells_it_once(
 
 
 @pytest.mark.parametrize(("state", "move"), [pair for pair in EVERY_MOVE if not target(*pair)])
-def test_a_forbidden_move_says_what_is_allowed_and_changes_nothing(
-    store: Store, state: RunState, move: Move
-) -> None:
+def test_forbidden_move_says_what_is_allowed(store: Store, state: RunState, move: Move) -> None:
     bring(store, "sorter", state)
     before = runs.get(store, "sorter"), events.last_id(store)
     allowed = ", ".join(move for move in Move if state in MOVES[move])
@@ -75,7 +71,7 @@ def test_a_forbidden_move_says_what_is_allowed_and_changes_nothing(
     assert (runs.get(store, "sorter"), events.last_id(store)) == before
 
 
-def test_a_move_is_refused_when_the_state_is_not_the_expected_one(store: Store) -> None:
+def test_move_from_an_unexpected_state_is_refused(store: Store) -> None:
     bring(store, "sorter", RunState.RUNNING)
     with pytest.raises(Conflict, match="run sorter is running, not starting"):
         make(store, "sorter", Move.STOP, expect=RunState.STARTING)
@@ -91,7 +87,7 @@ def test_only_an_end_has_a_reason(store: Store) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_events_of_any_sequence_of_moves_replay_to_the_states(store: Store, seed: int) -> None:
+def test_events_replay_to_the_states(store: Store, seed: int) -> None:
     chance, names = random.Random(seed), ["a", "b", "c"]
     states = {name: RunState(new_run(store, name).state) for name in names}
     for _ in range(80):
@@ -118,7 +114,7 @@ def test_a_state_without_its_event_never_commits(store: Store, monkeypatch: pyte
     assert runs.get(store, "sorter").state == RunState.QUEUED
 
 
-def test_a_move_told_by_another_process_is_seen_not_overwritten(store: Store) -> None:
+def test_move_by_another_process_is_not_overwritten(store: Store) -> None:
     new_run(store)
     other = Store(store.path)
     assert make(other, "sorter", Move.PLACE) is RunState.STARTING
@@ -127,7 +123,7 @@ def test_a_move_told_by_another_process_is_seen_not_overwritten(store: Store) ->
         make(store, "sorter", Move.PLACE)
 
 
-def test_the_times_of_a_run_are_its_first_start_and_its_last_end(store: Store) -> None:
+def test_run_keeps_first_start_and_last_end(store: Store) -> None:
     bring(store, "sorter", RunState.RUNNING)
     started = runs.get(store, "sorter").started_at
     make(store, "sorter", Move.END)
@@ -145,7 +141,7 @@ def test_the_times_of_a_run_are_its_first_start_and_its_last_end(store: Store) -
 
 
 # -- runs ----------------------------------------------------------------------------------------------------
-def test_a_name_in_use_is_refused_and_free_again_after_removal(store: Store) -> None:
+def test_name_in_use_is_free_after_removal(store: Store) -> None:
     bring(store, "sorter", RunState.ENDED)
     with pytest.raises(Conflict, match="there is a run named sorter"):
         new_run(store)
@@ -156,7 +152,7 @@ def test_a_name_in_use_is_refused_and_free_again_after_removal(store: Store) -> 
 
 
 @pytest.mark.parametrize("state", [state for state in RunState if not state.is_over])
-def test_a_run_that_is_not_over_cannot_be_removed(store: Store, state: RunState) -> None:
+def test_unfinished_run_cannot_be_removed(store: Store, state: RunState) -> None:
     bring(store, "sorter", state)
     with pytest.raises(Conflict, match=f"run sorter is {state}"):
         runs.remove(store, "sorter")
@@ -177,7 +173,7 @@ def test_removal_leaves_no_row_behind(store: Store, tmp_path: Path) -> None:
         assert store.rows(f"SELECT * FROM {table}") == []
 
 
-def test_a_run_whose_version_is_aliased_cannot_be_removed(store: Store, tmp_path: Path) -> None:
+def test_aliased_version_keeps_its_run(store: Store, tmp_path: Path) -> None:
     run = new_run(store)
     with JournalWriter(tmp_path / "journal.jsonl", "sorter", 1) as writer:
         version(writer, 1, 1)
@@ -189,21 +185,21 @@ def test_a_run_whose_version_is_aliased_cannot_be_removed(store: Store, tmp_path
     assert versions.get_version(store, "sorter", 1).aliases == ["bot"]
 
 
-def test_lists_are_newest_first_and_the_queue_goes_by_priority_then_age(store: Store) -> None:
+def test_lists_go_by_age_queues_by_priority(store: Store) -> None:
     for name, priority in (("old", 0), ("urgent", 5), ("young", 0)):
         runs.create(store, name=name, owner="ada", spec_json="{}", directory="/r", steps=1, priority=priority)
     assert [run.name for run in runs.list_runs(store, all=False)] == ["young", "urgent", "old"]
     assert [run.name for run in runs.in_states(store, RunState.QUEUED)] == ["urgent", "old", "young"]
 
 
-def test_a_list_of_runs_names_models_and_leaves_specs(store: Store) -> None:
+def test_listed_runs_have_models_but_no_specs(store: Store) -> None:
     spec = '{"model": {"path": "/models/qwen"}}'
     runs.create(store, name="a", owner="ada", spec_json=spec, directory="/r", steps=1, priority=0)
     for rows in (runs.list_runs(store, all=False), runs.list_named(store, ["a"])):
         assert [(row.name, row.base, hasattr(row, "spec")) for row in rows] == [("a", "/models/qwen", False)]
 
 
-def test_runs_that_ended_long_ago_are_listed_only_on_request(store: Store) -> None:
+def test_old_runs_are_listed_only_on_request(store: Store) -> None:
     bring(store, "sorter", RunState.ENDED)
     with store.write() as connection:
         connection.execute("UPDATE runs SET ended_at = ended_at - 90000")
@@ -225,7 +221,7 @@ def test_what_is_not_there_is_not_found(store: Store) -> None:
             call()
 
 
-def test_fields_that_belong_to_moves_and_journals_cannot_be_set_by_hand(store: Store) -> None:
+def test_fields_of_moves_and_journals_cannot_be_set(store: Store) -> None:
     new_run(store)
     runs.set_fields(
         store, "sorter", waiting="for a device", wanted="pause", pool="p", steps=20, resume_step=5
@@ -269,9 +265,7 @@ def test_pages_of_steps_join_without_gap_or_double(store: Store, tmp_path: Path)
     assert first[0].metrics["reward"] == 0.5
 
 
-def test_sparse_steps_are_multiples_and_the_last_one_and_go_on_where_they_ended(
-    store: Store, tmp_path: Path
-) -> None:
+def test_sparse_steps_are_multiples_and_the_last(store: Store, tmp_path: Path) -> None:
     new_run(store)
     with JournalWriter(tmp_path / "journal.jsonl", "sorter", 1) as writer:
         for number in range(1, 12):
@@ -303,9 +297,7 @@ def test_events_can_be_neither_changed_nor_deleted(store: Store) -> None:
             connection.execute(sql)
 
 
-def test_a_home_is_moved_when_its_name_is_gone_and_not_when_a_disk_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_renamed_home_counts_as_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     store = Store(home / "lorad.db")

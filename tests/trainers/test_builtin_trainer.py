@@ -67,9 +67,7 @@ async def test_neighbours_do_not_change_a_sample(trainer: BuiltinTrainer) -> Non
     np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-5)
 
 
-async def test_samples_of_one_token_are_predicted_by_the_prompt(
-    trainer: BuiltinTrainer, untied: Path
-) -> None:
+async def test_single_tokens_are_predicted_by_the_prompt(trainer: BuiltinTrainer, untied: Path) -> None:
     batch = Batch.of([(tokens(5, 6), [tokens(7), tokens(8)]), (tokens(9), [tokens(1)])])
     expected = reference_logprobs(reference_model(untied), batch).detach().numpy()
     np.testing.assert_allclose(await trainer.logprobs(Policy(), batch), expected, atol=1e-4)
@@ -77,7 +75,7 @@ async def test_samples_of_one_token_are_predicted_by_the_prompt(
     assert (await accumulate(trainer, "a", batch)).tokens == 3
 
 
-async def test_a_sample_longer_than_the_base_s_positions_is_refused(trainer: BuiltinTrainer) -> None:
+async def test_sample_beyond_the_positions_is_refused(trainer: BuiltinTrainer) -> None:
     with pytest.raises(ValueError, match="257 tokens"):
         await trainer.logprobs(Policy(), Batch.of([(tokens(*[1] * 250), [tokens(*[1] * 7)])]))
 
@@ -85,7 +83,7 @@ async def test_a_sample_longer_than_the_base_s_positions_is_refused(trainer: Bui
 # Gradients
 
 
-async def test_an_adapter_on_lm_head_gets_the_gradient_of_peft(
+async def test_gradients_on_lm_head_equal_pefts(
     trainer: BuiltinTrainer, untied: Path, tmp_path: Path
 ) -> None:
     await open_trained(trainer, "a")
@@ -137,16 +135,14 @@ async def test_logits_never_exist_for_all_tokens_at_once(
 
 
 @pytest.mark.parametrize("vocab", [100, 2**15, 2**18])
-def test_a_chunk_of_logits_fits_into_a_small_box_and_reads_the_head_seldom(
-    trainer: BuiltinTrainer, vocab: int
-) -> None:
+def test_chunk_of_logits_takes_bounded_memory(trainer: BuiltinTrainer, vocab: int) -> None:
     config = dataclasses.replace(trainer._base.config, vocab_size=vocab)
     rows = passes._most_rows(dataclasses.replace(trainer._base, config=config))
     assert rows >= 128 and 4 * rows * vocab <= 128 * 2**20
 
 
 @pytest.mark.parametrize(("most", "count"), [(7, 25), (120, 2)])  # 49, 57 and 57 tokens
-def test_chunks_cut_each_slot_s_tokens_where_a_call_of_its_own_does(
+def test_joint_chunks_cut_each_slot_as_alone(
     trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch, most: int, count: int
 ) -> None:
     """A dropout mask on the head is drawn chunk by chunk, and a GPU draws another one for other rows."""
@@ -205,7 +201,7 @@ async def test_slots_share_the_passes_of_one_call(
     assert max(rows) <= budget and len(rows) == (1 if budget == 16384 else 2)
 
 
-def test_dropout_draws_a_mask_for_each_module_before_a(trainer: BuiltinTrainer, untied: Path) -> None:
+def test_dropout_draws_a_mask_per_module(trainer: BuiltinTrainer, untied: Path) -> None:
     slot = Slot(load_base(untied, torch.float32, CPU), spec_for(trainer, dropout=0.25))
     slot.weights.normal_(generator=torch.Generator().manual_seed(0))
     x, state = torch.randn(3, 64), slot.dropout.get_state()
@@ -227,7 +223,7 @@ def test_the_norm_of_many_numbers_is_right() -> None:
     assert l2_norm(torch.tensor([3.0, 4.0])) == 5
 
 
-def test_the_optimizer_is_torch_s_adamw_bit_for_bit() -> None:
+def test_optimizer_equals_torchs_adamw_bit_for_bit() -> None:
     optimizer = Optimizer(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
     generator = torch.Generator().manual_seed(0)
     ours = torch.randn(100, generator=generator)
@@ -257,7 +253,7 @@ def test_kaiming_is_what_peft_draws() -> None:
     torch.testing.assert_close(initial_a("kaiming", (16, 32), torch.Generator().manual_seed(3)), judge)
 
 
-async def test_zero_init_is_zero_and_an_unknown_one_is_refused(trainer: BuiltinTrainer) -> None:
+async def test_init_can_be_zero_but_not_unknown(trainer: BuiltinTrainer) -> None:
     await trainer.open("zero", spec_for(trainer, init="zero"))
     assert not flat(await trainer.export("zero")).any()
     with pytest.raises(AdapterRefused, match="orthogonal"):
@@ -267,7 +263,7 @@ async def test_zero_init_is_zero_and_an_unknown_one_is_refused(trainer: BuiltinT
 # Checkpoints
 
 
-async def test_a_generator_s_state_of_another_device_matters_only_with_dropout(
+async def test_foreign_generator_state_matters_only_with_dropout(
     trainer: BuiltinTrainer, tmp_path: Path
 ) -> None:
     for slot, dropout in (("still", 0.0), ("drawn", 0.5)):

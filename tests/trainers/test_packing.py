@@ -29,7 +29,7 @@ def ids_of(base: Base, *pieces: Piece) -> list[int]:
 
 
 @pytest.mark.parametrize("budget", [1, 30, 60, 10_000])
-def test_every_sample_is_in_exactly_one_piece_within_the_budget(base: Base, budget: int) -> None:
+def test_each_sample_is_in_exactly_one_piece(base: Base, budget: int) -> None:
     pieces = list(plan(random_batch(1, groups=5), budget, share=True))
     samples = [range(20)[piece.samples] for piece in pieces]
     assert [sample for some in samples for sample in some] == list(range(20))
@@ -43,14 +43,14 @@ def test_the_same_batch_is_cut_the_same_way() -> None:
     assert first == second and len(first) > 1
 
 
-def test_no_row_is_padding_and_a_prompt_is_computed_once_for_its_group(base: Base) -> None:
+def test_prompt_is_computed_once_per_group(base: Base) -> None:
     batch = Batch.of([(tokens(5, 5, 5), [tokens(6, 7), tokens(8, 9, 10, 11)]), (tokens(4), [tokens(3)])])
     (piece,) = plan(batch, 100, share=True)
     assert ids_of(base, piece) == [5, 5, 5, 4, 6, 8, 9, 10]
     assert pack(base, [piece]).predictors.tolist() == [2, 4, 2, 5, 6, 7, 3]
 
 
-def test_samples_of_a_group_with_the_same_tokens_are_computed_once(base: Base) -> None:
+def test_equal_samples_of_a_group_are_computed_once(base: Base) -> None:
     group = [tokens(6, 7), tokens(8, 9), tokens(6, 7)]
     (piece,) = plan(Batch.of([(tokens(5), group), (tokens(5), group[:1])]), 100, share=True)
     assert ids_of(base, piece) == [5, 5, 6, 8, 6]  # the other group has a prompt of its own
@@ -62,7 +62,7 @@ def test_with_dropout_every_sample_is_computed_for_itself(base: Base) -> None:
     assert ids_of(base, piece) == [5, 6, 6]
 
 
-def test_what_was_computed_in_another_piece_is_computed_again(base: Base) -> None:
+def test_pieces_share_no_computed_rows(base: Base) -> None:
     batch = Batch.of([(tokens(5), [tokens(6, 7), tokens(8, 9, 9), tokens(6, 7)])])
     assert [ids_of(base, piece) for piece in plan(batch, 3, share=True)] == [[5, 6], [5, 8, 9], [5, 6]]
 
@@ -71,7 +71,7 @@ def test_a_batch_without_samples_has_no_piece() -> None:
     assert list(plan(Batch.of([]), 100, share=True)) == []
 
 
-def test_the_prompt_of_a_group_without_samples_is_not_computed(base: Base) -> None:
+def test_prompt_without_samples_is_not_computed(base: Base) -> None:
     groups = [(tokens(9, 9), []), (tokens(5), [tokens(6, 7)])]
     (piece,) = plan(Batch.of([*groups, *groups, groups[0]]), 100, share=True)
     assert ids_of(base, piece) == [5, 5, 6, 6]
@@ -107,25 +107,25 @@ def test_uneven_lengths_pad_little_even_in_attention() -> None:
     assert cells <= 1.35 * lengths.sum() and len(blocks) <= 8
 
 
-def test_sequences_of_the_fused_kernel_have_prompts_of_one_length() -> None:
+def test_fused_blocks_have_prompts_of_one_length() -> None:
     lengths = np.array([LONG, LONG + 1, 10, 10, 10])
     runs = Sequences(np.cumsum(lengths) - lengths, lengths, np.array([-1, -1, 0, 1, 0]))
     assert [block.tolist() for block in similar(runs)] == [[1, 0], [2, 4], [3]]
 
 
-def test_a_short_sequence_is_no_reason_to_join_long_ones() -> None:
+def test_short_sequences_do_not_join_long_ones() -> None:
     lengths = np.array([50, 300, 500, 1000, 200, 200, 200, 200])
     runs = Sequences(np.cumsum(lengths) - lengths, lengths, np.array([-1, -1, -1, -1, 0, 1, 2, 3]))
     assert [block.tolist() for block in similar(runs)] == [[3], [2], [1], [0], [4], [5], [6], [7]]
 
 
-def test_padding_makes_no_block_of_the_fused_kernel_with_unlike_prompts() -> None:
+def test_padding_never_joins_prompts_of_different_length() -> None:
     lengths = np.array([LONG - 16, 10, 10, 20])
     runs = Sequences(np.cumsum(lengths) - lengths, lengths, np.array([-1, -1, 0, 1]))
     assert [block.tolist() for block in similar(runs)] == [[0], [1], [3], [2]]
 
 
-def test_a_long_sequence_does_not_pad_a_short_one_with_the_same_prompt() -> None:
+def test_long_sequences_never_pad_short_ones() -> None:
     lengths = np.array([9, 10, 2 * LONG])
     runs = Sequences(np.cumsum(lengths) - lengths, lengths, np.array([-1, 0, 0]))
     assert [block.tolist() for block in similar(runs)] == [[0], [1], [2]]

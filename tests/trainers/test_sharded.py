@@ -57,7 +57,7 @@ def test_without_packing_each_sequence_has_a_row() -> None:
     assert {len(row) for row in plan(sequences(random_batch(1)), 16384, 128, "cpu", packs=False)} == {1}
 
 
-def test_a_row_says_where_each_completion_token_is_predicted() -> None:
+def test_row_maps_completion_tokens_to_predictors() -> None:
     batch = Batch.of([(np.array([5, 6, 7]), [np.array([8, 9]), np.array([3])])])
     rows = pack(sequences(batch), CPU)
     assert rows.ids.tolist() == [[5, 6, 7, 8, 5, 6, 7]]
@@ -102,7 +102,7 @@ def test_a_step_is_that_of_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_gradients_of_a_narrow_parameter_add_up_in_fp32() -> None:
+def test_gradients_of_bfloat16_parameters_accumulate_in_fp32() -> None:
     parameter = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
     slot = Slot(SPEC, [parameter.shape], DataParallel())
     slot.fill(slot.weights, [torch.full((8,), 1.0009765625)])  # not a number of bfloat16
@@ -115,7 +115,7 @@ def test_gradients_of_a_narrow_parameter_add_up_in_fp32() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_slots_that_wait_elsewhere_end_as_slots_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offloaded_slots_end_as_resident_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the device is not the host's memory, of which a CPU knows only the name `cpu:0`."""
     ends = []
     for host in (torch.device("cpu", 0), CPU):

@@ -59,7 +59,7 @@ def test_only_runs_that_something_happened_to_are_read() -> None:
     assert board.read(client, happened(an_event(10, "calm", "step"))) is None
 
 
-def test_an_alarm_of_one_step_stays_for_a_while_and_not_longer_than_its_run(
+def test_alarm_is_held_briefly_while_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = time.monotonic()
@@ -86,7 +86,7 @@ def test_where_many_runs_changed_all_are_listed() -> None:
     assert [path.partition("?")[2][:4] for path in transport.paths] == ["all="]
 
 
-def test_with_a_tick_pools_devices_and_why_runs_wait_are_read() -> None:
+def test_tick_refreshes_pools_devices_and_waiting() -> None:
     world = busy_world()
     board, client, transport = a_board(world)
     world.runs[2] = {**world.runs[2], "waiting": "2 runs are before it"}
@@ -95,7 +95,7 @@ def test_with_a_tick_pools_devices_and_why_runs_wait_are_read() -> None:
     assert news is not None and news.runs[2].waiting == "2 runs are before it"
 
 
-def test_a_new_run_comes_first_and_one_that_is_gone_goes() -> None:
+def test_new_runs_come_first_and_removed_go() -> None:
     world = busy_world()
     board, client, _ = a_board(world)
     world.runs = [a_run("new", created_at=time.time() + 1), *world.runs[1:]]
@@ -125,7 +125,7 @@ def test_an_imported_adapter_does_not_look_failed() -> None:
     ]
 
 
-def test_an_old_run_that_something_happened_to_stays_out() -> None:
+def test_event_of_an_old_run_keeps_it_hidden() -> None:
     world = busy_world()
     board, client, _ = a_board(world)
     world.runs.append(a_run("old", state="ended", reason="completed", ended_at=1000.0))
@@ -135,7 +135,7 @@ def test_an_old_run_that_something_happened_to_stays_out() -> None:
     assert news is not None and "old" in {run.name for run in news.runs}
 
 
-def test_ages_are_told_again_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ages_are_refreshed_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(a_run("steady"))
     board, client, _ = a_board(world)
     assert board.read(client, happened()) is None
@@ -144,7 +144,7 @@ def test_ages_are_told_again_each_minute(monkeypatch: pytest.MonkeyPatch) -> Non
     assert board.read(client, happened(tick=True)) is not None
 
 
-def test_the_ticker_leaves_out_what_runs_do_all_the_time() -> None:
+def test_ticker_leaves_out_steps() -> None:
     board, client, _ = a_board(busy_world())
     news = board.read(
         client, happened(an_event(3, "bold", "step"), an_event(4, "bold", "checkpoint", step=4))
@@ -166,7 +166,7 @@ def test_the_ticker_leaves_out_what_runs_do_all_the_time() -> None:
         (None, 8, ""),
     ],
 )
-def test_a_line_of_bars_goes_from_the_least_to_the_largest(values: Any, width: int, bars: str) -> None:
+def test_sparkline_spans_least_to_largest_value(values: Any, width: int, bars: str) -> None:
     assert sparkline(values, width) == bars
 
 
@@ -186,7 +186,7 @@ def test_a_line_of_bars_goes_from_the_least_to_the_largest(values: Any, width: i
         ("warning", {"message": HOSTILE}, f"warning: {SHOWN}"),
     ],
 )
-def test_an_event_is_told_in_words_whatever_it_holds(kind: str, data: Json, words: str) -> None:
+def test_every_event_has_words_whatever_it_holds(kind: str, data: Json, words: str) -> None:
     assert event_text(shaped(Event, an_event(1, "a", kind, **data))).startswith(words)
 
 

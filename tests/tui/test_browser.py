@@ -28,7 +28,7 @@ def made() -> Iterator[World]:
         yield one
 
 
-async def test_without_the_token_a_browser_shows_the_refusal_and_nothing_else(made: World) -> None:
+async def test_browser_without_token_shows_only_the_refusal(made: World) -> None:
     with served(made) as server:
         async with chromium() as tab:
             stranger = await tab(server.root + "/")
@@ -37,7 +37,7 @@ async def test_without_the_token_a_browser_shows_the_refusal_and_nothing_else(ma
             assert await stranger.value("document.querySelectorAll('script, canvas').length") == 0
 
 
-async def test_the_dashboard_is_drawn_and_used_by_keys_and_by_mouse(made: World) -> None:
+async def test_browser_draws_dashboard_for_keys_and_mouse(made: World) -> None:
     with served(made) as server:
         async with chromium() as tab:
             page = await tab(server.url)

@@ -51,13 +51,13 @@ def test_nothing_but_nan_is_nothing_to_draw() -> None:
     assert draw(plot(curve(math.nan, math.nan), last=1), 40, 10) is None
 
 
-def test_a_line_rises_from_the_lower_left_to_the_upper_right() -> None:
+def test_rising_values_rise_across_the_chart() -> None:
     rows = plain(draw(plot(curve(*range(100)), last=99), 40, 12)).splitlines()
     assert rows[0][GUTTER:].strip("┈ ") and not rows[0][GUTTER:30].strip("┈ ")
     assert rows[-2][GUTTER] not in "┈ " and not rows[-2][20:].strip("┈ ")
 
 
-def test_one_spike_is_cut_and_told_and_the_others_keep_their_height() -> None:
+def test_spike_is_cut_and_marked() -> None:
     values = [math.sin(x / 9) for x in range(2000)]
     values[700] = 1000.0
     cut, whole = (draw(plot(curve(*values), last=1999, spikes=spikes), 80, 20) for spikes in (False, True))
@@ -65,19 +65,19 @@ def test_one_spike_is_cut_and_told_and_the_others_keep_their_height() -> None:
     assert "▴" in plain(cut) and "1000" not in plain(cut).split("\n", 3)[0] and "1000┤" in plain(whole)
 
 
-def test_all_spikes_are_within_on_demand_those_beneath_a_smoothed_curve_too() -> None:
+def test_all_spikes_are_shown_on_demand() -> None:
     rough, smooth = curve(*[1.0] * 90, 500.0, *[1.0] * 90, ground=True), curve(*[1.0] * 181)
     assert "400┤" in plain(draw(plot(rough, smooth, last=180, spikes=True), 60, 16))
 
 
-def test_a_spike_of_a_long_run_is_never_lost_between_columns() -> None:
+def test_spike_is_never_lost_between_columns() -> None:
     values = [0.0] * 8000
     values[4321] = 7.0
     picture = draw(plot(curve(*values), last=7999), 60, 10)
     assert picture is not None and any(look == "run0" for look in picture.looks[0] + picture.looks[1])
 
 
-def test_runs_are_told_apart_by_dashes_and_letters_too() -> None:
+def test_runs_differ_in_dashes_and_letters_too() -> None:
     flat, high = curve(*[1.0] * 200, place=0, letter="A"), curve(*[2.0] * 200, place=1, letter="B")
     picture = draw(plot(high, flat, last=199), 60, 12)
     assert picture is not None
@@ -86,13 +86,13 @@ def test_runs_are_told_apart_by_dashes_and_letters_too() -> None:
     assert not blank & set(lower) and len([cell for cell in upper if cell in blank]) >= 10
 
 
-def test_marks_and_steps_without_a_number_stand_at_their_places() -> None:
+def test_marks_and_nan_steps_are_in_place() -> None:
     picture = draw(plot(curve(*range(11)), last=10, marks=[(5, 5.0), (50, 1.0)], bad=array("q", [10])), 41, 9)
     assert picture is not None and plain(picture).count("◆") == 1
     assert picture.chars[-2][-1] == "✗" and {"mark", "bad"} <= looks(picture)
 
 
-def test_what_is_beneath_is_drawn_where_nothing_is_above_it() -> None:
+def test_background_curve_shows_around_the_front_one() -> None:
     noise = curve(*[(-1.0) ** x for x in range(300)], ground=True)
     assert {"ground0", "run0"} <= looks(draw(plot(noise, curve(*[0.0] * 300), last=299), 60, 14))
 
@@ -116,7 +116,7 @@ def test_steps_on_an_axis_are_whole() -> None:
     assert labels(ticks(1.0, 4.0, 9, least=1.0)) == ["1", "2", "3", "4"]
 
 
-def test_a_logarithmic_axis_has_powers_of_ten_or_their_parts() -> None:
+def test_logarithmic_axis_has_powers_of_ten() -> None:
     assert decades(-4.2, 0.3, 9) == [-4.0, -3.0, -2.0, -1.0, 0.0]
     assert [round(10**value, 3) for value in decades(-0.5, 0.2, 5)] == [0.5, 1.0]
 
@@ -125,5 +125,5 @@ def test_a_logarithmic_axis_has_powers_of_ten_or_their_parts() -> None:
     ("value", "told"),
     [(0.75, "0.750"), (12345.0, "12.35k"), (1e-5, "1e-5"), (0.0, "0.000"), (None, "–"), (250.04, "250.0")],
 )
-def test_numbers_are_told_in_few_characters(value: float | None, told: str) -> None:
+def test_numbers_take_few_characters(value: float | None, told: str) -> None:
     assert short(value) == told and len(told) <= 8

@@ -62,14 +62,14 @@ def serve(world: World, run: str, steps: Callable[[], int], make: Callable[[int]
 
 
 # -- what is kept --------------------------------------------------------------------------------------------
-def test_what_is_no_number_is_left_out_and_counted() -> None:
+def test_nan_values_are_left_out_and_counted() -> None:
     series = Series()
     for x, y in enumerate([1.0, math.nan, None, math.inf, 2, "x"]):
         series.add(x, y)
     assert (list(series.ys), list(series.bad)) == ([1.0, 2.0], [1, 2, 3, 5])
 
 
-def test_smoothing_is_an_average_without_bias_and_goes_on_with_new_points() -> None:
+def test_smoothing_is_an_unbiased_moving_average() -> None:
     series, average, share = Series(), 0.0, 0.0
     for x in range(50):
         series.add(x, float(x % 7))
@@ -87,7 +87,7 @@ def test_logarithms_leave_out_what_is_not_above_zero() -> None:
     assert (list(view.xs), list(view.ys), list(view.left)) == ([0, 3], [1.0, 3.0], [1, 2])
 
 
-def test_a_thinned_run_keeps_multiples_and_the_last_step() -> None:
+def test_thinned_run_keeps_multiples_and_last_step() -> None:
     track = Track(4)
     for numbers in ([4, 8, 9], [12, 16, 18]):
         more = Track()
@@ -96,7 +96,7 @@ def test_a_thinned_run_keeps_multiples_and_the_last_step() -> None:
     assert list(track.steps) == [4, 8, 12, 16, 18] == list(track.of("reward").xs)
 
 
-def test_a_window_follows_the_newest_step_until_it_is_moved_and_again_at_the_end() -> None:
+def test_window_follows_newest_step_until_moved() -> None:
     window = Window()
     window.zoom(0.5, None, 1, 100)
     assert window.bounds(1, 100) == (51, 100) and window.bounds(1, 110) == (61, 110)
@@ -106,7 +106,7 @@ def test_a_window_follows_the_newest_step_until_it_is_moved_and_again_at_the_end
     assert window.bounds(1, 130) == (81, 130)
 
 
-def test_zooming_keeps_the_step_under_the_mouse_where_it_is_and_ends_at_all_steps() -> None:
+def test_zoom_keeps_the_step_under_the_mouse() -> None:
     window = Window()
     window.zoom(0.5, 25, 0, 99)
     low, high = window.bounds(0, 99)
@@ -140,7 +140,7 @@ def test_pages_join_without_gap_or_double() -> None:
     assert [query["after"] for query in asked] == ["0", "2000", "4000"]
 
 
-def test_a_million_steps_are_thinned_where_they_are_and_a_window_of_them_is_not() -> None:
+def test_only_windows_are_read_in_full() -> None:
     world = World(a_run("a"))
     asked = serve(world, "a", lambda: 1_000_000)
     reader = StepReader()
@@ -153,7 +153,7 @@ def test_a_million_steps_are_thinned_where_they_are_and_a_window_of_them_is_not(
     assert sum(int(query["limit"]) for query in asked) < 20_000
 
 
-def test_a_run_that_grows_is_thinned_on_the_way_and_its_window_goes_on() -> None:
+def test_growing_run_is_thinned_beside_its_window() -> None:
     world, many = World(a_run("a")), [8000]
     asked = serve(world, "a", lambda: many[0])
     reader, client = StepReader(), Client(transport=Prepared(world))
@@ -177,7 +177,7 @@ def test_a_resume_begins_anew() -> None:
     assert part.reset and part.steps is not None and list(part.steps.steps) == list(range(1, 10))
 
 
-def test_a_run_that_is_gone_is_told_and_the_others_are_read() -> None:
+def test_missing_run_is_reported_beside_others() -> None:
     world = World(a_run("a"))
     serve(world, "a", lambda: 3)
     parts = StepReader().read(
@@ -186,7 +186,7 @@ def test_a_run_that_is_gone_is_told_and_the_others_are_read() -> None:
     assert {part.run: bool(part.gone) for part in parts} == {"a": False, "lost": True}
 
 
-def test_nothing_is_lost_when_the_daemon_goes_in_the_middle_of_a_reading() -> None:
+def test_interrupted_reading_loses_no_step() -> None:
     world, reader, failures = World(a_run("a")), StepReader(), [DaemonUnreachable("gone")]
     serve(world, "a", lambda: 9)
 
@@ -203,14 +203,14 @@ def test_nothing_is_lost_when_the_daemon_goes_in_the_middle_of_a_reading() -> No
 
 
 # -- where the time goes -------------------------------------------------------------------------------------
-def test_the_parts_of_a_step_add_up_to_it_and_attesting_is_no_part_of_publishing_then() -> None:
+def test_parts_of_a_step_add_up() -> None:
     values = {"seconds": 2.0, "seconds_sample": 1.0, "seconds_publish": 0.5, "seconds_attest": 0.2}
     found = spent(values)
     assert found == pytest.approx({"sample": 1.0, "publish": 0.3, "attest": 0.2, "other": 0.5})
     assert bar(found, 20, [""] * 6).plain == "█" * 10 + "▒" * 3 + "░" * 2 + "·" * 5
 
 
-def test_a_step_whose_figures_are_no_numbers_says_so() -> None:
+def test_step_without_numbers_shows_nan() -> None:
     track = Track()
     track.add([shaped(Step, step(7, reward=None, seconds=None, seconds_sample=1.0))])
     told = figures(7, track.values(7), 24, 20).plain.splitlines()
@@ -218,7 +218,7 @@ def test_a_step_whose_figures_are_no_numbers_says_so() -> None:
     assert spent(track.values(7)) == {"sample": 1.0}
 
 
-def test_a_figure_that_was_not_measured_is_a_dash() -> None:
+def test_unmeasured_figure_is_a_dash() -> None:
     told = [line.split() for line in figures(7, {"reward": 0.5}, 24, 20).plain.splitlines()]
     assert told[1] == ["reward", "0.500"] and ["kl", "-"] in told and ["mismatch", "-"] in told
 
@@ -297,7 +297,7 @@ async def test_figures_never_wrap_while_their_column_shrinks() -> None:
         assert figures[1].split() == ["reward", "0.500"] and figures[6].split() == ["grad", "norm", "0.500"]
 
 
-async def test_the_cursor_tells_the_values_of_its_step_and_the_figures_go_with_it() -> None:
+async def test_cursor_shows_the_values_of_its_step() -> None:
     async with looking(a_world()) as user:
         await until(user, lambda: "reward  0.400" in screen_text(user))
         await user.press("left", "left", "shift+left")
@@ -308,7 +308,7 @@ async def test_the_cursor_tells_the_values_of_its_step_and_the_figures_go_with_i
         await until(user, lambda: "reward  0.400" in screen_text(user))
 
 
-async def test_the_mouse_places_the_cursor_and_its_wheel_zooms() -> None:
+async def test_mouse_places_the_cursor_and_wheel_zooms() -> None:
     async with looking(a_world()) as user:
         await until(user, lambda: "reward  0.400" in screen_text(user))
         await user.hover(Chart, offset=(30, 5))
@@ -322,7 +322,7 @@ async def test_the_mouse_places_the_cursor_and_its_wheel_zooms() -> None:
         await until(user, lambda: tab(user).scene.look.window.span == 200 and "of 0–400" in screen_text(user))
 
 
-async def test_the_window_zooms_moves_and_shows_the_last_steps() -> None:
+async def test_keys_zoom_and_move_the_window() -> None:
     async with looking(a_world()) as user:
         await until(user, lambda: "steps 0–400" in screen_text(user))
         await user.press("t", "t")
@@ -333,7 +333,7 @@ async def test_the_window_zooms_moves_and_shows_the_last_steps() -> None:
         await until(user, lambda: "steps 0–400 " in screen_text(user))
 
 
-async def test_another_metric_is_a_key_or_a_part_of_its_name_away() -> None:
+async def test_metric_is_chosen_by_key_or_name() -> None:
     world = a_world()
     serve(
         world, "first", lambda: 9, lambda number: step(number, staleness=2.0, kl=None if number > 6 else 0.5)
@@ -357,7 +357,7 @@ async def test_a_logarithmic_chart_says_what_it_leaves_out() -> None:
         await until(user, lambda: "3 ≤ 0 left out · log" in screen_text(user))
 
 
-async def test_a_run_is_laid_over_by_a_part_of_its_name_and_taken_away_again() -> None:
+async def test_another_run_can_be_overlaid_by_name() -> None:
     world = a_world(400, a_run("other", step=300), a_run(HOSTILE))
     serve(world, "other", lambda: 300, lambda number: step(number, reward=0.9))
     async with looking(world, (100, 30)) as user:
@@ -375,7 +375,7 @@ async def test_a_run_is_laid_over_by_a_part_of_its_name_and_taken_away_again() -
         await until(user, lambda: "other" not in screen_text(user))
 
 
-async def test_a_run_that_is_deleted_meanwhile_is_told_and_taken_away() -> None:
+async def test_overlaid_run_that_is_deleted_disappears() -> None:
     world = a_world(400, a_run("other"))
     serve(world, "other", lambda: 300)
     async with looking(world) as user:
@@ -399,7 +399,7 @@ async def test_new_steps_appear_by_themselves() -> None:
         await until(user, lambda: "reward  0.007" in screen_text(user))
 
 
-async def test_smoothing_is_told_and_the_themes_have_colours_of_their_own() -> None:
+async def test_smoothing_is_named_and_themes_differ() -> None:
     async with looking(a_world()) as user:
         await until(user, lambda: "ema 0.6" in screen_text(user))
         await user.press("e")

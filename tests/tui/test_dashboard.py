@@ -60,7 +60,7 @@ async def test_a_large_terminal_has_panes_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("pane", [Alarms, Ticker])
-async def test_enter_on_an_alarm_or_an_event_opens_its_run(pane: type[Alarms] | type[Ticker]) -> None:
+async def test_enter_on_alarm_or_event_opens_run(pane: type[Alarms] | type[Ticker]) -> None:
     async with using(busy_world(), LARGE) as user:
         await until(user, lambda: user.app.screen.query_one(pane).key)
         user.app.screen.query_one(pane).focus()
@@ -69,7 +69,7 @@ async def test_enter_on_an_alarm_or_an_event_opens_its_run(pane: type[Alarms] | 
 
 
 @pytest.mark.parametrize("pane", [Pools, Devices])
-async def test_enter_on_a_pool_or_its_device_shows_its_runs(pane: type[Pools] | type[Devices]) -> None:
+async def test_enter_on_pool_or_device_filters_runs(pane: type[Pools] | type[Devices]) -> None:
     async with using(busy_world(), LARGE) as user:
         await until(user, lambda: user.app.screen.query_one(pane).key)
         user.app.screen.query_one(pane).focus()
@@ -78,7 +78,7 @@ async def test_enter_on_a_pool_or_its_device_shows_its_runs(pane: type[Pools] | 
         assert user.app.screen.query_one(Input).value == 'pool:"qwen-1"' and table(user).has_focus
 
 
-async def test_keys_act_on_the_run_of_the_pane_that_has_the_focus() -> None:
+async def test_keys_act_on_the_focused_panes_run() -> None:
     world = busy_world()
     async with using(world, LARGE) as user:
         await until(user, lambda: user.app.screen.query_one(Alarms).key)
@@ -103,7 +103,7 @@ async def test_a_key_ends_the_pool_under_the_cursor() -> None:
         await until(user, lambda: "$ lorad pools stop qwen-1   qwen-1 is stopping." in line(user, "#status"))
 
 
-async def test_tab_goes_through_the_panes_and_escape_back_to_the_runs() -> None:
+async def test_tab_visits_panes_and_escape_returns() -> None:
     async with using(busy_world(), LARGE) as user:
         await until(user, lambda: table(user).has_focus and user.app.screen.query_one(Ticker).key)
         seen = []
@@ -115,7 +115,7 @@ async def test_tab_goes_through_the_panes_and_escape_back_to_the_runs() -> None:
         assert table(user).has_focus
 
 
-async def test_the_next_run_with_an_alarm_is_a_key_away_and_its_alarm_is_told() -> None:
+async def test_key_goes_to_the_next_alarmed_run() -> None:
     world = busy_world()
     world.runs.append(
         a_run("dead", state="ended", reason="failed", detail="out of memory", ended_at=time.time())
@@ -211,7 +211,7 @@ async def test_thousands_of_runs_page(count: int, pages: int) -> None:
         assert len(user.app.screen._made._made) <= 400  # type: ignore[attr-defined]
 
 
-async def test_cells_are_made_for_the_page_and_then_for_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cells_are_made_only_for_changed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[str]()
 
     def counted(run: Run, **more: Any) -> dict[str, Text]:
@@ -229,7 +229,7 @@ async def test_cells_are_made_for_the_page_and_then_for_what_changed(monkeypatch
         assert made[200:] == ["run-007"]
 
 
-async def test_a_small_window_and_back_leaves_everything_as_it_was() -> None:
+async def test_resizing_there_and_back_changes_nothing() -> None:
     async with using(busy_world(), LARGE) as user:
         await until(user, lambda: "eval 0.500" in screen_text(user))
         for size in ((40, 10), (12, 3), SMALL, LARGE):

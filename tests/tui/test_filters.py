@@ -47,15 +47,15 @@ FAILED = {"reason": "attestation_failed", "state": "ended", "detail": 'out of "m
         ("nofield:x", False),
     ],
 )
-def test_a_filter_is_words_that_must_all_be_there(filter: str, found: bool) -> None:
+def test_filter_needs_all_its_words(filter: str, found: bool) -> None:
     assert wanted(shaped(Run, a_run("Sorter", base="Qwen/Qwen3-8B", **FAILED)), filter, "kl rewards") is found
 
 
-def test_what_a_run_does_not_have_is_found_by_no_word() -> None:
+def test_absent_fields_are_found_by_no_word() -> None:
     run = Run("sorter", "queued")
     assert wanted(run, "sort") and not wanted(run, "none")
 
 
-def test_the_base_is_known_before_there_is_a_pool(frozen: Client) -> None:
+def test_base_is_known_before_the_pool(frozen: Client) -> None:
     found = [run.name for run in frozen.list() if wanted(run, "base:qwen3-8b state:queued")]
     assert found == ["waits", "waits-too"]

@@ -77,7 +77,7 @@ def test_every_key_says_what_it_means() -> None:
     assert [key for key in DEFAULTS if "; " not in entry(key).says] == []
 
 
-def test_every_field_is_a_key_of_the_spec_and_says_what_it_may_be() -> None:
+def test_every_field_is_a_described_spec_key() -> None:
     assert set(usual()) <= set(DEFAULTS)
     assert all(entry(key).says for key in usual())
     assert entry("trainer.schedule").choices == ("constant", "linear", "cosine")
@@ -85,13 +85,13 @@ def test_every_field_is_a_key_of_the_spec_and_says_what_it_may_be() -> None:
 
 
 # -- what is typed -------------------------------------------------------------------------------------------
-def test_only_what_is_told_is_in_the_yaml() -> None:
+def test_only_filled_fields_are_in_the_yaml() -> None:
     draft = draw_up({"lora.rank": "8", "trainer.lr": "3e-5", "data.train": "", "trainer.schedule": "cosine"})
     assert draft.text == "lora:\n  rank: 8\ntrainer:\n  lr: 3e-5\n  schedule: cosine\n"
     assert draft.wrong == {}
 
 
-def test_every_field_that_is_wrong_is_told_at_once_in_the_words_of_the_spec() -> None:
+def test_all_wrong_fields_are_reported_at_once() -> None:
     draft = draw_up({"lora.rank": "zero", "trainer.lr": "-1", "trainer.steps": "5", "name": "Bad Name"})
     assert set(draft.wrong) == {"lora.rank", "trainer.lr", "name"}
     with pytest.raises(SpecError) as refused:
@@ -113,7 +113,7 @@ def test_other_settings_are_checked_as_they_are_typed(typed: str, told: str) -> 
     assert told in settings(typed)
 
 
-def test_a_setting_that_only_the_whole_spec_can_judge_is_left_to_it() -> None:
+def test_setting_needing_the_whole_spec_is_accepted() -> None:
     assert settings("reward.pattern=a+ trainer.betas='[0.9, 0.98]'") == ""
 
 
@@ -129,7 +129,7 @@ def test_a_secret_is_refused_where_it_is_typed() -> None:
 
 # -- sources -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_form_from_a_template_is_the_spec_that_init_writes(name: str) -> None:
+def test_template_form_equals_the_spec_of_init(name: str) -> None:
     source = sources.of_template(name)
     draft = draw_up(source.texts)
     assert load_spec(draft.text) == load_spec(TEMPLATES[name].filled()) and not draft.wrong
@@ -140,7 +140,7 @@ def a_spec(**more: Any) -> dict[str, Any]:
     return data
 
 
-def test_a_form_like_a_run_tells_all_that_its_spec_tells_but_the_name() -> None:
+def test_form_of_a_run_drops_only_the_name() -> None:
     spec = a_spec(
         name="old", lora={"rank": 4}, trainer={"betas": [0.9, 0.98]}, rollout={"engine_args": {"a": {"b": 1}}}
     )
@@ -149,12 +149,12 @@ def test_a_form_like_a_run_tells_all_that_its_spec_tells_but_the_name() -> None:
     assert load_spec(draw_up(source.texts).text) == convert({**spec, "name": None})
 
 
-def test_a_run_whose_paths_begin_nowhere_known_says_so() -> None:
+def test_unknown_start_of_paths_is_noted() -> None:
     run = RunDetails("old", "ended", spec=a_spec(data={"train": "d.jsonl"}), origin="base@3")
     assert "data.train" in sources.of_run(run).note and "base@3" in sources.of_run(run).note
 
 
-def test_show_tells_where_the_paths_of_a_run_begin(tmp_path: Path) -> None:
+def test_request_says_where_paths_begin(tmp_path: Path) -> None:
     run = a_run(directory=str(tmp_path))
     assert asked_in(run) is None
     facts = {"source": "x", "overrides": [], "model_path": "m", "model_dtype": "float32", "parameters": 1}
@@ -162,7 +162,7 @@ def test_show_tells_where_the_paths_of_a_run_begin(tmp_path: Path) -> None:
     assert asked_in(run) == "/there"
 
 
-def test_a_file_that_is_no_spec_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_file_with_a_bad_spec_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("lora:\n  rank: 8\n  rank: 9\n")
     with pytest.raises(SpecError, match=r"bad\.yaml:3"):
@@ -194,7 +194,7 @@ def test_the_command_starts_the_same_run(command_of: str) -> None:
     assert the_same(told, text_of(given) if command_of else "") == load_spec(text_of(values))
 
 
-def test_paths_that_begin_elsewhere_are_told_by_the_command() -> None:
+def test_command_changes_into_the_paths_directory() -> None:
     assert (
         command(Source("x", {}, Path("/a b")), {"seed": 1}, HERE)
         == "cd '/a b' && lorad run - seed=1 < /dev/null"
@@ -208,7 +208,7 @@ def test_what_is_gone_becomes_its_default() -> None:
     }
 
 
-def test_a_file_in_another_directory_means_the_same_files(tmp_path: Path) -> None:
+def test_paths_are_rebased_to_another_directory(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").touch()
     (tmp_path / "r.py").touch()
     values: Flat = {"data.train": "d.jsonl", "data.eval": "sort", "reward": "r.py:f", "lora.rank": 1}
@@ -217,7 +217,7 @@ def test_a_file_in_another_directory_means_the_same_files(tmp_path: Path) -> Non
     assert rebased(values, tmp_path, tmp_path) == values
 
 
-def test_a_file_is_written_whole_and_what_it_replaces_is_told(tmp_path: Path) -> None:
+def test_overwriting_a_file_warns_of_loss(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     assert sources.lost_by_writing(path) == ""
     sources.write(path, "seed: 1\n")
@@ -225,7 +225,7 @@ def test_a_file_is_written_whole_and_what_it_replaces_is_told(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_values_are_quoted_only_where_yaml_asks_for_it() -> None:
+def test_values_are_quoted_only_where_needed() -> None:
     assert [value_text(value) for value in ("a.py:f", "a b", None, 1e-5, [True])] == [
         "a.py:f",
         '"a b"',

@@ -48,7 +48,7 @@ def checkpoint(step: int, size: int = 1 << 20) -> Json:
 
 
 # -- what is typed for an action -----------------------------------------------------------------------------
-async def test_the_command_grows_with_what_is_typed_and_does_the_same() -> None:
+async def test_command_shows_and_does_what_is_typed() -> None:
     world = World(a_run("sorter", state="paused"))
     async with using(world) as user:
         await until(user, lambda: names(user) == ["sorter"])
@@ -63,7 +63,7 @@ async def test_the_command_grows_with_what_is_typed_and_does_the_same() -> None:
         await until(user, lambda: "lorad resume sorter --detach --steps 20" in line(user, "#status"))
 
 
-async def test_what_is_wrong_is_told_as_it_is_typed_and_nothing_is_done() -> None:
+async def test_wrong_input_is_shown_and_does_nothing() -> None:
     world = World(a_run("sorter", state="paused"))
     async with using(world) as user:
         await until(user, lambda: names(user) == ["sorter"])
@@ -110,9 +110,7 @@ async def test_a_field_takes_keys_that_mean_something_elsewhere() -> None:
         ("rm", {"state": "paused", "step": 1}, {}, "1 version, 2 checkpoints (2.0 MiB) and the samples"),
     ],
 )
-def test_what_is_lost_is_named_from_what_there_is(
-    verb: str, run: Json, values: dict[str, str], said: str
-) -> None:
+def test_question_names_what_would_be_lost(verb: str, run: Json, values: dict[str, str], said: str) -> None:
     world = World(a_run("sorter", **run))
     world.answers["runs/sorter/checkpoints"] = [checkpoint(10), checkpoint(20)]
     world.answers["versions"] = [{"run": "sorter", "version": 1, "aliases": []}]
@@ -122,14 +120,14 @@ def test_what_is_lost_is_named_from_what_there_is(
     assert said in told if said else told == ""
 
 
-def test_a_kill_without_a_checkpoint_loses_everything_and_says_so() -> None:
+def test_kill_without_a_checkpoint_warns_of_everything() -> None:
     world = World(a_run("sorter", step=5))
     assert "from the beginning: it has no checkpoint. Steps 1 to 5" in consequences.of_kill(
         client_of(world), "sorter", {}
     )
 
 
-def test_a_rollback_names_both_versions_and_an_unalias_who_asks() -> None:
+def test_rollback_question_names_both_versions() -> None:
     world = World()
     moves = [{"alias": "bot", "run": "sorter", "version": version} for version in (4, 3)]
     world.answers["aliases/bot/moves"] = moves
@@ -141,7 +139,7 @@ def test_a_rollback_names_both_versions_and_an_unalias_who_asks() -> None:
     assert "bot" in consequences.of_unalias(client_of(world), "bot", {})
 
 
-async def test_several_are_asked_for_at_once_and_each_is_done() -> None:
+async def test_one_question_covers_all_marked_runs() -> None:
     world = World(a_run("a"), a_run("b"), a_run("over", state="ended", reason="failed"))
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 3)
@@ -154,7 +152,7 @@ async def test_several_are_asked_for_at_once_and_each_is_done() -> None:
         assert user.app.screen.command == "lorad stop a; lorad stop b; lorad stop over"  # type: ignore[attr-defined]
 
 
-async def test_one_that_is_refused_stops_none_of_the_others_and_is_told() -> None:
+async def test_one_refusal_stops_no_other_action() -> None:
     world = World(a_run("a"), a_run("b"))
 
     def refuse(body: Json) -> Json:
@@ -168,7 +166,7 @@ async def test_one_that_is_refused_stops_none_of_the_others_and_is_told() -> Non
         assert world.asked == [("pause", "b")]
 
 
-async def test_what_came_of_a_deletion_stays_until_the_cursor_is_moved() -> None:
+async def test_result_stays_until_the_cursor_moves() -> None:
     world = World(*(a_run(name, state="ended", reason="completed") for name in ("over", "other", "third")))
     world.answers["POST runs/over"] = {"name": "over"}
     async with using(world) as user:
@@ -186,7 +184,7 @@ async def test_what_came_of_a_deletion_stays_until_the_cursor_is_moved() -> None
         await until(user, lambda: line(user, "#status") == "$ lorad show third")
 
 
-async def test_an_answer_that_is_not_understood_is_told_and_nothing_breaks() -> None:
+async def test_misunderstood_answer_is_shown_without_a_crash() -> None:
     world = World(a_run("sorter"))
     world.answers["runs/sorter"] = {"no": "run"}
     async with using(world) as user:
@@ -253,7 +251,7 @@ async def test_what_belongs_to_others_is_only_looked_at() -> None:
         await until(user, lambda: world.asked == [("pause", "mine")])
 
 
-async def test_what_is_enough_to_see_may_be_forked_though_it_is_somebody_elses() -> None:
+async def test_visible_run_of_others_can_be_forked() -> None:
     world = World(a_run("theirs", owner="bob"))
     world.answers["status"] = {"caller": {"user": "ann", "admin": False}}
     async with using(world) as user:
@@ -262,7 +260,7 @@ async def test_what_is_enough_to_see_may_be_forked_though_it_is_somebody_elses()
         await until(user, lambda: isinstance(user.app.screen, Ask))
 
 
-async def test_several_are_resumed_with_one_answer_and_forked_one_by_one() -> None:
+async def test_many_runs_resume_but_only_one_forks() -> None:
     world = World(a_run("a", state="paused"), a_run("b", state="paused"))
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 2)
@@ -275,7 +273,7 @@ async def test_several_are_resumed_with_one_answer_and_forked_one_by_one() -> No
 
 
 # -- keys and looks ------------------------------------------------------------------------------------------
-async def test_an_action_can_have_another_key_and_help_tells_it() -> None:
+async def test_keymap_changes_keys_and_help() -> None:
     world = World(a_run("sorter"))
     async with using(world, config=Config(tui=Tui(keymap={"run.pause": "f9", "app.help": "f2"}))) as user:
         await until(user, lambda: names(user) == ["sorter"])
@@ -287,7 +285,7 @@ async def test_an_action_can_have_another_key_and_help_tells_it() -> None:
         assert shown.split()[1] == "f9" or shown.split()[0] == "f9"
 
 
-async def test_help_is_of_the_screen_that_one_is_on() -> None:
+async def test_help_shows_keys_of_the_current_screen() -> None:
     async with using(World(a_run("sorter")), (100, 60)) as user:
         await until(user, lambda: names(user) == ["sorter"])
         await user.press("question_mark")
@@ -336,7 +334,7 @@ async def test_help_opens_over_a_question_too() -> None:
         await until(user, lambda: isinstance(user.app.screen, Ask))
 
 
-def test_keys_are_told_as_they_are_typed() -> None:
+def test_keys_are_named_as_they_are_typed() -> None:
     assert key_names("number_sign,escape,ctrl+p,space,right_square_bracket") == "# esc ctrl+p space ]"
 
 
@@ -347,7 +345,7 @@ def test_keys_are_told_as_they_are_typed() -> None:
         (Tui(theme="pink"), r"tui\.theme: there is no theme pink"),
     ],
 )
-def test_unknown_ids_and_themes_are_refused_with_those_there_are(tui: Tui, told: str) -> None:
+def test_unknown_ids_and_themes_are_refused(tui: Tui, told: str) -> None:
     with pytest.raises(SpecError, match=told) as refused:
         LoradApp(client_of(World()), config=Config(tui=tui))
     assert "run.kill" in refused.value.hint or "contrast" in refused.value.hint
@@ -377,7 +375,7 @@ async def palette(user: User, *typed: str) -> None:
     await user.press("down", "enter")
 
 
-async def test_the_palette_does_what_keys_do_with_what_is_chosen() -> None:
+async def test_palette_acts_on_the_chosen_run() -> None:
     world = World(a_run("sorter"))
     async with using(world) as user:
         await until(user, lambda: names(user) == ["sorter"])
@@ -400,7 +398,7 @@ async def test_the_palette_offers_what_is_left_to_do(state: str, offered: set[st
         assert {title.split()[0].lower() for title in titles if title.endswith(" sorter")} == offered
 
 
-def test_every_action_has_a_command_of_its_own_and_words() -> None:
+def test_every_action_has_its_own_command() -> None:
     lines = {action.verb: action.command("sorter@1") for action in (*RUNS, *VERSIONS, *ALIASES, *POOLS)}
     assert len(set(lines.values())) == len(lines) == len(ACTIONS)
     assert all(text.startswith("lorad ") for text in lines.values()) and all(
@@ -409,7 +407,7 @@ def test_every_action_has_a_command_of_its_own_and_words() -> None:
 
 
 # -- the feed ------------------------------------------------------------------------------------------------
-def test_an_older_daemon_that_does_not_say_who_asks_is_followed() -> None:
+def test_older_daemon_without_caller_restricts_nobody() -> None:
     assert restricted(shaped(Status, {"pid": 1})) is None
     assert restricted(Status(1, caller=Caller("ann", True))) is None
     assert restricted(Status(1, caller=Caller("ann", False))) == "ann"
@@ -448,9 +446,7 @@ class View:
 
 
 @pytest.mark.parametrize("error", [LoradError("no", hint=""), DaemonUnreachable("gone", hint="")])
-def test_what_could_not_be_read_is_read_again_with_the_next_tick(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_read_is_repeated_next_tick(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     view = View(error)
     feed = Feed(client_of(World()), view)  # type: ignore[arg-type]
     feed.open(view)
@@ -464,7 +460,7 @@ def test_what_could_not_be_read_is_read_again_with_the_next_tick(
     assert isinstance(view.got[-1], Fresh) and not feed._taken().everything
 
 
-async def test_a_chosen_run_that_goes_away_takes_its_mark_with_it() -> None:
+async def test_removed_run_loses_its_mark() -> None:
     world = World(a_run("a"), a_run("b"))
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 2)

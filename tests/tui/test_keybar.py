@@ -48,7 +48,7 @@ def shown(app: App[None]) -> str:
     return app.query_one(KeyBar).render().plain
 
 
-async def test_keys_are_told_once_for_each_action_and_hidden_ones_are_not() -> None:
+async def test_each_visible_action_has_one_key() -> None:
     async with (app := Host()).run_test(size=(60, 5)) as user:
         await user.pause()
         assert shown(app).split("▏") == [f"{'a First b Second d Asleep':49}", "^p palette"]
@@ -63,7 +63,7 @@ async def test_a_click_presses_what_is_under_it() -> None:
         assert app.pressed == ["a", "a", "b", "b"] and app.bells == 0
 
 
-async def test_a_key_that_does_not_work_now_is_dim_and_rings() -> None:
+async def test_disabled_key_is_dim_and_rings() -> None:
     async with (app := Host()).run_test(size=(60, 5)) as user:
         await user.pause()
         await user.mouse_down(KeyBar, offset=(18, 0))
@@ -75,7 +75,7 @@ async def test_a_key_that_does_not_work_now_is_dim_and_rings() -> None:
 
 
 @pytest.mark.parametrize(("width", "told"), [(27, "a First b Second"), (26, "a First"), (17, ""), (3, "")])
-async def test_what_does_not_fit_is_left_out_and_the_palette_last(width: int, told: str) -> None:
+async def test_narrow_bar_drops_the_palette_last(width: int, told: str) -> None:
     async with (app := Host()).run_test(size=(width, 5)) as user:
         await user.pause()
         before, _, palette = shown(app).partition("▏")
@@ -96,7 +96,7 @@ async def test_kill_back_help_and_quit_fit_80_columns() -> None:
             assert [key for key in wanted if key not in screen_text(user).splitlines()[-1]] == []
 
 
-async def test_on_a_real_screen_a_click_opens_the_help() -> None:
+async def test_click_on_a_real_screen_opens_help() -> None:
     async with using(World(a_run("sorter"))) as user:
         await until(user, lambda: names(user) == ["sorter"] and "? Help" in screen_text(user))
         column = screen_text(user).splitlines()[-1].index("? Help")

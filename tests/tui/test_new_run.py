@@ -78,7 +78,7 @@ async def test_help_opens_from_the_form_and_its_fields() -> None:
         await until(user, lambda: isinstance(user.app.screen, Help))
 
 
-async def test_a_run_like_another_one_begins_where_that_one_did() -> None:
+async def test_copied_run_begins_in_the_same_directory() -> None:
     world = a_world()
     async with using(world, (160, 50)) as user:
         await begin(user, *"old")
@@ -90,7 +90,7 @@ async def test_a_run_like_another_one_begins_where_that_one_did() -> None:
     )
 
 
-async def test_a_wrong_value_is_told_at_its_field_and_nothing_is_started() -> None:
+async def test_wrong_value_is_marked_and_starts_nothing() -> None:
     world = a_world()
     async with using(world, (80, 24)) as user:
         await begin(user)
@@ -103,7 +103,7 @@ async def test_a_wrong_value_is_told_at_its_field_and_nothing_is_started() -> No
     assert world.bodies == []
 
 
-async def test_a_refusal_of_the_daemon_leaves_the_form_as_it_is() -> None:
+async def test_refusal_by_the_daemon_keeps_the_form() -> None:
     def refuse(body: dict[str, Any]) -> dict[str, Any]:
         raise SpecError("there is no file /x", key="data", hint="Look there.")
 
@@ -118,7 +118,7 @@ async def test_a_refusal_of_the_daemon_leaves_the_form_as_it_is() -> None:
         assert user.app.screen is screen and "name=new" in screen.command
 
 
-async def test_what_begins_as_typed_is_offered_before_what_only_has_it() -> None:
+async def test_prefix_matches_are_offered_first() -> None:
     world = a_world()
     world.runs.append(a_run("lea"))
     async with using(world) as user:
@@ -137,7 +137,7 @@ async def test_readonly_starts_nothing() -> None:
     assert world.bodies == []
 
 
-async def test_leaving_a_changed_form_asks_and_the_default_is_no() -> None:
+async def test_leaving_a_changed_form_asks_first() -> None:
     async with using(a_world()) as user:
         screen = await begin(user)
         await user.press("x", "escape")
@@ -152,9 +152,7 @@ def written(directory: Path) -> Spec:
     return load_spec((directory / "run.yaml").read_text())
 
 
-async def test_the_yaml_is_written_to_a_file_that_the_form_is_one_of_from_then_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_form_can_be_written_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     async with using(a_world()) as user:
         screen = await begin(user)
@@ -188,7 +186,7 @@ async def test_a_file_is_chosen_by_its_path(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
-async def test_the_form_fits_any_terminal_and_keys_go_to_what_is_seen(size: tuple[int, int]) -> None:
+async def test_form_fits_any_terminal(size: tuple[int, int]) -> None:
     async with using(a_world(), (100, 30)) as user:
         screen = await begin(user)
         await user.resize_terminal(*size)
@@ -198,7 +196,7 @@ async def test_the_form_fits_any_terminal_and_keys_go_to_what_is_seen(size: tupl
         await until(user, lambda: screen.focused is not None and screen.focused.is_attached)
 
 
-async def test_hostile_text_of_a_spec_is_shown_as_it_is() -> None:
+async def test_hostile_text_of_a_spec_is_escaped() -> None:
     world = a_world()
     world.answers["runs/old"]["spec"]["data"]["train"] = "[red]x[/] \x1b[31m"
     async with using(world, (160, 50)) as user:

@@ -41,7 +41,7 @@ def shows(user: User, words: str) -> bool:
     return words in screen_text(user)
 
 
-async def test_a_prompt_and_its_completions_are_shown_with_reward_and_advantage() -> None:
+async def test_completions_are_shown_with_reward_and_advantage() -> None:
     async with using(a_world({1: samples_of(1, [0, 1])})) as user:
         await opened(user, 2, "made at 1, sample 3")
         assert prompts(user) == ["p0", "p1"] and "Sort these: 0 3 2" in text(user)
@@ -82,7 +82,7 @@ async def test_a_long_prompt_leaves_room_for_completions() -> None:
         await until(user, lambda: "muffins for her" in screen_text(user))
 
 
-async def test_keys_go_to_other_steps_and_back_to_the_latest() -> None:
+async def test_keys_go_to_other_steps_and_back() -> None:
     async with using(a_world({step: samples_of(step, [step]) for step in (1, 2, 3)})) as user:
         await opened(user, 2, "made at 3")
         await user.press("less_than_sign", "less_than_sign")
@@ -93,7 +93,7 @@ async def test_keys_go_to_other_steps_and_back_to_the_latest() -> None:
         await until(user, lambda: "made at 3," in text(user) and "● latest" in head(user))
 
 
-async def test_the_latest_step_is_followed_and_a_chosen_one_stays() -> None:
+async def test_latest_step_is_followed_until_one_is_chosen() -> None:
     steps = {step: samples_of(step, [7]) for step in (1, 2, 3)}
     world = a_world(steps)
     world.runs[0]["step"] = 1
@@ -121,7 +121,7 @@ async def test_samples_of_a_step_are_asked_for_once() -> None:
     assert len(asked) == 1
 
 
-async def test_pruned_samples_are_told_in_words_and_the_way_back_works() -> None:
+async def test_pruned_samples_are_explained() -> None:
     async with using(a_world({2: samples_of(2, [0])})) as user:
         await opened(user, 2, "made at 2")
         await user.press("less_than_sign")
@@ -130,7 +130,7 @@ async def test_pruned_samples_are_told_in_words_and_the_way_back_works() -> None
         await until(user, lambda: "made at 2," in text(user))
 
 
-async def test_a_search_tells_how_many_and_n_goes_round() -> None:
+async def test_search_counts_matches_and_n_cycles() -> None:
     async with using(a_world({1: samples_of(1, [0, 1])})) as user:
         await opened(user, 2, "made at 1")
         await user.press("slash", *"SAMPLE", "space", "2", "enter")
@@ -155,7 +155,7 @@ async def test_completions_are_ordered_by_reward_advantage_and_length() -> None:
         )
 
 
-async def test_a_comparison_finds_the_same_prompt_in_an_earlier_step() -> None:
+async def test_comparison_finds_the_same_prompt_earlier() -> None:
     steps = {1: samples_of(1, [5, 6]), 2: samples_of(2, [7, 8]), 3: samples_of(3, [6, 5])}
     async with using(a_world(steps), (160, 40)) as user:
         await opened(user, 2, "made at 3")
@@ -170,7 +170,7 @@ async def test_a_comparison_finds_the_same_prompt_in_an_earlier_step() -> None:
         await until(user, lambda: "made at [-1-]{+3+}, sample 0" in text(user))
 
 
-async def test_a_comparison_with_a_step_without_that_prompt_says_which_one_it_took() -> None:
+async def test_comparison_without_the_prompt_names_its_replacement() -> None:
     async with using(a_world({1: samples_of(1, [5, 6]), 2: samples_of(2, [7, 8])}), (160, 40)) as user:
         await opened(user, 2, "made at 2")
         await user.press("j", "d")
@@ -195,7 +195,7 @@ async def test_hostile_completions_are_shown_inert() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "漢", "e\u0301", "\u0301", "👩", "a b "])
-async def test_a_line_of_a_megabyte_is_scrolled_to_its_end(letter: str) -> None:
+async def test_megabyte_line_scrolls_to_its_end(letter: str) -> None:
     long = letter * ((1 << 20) // len(letter.encode())) + "END"
     async with using(a_world({1: [a_sample(0, 0, 1, completion=long)]}), (80, 24)) as user:
         await opened(user, 2, "advantage")
@@ -242,7 +242,7 @@ def test_samples_without_a_value_come_last() -> None:
     assert ordered(group.samples, "reward") == [2, 0, 1]
 
 
-def test_a_search_finds_what_is_shown_whatever_its_case() -> None:
+def test_search_ignores_case() -> None:
     groups: list[Group] = grouped(
         [shaped(Sample, a_sample(0, 0, 1, prompt="Straße", completion="a\x1bB ab"))]
     )
@@ -250,7 +250,7 @@ def test_a_search_finds_what_is_shown_whatever_its_case() -> None:
     assert len(hits(groups, "\x1b", "as drawn")) == 1
 
 
-def test_a_text_is_folded_at_spaces_and_within_long_words() -> None:
+def test_text_is_folded_at_spaces_or_width() -> None:
     text = "one two three\n\n" + "x" * 12 + " 漢字漢字漢字"
     assert [text[a:b] for a, b in folded(text, 8)] == [
         "one two",

@@ -94,7 +94,7 @@ def asked(world: World) -> list[str]:
     return [body["version"] for path, body in world.bodies if path == "generate"]
 
 
-async def test_aliases_are_shown_with_what_they_serve_and_their_traffic() -> None:
+async def test_aliases_are_shown_with_version_and_traffic() -> None:
     world = a_world(an_alias("bot"), an_alias("cold", version=4, traffic=None, attested="inconclusive"))
     world.steps = [{"step": 6, "metrics": {"reward": 0.875}}]
     async with serving(world) as user:
@@ -107,7 +107,7 @@ async def test_aliases_are_shown_with_what_they_serve_and_their_traffic() -> Non
         assert "120 requests, 1 failed" in line(user, "#about")
 
 
-async def test_a_swap_elsewhere_and_new_figures_appear_by_themselves() -> None:
+async def test_swap_by_others_appears_by_itself() -> None:
     world = a_world(an_alias("bot"))
     async with serving(world) as user:
         await until(user, lambda: "sorter@6" in screen_text(user))
@@ -163,7 +163,7 @@ async def test_enter_opens_the_run_and_escape_leads_back() -> None:
         await until(user, lambda: not isinstance(user.app.screen, Serving))
 
 
-async def test_a_chat_asks_the_alias_and_the_version_before_side_by_side() -> None:
+async def test_chat_compares_alias_and_previous_version() -> None:
     world = a_world(an_alias("bot"))
     async with serving(world) as user:
         await chatting(user, "it's 3")
@@ -174,7 +174,7 @@ async def test_a_chat_asks_the_alias_and_the_version_before_side_by_side() -> No
         assert """lorad generate bot 'it'"'"'s 3' --temperature 0""" in line(user, "#status")
 
 
-async def test_everything_goes_on_while_an_answer_is_awaited_and_escape_drops_it() -> None:
+async def test_escape_drops_an_awaited_answer() -> None:
     world, answers = a_world(an_alias("bot")), threading.Event()
     world.answers["POST generate"] = lambda body: answers.wait() and said(body)
     async with serving(world) as user:
@@ -279,7 +279,7 @@ def test_the_command_says_the_same_to_a_shell(prompt: str) -> None:
     assert ("--" in words) is prompt.startswith("-")
 
 
-async def test_a_home_without_aliases_says_how_to_make_one_and_chats_all_the_same() -> None:
+async def test_home_without_aliases_can_still_chat() -> None:
     world = a_world()
     async with serving(world, (80, 24)) as user:
         await until(user, lambda: "lorad swap ALIAS RUN@N" in screen_text(user))
@@ -304,7 +304,7 @@ async def test_it_fits_any_terminal(size: tuple[int, int]) -> None:
         await until(user, lambda: "a-long-namea" in screen_text(user))
 
 
-def test_cells_are_sane_whatever_is_told() -> None:
+def test_cells_are_sane_whatever_they_hold() -> None:
     row = an_alias("a\nb\x1b", by=None, step=None, attested="", traffic=TRAFFIC | {"p50": None, "p95": 1e9})
     odd = shaped(ServedAlias, row)
     data = Data([odd], {"sorter@6": "tiny-1"}, {}, None, [], False)

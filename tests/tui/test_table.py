@@ -61,7 +61,7 @@ def head(rows: Rows) -> list[str]:
     return "".join(part.text for part in rows.heading()).split()
 
 
-async def test_thousands_of_rows_are_pages_that_keys_go_through() -> None:
+async def test_keys_go_through_pages_of_rows() -> None:
     async with table() as (user, rows):
         fill(rows, many(2 * PAGE + 50))
         await user.press("G")
@@ -76,7 +76,7 @@ async def test_thousands_of_rows_are_pages_that_keys_go_through() -> None:
         assert (rows.page, rows.key) == (0, f"run-{PAGE - 1:04d}")
 
 
-async def test_the_cursor_stays_with_its_row_whatever_comes_and_goes() -> None:
+async def test_cursor_stays_with_its_row() -> None:
     async with table() as (user, rows):
         fill(rows, ["a", "b", "c"])
         await user.press("j")
@@ -91,7 +91,7 @@ async def test_the_cursor_stays_with_its_row_whatever_comes_and_goes() -> None:
         await user.press("j", "k", "G", "g", "space", "o")
 
 
-async def test_marked_rows_are_chosen_together_and_told_by_a_sign() -> None:
+async def test_marked_rows_are_chosen_together() -> None:
     async with table() as (user, rows):
         fill(rows, ["a", "b", "c"])
         await user.press("space", "j", "space")
@@ -110,7 +110,7 @@ async def test_marks_of_other_pages_count() -> None:
         assert rows.chosen == ["run-0000", f"run-{PAGE + 1:04d}"]
 
 
-async def test_rows_are_ordered_by_a_key_and_the_heading_tells() -> None:
+async def test_key_orders_rows_and_marks_the_heading() -> None:
     async with table() as (user, rows):
         fill(rows, ["b", "c", "a"], {"b": 0.5, "a": math.nan})
         await user.press("o")
@@ -121,7 +121,7 @@ async def test_rows_are_ordered_by_a_key_and_the_heading_tells() -> None:
         assert on_screen(rows) == ["b", "c", "a"] and rows.by == ""
 
 
-async def test_a_click_on_a_heading_orders_and_another_one_turns_it_round() -> None:
+async def test_clicks_on_a_heading_order_and_reverse() -> None:
     async with table() as (user, rows):
         fill(rows, ["b", "c", "a"])
         await user.click(Rows, offset=(2, 0))
@@ -131,7 +131,7 @@ async def test_a_click_on_a_heading_orders_and_another_one_turns_it_round() -> N
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
-def test_what_has_no_number_goes_last_whatever_the_direction(is_reversed: bool) -> None:
+def test_rows_without_a_number_go_last(is_reversed: bool) -> None:
     values = {"none": None, "nan": math.nan, "low": -math.inf, "one": 1.0, "high": math.inf, "nan2": math.nan}
     numbers = ["low", "one", "high"]
     assert ordered(list(values), values, is_reversed) == [
@@ -159,7 +159,7 @@ async def test_go_leads_to_a_row_on_whatever_page() -> None:
         assert rows.page == 2
 
 
-async def test_a_narrow_terminal_has_fewer_columns_and_a_wide_one_gives_the_rest_room() -> None:
+async def test_columns_follow_the_width_of_the_terminal() -> None:
     async with table((120, 24)) as (user, rows):
         fill(rows, ["日本語の名前がとても長い", "🙂" * 30])
         assert list(rows.widths) == ["name", "reward", "why"]
@@ -188,7 +188,7 @@ class Noting(Host):
         self.opened.append(event.key)
 
 
-async def test_a_click_moves_the_cursor_and_one_on_its_row_or_enter_opens_it() -> None:
+async def test_clicks_and_enter_select_and_open() -> None:
     async with (app := Noting()).run_test(size=(80, 24)) as user:
         rows = app.query_one(Rows)
         rows.focus()
@@ -211,7 +211,7 @@ async def test_an_empty_table_opens_nothing() -> None:
         assert app.opened == []
 
 
-async def test_the_row_of_the_cursor_is_seen_and_the_heading_stays() -> None:
+async def test_cursor_row_and_heading_stay_visible() -> None:
     async with table((40, 6)) as (user, rows):
         fill(rows, many(20))
         await user.pause()
@@ -229,7 +229,7 @@ async def test_the_row_of_the_cursor_is_seen_and_the_heading_stays() -> None:
             ]
 
 
-async def test_what_is_under_the_mouse_is_told_by_a_colour_until_it_leaves() -> None:
+async def test_row_under_the_mouse_is_coloured() -> None:
     async with table() as (user, rows):
         fill(rows, ["a", "b", "c"])
         await user.pause()

@@ -135,7 +135,7 @@ def user() -> Iterator[User]:
             yield User(terminal, made)
 
 
-def test_all_that_a_run_needs_is_done_by_keys(user: User) -> None:
+def test_whole_life_of_a_run_by_keys(user: User) -> None:
     user.starts_a_run()
     user.watches_it_learn()
     user.looks_at_samples()

@@ -44,7 +44,7 @@ async def test_rows_appear_and_change_in_place() -> None:
         assert "4/10" in screen_text(user)
 
 
-async def test_the_cursor_stays_with_its_run_when_another_one_appears_above() -> None:
+async def test_cursor_stays_with_its_run() -> None:
     world = World(a_run("mine"))
     async with using(world) as user:
         await until(user, lambda: names(user) == ["mine"])
@@ -55,7 +55,7 @@ async def test_the_cursor_stays_with_its_run_when_another_one_appears_above() ->
         await until(user, lambda: world.asked == [("pause", "mine")])
 
 
-async def test_rows_that_did_not_change_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unchanged_rows_are_not_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     world, drawn, line_of = World(a_run("calm"), a_run("busy")), list[str](), Rows.line
 
     def line_and_note(rows: Rows, row: int) -> Any:
@@ -96,7 +96,7 @@ async def test_what_the_daemon_will_refuse_is_not_asked() -> None:
         await until(user, lambda: world.asked == [("kill", "over")])
 
 
-async def test_y_copies_the_command_that_the_status_line_shows() -> None:
+async def test_y_copies_the_shown_command() -> None:
     async with using(World(a_run("it's mine"))) as user:
         await until(user, lambda: len(names(user)) == 1)
         await user.press("y")
@@ -104,7 +104,7 @@ async def test_y_copies_the_command_that_the_status_line_shows() -> None:
         assert user.app.clipboard in line(user, "#status")
 
 
-async def test_a_lost_daemon_is_told_and_everything_stays_readable_until_it_is_back() -> None:
+async def test_screen_stays_readable_without_a_daemon() -> None:
     world = World(a_run("steady"))
     async with using(world) as user:
         await until(user, lambda: names(user) == ["steady"])

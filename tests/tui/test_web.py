@@ -63,7 +63,7 @@ def everything(base: str) -> list[str]:
 
 
 # -- who comes in --------------------------------------------------------------------------------------------
-async def test_without_a_key_every_address_is_refused_in_words(server: Served) -> None:
+async def test_every_address_needs_a_key(server: Served) -> None:
     async with visit(server) as guest, aiohttp.ClientSession() as stranger:
         used = server.url.partition("?")[2]
         for path in everything(guest.base):
@@ -80,7 +80,7 @@ async def test_without_a_key_the_terminal_is_refused(server: Served) -> None:
         assert refused.value.status == 401
 
 
-async def test_the_token_lets_in_once_with_a_cookie_for_one_path(server: Served) -> None:
+async def test_token_works_once_and_sets_a_cookie(server: Served) -> None:
     async with aiohttp.ClientSession() as http:
         async with http.get(server.another(), allow_redirects=False) as answer:
             base, cookie = answer.headers["Location"], SimpleCookie(answer.headers["Set-Cookie"])["lorad"]
@@ -92,7 +92,7 @@ async def test_the_token_lets_in_once_with_a_cookie_for_one_path(server: Served)
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "OPTIONS"])
-async def test_a_token_is_not_used_up_by_another_method(server: Served, method: str) -> None:
+async def test_other_methods_do_not_spend_the_token(server: Served, method: str) -> None:
     async with aiohttp.ClientSession() as http:
         async with http.request(method, server.another()) as answer:
             assert answer.status == 401
@@ -100,7 +100,7 @@ async def test_a_token_is_not_used_up_by_another_method(server: Served, method: 
             assert answer.status == 303
 
 
-async def test_another_token_replaces_one_that_nobody_used_and_nobody_is_sent_away(server: Served) -> None:
+async def test_new_token_replaces_only_the_unused_one(server: Served) -> None:
     async with visit(server) as first:
         old = server.another()
         async with visit(server) as second:
@@ -111,7 +111,7 @@ async def test_another_token_replaces_one_that_nobody_used_and_nobody_is_sent_aw
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", ""]
 )
-async def test_another_host_name_is_refused_even_with_a_key(server: Served, host: str) -> None:
+async def test_another_host_name_is_refused_despite_a_key(server: Served, host: str) -> None:
     async with visit(server) as guest:
         for path in everything(guest.base):
             assert await guest.status(path, {"Host": host.format(port=server.root.rpartition(":")[2])}) == 403
@@ -135,7 +135,7 @@ async def test_a_terminal_for_pages_from_elsewhere_is_refused(server: Served, or
         assert await guest.status(guest.base, {"Origin": "http://evil.example"}) == 403
 
 
-async def test_every_answer_tells_browsers_to_keep_and_pass_on_nothing(server: Served) -> None:
+async def test_every_answer_forbids_caching_and_referrers(server: Served) -> None:
     async with visit(server) as guest:
         for path, status in (
             (guest.base, 200),
@@ -161,7 +161,7 @@ async def test_the_page_needs_nothing_from_elsewhere(server: Served) -> None:
             assert await guest.status(guest.base + "".join(name)) == 200, name
 
 
-async def test_nothing_of_a_token_or_key_is_told_to_processes_or_logs(server: Served) -> None:
+async def test_tokens_and_keys_reach_no_process_or_log(server: Served) -> None:
     async with visit(server) as guest, await guest.terminal() as socket:
         await drawn(socket)
         key = next(iter(guest.http.cookie_jar)).value
@@ -232,7 +232,7 @@ async def test_a_session_ends_when_its_browser_goes_away(server: Served) -> None
         await until(lambda: not server.sessions())
 
 
-async def test_a_session_that_hangs_is_killed_when_its_browser_goes_away(server: Served) -> None:
+async def test_hanging_session_is_killed_with_its_browser(server: Served) -> None:
     async with visit(server) as guest:
         async with await guest.terminal() as socket:
             await drawn(socket)
@@ -253,7 +253,7 @@ async def test_a_session_that_ends_closes_its_browsers_socket(server: Served, en
                 await socket.receive()
 
 
-async def test_a_screenshot_can_be_taken_home_by_who_has_a_key(server: Served) -> None:
+async def test_screenshot_needs_a_key(server: Served) -> None:
     async with visit(server) as guest, await guest.terminal() as socket, aiohttp.ClientSession() as stranger:
         await drawn(socket)
         for keys, answer in ((":", b"earch for commands"), ("screenshot", b"Save an SVG")):
@@ -302,7 +302,7 @@ async def test_a_readonly_server_has_readonly_sessions(made: World) -> None:
             assert server.sessions()[0].cmdline()[-1] == "--readonly"
 
 
-def test_a_port_that_is_taken_is_told(made: World, server: Served) -> None:
+def test_taken_port_is_an_error(made: World, server: Served) -> None:
     port = server.root.rpartition(":")[2]
     assert (
         f"--port {port}: Address already in use"

@@ -25,7 +25,7 @@ async def measured(engine: Any, work: Path) -> dict[str, Any]:
     return {**found, **swapping.judged(list(traffic.samples.values()), 3, 4, work)}
 
 
-async def test_swaps_of_an_engine_that_keeps_the_rules_have_no_fault(tmp_path: Path) -> None:
+async def test_swaps_of_a_correct_engine_have_no_fault(tmp_path: Path) -> None:
     async with ours.opened(TINY, mix_calls=True) as held:
         found = await measured(held.engine, tmp_path)
     found["processes_left"] = []  # this process may have children of other tests
@@ -33,7 +33,7 @@ async def test_swaps_of_an_engine_that_keeps_the_rules_have_no_fault(tmp_path: P
     assert all(cell(found) for _, cell in ROWS)
 
 
-async def test_a_sample_of_another_version_than_it_says_is_seen(tmp_path: Path) -> None:
+async def test_sample_labelled_with_another_version_is_detected(tmp_path: Path) -> None:
     async with ours.opened(TINY) as held:
         traffic = swapping.Traffic(held.engine, 1, "swap")
         for version in (0, 1):

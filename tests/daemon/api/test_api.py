@@ -49,7 +49,7 @@ async def test_a_spec_that_the_preflight_refuses_leaves_nothing(home: Path) -> N
 @pytest.mark.parametrize(
     ("model", "hint"), [("some/model@main", "hf download some/model"), ("builtin:tiny", "reward")]
 )
-async def test_a_preflight_that_takes_too_long_says_what_it_may_be(home: Path, model: str, hint: str) -> None:
+async def test_slow_preflight_names_its_likely_cause(home: Path, model: str, hint: str) -> None:
     async with serving(home) as api:
         api.ctx.patience = replace(api.ctx.patience, preflight=0.001)
         with pytest.raises(SpecError, match="took over") as raised:
@@ -119,7 +119,7 @@ async def test_resume_refuses_what_cannot_work(home: Path) -> None:
         assert "2, 4, 6" in missing.value.hint
 
 
-async def test_a_damaged_checkpoint_is_refused_with_the_one_before(home: Path) -> None:
+async def test_resume_from_damaged_checkpoint_offers_the_previous(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         newest = Path((await api("checkpoints", "a"))[-1].path)
@@ -172,7 +172,7 @@ def config(directory: Path) -> None:
     (directory / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base@main"}')
 
 
-async def test_export_copies_a_whole_version_into_an_empty_directory_only(home: Path) -> None:
+async def test_export_writes_whole_versions_to_empty_directories_only(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         source = home / "runs" / "a" / "versions" / "001006"
@@ -191,7 +191,7 @@ async def test_export_copies_a_whole_version_into_an_empty_directory_only(home: 
             await api("export", "a", str(home / "other"))
 
 
-async def test_a_pool_stopped_by_force_leaves_a_resumable_run(home: Path) -> None:
+async def test_forced_pool_stop_leaves_a_resumable_run(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with serving(home) as api:
         await api.run("a")
@@ -216,7 +216,7 @@ async def test_the_daemon_ends_pools_without_work_with_itself(home: Path) -> Non
         assert not api.ctx.pools["tiny-1"].process.is_up
 
 
-async def test_an_idle_pool_is_stopped_on_request_and_a_busy_one_is_not(home: Path) -> None:
+async def test_only_idle_pools_stop_on_request(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with serving(home) as api:
         await api.run("a")

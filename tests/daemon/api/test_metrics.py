@@ -87,7 +87,7 @@ async def test_the_figures_are_true_and_well_formed(home: Path) -> None:
         assert again["lorad_steps_total", ()] == 12
 
 
-async def test_counters_outlive_the_daemon_and_readers_of_events_are_counted(home: Path) -> None:
+async def test_counters_outlive_daemon_and_event_followers_are_counted(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
     async with serving(home) as api:
@@ -130,7 +130,7 @@ async def test_the_port_answers_to_its_own_names_alone(home: Path) -> None:
         assert (await get(f"localhost:{port}", "/v1/runs")).startswith("HTTP/1.1 404")
 
 
-async def test_a_port_that_is_taken_costs_the_metrics_only(home: Path) -> None:
+async def test_taken_port_disables_only_metrics(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         async with serving(home, metrics=Metrics(taken.getsockname()[1])) as api:
             assert (await api("status")).pid

@@ -47,7 +47,7 @@ def told(store: Store, key: str) -> Any:
     return msgspec.json.decode(msgspec.json.encode(run_view(runs.get(store, "sorter"))))[key]
 
 
-def test_signals_are_those_of_the_last_step_and_the_current_version(store: Store, path: Path) -> None:
+def test_signals_describe_last_step_and_current_version(store: Store, path: Path) -> None:
     runs.set_fields(store, "sorter", spec='{"data": {"prompts_per_step": 4}}')
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
@@ -59,7 +59,7 @@ def test_signals_are_those_of_the_last_step_and_the_current_version(store: Store
     assert told(store, "signals") == MEASURED | times | {"zero_variance": 0.75, "attested": "passed"}
 
 
-def test_a_metric_that_is_no_number_is_told_by_name(store: Store, path: Path) -> None:
+def test_non_finite_metrics_are_listed_by_name(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
         stepped(writer, 1, reward=float("nan"), kl=float("inf"), entropy=1.0)
@@ -69,9 +69,7 @@ def test_a_metric_that_is_no_number_is_told_by_name(store: Store, path: Path) ->
     assert told(store, "recent") == [None]
 
 
-def test_what_no_driver_writes_is_no_signal_and_takes_nothing_else_in_with_it(
-    store: Store, path: Path
-) -> None:
+def test_malformed_metrics_do_not_spoil_the_others(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
         stepped(writer, 1, kl="x", zero_variance_groups=[1], entropy=10**400, truncated=0.5)  # type: ignore[arg-type]
@@ -106,19 +104,19 @@ def test_a_run_without_steps_has_no_signals(store: Store, path: Path) -> None:
     assert (told(store, "signals"), told(store, "recent")) == ({}, [])
 
 
-def test_an_attempt_that_begins_is_told_before_its_first_step(store: Store, path: Path) -> None:
+def test_attempt_shows_its_start_before_any_step(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
     (record,) = ingest(store, "sorter", path)
     assert told(store, "signals") == {"begun": pytest.approx(record.at)}
 
 
-def test_a_name_cannot_hold_the_comma_that_parts_names() -> None:
+def test_run_name_with_comma_is_refused() -> None:
     with pytest.raises(SpecError):
         convert({"name": "a,b"})
 
 
-async def test_some_runs_are_asked_for_by_name_newest_first(home: Path) -> None:
+async def test_runs_asked_by_name_come_newest_first(home: Path) -> None:
     async with serving(home) as api:
         for name in ("a", "b", "c"):
             finished(api.ctx, name)
@@ -143,7 +141,7 @@ async def test_history_is_the_last_events_oldest_first(home: Path) -> None:
             await api("history", "gone")
 
 
-async def test_history_of_a_name_in_use_again_is_of_the_new_run(home: Path) -> None:
+async def test_history_of_reused_name_covers_newest_run(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx, "a")
         await api("remove", "a")
@@ -152,7 +150,7 @@ async def test_history_of_a_name_in_use_again_is_of_the_new_run(home: Path) -> N
         assert "removed" not in kinds and kinds.count("attempt") == 1
 
 
-async def test_status_tells_who_asks_and_how_much_room_there_is(home: Path) -> None:
+async def test_status_shows_caller_and_disk_space(home: Path) -> None:
     async with serving(home) as api:
         status = await api("status")
         assert status.caller.admin is True and status.caller.user

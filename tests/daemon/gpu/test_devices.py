@@ -49,13 +49,13 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # -- slots ---------------------------------------------------------------------------------------------------
-def test_a_cpu_has_as_many_slots_as_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_sets_number_of_cpu_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_gpus", list)
     assert [device.name for device in find_devices()] == ["cpu"]
     assert [(device.name, device.kind) for device in find_devices(2)] == [("cpu:0", "cpu"), ("cpu:1", "cpu")]
 
 
-def test_slots_share_cores_and_memory_and_their_pools_are_told_apart() -> None:
+def test_slots_split_cores_and_memory_between_pools() -> None:
     slots = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
     made = [
         setup_for(convert({}), Config(devices=Devices(2)), slot, model_path="/m", dtype="float32", threads=1)
@@ -68,7 +68,7 @@ def test_slots_share_cores_and_memory_and_their_pools_are_told_apart() -> None:
     assert (whole.threads, half.threads, asked.threads) == (8, 4, 7)
 
 
-async def test_two_bases_work_side_by_side_on_two_slots(home: Path) -> None:
+async def test_two_bases_run_side_by_side_on_slots(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with reconciling(home) as ctx:
         ctx.gpus.devices[:] = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
@@ -86,7 +86,7 @@ async def test_two_bases_work_side_by_side_on_two_slots(home: Path) -> None:
         assert (await until_state(ctx, "three", "ended")).reason == "completed"
 
 
-def test_a_pool_from_before_the_cpu_had_slots_is_in_the_way_of_all(home: Path) -> None:
+def test_pool_without_slots_blocks_every_cpu_slot(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "old")
     place_runs(ctx)
@@ -97,7 +97,7 @@ def test_a_pool_from_before_the_cpu_had_slots_is_in_the_way_of_all(home: Path) -
 
 
 # -- other people --------------------------------------------------------------------------------------------
-def test_the_stand_in_for_nvml_has_what_nvidia_ml_py_has() -> None:
+def test_fake_nvml_matches_real_signatures() -> None:
     for name, mine in vars(Nvml).items():
         if name.startswith(("nvml", "NVML")):
             real = getattr(pynvml, name)
@@ -116,7 +116,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, gpu: Gpu, *refused: str, mine: Ours = 
 LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 
 
-def test_a_process_of_somebody_else_is_told_with_its_user_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_process_is_named_with_user_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Gpu(computing=me()))
     assert (
         found.startswith("cuda:0 is in use by py")
@@ -128,7 +128,7 @@ def test_a_process_of_somebody_else_is_told_with_its_user_and_memory(monkeypatch
     assert "in use" in seen(monkeypatch, Gpu(drawing=me(2 << 30)))
 
 
-def test_what_belongs_to_a_pool_of_ours_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_pools_are_not_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     family = replace(NOBODY, pids=(os.getppid(),))
     assert seen(monkeypatch, Gpu(computing=me()), mine=family) == ""
     hidden, ours = Gpu(computing={999_999_999: 1 << 30}), replace(NOBODY, devices=frozenset({"cuda:0"}))
@@ -136,7 +136,7 @@ def test_what_belongs_to_a_pool_of_ours_is_no_stranger(monkeypatch: pytest.Monke
     assert seen(monkeypatch, hidden, mine=ours) == ""
 
 
-def test_memory_of_nobody_who_can_be_seen_is_somebody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexplained_memory_counts_as_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = replace(NOBODY, devices=frozenset({"cuda:0"}))
     assert (
         seen(monkeypatch, Gpu(used=3 << 30))
@@ -146,7 +146,7 @@ def test_memory_of_nobody_who_can_be_seen_is_somebody_elses(monkeypatch: pytest.
     assert seen(monkeypatch, Gpu(used=600 << 20)) == "" == seen(monkeypatch, Gpu(used=3 << 30), mine=ours)
 
 
-def test_what_the_driver_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_nvml_queries_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = (*LISTS, "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo_v2")
     assert seen(monkeypatch, Gpu(computing=me()), *refused) == ""
     assert seen(monkeypatch, Gpu(), "nvmlDeviceGetHandleByUUID").startswith("cuda:0 does not answer: ")
@@ -168,7 +168,7 @@ async def test_nothing_is_placed_beside_somebody_else(
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
 
 
-async def test_who_serves_a_base_looks_who_is_on_the_gpu_as_well(
+async def test_serving_refuses_a_gpu_with_strangers(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml = Nvml(GPU_0=Gpu()).install(monkeypatch)
@@ -184,7 +184,7 @@ async def test_who_serves_a_base_looks_who_is_on_the_gpu_as_well(
             await admitted(ctx, run)
 
 
-async def test_bindings_that_fail_are_told_and_asked_again_in_peace(
+async def test_failing_bindings_are_reported_and_rarely_retried(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -206,7 +206,7 @@ def held() -> str:
     return held_in_words(GPU, holder_of(GPU))
 
 
-def test_a_note_is_believed_while_the_lock_is_held(locks: Path, home: Path) -> None:
+def test_note_counts_only_while_lock_is_held(locks: Path, home: Path) -> None:
     leave(note_path(home, "GPU-0", "holder"), note())
     assert not is_taken(GPU) and holder_of(GPU) is None
     with taken(GPU):
@@ -215,13 +215,13 @@ def test_a_note_is_believed_while_the_lock_is_held(locks: Path, home: Path) -> N
         assert held() == f"cuda:0 held by pool qwen-1 {user}, free after 10m idle"
 
 
-def test_a_holder_without_a_note_is_told_by_its_process(locks: Path, home: Path) -> None:
+def test_holder_without_note_is_named_by_process(locks: Path, home: Path) -> None:
     with taken(GPU):
         assert held().startswith("cuda:0 is in use by another process or user (py")
         assert f"pid {os.getpid()}, " in held()
 
 
-def test_a_note_of_somebody_who_has_not_the_lock_is_not_believed(locks: Path) -> None:
+def test_note_from_a_non_holder_is_ignored(locks: Path) -> None:
     uid = os.getuid() + 4321
     path = leave(locks / f"GPU-0.holder-{uid}-00000000.json", note(uid=uid))
     with taken(GPU):
@@ -245,7 +245,7 @@ def test_garbage_in_a_note_is_as_none(locks: Path, home: Path, data: bytes) -> N
         assert holder_of(GPU) is None
 
 
-def test_links_and_pipes_in_place_of_notes_and_locks_hold_nobody_up(locks: Path, home: Path) -> None:
+def test_links_and_pipes_as_notes_never_block(locks: Path, home: Path) -> None:
     lock_file(GPU)
     there = leave(locks / "elsewhere", note())
     note_path(home, "GPU-0", "holder").symlink_to(there)
@@ -262,7 +262,7 @@ def test_what_others_wrote_is_shown_printable_and_short(locks: Path, home: Path)
         assert held().isprintable() and len(held()) < 320
 
 
-def test_who_waits_is_known_as_long_as_the_note_is_fresh_and_another_daemons(locks: Path, home: Path) -> None:
+def test_only_fresh_wanted_notes_of_others_count(locks: Path, home: Path) -> None:
     path = note_path(Path("/another"), "GPU-0", "wanted")
     lock_file(GPU)
     path.write_text(json.dumps({"uid": os.getuid(), "why": "run b", "since": 0.0}))
@@ -274,9 +274,7 @@ def test_who_waits_is_known_as_long_as_the_note_is_fresh_and_another_daemons(loc
         assert not wanted_by_others(home, {"GPU-0"})
 
 
-def test_the_directory_and_its_files_are_usable_by_everybody_whatever_the_umask(
-    locks: Path, home: Path
-) -> None:
+def test_lock_files_stay_shared_under_any_umask(locks: Path, home: Path) -> None:
     before = os.umask(0o077)
     try:
         path = lock_file(GPU)
@@ -295,7 +293,7 @@ def test_a_process_says_who_it_is() -> None:
     assert Sight(0.0).strangers(GPU) == ""
 
 
-def test_the_table_tells_who_holds_a_device_and_who_else_is_there() -> None:
+def test_device_table_shows_holder_and_other_processes() -> None:
     lease = Lease("p-1", 7, "alice", "run a", time.time() - 65, 600.0)
     process = DeviceProcess(9, "bob", "python", 1 << 30)
     row = shapes.Device("cuda:0", "a GPU", memory_total=1, utilization=0.4)

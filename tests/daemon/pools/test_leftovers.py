@@ -21,7 +21,7 @@ def leave(pool: Path) -> Sequence[Path]:
     return left
 
 
-async def test_what_a_killed_pool_left_goes_as_soon_as_it_is_over(home: Path) -> None:
+async def test_daemon_clears_leftovers_of_a_killed_pool(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "ended")
@@ -32,7 +32,7 @@ async def test_what_a_killed_pool_left_goes_as_soon_as_it_is_over(home: Path) ->
         assert not ctx.pools["tiny-1"].process.is_up and (home / "pools" / "tiny-1" / "pool.json").exists()
 
 
-async def test_a_new_daemon_clears_up_after_a_pool_that_died_without_one(home: Path) -> None:
+async def test_next_daemon_clears_leftovers_of_dead_pool(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "ended")

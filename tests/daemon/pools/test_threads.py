@@ -77,7 +77,7 @@ def warnings(ctx: Context, name: str) -> list[str]:
     return [json.loads(row["data"])["message"] for row in rows]
 
 
-async def test_a_resumed_run_keeps_its_threads_whatever_the_load(home: Path) -> None:
+async def test_resumed_run_keeps_threads_under_any_load(home: Path) -> None:
     async with reconciling(home) as ctx:
         give(ctx, IDLE)
         submit(ctx, "a", parameters=LARGE)
@@ -90,7 +90,7 @@ async def test_a_resumed_run_keeps_its_threads_whatever_the_load(home: Path) -> 
         assert warnings(ctx, "a") == []
 
 
-async def test_a_run_resumed_by_a_new_daemon_after_a_kill_keeps_its_threads(home: Path) -> None:
+async def test_killed_run_keeps_threads_under_new_daemon(home: Path) -> None:
     async with reconciling(home) as ctx:
         give(ctx, BUSY)
         submit(ctx, "a", parameters=LARGE)
@@ -105,7 +105,7 @@ async def test_a_run_resumed_by_a_new_daemon_after_a_kill_keeps_its_threads(home
         assert await ended(ctx, "a") == 1
 
 
-async def test_a_run_of_a_version_that_kept_nothing_has_the_threads_of_its_pool(home: Path) -> None:
+async def test_run_without_runtime_file_keeps_pool_threads(home: Path) -> None:
     async with reconciling(home, idle_timeout=0.0) as ctx:
         give(ctx, IDLE)
         submit(ctx, "a", parameters=LARGE)
@@ -117,7 +117,7 @@ async def test_a_run_of_a_version_that_kept_nothing_has_the_threads_of_its_pool(
         assert await ended(ctx, "a") == 8
 
 
-async def test_a_run_that_has_more_threads_than_can_run_here_goes_on_and_says_so(home: Path) -> None:
+async def test_run_with_excess_threads_continues_and_warns(home: Path) -> None:
     async with reconciling(home) as ctx:
         give(ctx, IDLE)
         submit(ctx, "a", parameters=LARGE)
@@ -129,7 +129,7 @@ async def test_a_run_that_has_more_threads_than_can_run_here_goes_on_and_says_so
         assert "8 threads" in warning and "only 2 can run here" in warning
 
 
-async def test_a_run_that_is_not_deterministic_is_chosen_anew(home: Path) -> None:
+async def test_nondeterministic_run_chooses_threads_anew(home: Path) -> None:
     async with reconciling(home, idle_timeout=0.0) as ctx:
         give(ctx, IDLE)
         submit(ctx, "a", parameters=LARGE, deterministic=False)
@@ -140,7 +140,7 @@ async def test_a_run_that_is_not_deterministic_is_chosen_anew(home: Path) -> Non
         assert await ended(ctx, "a") == 1
 
 
-async def test_load_alone_does_not_keep_a_run_out_of_a_warm_pool(home: Path) -> None:
+async def test_load_alone_never_bars_a_warm_pool(home: Path) -> None:
     async with reconciling(home) as ctx:
         give(ctx, IDLE)
         submit(ctx, "a", parameters=LARGE)
@@ -151,7 +151,7 @@ async def test_load_alone_does_not_keep_a_run_out_of_a_warm_pool(home: Path) -> 
         assert len(ctx.pools) == 1 and "is warm" in kept(ctx, "b")["reason"]["text"]
 
 
-async def test_a_small_model_does_not_take_the_threads_of_a_warm_pool(home: Path) -> None:
+async def test_small_model_ignores_threads_of_warm_pool(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a", pool={"threads": 2})
         assert await ended(ctx, "a") == 2
@@ -159,7 +159,7 @@ async def test_a_small_model_does_not_take_the_threads_of_a_warm_pool(home: Path
         assert await ended(ctx, "b") == 1
 
 
-async def test_a_pool_that_trains_with_other_threads_serves_the_version_of_a_run(home: Path) -> None:
+async def test_pool_serves_versions_despite_different_threads(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a", pool={"threads": 2})
         await ended(ctx, "a")
@@ -170,7 +170,7 @@ async def test_a_pool_that_trains_with_other_threads_serves_the_version_of_a_run
         want(ctx, "b", "kill")
 
 
-async def test_a_damaged_file_of_a_run_keeps_it_waiting_in_words(home: Path) -> None:
+async def test_damaged_runtime_file_keeps_its_run_waiting(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await pause(ctx, "a")
@@ -179,7 +179,7 @@ async def test_a_damaged_file_of_a_run_keeps_it_waiting_in_words(home: Path) -> 
         assert "is damaged" in await until(lambda: runs.get(ctx.store, "a").waiting)
 
 
-async def test_a_pool_tells_what_it_runs_with_and_who_decided(home: Path) -> None:
+async def test_pool_view_shows_runtime_with_its_reasons(home: Path) -> None:
     async with reconciling(home) as ctx:
         give(ctx, IDLE)
         submit(ctx, "a", pool={"threads": 3})
@@ -200,7 +200,7 @@ def checks(made: World) -> dict[str, Any]:
     return {check["name"]: check for check in made.json("doctor")}
 
 
-def test_doctor_tells_what_pools_would_get_have_and_why() -> None:
+def test_doctor_explains_threads_and_malloc_of_pools() -> None:
     with world() as made:
         made.home.root.mkdir()
         made.home.config.write_text("runtime: {threads: 2, malloc: off}")
@@ -219,9 +219,7 @@ def test_doctor_tells_what_pools_would_get_have_and_why() -> None:
 @pytest.mark.parametrize(
     ("device", "asked", "given"), [("cpu", None, True), ("cuda:0", None, False), ("cuda:0", True, True)]
 )
-def test_a_run_is_deterministic_when_asked_to_and_by_itself_on_a_cpu(
-    device: str, asked: bool | None, given: bool
-) -> None:
+def test_runs_are_deterministic_on_request_or_cpu(device: str, asked: bool | None, given: bool) -> None:
     spec = convert({} if asked is None else {"deterministic": asked})
     setup = setup_for(
         spec, Config(), Device(device, "", 1 << 30), model_path="/m", dtype="float32", threads=1

@@ -47,7 +47,7 @@ XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=4711, name=python"
 
 
 @pytest.mark.parametrize("text", SAID)
-def test_what_a_log_says_of_the_end_is_understood(text: str) -> None:
+def test_end_of_a_log_is_diagnosed(text: str) -> None:
     log = f"step 1\n{text}\n  File somewhere\nthe pool ends\n"
     assert diagnose(Clues(exit_code=1, log=log)) == SAID[text]
 
@@ -57,25 +57,25 @@ def test_every_reason_comes_with_something_to_do(diagnosis: Diagnosis) -> None:
     assert len(diagnosis.advice) > 30 and diagnosis.advice.endswith((".", "`"))
 
 
-def test_a_sigkill_while_the_kernel_killed_for_memory_is_that() -> None:
+def test_sigkill_after_oom_kill_blames_memory() -> None:
     assert diagnose(Clues(signal=signal.SIGKILL, ooms=1)) == KILLED_FOR_MEMORY
     assert diagnose(Clues(signal=signal.SIGKILL, ooms=0)) is None
     assert diagnose(Clues(signal=signal.SIGKILL, ooms=None)) is None
     assert diagnose(Clues(signal=signal.SIGTERM, ooms=1)) is None
 
 
-def test_where_the_kernel_says_whom_it_killed_nobody_else_is_taken_for_it() -> None:
+def test_oom_blames_only_the_logged_process() -> None:
     assert diagnose(Clues(pid=4711, signal=signal.SIGKILL, ooms=1, kernel=[OOM])) == KILLED_FOR_MEMORY
     assert diagnose(Clues(pid=4712, signal=signal.SIGKILL, ooms=1, kernel=[OOM])) is None
 
 
-def test_a_process_whose_child_the_kernel_killed_says_so() -> None:
+def test_parent_of_oom_killed_child_says_so() -> None:
     log = "the engine was killed by SIGKILL"
     assert diagnose(Clues(pid=1, exit_code=1, log=log, ooms=1)) == CHILD_KILLED_FOR_MEMORY
     assert diagnose(Clues(pid=1, exit_code=1, log=log, ooms=0)) is None
 
 
-def test_errors_of_a_gpu_are_taken_from_the_kernels_log() -> None:
+def test_gpu_errors_come_from_kernel_log() -> None:
     fault = next(text for text, diagnosis in SAID.items() if diagnosis is CUDA_FAULT)
     found = diagnose(Clues(exit_code=1, log=fault, kernel=[XID.format(94)]))
     assert found is not None and found.what == f"{ECC.what}: Xid 94 at PCI:0000:3b:00"
@@ -83,10 +83,10 @@ def test_errors_of_a_gpu_are_taken_from_the_kernels_log() -> None:
     assert found is not None and OFF_THE_BUS.what in found.what
 
 
-def test_what_was_said_long_before_the_end_is_not_the_reason() -> None:
+def test_old_log_lines_are_not_the_cause() -> None:
     log = "No space left on device\n" + "a step\n" * LAST_LINES
     assert diagnose(Clues(exit_code=1, log=log)) is None
 
 
-def test_an_end_without_a_sign_is_left_as_it_is() -> None:
+def test_end_without_clues_has_no_diagnosis() -> None:
     assert diagnose(Clues(exit_code=1, log="ValueError: no such answer")) is None

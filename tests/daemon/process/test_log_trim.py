@@ -41,7 +41,7 @@ def numbered(path: Path, lines: int, first: int = 0) -> None:
         log.writelines(f"line {number:06d}\n" for number in range(first, first + lines))
 
 
-def test_the_newer_half_of_a_large_log_stays_and_says_what_went(tmp_path: Path, way: str) -> None:
+def test_trimmed_log_keeps_newer_half_and_mark(tmp_path: Path, way: str) -> None:
     path = tmp_path / "log"
     numbered(path, 10_000)
     assert log_trim.cut(path, LIMIT)
@@ -58,7 +58,7 @@ def test_a_log_within_its_limit_is_left_alone(tmp_path: Path) -> None:
     assert not log_trim.cut(path, LIMIT) and path.read_bytes() == before
 
 
-def test_who_follows_by_offset_reads_on_where_it_was(tmp_path: Path, way: str) -> None:
+def test_follower_continues_at_its_offset_after_cut(tmp_path: Path, way: str) -> None:
     path = tmp_path / "log"
     numbered(path, 10_000)
     offset = read(path, -11, 1 << 20).offset
@@ -70,7 +70,7 @@ def test_who_follows_by_offset_reads_on_where_it_was(tmp_path: Path, way: str) -
         offset = read(path, -1, 1).offset
 
 
-def test_who_was_slow_reads_on_from_what_there_is(tmp_path: Path, way: str) -> None:
+def test_slow_follower_continues_from_what_remains(tmp_path: Path, way: str) -> None:
     path = tmp_path / "log"
     numbered(path, 10_000)
     log_trim.cut(path, LIMIT)
@@ -78,14 +78,14 @@ def test_who_was_slow_reads_on_from_what_there_is(tmp_path: Path, way: str) -> N
     assert part.text.startswith("[lorad]") and part.offset > 600 + 40
 
 
-def test_an_offset_past_the_end_is_of_another_log_and_begins_this_one(tmp_path: Path) -> None:
+def test_offset_past_the_end_reads_from_start(tmp_path: Path) -> None:
     path = tmp_path / "log"
     numbered(path, 2)
     assert read(path, 1000, 12).text == "line 000000\n"
     assert read(path, 24, 12).text == ""
 
 
-def test_what_is_written_while_a_log_is_cut_is_not_lost(tmp_path: Path) -> None:
+def test_lines_written_during_a_cut_survive(tmp_path: Path) -> None:
     path, lines = tmp_path / "log", 60_000
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(lines)])
     cuts = 0
@@ -124,9 +124,7 @@ async def test_the_next_look_waits_for_the_one_before(home: Path, monkeypatch: p
     await asyncio.gather(*ctx.loop.tasks)
 
 
-async def test_the_daemon_cuts_the_log_of_a_run_that_works(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_daemon_trims_logs_of_running_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trim_logs, "LOOK_SECONDS", 0.1)
     behave(home, driver={"seconds": 0.1, "prints": 10_000})
     async with reconciling(home, supervision=Supervision(log_bytes=LIMIT)) as ctx:

@@ -63,22 +63,20 @@ def test_what_may_still_be_ending_is_not_told(home: Path, attempt: AttemptDir) -
     assert pids(home, settled=60.0) == []
 
 
-def test_a_process_whose_directory_is_gone_is_an_orphan(home: Path, attempt: AttemptDir) -> None:
+def test_process_without_its_directory_is_an_orphan(home: Path, attempt: AttemptDir) -> None:
     pid = leaver(attempt)
     wait_for(lambda: (read_status(attempt) or {})["ended_at"])
     shutil.rmtree(attempt.root)
     wait_for(lambda: pids(home, settled=60.0) == [pid])  # the shim needs a moment to go
 
 
-def test_a_process_of_an_attempt_that_was_followed_by_another_is_an_orphan(
-    home: Path, attempt: AttemptDir
-) -> None:
+def test_process_of_superseded_attempt_is_an_orphan(home: Path, attempt: AttemptDir) -> None:
     pid = leaver(attempt, seconds=600)
     (attempt.root.parent / "0002").mkdir()
     assert set(pids(home)) == {pid, (read_status(attempt) or {})["pid"]}
 
 
-def test_what_hides_its_environment_is_known_by_its_log(home: Path, attempt: AttemptDir) -> None:
+def test_process_hiding_its_environment_is_found_by_log(home: Path, attempt: AttemptDir) -> None:
     pid = leaver(attempt, options="env={}")
     wait_for(lambda: pids(home) == [pid])
 
@@ -99,7 +97,7 @@ def test_orphans_are_ended_and_nobody_else(home: Path, attempt: AttemptDir) -> N
     Processes().kill_group(beside)
 
 
-def test_doctor_tells_of_orphans_with_and_without_a_daemon() -> None:
+def test_doctor_finds_orphans_and_repair_ends_them() -> None:
     with world() as made:
         attempt = AttemptDir(made.home.run("gone").root / "attempts" / "0001")
         mark = {"LORAD_ATTEMPT": str(attempt.root)}
@@ -118,7 +116,7 @@ def test_doctor_tells_of_orphans_with_and_without_a_daemon() -> None:
             left.wait()
 
 
-def test_a_daemon_that_a_run_starts_is_no_part_of_it() -> None:
+def test_daemon_started_by_a_run_is_no_orphan() -> None:
     with world() as made:
         mark = str(made.home.run("a").root / "attempts" / "0001")
         made.lorad("daemon", "start", LORAD_ATTEMPT=mark)

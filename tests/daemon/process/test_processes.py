@@ -56,7 +56,7 @@ def test_a_process_is_starting_then_alive_then_exited(attempt: AttemptDir) -> No
 
 
 @pytest.mark.parametrize("_", range(10))
-def test_a_signal_at_the_first_possible_moment_is_an_end_like_others(attempt: AttemptDir, _: int) -> None:
+def test_earliest_possible_signal_is_a_normal_end(attempt: AttemptDir, _: int) -> None:
     processes = started(attempt, SLEEPER)
     wait_for(attempt.status.exists)
     processes.signal(attempt, signal.SIGTERM)
@@ -70,7 +70,7 @@ def test_another_daemon_adopts_and_learns_the_exit_code(attempt: AttemptDir) -> 
     assert state.exit_code == 37
 
 
-def test_a_process_lives_on_without_its_shim_and_then_vanishes(attempt: AttemptDir) -> None:
+def test_process_outlives_its_shim_and_then_vanishes(attempt: AttemptDir) -> None:
     processes = started(attempt, SLEEPER)
     alive(processes, attempt)
     wait_for(lambda: b"on" in attempt.log.read_bytes())  # until then it waits for its shim
@@ -91,7 +91,7 @@ def test_a_reused_pid_is_never_touched(attempt: AttemptDir) -> None:
     assert not processes.kill_group(attempt)
 
 
-def test_a_directory_without_a_shim_is_absent_and_can_be_started(attempt: AttemptDir) -> None:
+def test_attempt_without_shim_is_absent_and_startable(attempt: AttemptDir) -> None:
     assert Processes().inspect(attempt).phase == "absent"
     alive(started(attempt, SLEEPER), attempt)
 
@@ -110,13 +110,13 @@ def test_condemning_a_living_process_changes_nothing(attempt: AttemptDir) -> Non
     assert processes.inspect(attempt).phase == "alive"
 
 
-def test_two_daemons_starting_the_same_attempt_start_one_process(attempt: AttemptDir) -> None:
+def test_daemons_starting_one_attempt_start_one_process(attempt: AttemptDir) -> None:
     all_of_them = [started(attempt, SLEEPER) for _ in range(4)]
     assert len({alive(processes, attempt) for processes in all_of_them}) == 1
     wait_for(lambda: log_tail(attempt.log, 9) == "on")
 
 
-def test_a_watched_end_wakes_its_reader_after_it_is_written_down(attempt: AttemptDir) -> None:
+def test_watched_end_wakes_reader_once_written(attempt: AttemptDir) -> None:
     processes = started(attempt, [sys.executable, "-c", "raise SystemExit(3)"])
     fd = processes.watch(attempt)
     assert fd is not None

@@ -18,7 +18,7 @@ VALUE = "zx81-the-value-that-nobody-finds-4711"
 TOKEN = "hf_" + "a1B2" * 8
 
 
-async def test_a_secret_is_in_the_environment_of_a_run_and_nowhere_else(home: Path) -> None:
+async def test_secret_appears_only_in_the_runs_environment(home: Path) -> None:
     file = home.with_name(f"{home.name}-token")
     file.write_text(f"{VALUE}\n")
     file.chmod(0o600)
@@ -64,7 +64,7 @@ def command_lines() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_a_secret_that_others_may_read_is_refused_without_its_value(tmp_path: Path, mode: int) -> None:
+def test_secret_readable_by_others_is_refused_unquoted(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "token"
     file.write_text(VALUE)
     file.chmod(mode)
@@ -74,7 +74,7 @@ def test_a_secret_that_others_may_read_is_refused_without_its_value(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "pipe", "directory", "somebody else's"])
-def test_a_secret_that_is_no_file_of_this_user_is_refused(tmp_path: Path, kind: str) -> None:
+def test_secret_that_is_no_own_file_is_refused(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "token"
     match kind:
         case "empty":
@@ -93,7 +93,7 @@ def test_a_secret_that_is_no_file_of_this_user_is_refused(tmp_path: Path, kind: 
         secrets_of(Config(secrets={"MY_TOKEN": file}))
 
 
-async def test_a_run_is_not_even_queued_when_a_secret_cannot_be_read(home: Path) -> None:
+async def test_run_with_unreadable_secret_is_never_queued(home: Path) -> None:
     (home / "config.yaml").write_text("secrets: {MY_TOKEN: /nowhere/token}\n")
     async with serving(home) as api:
         with pytest.raises(SpecError, match="/nowhere/token"):
@@ -116,7 +116,7 @@ async def test_a_run_is_not_even_queued_when_a_secret_cannot_be_read(home: Path)
         ("", [f"rollout.engine_args.a=[{TOKEN}"]),
     ],
 )
-def test_a_spec_with_a_secret_is_refused_without_quoting_it(text: str, overrides: list[str]) -> None:
+def test_spec_with_a_secret_is_refused_unquoted(text: str, overrides: list[str]) -> None:
     with pytest.raises(SpecError, match=r"secret") as error:
         load_spec(text, source="a.yaml", overrides=overrides)
     assert "config.yaml" in error.value.hint
@@ -133,5 +133,5 @@ def test_a_spec_with_a_secret_is_refused_without_quoting_it(text: str, overrides
         "trainer: {backend_args: {token: null}}",
     ],
 )
-def test_words_that_only_sound_like_secrets_are_let_through(text: str) -> None:
+def test_words_that_only_sound_secret_are_allowed(text: str) -> None:
     load_spec(text)

@@ -59,7 +59,7 @@ def test_a_killing_signal_is_kept(tmp_path: Path) -> None:
     assert (status(root)["exit_code"], status(root)["signal"]) == (None, signal.SIGKILL)
 
 
-def test_the_child_is_known_by_pid_start_time_and_boot(tmp_path: Path) -> None:
+def test_child_is_known_by_pid_start_and_boot(tmp_path: Path) -> None:
     root = prepare(tmp_path, "import time; time.sleep(60)")
     process = launch(root)
     found = wait_for(lambda: status(root))
@@ -70,7 +70,7 @@ def test_the_child_is_known_by_pid_start_time_and_boot(tmp_path: Path) -> None:
     process.wait()
 
 
-def test_sigterm_is_forwarded_and_the_child_ends_as_it_likes(tmp_path: Path) -> None:
+def test_forwarded_sigterm_lets_the_child_end_itself(tmp_path: Path) -> None:
     code = (
         "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('on', flush=True); "
         "signal.pause()"
@@ -82,7 +82,7 @@ def test_sigterm_is_forwarded_and_the_child_ends_as_it_likes(tmp_path: Path) -> 
     assert status(tmp_path)["exit_code"] == 5
 
 
-def test_a_second_shim_starts_nothing_while_the_first_lives(tmp_path: Path) -> None:
+def test_second_shim_starts_nothing_beside_the_first(tmp_path: Path) -> None:
     first = launch(prepare(tmp_path, "import time; print('on', flush=True); time.sleep(60)"))
     wait_for(lambda: status(tmp_path))
     assert launch(tmp_path).wait() == shim.EX_LOCKED
@@ -90,7 +90,7 @@ def test_a_second_shim_starts_nothing_while_the_first_lives(tmp_path: Path) -> N
     first.wait()
 
 
-def test_a_second_shim_starts_nothing_while_only_the_child_lives(tmp_path: Path) -> None:
+def test_second_shim_starts_nothing_beside_orphaned_child(tmp_path: Path) -> None:
     first = launch(prepare(tmp_path, "import time; print('on', flush=True); time.sleep(60)"))
     wait_for(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text())
     first.kill()
@@ -112,14 +112,14 @@ def test_ten_shims_at_once_start_one_process(tmp_path: Path) -> None:
     assert (root / "log").read_text() == "one\n"
 
 
-def test_what_a_process_leaves_in_its_group_dies_with_it(tmp_path: Path) -> None:
+def test_group_of_a_process_dies_with_it(tmp_path: Path) -> None:
     code = "import subprocess as s; p = s.Popen(['sleep', '60']); print(p.pid, flush=True)"
     launch(prepare(tmp_path, code)).wait()
     left = int((tmp_path / "log").read_text())
     wait_for(lambda: not Path(f"/proc/{left}").exists() or b"Z" in Path(f"/proc/{left}/stat").read_bytes())
 
 
-def test_what_a_process_starts_in_other_sessions_dies_with_it_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_ends_all_kills_other_sessions_too(tmp_path: Path) -> None:
     away = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
     away += "print(os.getpid(), flush=True); time.sleep(60)"
     code = f"import subprocess as s, sys; s.run([sys.executable, '-c', {away!r}])\n"
@@ -129,7 +129,7 @@ def test_what_a_process_starts_in_other_sessions_dies_with_it_where_that_is_aske
     assert not Path(f"/proc/{(tmp_path / 'log').read_text().strip()}").exists()
 
 
-def test_orphans_of_a_process_do_not_pile_up_beside_it(tmp_path: Path) -> None:
+def test_orphans_of_a_process_are_reaped(tmp_path: Path) -> None:
     orphan = "import os\nif not os.fork(): os._exit(0)"
     code = f"import subprocess as s, sys; [s.run([sys.executable, '-c', {orphan!r}]) for _ in range(5)]\n"
     code += "import os, time\nshim = os.getppid()\n"
@@ -155,20 +155,20 @@ def test_a_taken_device_lock_starts_nothing(tmp_path: Path) -> None:
     first.wait()
 
 
-def test_the_end_is_written_into_the_bytes_of_the_beginning(tmp_path: Path) -> None:
+def test_final_status_overwrites_the_first_in_place(tmp_path: Path) -> None:
     code = "import os; print(os.stat('status.json').st_ino, os.stat('status.json').st_size)"
     launch(prepare(tmp_path, code)).wait()
     stat = (tmp_path / "status.json").stat()
     assert (tmp_path / "log").read_text().split() == [str(stat.st_ino), str(stat.st_size)]
 
 
-def test_what_the_child_starts_carries_the_name_of_the_attempt(tmp_path: Path) -> None:
+def test_descendants_carry_the_name_of_the_attempt(tmp_path: Path) -> None:
     code = "import subprocess as s; s.run(['printenv', 'LORAD_ATTEMPT'])"
     launch(prepare(tmp_path, code, env={"LORAD_ATTEMPT": "of the daemon's own"})).wait()
     assert (tmp_path / "log").read_text() == f"{tmp_path}\n"
 
 
-def test_kills_for_want_of_memory_are_counted_before_and_after(tmp_path: Path) -> None:
+def test_oom_kills_are_counted_before_and_after(tmp_path: Path) -> None:
     launch(prepare(tmp_path, "")).wait()
     found = status(tmp_path)
     assert found["oom_before"] == shim.oom_kills() == found["oom_after"]
@@ -188,7 +188,7 @@ def test_starting_the_shim_loads_few_modules() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
-def test_a_device_lock_is_waited_for_as_long_as_the_command_says(tmp_path: Path) -> None:
+def test_shim_waits_lock_seconds_for_device_lock(tmp_path: Path) -> None:
     lock = tmp_path / "device.lock"
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -38,7 +38,7 @@ def owned(ctx: Context, user: str, uid: int, *names: str, **sections: object) ->
             connection.execute("UPDATE runs SET owner = ?, owner_uid = ? WHERE name = ?", (user, uid, name))
 
 
-def test_a_user_with_as_many_runs_as_they_may_have_waits_and_blocks_nobody(home: Path) -> None:
+def test_user_at_run_limit_waits_blocking_nobody(home: Path) -> None:
     ctx = open_context(home, queue=Queue(limits=Limit(runs=2), users={"root": Limit()}))
     owned(ctx, "alice", os.getuid(), "a1", "a2")
     place_runs(ctx)
@@ -59,7 +59,7 @@ def test_a_user_with_as_many_runs_as_they_may_have_waits_and_blocks_nobody(home:
     assert working(ctx) == ["r1", "r2", "r3"]
 
 
-def test_devices_of_a_user_are_counted_and_a_warm_pool_takes_no_more(
+def test_device_limit_spares_runs_in_warm_pools(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = open_context(home, queue=Queue(limits=Limit(devices=1)))
@@ -79,7 +79,7 @@ def test_devices_of_a_user_are_counted_and_a_warm_pool_takes_no_more(
     assert "more" in working(ctx)
 
 
-async def test_idle_pools_of_a_user_make_room_for_their_next_one_wherever_they_are(
+async def test_own_idle_pools_make_room_at_limit(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with reconciling(home, queue=Queue(limits=Limit(devices=2))) as ctx:
@@ -93,7 +93,7 @@ async def test_idle_pools_of_a_user_make_room_for_their_next_one_wherever_they_a
         assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == ["b-1", "tiny-1"]
 
 
-async def test_a_user_whose_runs_fill_the_disk_waits_until_they_freed_some(home: Path) -> None:
+async def test_user_over_disk_limit_waits_for_room(home: Path) -> None:
     async with reconciling(home, queue=Queue(limits=Limit(disk=1 << 20))) as ctx:
         submit(ctx, "a")
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
@@ -132,7 +132,7 @@ def test_users_with_runs_in_the_queue_take_turns(home: Path, monkeypatch: pytest
     assert working(ctx) == ["a1", "a2"] and told(ctx, "a3").startswith("run e7 is next")
 
 
-def test_a_long_queue_is_looked_at_in_part_and_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_queue_is_examined_only_in_part(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LOOKED_AT", 3)
     ctx = open_context(home)
     owned(ctx, "eve", 4002, *(f"e{number}" for number in range(6)), resources={"exclusive": True})
@@ -144,7 +144,7 @@ def test_a_long_queue_is_looked_at_in_part_and_says_so(home: Path, monkeypatch: 
     assert working(ctx) == ["e1"] and told(ctx, "e3").startswith("run e2 is next")
 
 
-def test_a_user_of_a_shared_daemon_asks_for_no_more_priority_than_is_theirs(home: Path) -> None:
+def test_shared_daemon_caps_priority_per_user(home: Path) -> None:
     ctx = open_context(home, queue=Queue(users={"bob": Limit(priority=5)}), sharing=Sharing(admins=["ada"]))
     wanted = convert({"resources": {"priority": 5}})
     refuse_priority(ctx, Caller(4001, "ann"), wanted)  # who has the daemon alone

@@ -67,7 +67,7 @@ def leave(ctx: Context, name: str) -> None:
     ctx.move(name, Move.END, reason=EndReason.STOPPED)
 
 
-async def test_runs_that_differ_in_rank_algorithm_and_batches_are_in_one_pool_at_a_time(home: Path) -> None:
+async def test_runs_with_different_settings_share_a_pool(home: Path) -> None:
     behave(home, driver=SLOW)
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -81,7 +81,7 @@ async def test_runs_that_differ_in_rank_algorithm_and_batches_are_in_one_pool_at
             assert (await until_state(ctx, name, "ended")).reason == "completed"
 
 
-async def test_a_lost_pool_is_lost_by_all_its_runs_and_begins_anew_once(home: Path) -> None:
+async def test_lost_pool_restarts_once_for_all_runs(home: Path) -> None:
     behave(home, driver=SLOW)
     async with reconciling(home) as ctx:
         for name in "abc":
@@ -94,7 +94,7 @@ async def test_a_lost_pool_is_lost_by_all_its_runs_and_begins_anew_once(home: Pa
         assert ctx.pools["tiny-1"].number == 2
 
 
-async def test_a_driver_that_tells_late_of_its_lost_pool_does_not_stop_the_one_that_began_anew(
+async def test_late_loss_report_spares_the_new_pool(
     home: Path,
 ) -> None:
     behave(home, driver={"seconds": 0.5, "deaf": True})
@@ -129,7 +129,7 @@ def test_runs_of_different_users_never_share_a_pool(home: Path) -> None:
     assert [ctx.pools[name].setup.owner - os.getuid() for name in ("tiny-1", "tiny-2")] == [0, 1]
 
 
-def test_a_burst_of_runs_does_not_get_the_same_room_twice(home: Path) -> None:
+def test_burst_of_runs_never_reuses_promised_room(home: Path) -> None:
     ctx = open_context(home)
     for number in range(5):
         submit(ctx, f"r{number}", rollout={"max_staleness": 14})
@@ -143,7 +143,7 @@ def test_a_burst_of_runs_does_not_get_the_same_room_twice(home: Path) -> None:
     assert told(ctx, "r4") == "pool tiny-1 has room for 10 more versions, it needs 17; 4 runs are in it"
 
 
-def test_a_run_that_fits_passes_one_that_does_not_unless_that_one_comes_first(home: Path) -> None:
+def test_fitting_run_passes_larger_one_of_equal_priority(home: Path) -> None:
     ctx = open_context(home)
     for number in range(3):
         submit(ctx, f"r{number}", rollout={"max_staleness": 14})
@@ -158,7 +158,7 @@ def test_a_run_that_fits_passes_one_that_does_not_unless_that_one_comes_first(ho
     assert told(ctx, "usual") == "run urgent is next on cpu, when it fits" and len(placed(ctx)) == 4
 
 
-def test_a_run_that_never_fits_ends_with_the_reason(home: Path) -> None:
+def test_impossible_run_ends_with_the_reason(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "vast", lora={"rank": 1000})
     place_runs(ctx)
@@ -189,7 +189,7 @@ async def test_what_a_pool_says_it_has_is_believed(home: Path) -> None:
             assert (await until_state(ctx, name, "ended")).reason == "completed"
 
 
-def test_an_exclusive_run_waits_for_an_empty_pool_and_nobody_passes_or_joins_it(home: Path) -> None:
+def test_exclusive_run_is_neither_passed_nor_joined(home: Path) -> None:
     ctx = open_context(home)
     for name, alone in (("a", False), ("b", False), ("alone", True), ("c", False)):
         submit(ctx, name, resources={"exclusive": alone})
@@ -209,7 +209,7 @@ def test_an_exclusive_run_waits_for_an_empty_pool_and_nobody_passes_or_joins_it(
     )
 
 
-def test_an_urgent_run_passes_an_exclusive_one_and_another_base_is_not_passed_for_ever(home: Path) -> None:
+def test_only_urgent_runs_pass_a_waiting_run(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "a")
     place_runs(ctx)
@@ -242,7 +242,7 @@ def setups(ctx: Context, **ranks: int) -> list[tuple[str, int]]:
     return [(pool.id, pool.setup.server.max_rank) for pool in ctx.pools.values() if pool.setup.server]
 
 
-def test_a_long_queue_for_servers_is_looked_through_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_queue_for_servers_is_examined_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, asked, machine = open_context(home), Counter[str](), read_machine()
     ctx.gpus.machine = lambda: machine
 
@@ -257,7 +257,7 @@ def test_a_long_queue_for_servers_is_looked_through_once(home: Path, monkeypatch
     assert len(asked) == 10 and set(asked.values()) == {1}  # for itself, and for all of them
 
 
-def test_a_server_that_starts_takes_the_ranks_of_the_queue_and_a_warm_one_takes_smaller_ones(
+def test_server_takes_largest_queued_and_smaller_ranks(
     home: Path,
 ) -> None:
     ctx = open_context(home)
@@ -268,7 +268,7 @@ def test_a_server_that_starts_takes_the_ranks_of_the_queue_and_a_warm_one_takes_
     assert not other.takes(wide(16)) and wide(16).widened(other) == wide(16)
 
 
-def test_a_pool_serves_its_base_on_any_device_of_its_kind() -> None:
+def test_pool_serves_its_base_on_any_device() -> None:
     pool = msgspec.structs.replace(wide(64), device="cuda:0")
     asked = msgspec.structs.replace(wide(16), device="cuda:1", threads=4, deterministic=False)
     assert pool.serves(asked) and not asked.serves(pool)
@@ -293,7 +293,7 @@ def wide(rank: int) -> PoolSetup:
     )
 
 
-def test_a_run_needs_its_versions_one_more_that_is_loaded_and_a_slot() -> None:
+def test_run_needs_versions_plus_load_and_slot() -> None:
     spec = convert({"rollout": {"max_staleness": 3}, "lora": {"rank": 8}})
     assert need_of(spec, 1000, "float32") == Need(6, 8, 1000 * (16 + 6 * 4))
     assert need_of(convert({}), 1000, "bfloat16") == Need(3, 16, 1000 * (16 + 3 * 2))
@@ -311,7 +311,7 @@ def test_limits_are_those_that_engines_have() -> None:
 LOADED = ["a@1", "a@2", "served@1", "x@1"]
 
 
-def test_what_a_pool_counts_already_is_not_counted_twice() -> None:
+def test_room_already_counted_is_not_promised_twice() -> None:
     info = PoolInfo("p", 1, "m", "/m", "", "builtin", "builtin", "fused", "cpu", "float32", 1, 64, {})
     status = PoolStatus(info, [Tenant("a", 1, "idle", 10)], LOADED, 0.0, 0.0, 0, 0.0, kept=["x@1"])
     needs = {("a", 1): Need(3, 8, 100), ("b", 1): Need(3, 8, 100)}
@@ -334,7 +334,7 @@ def test_each_lack_names_its_own_remedy() -> None:
 
 
 @pytest.mark.long
-def test_three_runs_whose_pool_is_killed_end_as_if_alone_with_every_batch_once() -> None:
+def test_killed_pool_loses_and_repeats_no_batch() -> None:
     with world() as made:
         expected = Many(made, 3, 6, "alone").alone()
         made.client.stop_pool("tiny-1")

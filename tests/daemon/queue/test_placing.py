@@ -24,7 +24,7 @@ from tests.kit.fakes.gpu_kit import gpus
 FSDP: dict[str, Any] = {"backend": "fsdp", "steps": 6}
 
 
-async def test_a_run_has_all_gpus_that_its_ranks_need(
+async def test_run_gets_a_gpu_for_each_rank(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with reconciling(home) as ctx:
@@ -38,7 +38,7 @@ async def test_a_run_has_all_gpus_that_its_ranks_need(
         assert [found.pool for found in await list_devices(ctx, None)] == [pool.id, pool.id, None]  # type: ignore[arg-type]
 
 
-async def test_a_warm_pool_goes_before_a_free_gpu_and_a_free_gpu_before_one_that_must_be_emptied(
+async def test_warm_pool_then_free_gpu_is_preferred(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with reconciling(home) as ctx:
@@ -50,7 +50,7 @@ async def test_a_warm_pool_goes_before_a_free_gpu_and_a_free_gpu_before_one_that
         assert where == {"one-1": ("cuda:0", True, 1), "two-1": ("cuda:1", True, 1)}
 
 
-async def test_idle_pools_make_room_on_all_gpus_that_are_needed(
+async def test_idle_pools_clear_every_needed_gpu(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with reconciling(home) as ctx:
@@ -83,7 +83,7 @@ def test_on_the_cpu_ranks_share_the_one_device(home: Path) -> None:
     assert pool.setup.names == ("cpu",) and [run.name for run in tenants_of(ctx, pool)] == ["a"]
 
 
-def test_what_a_run_waits_for_follows_what_it_is_made_of(home: Path) -> None:
+def test_cached_setup_follows_request_config_and_devices(home: Path) -> None:
     ctx = open_context(home)
     machine = read_machine()
     ctx.gpus.machine = lambda: machine

@@ -50,7 +50,7 @@ def setup(
     return setup_for(whole, config, *given, **base, threads=1, facts=facts, cwd="/spec")
 
 
-def test_a_server_is_made_from_the_spec_the_config_and_the_base() -> None:
+def test_server_comes_from_spec_config_and_base() -> None:
     made = setup({"servers": 2, "temperature": 0.7, "engine_args": {"a": 1}}, lora={"rank": 17})
     server = made.server
     assert server is not None and (made.engine, made.mode) == ("sglang", "resident")
@@ -64,7 +64,7 @@ def test_a_server_is_made_from_the_spec_the_config_and_the_base() -> None:
     assert (server.scaled_logprobs, server.urls, server.engine_args) == (True, (), {"a": 1})
 
 
-def test_a_run_whose_server_is_being_started_says_where_to_look(tmp_path: Path) -> None:
+def test_waiting_for_a_server_names_its_log(tmp_path: Path) -> None:
     assert "starts sglang: `lorad logs a --of engine -f`" in starting(Pool(setup(), tmp_path), "a")
     assert starting(Pool(setup({"url": "http://h:1"}), tmp_path), "a") == ""
     states = (RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.ENDED)
@@ -72,7 +72,7 @@ def test_a_run_whose_server_is_being_started_says_where_to_look(tmp_path: Path) 
     assert [view.waiting for view in views] == ["something", "something", "", ""]
 
 
-def test_a_run_whose_ranks_are_being_started_says_where_to_look(tmp_path: Path) -> None:
+def test_waiting_for_ranks_names_their_logs(tmp_path: Path) -> None:
     fsdp = {"backend": "fsdp"}
     both, alone = setup(trainer=fsdp), setup({"backend": "builtin"}, trainer=fsdp)
     assert starting(Pool(both, tmp_path), "a").endswith(
@@ -82,7 +82,7 @@ def test_a_run_whose_ranks_are_being_started_says_where_to_look(tmp_path: Path) 
     assert "starts fsdp: `lorad logs a --of trainer -f` shows" in starting(Pool(alone, tmp_path), "a")
 
 
-def test_a_server_of_the_users_is_only_spoken_to() -> None:
+def test_servers_by_url_are_never_started() -> None:
     made = setup(
         {"url": ["http://h:1", "unix:/s"], "key_file": "k", "admin_key_file": "~/a"}, device="cuda:0"
     )
@@ -102,7 +102,7 @@ def test_a_server_of_the_users_is_only_spoken_to() -> None:
         ({"data": {"max_prompt_tokens": 4}, "attest": {"tokens": 256}}, 512),
     ],
 )
-def test_the_context_has_room_for_the_longest_sample_and_canary(spec: dict[str, Any], length: int) -> None:
+def test_context_fits_longest_sample_and_canary(spec: dict[str, Any], length: int) -> None:
     made = setup(**spec).server
     assert made is not None and made.context_length == length
     assert CANARY_PROMPT >= PROMPT_TOKENS
@@ -127,7 +127,7 @@ def test_modes_follow_from_backend_and_device() -> None:
     assert setup(device="cuda:0", pool={"mode": "resident"}).mode == "resident"
 
 
-def test_ranks_are_made_from_the_spec_and_the_config() -> None:
+def test_ranks_come_from_spec_and_config() -> None:
     wanted = {"backend": "megatron", "tp": 2, "pp": 3, "cp": 2, "dp": 2, "ep": 4, "backend_args": {"a": 1}}
     ranks = setup(trainer=wanted, config=WITH_RANKS).ranks
     assert ranks is not None and (ranks.python, ranks.env) == ("/m/bin/python", {"TOKEN": SECRET})
@@ -151,7 +151,7 @@ def test_a_pool_has_all_of_its_devices() -> None:
     assert (alone.devices, alone.names) == ((), ("cuda:2",)) and alone.key != made.key
 
 
-def test_runs_that_one_server_can_serve_share_a_pool() -> None:
+def test_runs_that_fit_one_server_share_pools() -> None:
     first = setup(lora={"rank": 4}, modules=["model.layers.0.self_attn.q_proj"])
     other = setup(
         lora={"rank": 16, "dropout": 0.1}, modules=["model.layers.1.mlp.up_proj"], trainer={"lr": 1.0}
@@ -183,7 +183,7 @@ def test_runs_that_need_other_servers_have_other_pools(changed: PoolSetup) -> No
     assert changed.key != setup().key
 
 
-def test_secrets_of_the_environment_are_in_pool_json_for_the_owner_alone_and_not_in_the_key(
+def test_pool_json_keeps_secrets_for_owner_alone(
     home: Path,
 ) -> None:
     pool = find_or_make(open_context(home), setup())
@@ -208,7 +208,7 @@ def test_ranks_are_rounded_up_to_what_servers_take() -> None:
     assert found == [16, 16, 32, 64, 256, 320, 512, 512] and set(found) <= set(RANKS)
 
 
-async def test_a_daemon_goes_by_the_backends_that_were_checked_and_keeps_their_secrets(home: Path) -> None:
+async def test_daemon_uses_checked_backends_and_keeps_secrets(home: Path) -> None:
     async with serving(home) as api:
         backend = {"python": "/venv/bin/python", "env": {"TOKEN": SECRET}}
         (home / "config.yaml").write_text(json.dumps({"backends": {"sglang": backend}}))
@@ -224,7 +224,7 @@ def holders_of(text: str, directory: Path) -> set[str]:
     return {path.name for path in files if text.encode() in path.read_bytes()}
 
 
-async def test_a_run_whose_backend_left_the_config_waits_and_says_so(home: Path) -> None:
+async def test_run_whose_backend_left_config_waits(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a", "rollout.backend=sglang")
         row = await until(lambda: (row := runs.get(api.ctx.store, "a")).waiting and row)
@@ -270,7 +270,7 @@ def test_the_log_of_a_trainer_is_its_ranks(home: Path) -> None:
     assert log_of(ctx, a_run(pool="p"), "trainer") == pool.attempt(1).root / "trainer.log"
 
 
-def test_a_config_that_can_not_be_read_is_not_repeated(tmp_path: Path) -> None:
+def test_unreadable_config_is_never_quoted(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     for text in (
         f"backends: {{sglang: {{env: {{A: '{SECRET}",
@@ -283,7 +283,7 @@ def test_a_config_that_can_not_be_read_is_not_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("python", ["venv/bin/python", "3"])
-def test_the_python_of_a_backend_is_an_absolute_path(python: str, tmp_path: Path) -> None:
+def test_backend_python_is_an_absolute_path(python: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"backends: {{sglang: {{python: {python}}}}}")
     with pytest.raises(SpecError, match="python"):

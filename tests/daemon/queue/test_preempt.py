@@ -51,7 +51,7 @@ def paused(ctx: Context, name: str) -> None:
         queue_again(ctx, run)
 
 
-async def test_a_run_of_another_base_with_more_priority_goes_first_and_the_other_goes_on_by_itself(
+async def test_preempted_run_continues_after_the_urgent_one(
     home: Path,
 ) -> None:
     behave(home, driver=SLOW)
@@ -70,7 +70,7 @@ async def test_a_run_of_another_base_with_more_priority_goes_first_and_the_other
         assert runs.attempts(ctx.store, "low")[1].resumed_from
 
 
-def test_the_freed_place_goes_to_who_asked_for_it(home: Path) -> None:
+def test_freed_place_belongs_to_the_preempting_run(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "low")
     place_runs(ctx)
@@ -86,7 +86,7 @@ def test_the_freed_place_goes_to_who_asked_for_it(home: Path) -> None:
     assert told(ctx, "low").startswith("preempted by high; run high has pool tiny-1 for itself")
 
 
-def test_no_more_are_stopped_than_the_room_takes_the_lowest_and_youngest_first(home: Path) -> None:
+def test_fewest_lowest_youngest_runs_are_preempted(home: Path) -> None:
     ctx = open_context(home)
     large: dict[str, Any] = {"rollout": {"max_staleness": 14}}
     submit(ctx, "older", **large)
@@ -102,7 +102,7 @@ def test_no_more_are_stopped_than_the_room_takes_the_lowest_and_youngest_first(h
     assert states(ctx, "younger", "high") == ["queued", "starting"]
 
 
-def test_a_small_one_stays_where_only_a_large_one_makes_room(home: Path) -> None:
+def test_small_run_stays_when_only_large_helps(home: Path) -> None:
     ctx = open_context(home)
     large: dict[str, Any] = {"rollout": {"max_staleness": 14}}
     for name in ("one", "two"):
@@ -124,7 +124,7 @@ def test_a_small_one_stays_where_only_a_large_one_makes_room(home: Path) -> None
         ({}, {"model": "builtin:tiny", "lora": {"rank": 1000}}),
     ],
 )
-def test_nobody_is_stopped_who_need_not_or_must_not_be(
+def test_no_run_is_preempted_without_right_or_need(
     home: Path, low: dict[str, Any], high: dict[str, Any]
 ) -> None:
     ctx = open_context(home)
@@ -135,7 +135,7 @@ def test_nobody_is_stopped_who_need_not_or_must_not_be(
     assert states(ctx, "low") == ["starting"]
 
 
-def test_nobody_is_stopped_where_preemption_is_off_or_a_limit_is_in_the_way(home: Path) -> None:
+def test_disabled_preemption_or_limits_stop_nobody(home: Path) -> None:
     for queue in (Queue(preemption=False), Queue(limits=Limit(runs=1))):
         ctx = open_context(home / str(queue.preemption), queue=queue)
         submit(ctx, "low")
@@ -161,7 +161,7 @@ def test_nobody_is_stopped_beside_whom_somebody_else_computes(
     assert states(ctx, "low") == ["stopping"]
 
 
-def test_of_several_devices_the_one_is_cleared_that_costs_least(
+def test_cheapest_device_is_cleared_for_preemption(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = open_context(home)
@@ -181,9 +181,7 @@ def test_of_several_devices_the_one_is_cleared_that_costs_least(
 
 
 @pytest.mark.parametrize(("handler", "wanted"), [(pause, "pause"), (stop, "stop"), (kill, "kill")])
-async def test_what_its_user_wants_of_a_run_that_makes_room_comes_first(
-    home: Path, handler: Any, wanted: str
-) -> None:
+async def test_user_request_overrides_a_pending_preemption(home: Path, handler: Any, wanted: str) -> None:
     class Asked(Call):
         run = "low"
 
@@ -203,7 +201,7 @@ async def test_what_its_user_wants_of_a_run_that_makes_room_comes_first(
         assert states(ctx, "low") == ["paused"]
 
 
-def test_a_run_that_made_room_and_is_ended_meanwhile_is_over(home: Path) -> None:
+def test_preempted_run_ended_meanwhile_is_over(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "low")
     place_runs(ctx)
@@ -214,7 +212,7 @@ def test_a_run_that_made_room_and_is_ended_meanwhile_is_over(home: Path) -> None
     assert (runs.get(ctx.store, "low").preempted, told(ctx, "low")) == (None, "")
 
 
-def test_a_run_that_is_ended_while_it_makes_room_is_not_restarted(home: Path) -> None:
+def test_run_ended_while_preempted_is_not_restarted(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "low", resources={"restart": "on-failure"})
     place_runs(ctx)
@@ -227,7 +225,7 @@ def test_a_run_that_is_ended_while_it_makes_room_is_not_restarted(home: Path) ->
     assert states(ctx, "low") == ["ended"]
 
 
-def test_who_is_preempted_before_a_step_has_not_failed(home: Path) -> None:
+def test_preemption_before_a_step_is_no_failure(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "low")
     for number in range(1, 4):
@@ -236,7 +234,7 @@ def test_who_is_preempted_before_a_step_has_not_failed(home: Path) -> None:
     assert futile_attempts(ctx, "low") == 0
 
 
-def test_a_run_that_made_room_ends_as_if_nobody_had_come() -> None:
+def test_preempted_run_ends_as_if_never_disturbed() -> None:
     with world() as made:
         spec = made.spec(SMALL)
         made.run("alone", LONG)

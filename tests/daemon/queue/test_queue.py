@@ -39,7 +39,7 @@ def other(home: Path) -> Path:
     return path
 
 
-async def test_a_gpu_of_another_daemon_is_left_alone_and_told_and_given_back_when_idle(
+async def test_gpu_changes_daemons_only_once_idle(
     home: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     behave(home, driver=SLOW)
@@ -67,7 +67,7 @@ async def test_a_gpu_of_another_daemon_is_left_alone_and_told_and_given_back_whe
         assert not first.pools["tiny-1"].process.is_up
 
 
-async def test_an_idle_pool_stays_warm_while_nobody_else_waits_and_says_that_it_is_idle(
+async def test_idle_pool_stays_warm_while_nobody_waits(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with reconciling(home, queue=Queue(idle_timeout_wanted=0.1)) as ctx:
@@ -89,7 +89,7 @@ async def test_an_idle_pool_stays_warm_while_nobody_else_waits_and_says_that_it_
         await until(lambda: not path.exists())
 
 
-async def test_a_run_whose_gpu_went_to_another_daemon_at_the_last_moment_waits_again_and_has_lost_nothing(
+async def test_run_beaten_to_a_gpu_waits_unharmed(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(life, "LOCK_SECONDS", 0)
@@ -105,7 +105,7 @@ async def test_a_run_whose_gpu_went_to_another_daemon_at_the_last_moment_waits_a
         assert len(runs.attempts(ctx.store, "a")) == 2 and futile_attempts(ctx, "a", before=2) == 0
 
 
-def test_of_several_gpus_those_are_wanted_whose_holders_are_idle(
+def test_only_gpus_of_idle_holders_are_wanted(
     home: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = open_context(home), open_context(other)
@@ -125,7 +125,7 @@ def test_of_several_gpus_those_are_wanted_whose_holders_are_idle(
     assert told(second, "b") == "" and runs.get(second.store, "b").state == "starting"
 
 
-def test_a_note_that_cannot_be_written_keeps_nothing_from_its_place(
+def test_unwritable_lease_note_becomes_a_trouble(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = open_context(home)
@@ -136,7 +136,7 @@ def test_a_note_that_cannot_be_written_keeps_nothing_from_its_place(
     assert "No such file or directory" in ctx.loop.troubles.lines()[0]
 
 
-def test_a_broken_off_daemons_notes_are_cleared_by_its_next_life(
+def test_next_daemon_clears_its_old_notes(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = open_context(home)

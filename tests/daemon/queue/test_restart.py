@@ -53,7 +53,7 @@ async def cut_at_step(home: Path, step: int, **sections: Any) -> None:
         power_cut(attempt)
 
 
-async def test_a_run_that_the_machine_went_down_under_says_so_and_can_be_resumed(home: Path) -> None:
+async def test_run_lost_to_reboot_says_so_and_resumes(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     await cut_at_step(home, 2)
     async with reconciling(home) as ctx:
@@ -68,7 +68,7 @@ async def test_a_run_that_the_machine_went_down_under_says_so_and_can_be_resumed
         )
 
 
-async def test_a_run_that_wants_it_goes_on_by_itself_after_the_machine_was_restarted(home: Path) -> None:
+async def test_restartable_run_continues_after_a_reboot(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     await cut_at_step(home, 2, resources=AGAIN)
     async with reconciling(home) as ctx:
@@ -76,7 +76,7 @@ async def test_a_run_that_wants_it_goes_on_by_itself_after_the_machine_was_resta
         assert (row.reason, row.attempt, ctx.pools["tiny-1"].number) == ("completed", 2, 2)
 
 
-async def test_a_restart_of_the_machine_is_not_held_against_a_run(home: Path) -> None:
+async def test_reboot_is_not_held_against_a_run(home: Path) -> None:
     behave(home, driver={"seconds": 30})
     await cut_at_step(home, 0, resources=AGAIN)
     async with reconciling(home) as ctx:
@@ -84,7 +84,7 @@ async def test_a_restart_of_the_machine_is_not_held_against_a_run(home: Path) ->
         assert futile_attempts(ctx, "a", before=2) == 0
 
 
-async def test_a_driver_and_its_shim_that_were_killed_are_no_restart_of_the_machine(home: Path) -> None:
+async def test_killed_driver_and_shim_are_no_reboot(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -95,16 +95,14 @@ async def test_a_driver_and_its_shim_that_were_killed_are_no_restart_of_the_mach
         assert (await until_state(ctx, "a", "ended")).detail == "the driver vanished without an exit code"
 
 
-def test_each_attempt_that_got_no_further_doubles_the_pause_up_to_a_limit(home: Path) -> None:
+def test_restart_delay_doubles_up_to_a_limit(home: Path) -> None:
     ctx = open_context(home)
     ctx.patience = dataclasses.replace(ctx.patience, restart=1.0)
     assert [delay(ctx, futile) for futile in (0, 1, 2, 8, 9, 60)] == [1, 2, 4, 256, 300, 300]
     closed(ctx)
 
 
-async def test_a_restart_is_waited_for_by_the_next_daemon_as_well(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_next_daemon_keeps_waiting_to_restart(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_world, "QUICK", dataclasses.replace(daemon_world.QUICK, restart=60.0))
     behave(home, driver={"crash_at": 3})
     async with reconciling(home) as ctx:
@@ -172,7 +170,7 @@ async def test_each_attempt_keeps_why_it_ended(home: Path) -> None:
         ]
 
 
-async def test_what_a_log_says_of_the_end_is_told_with_advice(home: Path) -> None:
+async def test_clue_in_a_log_comes_with_advice(home: Path) -> None:
     behave(home, driver={"crash_at": 3, "says": "OSError: [Errno 28] No space left on device: 'samples'"})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -182,7 +180,7 @@ async def test_what_a_log_says_of_the_end_is_told_with_advice(home: Path) -> Non
         )
 
 
-async def test_what_a_driver_says_of_its_end_comes_with_advice(home: Path) -> None:
+async def test_drivers_own_reason_comes_with_advice(home: Path) -> None:
     behave(home, driver={"fails_at": 3, "says": "cannot write: No space left on device"})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -191,7 +189,7 @@ async def test_what_a_driver_says_of_its_end_comes_with_advice(home: Path) -> No
         assert row.detail.startswith("cannot write: No space left on device; `lorad gc` deletes")
 
 
-async def test_who_lost_its_pool_says_how_that_went_be_it_still_going(home: Path) -> None:
+async def test_lost_run_adds_why_its_pool_ended(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer={"steps": 1000})
@@ -206,7 +204,7 @@ async def test_who_lost_its_pool_says_how_that_went_be_it_still_going(home: Path
         assert by_its_word(row, lost, life_of(ctx, row))[1] == "it is gone; pool tiny-1 was hung; killed"
 
 
-async def test_a_kill_by_the_kernel_for_want_of_memory_is_told_as_that(home: Path) -> None:
+async def test_oom_killed_driver_is_reported_as_such(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with reconciling(home) as ctx:
         submit(ctx, "a")

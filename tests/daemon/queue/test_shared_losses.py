@@ -67,7 +67,7 @@ def both_run(ctx: Context, attempt: int) -> bool:
     return all((row(ctx, name).state, row(ctx, name).attempt) == ("running", attempt) for name in "ab")
 
 
-async def test_a_run_that_lost_a_pool_in_which_others_work_leaves_it_to_them(home: Path) -> None:
+async def test_lost_run_leaves_its_pool_to_others(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer={"steps": 15})
@@ -79,7 +79,7 @@ async def test_a_run_that_lost_a_pool_in_which_others_work_leaves_it_to_them(hom
         assert ctx.pools["tiny-1"].number == 1
 
 
-async def test_a_pool_that_does_not_stop_is_ended_though_runs_hang_in_it(home: Path) -> None:
+async def test_deaf_pool_with_hanging_runs_is_ended(home: Path) -> None:
     behave(home, driver={"hang": True, "seconds": 60.0}, pool={"deaf": True})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
@@ -88,7 +88,7 @@ async def test_a_pool_that_does_not_stop_is_ended_though_runs_hang_in_it(home: P
         assert (await until_state(ctx, "a", "ended")).reason == "lost"
 
 
-async def test_a_run_whose_backend_is_gone_does_not_keep_others_from_being_held(home: Path) -> None:
+async def test_run_without_backend_spares_pins_of_others(home: Path) -> None:
     async with reconciling(home) as ctx:
         finished(ctx, "a")
         finished(ctx, "b")
@@ -104,7 +104,7 @@ async def test_a_run_whose_backend_is_gone_does_not_keep_others_from_being_held(
         await until(lambda: (status := ctx.pools["tiny-1"].status) and status.kept == ["b@1006"])
 
 
-async def test_a_tenant_whose_files_are_gone_keeps_nobody_out(home: Path) -> None:
+async def test_tenant_without_files_keeps_nobody_out(home: Path) -> None:
     behave(home, driver={"seconds": 5.0})
     async with reconciling(home) as ctx:
         submit(ctx, "a")

@@ -95,7 +95,7 @@ async def test_a_moved_home_is_repaired_where_it_is(home: Path, journal: str) ->
     kill_leftovers(home)
 
 
-def test_a_home_moved_under_a_run_ends_it_and_it_resumes_where_the_home_is_now() -> None:
+def test_run_in_a_moved_home_ends_and_resumes() -> None:
     with world() as made:
         made.lorad("run", made.spec(), "trainer.steps=100000", "--name", "a", "--detach")
         made.reached("a", 3)
@@ -114,7 +114,7 @@ def test_a_home_moved_under_a_run_ends_it_and_it_resumes_where_the_home_is_now()
         kill_leftovers(old)
 
 
-def test_what_is_not_the_run_is_not_taken_for_it(home: Path) -> None:
+def test_foreign_directories_are_not_taken_for_runs(home: Path) -> None:
     """A link elsewhere and the journal of another run are refused; the verb's error says what is missing."""
     ctx = open_context(home)
     for name in ("a", "b", "c"):

@@ -105,7 +105,7 @@ def same(before: dict[str, Any], after: dict[str, Any]) -> None:
         assert events_of(after["events"], own=own) == events_of(before["events"], own=own)
 
 
-async def test_what_was_in_a_lost_database_is_there_again(home: Path, tmp_path: Path) -> None:
+async def test_lost_database_is_rebuilt_completely(home: Path, tmp_path: Path) -> None:
     async with serving(home) as api:
         await lively(api, tmp_path)
         await api("kill", "on")
@@ -146,7 +146,7 @@ def cut_off(home: Path) -> None:
         path.unlink()
 
 
-async def test_without_any_journal_of_the_daemon_the_directories_tell(home: Path) -> None:
+async def test_without_daemon_journal_directories_restore_the_runs(home: Path) -> None:
     await ended(home)
     before = tables(home)
     cut_off(home)
@@ -159,7 +159,7 @@ async def test_without_any_journal_of_the_daemon_the_directories_tell(home: Path
     assert [(a["alias"], a["run"], a["version"]) for a in after["aliases"]] == [("bot", "a", 1003)]
 
 
-async def test_aliases_of_a_lost_line_come_from_the_gateway(home: Path) -> None:
+async def test_aliases_of_lost_line_come_from_gateway(home: Path) -> None:
     await ended(home)
     path = home / "journal.jsonl"
     path.unlink()
@@ -175,7 +175,7 @@ async def test_aliases_of_a_lost_line_come_from_the_gateway(home: Path) -> None:
     assert [row["version"] for row in tables(home)["versions"] if row["pinned"]] == [1002]
 
 
-async def test_a_line_of_the_journal_that_is_damaged_costs_what_it_told_and_no_more(home: Path) -> None:
+async def test_damaged_journal_line_costs_only_its_facts(home: Path) -> None:
     await ended(home)
     path = home / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -189,7 +189,7 @@ async def test_a_line_of_the_journal_that_is_damaged_costs_what_it_told_and_no_m
     assert told == [("a", "ended", "completed", 0), ("b", "ended", "completed", 0)]
 
 
-async def test_a_database_that_is_gone_or_older_than_the_journal_is_not_begun_anew(home: Path) -> None:
+async def test_missing_or_outdated_database_is_refused(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")
         api.ctx.store.empty_wal()
@@ -213,7 +213,7 @@ async def test_a_database_that_is_gone_or_older_than_the_journal_is_not_begun_an
     assert [row["name"] for row in tables(home)["runs"]] == ["a", "b"]
 
 
-async def test_a_change_that_was_never_committed_is_taken_back(home: Path) -> None:
+async def test_uncommitted_change_is_taken_back(home: Path) -> None:
     """The daemon dies between the line of the journal and the commit."""
     ctx = open_context(home)
     finished(ctx, "a")
@@ -244,7 +244,7 @@ def test_a_home_with_a_daemon_is_not_repaired(home: Path, monkeypatch: pytest.Mo
     assert "`lorad daemon stop`" in refused.value.hint
 
 
-def test_doctor_repairs_a_damaged_database_under_a_run_that_works(home: Path) -> None:
+def test_doctor_repairs_database_under_a_working_run(home: Path) -> None:
     with world() as made:
         made.lorad("run", made.spec(), "trainer.steps=40", "--name", "r", "--detach")
         made.reached("r", 2)
@@ -264,7 +264,7 @@ def test_doctor_repairs_a_damaged_database_under_a_run_that_works(home: Path) ->
         assert [attempt["exit_code"] for attempt in made.json("show", "r")["attempts"]] == [0]
 
 
-def test_what_is_missing_and_what_nobody_knows_is_told(home: Path) -> None:
+def test_census_names_missing_and_unknown_files(home: Path) -> None:
     ctx = open_context(home)
     for name in ("a", "b"):
         finished(ctx, name)
@@ -288,7 +288,7 @@ def test_what_is_missing_and_what_nobody_knows_is_told(home: Path) -> None:
     ctx.journal.close()
 
 
-def test_a_transaction_that_fails_takes_nothing_out_of_the_journal(home: Path) -> None:
+def test_failed_transaction_leaves_the_journal_alone(home: Path) -> None:
     ctx = open_context(home)
     finished(ctx)
     before = (home / "journal.jsonl").read_bytes()
@@ -311,7 +311,7 @@ def test_a_transaction_that_fails_takes_nothing_out_of_the_journal(home: Path) -
     ctx.journal.close()
 
 
-def test_a_newer_schema_is_refused_with_the_command_to_run(home: Path) -> None:
+def test_newer_schema_is_refused_with_upgrade_command(home: Path) -> None:
     ctx = open_context(home)
     tell_start(ctx.store, ctx.journal)
     with ctx.store.write() as connection:

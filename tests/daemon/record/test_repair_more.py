@@ -85,9 +85,7 @@ def strange(journal: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [directory, pipe, endless, strange])
-def test_a_journal_that_cannot_be_read_costs_its_own_run_alone(
-    home: Path, spoil: Callable[[Path], None]
-) -> None:
+def test_unreadable_journal_costs_only_its_run(home: Path, spoil: Callable[[Path], None]) -> None:
     with_runs(home, "a", "b")
     cut_off(home)
     spoil(home / "runs/a/journal.jsonl")
@@ -98,7 +96,7 @@ def test_a_journal_that_cannot_be_read_costs_its_own_run_alone(
     assert [row[:2] for row in told_of(home)] == [("a", "ended"), ("b", "ended")] and told_of(home)[1][2] == 6
 
 
-def test_what_only_a_newer_lorad_knows_is_left_out_in_words(home: Path) -> None:
+def test_facts_of_newer_lorad_are_left_out(home: Path) -> None:
     with_runs(home, "a", "b")
     cut_off(home)
     rewritten(home, b'"gone":{}', b'"gone":{"plans":[["x"]]}')
@@ -109,7 +107,7 @@ def test_what_only_a_newer_lorad_knows_is_left_out_in_words(home: Path) -> None:
     ]
 
 
-def test_without_its_first_line_the_journal_tells_every_event_once(home: Path) -> None:
+def test_journal_without_first_line_repeats_no_event(home: Path) -> None:
     with_runs(home, "a", "b")
     before, path = tables(home), home / "journal.jsonl"
     assert read(path).changes[0][0] == ALL
@@ -120,7 +118,7 @@ def test_without_its_first_line_the_journal_tells_every_event_once(home: Path) -
         assert len(tables(home)[table]) == len(before[table])
 
 
-def test_runs_that_the_database_does_not_know_are_taken_over_from_their_directories(home: Path) -> None:
+def test_unknown_runs_are_adopted_from_directories(home: Path) -> None:
     """`lorad doctor` promises this in its census."""
     with_runs(home, "a", "gone", "b")
     ctx = open_context(home)
@@ -136,7 +134,7 @@ def test_runs_that_the_database_does_not_know_are_taken_over_from_their_director
     assert repair(Home(home)).told == []  # the journal knows it now
 
 
-def test_a_directory_that_makes_no_sense_keeps_no_run_from_being_found(home: Path) -> None:
+def test_senseless_directories_hide_no_other_run(home: Path) -> None:
     with_runs(home, "a", "b", "c")
     cut_off(home)
     (home / "journal.jsonl").unlink()
@@ -149,7 +147,7 @@ def test_a_directory_that_makes_no_sense_keeps_no_run_from_being_found(home: Pat
     assert told_of(home) == [("c", "paused", 6)]
 
 
-def test_a_home_that_others_may_pass_stays_so_and_its_files_are_its_owners(home: Path) -> None:
+def test_repair_keeps_mode_and_owner_of_home(home: Path) -> None:
     with_runs(home, "a")
     home.chmod(0o711)
     if os.geteuid() == 0:
@@ -160,7 +158,7 @@ def test_a_home_that_others_may_pass_stays_so_and_its_files_are_its_owners(home:
     assert {path.stat().st_uid for path in (home / "lorad.db", home / "daemon.lock")} == {owner}
 
 
-def test_a_home_that_cannot_be_written_to_is_refused_in_words(home: Path) -> None:
+def test_unwritable_home_is_refused_in_words(home: Path) -> None:
     (home / "daemon.lock").mkdir()
     with pytest.raises(StorageError, match=r"daemon\.lock: Is a directory"):
         repair(Home(home))
@@ -172,7 +170,7 @@ def test_a_home_that_cannot_be_written_to_is_refused_in_words(home: Path) -> Non
     home.mkdir()
 
 
-def test_an_empty_file_is_no_database_to_go_on_with(home: Path) -> None:
+def test_empty_database_file_counts_as_gone(home: Path) -> None:
     with_runs(home, "a")
     cut_off(home)
     (home / "lorad.db").touch()
@@ -201,9 +199,7 @@ def test_what_follows_a_torn_line_is_told(home: Path, monkeypatch: pytest.Monkey
     assert [row["version"] for row in tables(home)["versions"] if row["pinned"]] == [1003]
 
 
-def test_a_clock_that_was_set_back_hides_no_event_of_a_run(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_set_back_hides_no_event(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, now = open_context(home), time.time
     finished(ctx, "a")
     monkeypatch.setattr(time, "time", lambda: now() - 5000)
@@ -254,7 +250,7 @@ def test_a_run_whose_removal_fails_has_its_files(home: Path, monkeypatch: pytest
     close(ctx)
 
 
-def test_a_removal_that_died_before_it_was_said_is_taken_back(home: Path) -> None:
+def test_interrupted_removal_is_taken_back(home: Path) -> None:
     ctx = open_context(home)
     finished(ctx, "a")
     finished(ctx, "a-1")
@@ -298,7 +294,7 @@ async def test_a_version_that_is_exported_is_in_hand(
         assert seen == [1] and not api.ctx.serving.in_hand
 
 
-async def test_samples_that_went_for_the_disk_budget_are_no_exception_of_the_audit(home: Path) -> None:
+async def test_samples_pruned_for_budget_pass_the_audit(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         (home / "runs/a/samples/000001.jsonl").unlink()

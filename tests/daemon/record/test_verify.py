@@ -50,7 +50,7 @@ def flip(path: Path, where: int = -3) -> Callable[[], None]:
     return undo
 
 
-def test_a_whole_run_has_no_problems_and_each_check_says_at_how_much_it_looked(made: World) -> None:
+def test_whole_run_passes_all_checks_with_counts(made: World) -> None:
     told = made.lorad("verify", "a").stdout
     assert [line[:2] for line in told.splitlines()] == ["\N{CHECK MARK} "] * 7
     for part in ("1 attempt", "3 versions", "2 checkpoints", "2 files", "versions loaded now"):
@@ -67,7 +67,7 @@ def test_a_whole_run_has_no_problems_and_each_check_says_at_how_much_it_looked(m
         ("journal", "journal.jsonl"),
     ],
 )
-def test_a_changed_byte_is_found_and_its_file_is_named(made: World, check: str, file: str) -> None:
+def test_changed_byte_is_found_with_its_file(made: World, check: str, file: str) -> None:
     undo = flip(made.home.run("a").root / file)
     try:
         found = problems(made)
@@ -126,7 +126,7 @@ async def checks(api: Api) -> dict[str, Check]:
     return {check.check: check for check in (await api("verify", "a")).checks}
 
 
-async def test_what_was_pruned_is_told_and_what_is_needed_and_gone_is_a_problem(home: Path) -> None:
+async def test_missing_files_are_problems_unless_pruned(home: Path) -> None:
     behave(home, pool={"refuses": ["a@1005"]})
     async with serving(home) as api:
         prune(
@@ -146,7 +146,7 @@ async def test_what_was_pruned_is_told_and_what_is_needed_and_gone_is_a_problem(
         assert "000006-a1: missing" in found["checkpoints"].problems[0]
 
 
-async def test_a_loaded_version_that_is_not_what_it_should_be_is_found(home: Path) -> None:
+async def test_wrong_loaded_version_is_found(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         await api("serving", "a@1005")
@@ -156,14 +156,14 @@ async def test_a_loaded_version_that_is_not_what_it_should_be_is_found(home: Pat
         assert "a@1005 in pool tiny-1: a@1005 is not what it should be" in attested.problems[0]
 
 
-async def test_a_run_that_has_not_begun_has_nothing_to_check(home: Path) -> None:
+async def test_unstarted_run_has_nothing_to_check(home: Path) -> None:
     async with serving(home) as api:
         submit(api.ctx, "a", FACTS["model_path"])
         api.ctx.move("a", Move.PAUSE)
         assert (await api("verify", "a")).problems == 0
 
 
-async def test_a_torn_last_line_of_the_journal_is_no_problem(home: Path) -> None:
+async def test_torn_last_journal_line_is_no_problem(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         with (home / "runs" / "a" / "journal.jsonl").open("ab") as journal:
@@ -214,7 +214,7 @@ def test_the_audit_of_a_run_finds(found: str, made: World, tmp_path: Path) -> No
     assert any(found in exception for exception in audit(directory)), audit(directory)
 
 
-def test_what_a_run_adds_while_it_is_audited_is_no_exception(
+def test_audit_ignores_records_added_meanwhile(
     made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "a"

@@ -37,7 +37,7 @@ def params_of(api: Api, name: str) -> dict[str, Any]:
     return found
 
 
-async def test_a_fork_is_a_run_of_its_own_that_begins_with_a_checkpoint(home: Path) -> None:
+async def test_fork_is_a_new_run_from_a_checkpoint(home: Path) -> None:
     async with serving(home) as api:
         await parent(api)
         made = await fork(api, "a@1004", "trainer.lr=1e-5", steps=3)
@@ -69,7 +69,7 @@ async def test_names_of_forks_are_told_apart(home: Path) -> None:
             await fork(api, "a", name="b")
 
 
-async def test_a_version_without_a_checkpoint_tells_which_have_one(home: Path) -> None:
+async def test_fork_without_checkpoint_lists_versions_with_one(home: Path) -> None:
     async with serving(home) as api:
         await parent(api)
         with pytest.raises(NotFound, match="no checkpoint holds a@1003") as refused:
@@ -78,7 +78,7 @@ async def test_a_version_without_a_checkpoint_tells_which_have_one(home: Path) -
         assert [run.name for run in await api("list")] == ["a"]
 
 
-async def test_a_fresh_fork_takes_the_weights_of_any_version(home: Path) -> None:
+async def test_fresh_fork_takes_weights_of_any_version(home: Path) -> None:
     async with serving(home) as api:
         await parent(api)
         await fork(api, "a@1003", fresh=True, name="b")
@@ -95,7 +95,7 @@ async def test_the_shape_of_the_adapter_stays(home: Path) -> None:
                 await fork(api, "a@1004", override)
 
 
-async def test_a_fork_outlives_its_parent_and_begins_again_from_its_origin(home: Path) -> None:
+async def test_fork_outlives_parent_and_restarts_from_origin(home: Path) -> None:
     async with serving(home) as api:
         await parent(api)
         behave(home, driver={"crash_at": 1})
@@ -109,7 +109,7 @@ async def test_a_fork_outlives_its_parent_and_begins_again_from_its_origin(home:
         assert params_of(api, "b")["start_from"] == str(home / "runs/b/origin")
 
 
-async def test_a_run_does_not_begin_with_what_a_fork_of_its_name_left_that_never_came_to_be(
+async def test_run_ignores_origin_of_a_failed_fork(
     home: Path,
 ) -> None:
     async with serving(home) as api:
@@ -119,9 +119,7 @@ async def test_a_run_does_not_begin_with_what_a_fork_of_its_name_left_that_never
         assert params_of(api, "b")["start_from"] is None
 
 
-async def test_a_parent_that_is_removed_meanwhile_is_not_missed(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_parent_may_vanish_while_it_is_forked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(home) as api:
         await parent(api)
 
@@ -145,7 +143,7 @@ async def test_a_damaged_checkpoint_begins_nothing(home: Path) -> None:
         assert [path.name for path in (home / "runs").iterdir()] == ["a"]
 
 
-def test_weights_and_moments_are_carried_over_and_fresh_ones_are_not() -> None:
+def test_fork_carries_moments_unless_fresh() -> None:
     with world() as made:
         made.run("a", "trainer.steps=2")
         made.json("fork", "a@2", "--name", "on", "--steps", "1", "--wait")

@@ -45,7 +45,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "py_spy", lambda: None)
 
 
-def test_silence_is_a_hang_and_a_beat_ends_it() -> None:
+def test_silence_is_a_hang_until_a_beat() -> None:
     pulse = Pulse(beat(0), 100.0, 100.0)
     assert pulse.trouble(109.0, LIMITS) == ""
     assert pulse.trouble(111.0, LIMITS) == "was hung: no heartbeat for 11 s"
@@ -53,7 +53,7 @@ def test_silence_is_a_hang_and_a_beat_ends_it() -> None:
     assert pulse.trouble(112.0, LIMITS) == ""
 
 
-def test_work_without_progress_is_stuck_and_idleness_is_not() -> None:
+def test_only_work_without_progress_is_stuck() -> None:
     pulse = Pulse(beat(0), 0.0, 0.0)
     for now in range(1, 62):
         pulse.see(beat(now), now)
@@ -78,9 +78,7 @@ def test_a_daemon_that_slept_accuses_nobody() -> None:
     assert pulse.trouble(1009.0, LIMITS) == ""
 
 
-async def test_only_who_is_silent_while_the_daemon_looks_is_put_down(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_silence_while_daemon_looks_is_fatal(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, attempt = open_context(home), AttemptDir(home)
     put: list[None] = []
     monkeypatch.setattr(health, "watched", lambda _: [(attempt, ("the driver", Item("run a")))])
@@ -141,7 +139,7 @@ async def beats(ctx: Context, name: str) -> None:
     await until(lambda: attempt_dir(runs.get(ctx.store, name)) in ctx.processes.pulses)
 
 
-async def test_a_hung_driver_is_replaced_when_its_spec_wants_that(home: Path) -> None:
+async def test_hung_driver_is_replaced_when_wanted(home: Path) -> None:
     behave(home, driver={"seconds": 0.1})
     async with reconciling(home, **QUICK) as ctx:
         submit(ctx, "a", resources={"restart": "on-failure"})
@@ -154,7 +152,7 @@ async def test_a_hung_driver_is_replaced_when_its_spec_wants_that(home: Path) ->
         assert ctx.pools["tiny-1"].number == 1
 
 
-async def test_a_stopped_pool_is_replaced_and_takes_its_tenants_with_it(home: Path) -> None:
+async def test_stopped_pool_is_replaced_with_its_tenants(home: Path) -> None:
     behave(home, driver={"seconds": 0.1})
     async with reconciling(home, **QUICK) as ctx:
         for name in ("a", "b"):
@@ -169,7 +167,7 @@ async def test_a_stopped_pool_is_replaced_and_takes_its_tenants_with_it(home: Pa
         assert ctx.pools["tiny-1"].number == 2
 
 
-async def test_who_is_slow_and_who_has_no_heartbeat_are_left_alone(home: Path) -> None:
+async def test_slow_and_beatless_drivers_are_left_alone(home: Path) -> None:
     """Both at once: each takes longer for its step than anybody may be silent."""
     async with reconciling(home, **QUICK) as ctx:
         for name, silent in (("slow", False), ("silent", True)):
@@ -191,7 +189,7 @@ async def test_a_driver_that_gets_nowhere_is_stuck(home: Path) -> None:
         assert "at 'step'; killed" in row.detail
 
 
-async def test_a_hung_driver_that_is_to_stop_is_killed_and_stopped(home: Path) -> None:
+async def test_hung_driver_asked_to_pause_is_paused(home: Path) -> None:
     behave(home, driver={"seconds": 0.1})
     async with reconciling(home, **SOON) as ctx:
         submit(ctx, "a", trainer=LONG)
@@ -202,7 +200,7 @@ async def test_a_hung_driver_that_is_to_stop_is_killed_and_stopped(home: Path) -
         assert "the driver was hung" in row.detail
 
 
-async def test_why_it_was_killed_is_known_to_the_next_daemon(home: Path) -> None:
+async def test_next_daemon_knows_reason_of_a_kill(home: Path) -> None:
     behave(home, driver={"seconds": 0.1})
     async with reconciling(home, **QUICK) as ctx:
         submit(ctx, "a", trainer=LONG)
@@ -236,7 +234,7 @@ async def test_who_comes_back_before_the_kill_is_spared(home: Path) -> None:
         assert ctx.processes.inspect(attempt).phase == "alive" and not attempt.killed.exists()
 
 
-async def test_what_an_earlier_daemon_did_not_come_to_is_forgotten(home: Path) -> None:
+async def test_next_daemon_forgets_an_uncompleted_kill(home: Path) -> None:
     behave(home, driver={"seconds": 0.1})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer=LONG)
@@ -247,7 +245,7 @@ async def test_what_an_earlier_daemon_did_not_come_to_is_forgotten(home: Path) -
         await until(lambda: not killed_for(attempt))
 
 
-async def test_a_stopped_shim_is_woken_to_tell_the_end(home: Path) -> None:
+async def test_stopped_shim_is_woken_to_report_end(home: Path) -> None:
     behave(home, driver={"seconds": 0.1})
     async with reconciling(home, **SOON) as ctx:
         submit(ctx, "a", trainer=LONG)
@@ -260,7 +258,7 @@ async def test_a_stopped_shim_is_woken_to_tell_the_end(home: Path) -> None:
         assert "was hung" in row.detail and runs.attempts(ctx.store, "a")[0].signal == signal.SIGKILL
 
 
-async def test_a_stopped_shim_tells_the_end_of_a_driver_that_nobody_accuses(home: Path) -> None:
+async def test_stopped_shim_reports_end_of_killed_driver(home: Path) -> None:
     behave(home, driver={"seconds": 0.1})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer=LONG)
@@ -291,7 +289,7 @@ async def test_where_it_hangs_is_in_its_log(home: Path, monkeypatch: pytest.Monk
         assert "which hangs" in text and "drive (" in text
 
 
-def test_a_real_run_goes_through_a_hung_driver_and_a_hung_pool() -> None:
+def test_real_run_survives_hung_driver_and_pool() -> None:
     with world() as made:
         made.home.root.mkdir()
         made.home.config.write_text("supervision: {hang: 6}")

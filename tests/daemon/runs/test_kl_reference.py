@@ -30,7 +30,7 @@ NOTHING = "def score(completion): return 0.0\n"
 PULLED = ("algorithm.kl.coef=0.5", "reward=nothing.py:score", "trainer.steps=2")
 
 
-def test_a_run_from_an_adapter_stays_with_it_where_nothing_is_rewarded() -> None:
+def test_unrewarded_run_stays_with_its_adapter() -> None:
     with world() as made:
         (made.root / "nothing.py").write_text(NOTHING)
         made.run("a", "trainer.steps=2")
@@ -112,7 +112,7 @@ def test_a_reference_outlives_its_run_and_a_kill() -> None:
         (["algorithm.kl.reference=a@1006"], "a@1006 is an adapter of /models/other, not of "),
     ],
 )
-async def test_what_is_no_reference_is_refused_and_nothing_is_made(
+async def test_invalid_reference_is_refused_leaving_nothing(
     home: Path, overrides: list[str], says: str
 ) -> None:
     async with serving(home) as api:
@@ -125,7 +125,7 @@ async def test_what_is_no_reference_is_refused_and_nothing_is_made(
         assert [path.name for path in (home / "runs").iterdir()] == ["a"]
 
 
-async def test_a_version_that_one_may_not_see_is_no_reference(home: Path) -> None:
+async def test_hidden_version_cannot_be_a_reference(home: Path) -> None:
     ctx = open_context(home, sharing=Sharing(read="owner"))
     finished(ctx, "a")
     ctx.users = SharedBox()
@@ -136,7 +136,7 @@ async def test_a_version_that_one_may_not_see_is_no_reference(home: Path) -> Non
     ctx.journal.close()
 
 
-async def test_a_fork_keeps_the_reference_that_its_parent_names(home: Path, tmp_path: Path) -> None:
+async def test_fork_keeps_reference_of_its_parent(home: Path, tmp_path: Path) -> None:
     async with serving(home) as api:
         await api.run("r")
         await api.until("r", "ended")

@@ -30,7 +30,7 @@ def says(api: Api, name: str, sha256: str) -> None:
     ingest(api.ctx.store, name, journal)
 
 
-async def test_versions_are_served_on_the_weights_they_were_made_on_only(home: Path) -> None:
+async def test_versions_are_served_only_on_their_base(home: Path) -> None:
     behave(home, pool={"model_sha256": HERE})
     async with serving(home) as api:
         finished(api.ctx)
@@ -44,7 +44,7 @@ async def test_versions_are_served_on_the_weights_they_were_made_on_only(home: P
             await api("serving", "b@1003")
 
 
-async def test_an_imported_adapter_knows_the_weights_it_was_attested_on(home: Path, tmp_path: Path) -> None:
+async def test_imported_adapter_remembers_its_attested_base(home: Path, tmp_path: Path) -> None:
     behave(home, pool={"model_sha256": HERE})
     async with serving(home) as api:
         pool = api.ctx.pools[(await serve(api, bot=adapter_in(tmp_path / "bot"))).pool]
@@ -56,7 +56,7 @@ async def test_an_imported_adapter_knows_the_weights_it_was_attested_on(home: Pa
             refuse_other_base(api.ctx, run, pool)
 
 
-async def test_a_fork_is_told_the_base_of_its_parent(home: Path) -> None:
+async def test_fork_receives_base_of_its_parent(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         says(api, "a", HERE)

@@ -57,13 +57,13 @@ def test_what_the_run_is_may_not(override: str) -> None:
         ("trainer.dp", "not of the form key=value"),
     ],
 )
-def test_a_key_or_value_that_is_none_is_refused(override: str, says: str) -> None:
+def test_invalid_override_is_refused(override: str, says: str) -> None:
     with pytest.raises(SpecError) as refused:
         changed(OLD, [override])
     assert says in refused.value.message
 
 
-async def test_the_next_attempt_goes_by_the_changed_spec_and_shows_what_changed(home: Path) -> None:
+async def test_next_attempt_uses_and_shows_changed_spec(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")
@@ -88,7 +88,7 @@ async def test_steps_may_be_given_as_a_key(home: Path) -> None:
         assert (await api.until("a", "ended")).step == 8
 
 
-async def test_a_refused_change_leaves_the_run_as_it_was(home: Path) -> None:
+async def test_refused_change_leaves_run_unchanged(home: Path) -> None:
     async with serving(home) as api:
         behave(home, preflight={"refuses": "trainer.backend: not here"})
         finished(api.ctx)
@@ -100,7 +100,7 @@ async def test_a_refused_change_leaves_the_run_as_it_was(home: Path) -> None:
         assert after.spec == before.spec and after.state == "ended" and len(after.attempts) == 1
 
 
-async def test_of_two_resumes_at_once_the_refused_one_leaves_no_trace(home: Path) -> None:
+async def test_refused_of_two_resumes_leaves_no_trace(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         bodies = [ResumeRequest(steps=8, overrides=[f"resources.priority={n}"]) for n in (1, 2)]
@@ -123,7 +123,7 @@ async def test_of_two_resumes_at_once_the_refused_one_leaves_no_trace(home: Path
         (None, "canonical_lora"),
     ],
 )
-def test_only_what_megatron_trained_shares_an_a_on_megatron(trained: Spec | None, kept: str) -> None:
+def test_only_megatron_checkpoints_share_one_a(trained: Spec | None, kept: str) -> None:
     shared = convert({"trainer": {"backend": "megatron"}, "lora": {"type": "lora"}})
     assert fitted(shared, ["trainer.backend=megatron"], trained).lora.type == kept
     assert fitted(OLD, [], trained) == OLD
@@ -135,7 +135,7 @@ def test_only_what_megatron_trained_shares_an_a_on_megatron(trained: Spec | None
     assert "canonical_lora" in refused.value.hint
 
 
-async def test_a_run_goes_on_with_megatron_by_the_type_that_its_checkpoint_has(home: Path) -> None:
+async def test_megatron_resume_uses_the_checkpoints_lora_type(home: Path) -> None:
     backends = {"megatron": Backend(python=Path(sys.executable))}
     async with serving(home, backends=backends) as api:
         await api.run("a", "lora.type=lora")
@@ -181,9 +181,7 @@ async def test_more_steps_do_not_stretch_the_schedule(home: Path, more: dict[str
     ("trainer", "done", "refused"),
     [({}, 6, True), ({"min_lr": 1e-5}, 6, False), ({}, 4, False), ({"schedule": "constant"}, 6, False)],
 )
-def test_a_rate_that_came_down_to_nothing_is_not_gone_on_with(
-    trainer: dict[str, Any], done: int, refused: bool
-) -> None:
+def test_resume_at_rate_zero_is_refused(trainer: dict[str, Any], done: int, refused: bool) -> None:
     spec = convert({"trainer": {"steps": 6, "schedule": "cosine"} | trainer})
     spec = on_schedule(spec, spec, 6, 9)
     with pytest.raises(SpecError, match="steps 7 to 9 would change nothing") if refused else nullcontext():
@@ -240,7 +238,7 @@ FSDP = {"base_checksum": "f", "trainer": "fsdp", "sizes": {"dp": 2}}
         ),
     ],
 )
-def test_a_base_is_compared_by_what_both_attempts_tell(
+def test_bases_are_compared_by_shared_facts(
     attempts: list[dict[str, Any]], now: PoolInfo, warnings: int
 ) -> None:
     told = compared(attempts, now, dp=2 if now.trainer == "fsdp" else 1)

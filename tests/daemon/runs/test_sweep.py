@@ -81,7 +81,7 @@ async def sweep(
     return started
 
 
-async def test_all_points_run_and_are_shown_with_their_values(home: Path) -> None:
+async def test_all_points_run_with_their_values_shown(home: Path) -> None:
     async with serving(home) as api:
         made = await sweep(api, "trainer.lr=1e-4,3e-4", "seed=1,2")
         assert made.grid == {"trainer.lr": ["1e-4", "3e-4"], "seed": ["1", "2"]}
@@ -108,7 +108,7 @@ async def test_a_bad_point_starts_nothing(home: Path, overrides: tuple[str, ...]
         )
 
 
-async def test_each_point_is_looked_at_for_what_contradicts_itself(home: Path) -> None:
+async def test_contradictory_point_is_refused_before_start(home: Path) -> None:
     async with serving(home) as api:
         with pytest.raises(SpecError, match=r"s-2 \(.*trainer.lr=1e-4\): trainer.min_lr: 0.001 is more than"):
             await sweep(api, "trainer.lr=1e-2,1e-4", "trainer.min_lr=1e-3", "trainer.schedule=cosine")
@@ -125,7 +125,7 @@ async def test_a_name_that_is_taken_starts_nothing(home: Path) -> None:
             await api("sweeps", "t")
 
 
-async def test_a_sweep_goes_with_the_last_of_its_runs(home: Path) -> None:
+async def test_sweep_disappears_with_its_last_run(home: Path) -> None:
     async with serving(home) as api:
         await sweep(api, "seed=1,2")
         with being_made(api.ctx, ["T-1"]), pytest.raises(Conflict, match="t-1 is being made"):
@@ -139,7 +139,7 @@ async def test_a_sweep_goes_with_the_last_of_its_runs(home: Path) -> None:
         assert await api("sweeps") == []
 
 
-async def test_points_that_cannot_share_a_base_are_warned_of(home: Path) -> None:
+async def test_sweep_warns_of_unshared_bases(home: Path) -> None:
     async with serving(home) as api:
         made = await sweep(api, "deterministic=true,false")
         assert made.warnings == [
@@ -152,7 +152,7 @@ def specs(count: int = 4, **sections: Any) -> list[Spec]:
     return [convert({"trainer": {"steps": 40}} | sections)] * count
 
 
-def test_rungs_are_powers_of_eta_down_to_one_run() -> None:
+def test_rungs_are_powers_of_eta() -> None:
     assert halving_of(HalvingRequest(), specs(8)) == Halving(2, [5, 10, 20], "reward")
     assert halving_of(HalvingRequest(eta=3), specs(9, eval={"every": 2})) == Halving(3, [4, 13], "eval")
 
@@ -222,7 +222,7 @@ def rungs_of(ctx: Context) -> list[Any]:
     return [(rung.step, rung.kept, rung.stopped) for rung in sweeps.get(ctx.store, "s").rungs]
 
 
-def test_a_rung_waits_for_the_last_run_and_keeps_the_better_half(ctx: Context) -> None:
+def test_rung_waits_then_keeps_the_better_half(ctx: Context) -> None:
     a, b, c, d = racing(ctx, "reward", [2])
     for name, reward in ((a, 0.1), (b, 0.9), (c, 0.5)):
         went(ctx, name, [9.0, reward, 5.0])
@@ -305,7 +305,7 @@ async def until_decided(api: Api) -> Any:
     return await until(lambda: [row for row in sweeps.sweeps(api.ctx.store) if row.rungs])
 
 
-def test_a_sweep_from_the_command_line_to_its_table() -> None:
+def test_sweep_works_from_the_command_line() -> None:
     with world() as made:
         spec = made.spec(SMALL)
         wish = ("--halving", "--rungs", "2", "--metric", "reward", "--name", "s", "--wait")

@@ -21,7 +21,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingesting, "PORTION", 3)
 
 
-async def test_a_run_is_settled_when_all_its_facts_are_taken_in(home: Path) -> None:
+async def test_run_settles_once_all_facts_are_ingested(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         run = await until_state(ctx, "a", "ended")
@@ -29,7 +29,7 @@ async def test_a_run_is_settled_when_all_its_facts_are_taken_in(home: Path) -> N
         assert len(metrics.steps(ctx.store, "a")) == 6 and not ctx.storage.last_words
 
 
-def test_a_journal_that_is_written_anew_again_and_again_is_not_believed(home: Path) -> None:
+def test_repeatedly_rewritten_journal_is_not_believed(home: Path) -> None:
     ctx = open_context(home)
     run = finished(ctx)
     journal = run_dir(run).journal
@@ -43,7 +43,7 @@ def test_a_journal_that_is_written_anew_again_and_again_is_not_believed(home: Pa
         take_in(ctx, run)
 
 
-def test_what_others_write_after_the_driver_is_gone_is_not_waited_for(home: Path) -> None:
+def test_late_writes_by_others_are_not_awaited(home: Path) -> None:
     ctx = open_context(home)
     run = finished(ctx)
     journal = run_dir(run).journal

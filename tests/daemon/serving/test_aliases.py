@@ -43,7 +43,7 @@ def spoil(home: Path, version: int, run: str = "a") -> None:
     path.write_bytes(data)
 
 
-async def test_a_swap_makes_an_alias_moves_it_and_says_what_was_before(home: Path) -> None:
+async def test_swap_moves_alias_and_names_previous_version(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         first = await api("swap", "bot", "a@1003")
@@ -76,7 +76,7 @@ async def test_rollback_goes_to_the_version_before_and_back(home: Path) -> None:
         assert [move.version for move in await api("alias_moves", "bot")][:2] == [1001, None]
 
 
-async def test_a_version_that_fails_changes_nothing_and_says_why(home: Path) -> None:
+async def test_refused_swap_changes_nothing_and_says_why(home: Path) -> None:
     behave(home, pool={"refuses": ["a@1002"]})
     async with serving(home) as api:
         finished(api.ctx)
@@ -116,7 +116,7 @@ async def test_names_of_aliases_are_checked(home: Path) -> None:
         assert await api("aliases") == []
 
 
-async def test_an_alias_goes_before_a_run_of_its_name(home: Path) -> None:
+async def test_alias_precedes_a_run_of_its_name(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "a", "a@1002")
@@ -135,9 +135,7 @@ async def test_swaps_of_one_alias_go_one_after_another(home: Path) -> None:
         await until(lambda: kept(api) == chain[-1:])
 
 
-async def test_the_gateways_table_is_right_when_a_swap_returns(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_gateway_table_is_current_after_a_swap(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         with monkeypatch.context() as patch:
@@ -158,7 +156,7 @@ async def test_the_gateways_table_is_right_when_a_swap_returns(
         assert table(home) == {"aliases": {}, "versions": {}}
 
 
-async def test_what_is_pinned_or_aliased_is_kept_and_nothing_else(home: Path) -> None:
+async def test_only_pinned_and_aliased_versions_stay_loaded(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         await api("serving", "a")  # the pool is up
@@ -177,7 +175,7 @@ async def test_what_is_pinned_or_aliased_is_kept_and_nothing_else(home: Path) ->
         assert kinds == ["pin", "unpin"]
 
 
-async def test_a_pool_that_refuses_what_is_pinned_is_told_once(home: Path) -> None:
+async def test_refusal_of_a_pin_warns_once(home: Path) -> None:
     behave(home, pool={"refuses": ["a@1002"]})
     async with serving(home) as api:
         finished(api.ctx)
@@ -193,7 +191,7 @@ async def test_a_pool_that_refuses_what_is_pinned_is_told_once(home: Path) -> No
         assert "a@1002 is pinned, but pool tiny-1 does not keep it loaded: a@1002 is not what" in warning
 
 
-async def test_pins_go_before_aliases_where_there_is_room_for_few(home: Path) -> None:
+async def test_pin_beyond_room_warns_until_room_frees(home: Path) -> None:
     behave(home, pool={"capacity": {"max_versions": 2, "versions": 0, "max_rank": 64}})
     async with serving(home) as api:
         finished(api.ctx)
@@ -217,7 +215,7 @@ async def test_a_version_without_files_cannot_be_pinned(home: Path) -> None:
         assert [version.pinned for version in await api("adapters", "a")] == [False] * 6
 
 
-async def test_a_run_with_a_pin_or_an_alias_is_not_removed(home: Path) -> None:
+async def test_pinned_or_aliased_run_is_not_removed(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         await api("pin", "a@1001")
@@ -231,7 +229,7 @@ async def test_a_run_with_a_pin_or_an_alias_is_not_removed(home: Path) -> None:
         await api("remove", "a")
 
 
-def test_a_trained_adapter_is_pinned_swapped_rolled_back_kept_over_a_kill_cleaned_and_verified() -> None:
+def test_serving_survives_pool_kill_gc_and_rollback() -> None:
     with world() as made:
         made.run("a", "trainer.steps=3", "checkpoint.keep_versions=1", text=SMALL)
         made.client.pin("a@2")
@@ -253,7 +251,7 @@ def test_a_trained_adapter_is_pinned_swapped_rolled_back_kept_over_a_kill_cleane
         assert [move.version for move in made.client.alias_moves("bot")] == [2, 3, 2]
 
 
-async def test_the_owner_of_a_run_sees_and_ends_aliases_of_others(home: Path) -> None:
+async def test_foreign_aliases_are_limited_and_block_removal(home: Path) -> None:
     eve, ann = Caller(4002, "eve"), Caller(4001, "ann")
     async with serving(home) as api:
         ctx = api.ctx

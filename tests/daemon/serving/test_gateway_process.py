@@ -49,9 +49,7 @@ async def test_a_served_base_wants_a_gateway(home: Path) -> None:
     assert gateways.is_wanted(ctx)
 
 
-async def test_the_gateway_outlives_the_daemon_and_ends_with_it_when_asked_to(
-    home: Path, wanted: None
-) -> None:
+async def test_gateway_outlives_daemon_unless_asked_to_end(home: Path, wanted: None) -> None:
     async with serving(home) as api:
         await until(lambda: gateway_socket(api.ctx))
         assert (await api("status")).gateway == str(Home(home).gateway_socket)
@@ -91,9 +89,7 @@ async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: Non
         await until(lambda: not is_alive(pid))
 
 
-async def test_an_owner_has_a_gateway_while_it_is_asked_for(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_owner_gateway_lives_while_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = open_context(home)
     ctx.users = SharedBox()
     submit(ctx, "a")
@@ -121,7 +117,7 @@ def life(root: Path, number: int, began: float, seconds: float) -> AttemptDir:
     return attempt
 
 
-def test_short_lives_in_a_row_pause_longer_and_longer(tmp_path: Path) -> None:
+def test_short_lives_lengthen_the_pause(tmp_path: Path) -> None:
     lives = [life(tmp_path, 1, 0.0, 500.0), *(life(tmp_path, n, 600.0 + n, 0.5) for n in range(2, KEPT))]
     pauses = [
         not_before(lives[:n]) - (read_status(lives[n - 1]) or {})["ended_at"]
@@ -130,7 +126,7 @@ def test_short_lives_in_a_row_pause_longer_and_longer(tmp_path: Path) -> None:
     assert pauses == [0.0, 0.5, 1.0, 2.0]
 
 
-def test_an_end_in_the_future_keeps_no_gateway_from_its_next_life(tmp_path: Path) -> None:
+def test_future_end_does_not_delay_the_gateway(tmp_path: Path) -> None:
     days_ahead = life(tmp_path, 1, time.time() + 2 * 86400, 0.5)
     assert not_before([days_ahead]) <= time.time()
 
@@ -143,7 +139,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.long
-def test_a_real_home_serves_on_while_its_daemon_and_pool_die() -> None:
+def test_serving_survives_loss_of_daemon_and_pool() -> None:
     with world() as made:
         made.run("a", "trainer.steps=2")
         versions = [f"a@{version.version}" for version in made.client.adapters("a")]

@@ -55,7 +55,7 @@ def nothing_is_left(api: Api) -> bool:
     return not runs.list_runs(api.ctx.store, all=True) and not list((home / "runs").iterdir())
 
 
-async def test_a_directory_becomes_a_version_that_an_alias_serves(home: Path, tmp_path: Path) -> None:
+async def test_imported_directory_is_served_by_alias(home: Path, tmp_path: Path) -> None:
     async with serving(home) as api:
         made = await serve(api, bot=adapter_in(tmp_path / "bot"))
         (alias,) = made.aliases
@@ -72,7 +72,7 @@ async def test_a_directory_becomes_a_version_that_an_alias_serves(home: Path, tm
         assert (await api("verify", "bot")).problems == 0
 
 
-async def test_other_bytes_under_a_name_become_its_next_version(home: Path, tmp_path: Path) -> None:
+async def test_changed_bytes_become_the_next_version(home: Path, tmp_path: Path) -> None:
     first, second = adapter_in(tmp_path / "a", 1), adapter_in(tmp_path / "b", 2, rank=4)
     async with serving(home) as api:
         for source, number in ((first, 0), (first, 0), (second, 1), (first, 0)):
@@ -82,7 +82,7 @@ async def test_other_bytes_under_a_name_become_its_next_version(home: Path, tmp_
         assert [move.version for move in await api("alias_moves", "bot")] == [0, 1, 0]
 
 
-async def test_the_same_numbers_with_another_alpha_are_another_version(home: Path, tmp_path: Path) -> None:
+async def test_changed_alpha_makes_another_version(home: Path, tmp_path: Path) -> None:
     source = adapter_in(tmp_path / "a")
     async with serving(home) as api:
         await serve(api, bot=source)
@@ -94,9 +94,7 @@ async def test_the_same_numbers_with_another_alpha_are_another_version(home: Pat
         assert [version.alpha for version in await api("adapters", "bot")] == [4.0, 32.0]
 
 
-async def test_an_adapter_that_fails_its_attestation_leaves_nothing_of_all(
-    home: Path, tmp_path: Path
-) -> None:
+async def test_one_failed_attestation_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
     behave(home, pool={"refuses": ["b@0"]})
     async with serving(home) as api:
         with pytest.raises(AttestationFailed, match=f"adapter b of {tmp_path}"):
@@ -107,7 +105,7 @@ async def test_an_adapter_that_fails_its_attestation_leaves_nothing_of_all(
         assert alias.attested == "passed"
 
 
-async def test_a_refused_next_version_leaves_the_one_before_serving(home: Path, tmp_path: Path) -> None:
+async def test_refused_version_leaves_the_previous_serving(home: Path, tmp_path: Path) -> None:
     async with serving(home) as api:
         await serve(api, bot=adapter_in(tmp_path / "a", 1))
         behave(home, pool={"refuses": ["bot@1"]})
@@ -159,7 +157,7 @@ async def test_an_adapter_that_does_not_fit_is_refused(
         assert nothing_is_left(api) and not api.ctx.pools
 
 
-def test_an_adapter_with_a_copy_of_the_bases_head_is_read_for_that_base_alone(tmp_path: Path) -> None:
+def test_copied_base_head_fits_that_base_alone(tmp_path: Path) -> None:
     base = untied(tmp_path / "base")
 
     def read(name: str, base_served: Path = base, **how: Any) -> Adapter:
@@ -189,7 +187,7 @@ def shortened(directory: Path) -> Path:
     return directory
 
 
-async def test_what_does_not_fit_the_base_is_refused_by_its_header(
+async def test_misfitting_adapter_is_refused_from_its_header(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lorad.adapters.peft.read_tensors", lambda *_: pytest.fail("its weights were read"))
@@ -214,7 +212,7 @@ async def test_a_name_that_means_something_else_is_refused(home: Path, tmp_path:
             await serve(api, "lora.rank=4", bot=source)
 
 
-async def test_a_pool_that_serves_is_not_put_away_and_comes_back(home: Path, tmp_path: Path) -> None:
+async def test_serving_pool_is_kept_up_and_revived(home: Path, tmp_path: Path) -> None:
     async with serving(home, idle_timeout=0.0) as api:
         made = await serve(api, bot=adapter_in(tmp_path / "a"))
         pool = api.ctx.pools[made.pool]
@@ -244,7 +242,7 @@ async def test_serving_goes_on_under_the_next_daemon(home: Path, tmp_path: Path)
         assert await up(pool) == pid
 
 
-async def test_a_run_joins_the_base_that_serves_and_another_base_waits(home: Path, tmp_path: Path) -> None:
+async def test_run_joins_serving_base_while_others_wait(home: Path, tmp_path: Path) -> None:
     async with serving(home, idle_timeout=0.0) as api:
         made = await serve(api, bot=adapter_in(tmp_path / "a"))
         await api.run("joins", "model.path=builtin:tiny")
@@ -256,7 +254,7 @@ async def test_a_run_joins_the_base_that_serves_and_another_base_waits(home: Pat
         await until_state(api.ctx, "other", "ended")
 
 
-async def test_what_keeps_a_base_from_being_served_is_told(home: Path, tmp_path: Path) -> None:
+async def test_blocked_serving_says_what_it_awaits(home: Path, tmp_path: Path) -> None:
     async with serving(home, idle_timeout=0.0) as api:
         made = await serve(api, bot=adapter_in(tmp_path / "a"))
         await api("stop_serving", "bot")
@@ -274,7 +272,7 @@ async def test_what_keeps_a_base_from_being_served_is_told(home: Path, tmp_path:
         assert (await api("show", "bot")).waiting == ""
 
 
-async def test_an_alias_of_a_trained_run_can_be_kept_warm(home: Path) -> None:
+async def test_alias_of_trained_run_can_stay_warm(home: Path) -> None:
     async with serving(home) as api:
         with pytest.raises(SpecError, match="nothing to serve"):
             await serve(api)
@@ -287,7 +285,7 @@ async def test_an_alias_of_a_trained_run_can_be_kept_warm(home: Path) -> None:
         assert (await api("stop_serving", "bot")).runs == ["a"]
 
 
-async def test_an_imported_adapter_cannot_be_resumed_and_can_be_forked(home: Path, tmp_path: Path) -> None:
+async def test_imported_adapter_forks_but_never_resumes(home: Path, tmp_path: Path) -> None:
     async with serving(home) as api:
         await serve(api, bot=adapter_in(tmp_path / "a"))
         with pytest.raises(Conflict, match="never trained here"):
@@ -296,7 +294,7 @@ async def test_an_imported_adapter_cannot_be_resumed_and_can_be_forked(home: Pat
         assert (await api.until("on", "ended")).reason == "completed"
 
 
-def test_an_adapter_is_served_by_a_real_pool_from_the_command_line() -> None:
+def test_real_pool_serves_from_the_command_line() -> None:
     with world() as made:
         source = adapter_in(
             made.root / "bot", modules=("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj")
@@ -327,7 +325,7 @@ def answer_of(said: str) -> Any:
     return json.loads(done.stdout)
 
 
-async def test_a_version_that_another_kind_of_pool_serves_says_what_it_waits_for(home: Path) -> None:
+async def test_version_of_another_pool_kind_waits(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx, "a")
         finished(api.ctx, "b", pool={"mode": "resident"})

@@ -71,7 +71,7 @@ def reports(world: World, name: str) -> Figures:
 
 
 # -- counting ------------------------------------------------------------------------------------------------
-def test_a_request_counts_for_its_name_and_its_version(clock: Clock) -> None:
+def test_request_counts_for_alias_and_version(clock: Clock) -> None:
     traffic = Traffic(clock)
     for version, seconds in (("a@1", 1.0), ("a@2", 3.0), ("a@2", 2.0)):
         ask(Counted(traffic), "bot", version, clock=clock, seconds=seconds)
@@ -81,7 +81,7 @@ def test_a_request_counts_for_its_name_and_its_version(clock: Clock) -> None:
     assert (of(traffic, "a@1").requests, of(traffic, "a@2").requests) == (1, 2)
 
 
-def test_rates_and_times_are_of_the_last_minute_and_counts_of_always(clock: Clock) -> None:
+def test_rates_cover_last_minute_counts_cover_all(clock: Clock) -> None:
     traffic = Traffic(clock)
     ask(Counted(traffic), "bot")
     clock.now += 30
@@ -128,7 +128,7 @@ def test_what_the_serving_side_broke_has_failed(
     assert of(traffic) == Figures(requests=requests, failed=failed, requests_per_second=requests / WINDOW)
 
 
-def test_however_many_ask_for_however_much_memory_stays_bounded(clock: Clock) -> None:
+def test_traffic_memory_stays_bounded(clock: Clock) -> None:
     traffic = Traffic(clock)
     with Counted(traffic) as waiting:
         waiting.serves("bot")
@@ -158,9 +158,7 @@ def test_the_gateway_tells_what_it_served(world: World, client: OpenAI) -> None:
     assert reports(world, "sorter@0").requests >= 2
 
 
-def test_a_request_under_way_is_in_flight_and_one_that_left_has_not_failed(
-    world: World, client: OpenAI
-) -> None:
+def test_abandoned_request_was_in_flight_not_failed(world: World, client: OpenAI) -> None:
     before = reports(world, "bot")
     stream = client.completions.create(
         model="bot", prompt="1", max_tokens=1900, n=64, temperature=2, stream=True
@@ -173,7 +171,7 @@ def test_a_request_under_way_is_in_flight_and_one_that_left_has_not_failed(
     assert (after.requests, after.failed) == (before.requests + 1, before.failed)
 
 
-def test_what_is_refused_is_not_traffic_and_what_is_unknown_has_no_name(world: World, client: OpenAI) -> None:
+def test_refused_and_unknown_requests_are_not_counted(world: World, client: OpenAI) -> None:
     before = reports(world, "bot").requests
     with pytest.raises(sdk.BadRequestError):
         client.completions.create(model="bot", prompt="1", max_tokens=5000)
@@ -216,7 +214,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(world: World, client: Ope
 
 
 # -- the daemon ----------------------------------------------------------------------------------------------
-async def test_aliases_have_the_traffic_of_a_gateway_that_is_up(home: Path) -> None:
+async def test_aliases_show_traffic_of_living_gateway(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")
@@ -238,7 +236,7 @@ async def test_without_a_gateway_there_is_no_traffic(home: Path, monkeypatch: py
         assert "lorad_gateway_requests_total{" not in await exposition(api.ctx)
 
 
-def test_the_file_is_there_as_long_as_the_gateway(tmp_path: Path) -> None:
+def test_traffic_file_lives_with_the_gateway(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.gateway.mkdir()
     with running_gateway(home):
@@ -289,9 +287,7 @@ async def test_a_disk_that_hangs_holds_up_nobody(home: Path, monkeypatch: pytest
             hangs.set()
 
 
-async def test_of_a_shared_daemon_only_the_owner_of_a_version_tells_of_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shared_daemon_trusts_only_owners_traffic(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def claims(ctx: Any, uid: int) -> dict[str, Figures]:
         return {"bot": Figures(requests=uid), "other": Figures(requests=uid)}
 

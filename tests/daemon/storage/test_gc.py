@@ -46,7 +46,7 @@ def keep_one(api: Api) -> None:
         connection.execute(f"UPDATE runs SET spec = {keep} WHERE name = 'a'")
 
 
-async def test_what_lost_its_pin_or_alias_goes_and_the_rest_stays(home: Path) -> None:
+async def test_gc_deletes_what_lost_pin_or_alias(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         keep_one(api)
@@ -77,7 +77,7 @@ async def test_keep_0_keeps_every_checkpoint(home: Path) -> None:
         assert [c.step for c in await api("checkpoints", "a")] == [2, 4, 6]
 
 
-async def test_a_version_that_is_loaded_or_in_hand_stays(home: Path) -> None:
+async def test_version_loaded_or_in_hand_stays(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         keep_one(api)
@@ -87,7 +87,7 @@ async def test_a_version_that_is_loaded_or_in_hand_stays(home: Path) -> None:
         assert versions(home) == ["001001", "001003", "001006"]
 
 
-async def test_leftovers_and_directories_of_removed_runs_go_and_unknown_ones_stay(home: Path) -> None:
+async def test_old_leftovers_go_unknown_directories_stay(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         finished(api.ctx, "b")
@@ -102,7 +102,7 @@ async def test_leftovers_and_directories_of_removed_runs_go_and_unknown_ones_sta
         assert young.exists() and stranger.exists() and done.bytes == 15
 
 
-async def test_what_a_run_that_works_is_still_writing_stays(home: Path) -> None:
+async def test_gc_spares_what_a_run_is_writing(home: Path) -> None:
     behave(home, driver={"seconds": 5.0})
     async with serving(home) as api:
         await api.run("a")
@@ -115,7 +115,7 @@ async def test_what_a_run_that_works_is_still_writing_stays(home: Path) -> None:
         await api("kill", "a")
 
 
-async def test_nothing_that_a_pool_may_have_loaded_goes_before_it_has_said_so(home: Path) -> None:
+async def test_pool_not_yet_heard_keeps_versions(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         keep_one(api)
@@ -130,7 +130,7 @@ async def test_nothing_that_a_pool_may_have_loaded_goes_before_it_has_said_so(ho
     assert 1001 not in numbers
 
 
-async def test_a_run_that_is_about_to_resume_is_left_alone(home: Path) -> None:
+async def test_run_about_to_resume_is_left_alone(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         aged(home / "runs" / "a" / "versions" / ".tmp-001007-x", LEFTOVER_SECONDS)
@@ -139,7 +139,7 @@ async def test_a_run_that_is_about_to_resume_is_left_alone(home: Path) -> None:
         assert (await api("gc")).deleted == []
 
 
-async def test_logs_of_old_attempts_and_lives_of_pools_go_and_the_newest_stay(home: Path) -> None:
+async def test_only_newest_logs_and_lives_stay(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         for number in range(2, 6):
@@ -173,7 +173,7 @@ async def test_logs_of_old_attempts_and_lives_of_pools_go_and_the_newest_stay(ho
         ]
 
 
-async def test_a_pool_that_ended_long_ago_goes_with_its_directory(home: Path) -> None:
+async def test_long_ended_pool_loses_its_directory(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")
@@ -191,7 +191,7 @@ async def test_a_pool_that_ended_long_ago_goes_with_its_directory(home: Path) ->
         assert (await api.until("b", "ended")).reason == "completed"
 
 
-async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(home: Path) -> None:
+async def test_budget_takes_only_what_runs_can_spare(home: Path) -> None:
     async with serving(home) as api:
         for name in ("a", "b"):
             finished(api.ctx, name)
@@ -209,7 +209,7 @@ async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(ho
         assert found["samples"] == found["versions"] == []
 
 
-async def test_the_version_that_an_alias_goes_back_to_stays(home: Path) -> None:
+async def test_rollback_target_of_alias_stays(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         keep_one(api)
@@ -273,9 +273,7 @@ async def test_versions_that_specs_name_stay(home: Path, named: str) -> None:
         assert ("001001" in versions(home)) == ("imported" in named)
 
 
-async def test_within_the_budget_nothing_goes_and_no_more_goes_than_must(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_budget_takes_no_more_than_needed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "used", lambda roots: 1000)
     async with serving(home) as api:
         for name in ("a", "b"):
@@ -297,7 +295,7 @@ def test_a_file_that_two_directories_share_counts_once(tmp_path: Path) -> None:
     assert disk_usage.used([tmp_path, tmp_path / "one", tmp_path / "missing"]) == 5
 
 
-async def test_what_a_daemon_died_while_making_goes_and_unknown_runs_stay(home: Path) -> None:
+async def test_unfinished_runs_go_unknown_runs_stay(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
     ctx = open_context(home)
@@ -317,9 +315,7 @@ async def test_what_a_daemon_died_while_making_goes_and_unknown_runs_stay(home: 
     ctx.journal.close()
 
 
-async def test_what_a_file_server_with_another_clock_stamps_is_no_leftover(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_foreign_clock_makes_no_leftovers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDir(home / "runs" / "a")
     path = aged(run.checkpoints / ".tmp-000001-a1-x", 300)
     assert leftovers_in(run, before=time.time()) == [path]

@@ -17,7 +17,7 @@ from tests.engines.real.places import opened
 from tests.kit.fakes.random_adapters import Shapes, random_adapter
 
 
-async def test_what_an_attached_engine_loaded_goes_with_it_and_the_server_stays(
+async def test_attached_engine_unloads_its_versions_at_the_end(
     engine: Engine, server: RemoteEngine, kind: str, shapes: Shapes, tmp_path: Path
 ) -> None:
     one = server._fleet.servers[0]
@@ -31,7 +31,7 @@ async def test_what_an_attached_engine_loaded_goes_with_it_and_the_server_stays(
 
 
 @pytest.mark.long
-async def test_an_attached_engine_loads_its_versions_again_after_a_restart(
+async def test_attached_engine_reloads_versions_after_a_restart(
     engine: Engine, server: RemoteEngine, kind: str, shapes: Shapes, tmp_path: Path
 ) -> None:
     one = server._fleet.servers[0]

@@ -20,7 +20,7 @@ def checks(made: World, kind: str, *options: str) -> dict[str, bool]:
 
 
 @pytest.mark.long
-def test_a_sound_installation_serves_an_adapter_as_lorad_computes_it(kind: str) -> None:
+def test_sound_installation_passes_every_check(kind: str) -> None:
     with world() as made:
         found = checks(made, kind)
     assert {"interpreter", "torch", "command", "start", "load", "sample", "score", "stop", "logprobs"} <= set(

@@ -58,7 +58,7 @@ async def paused(server: RemoteEngine, kind: str) -> AsyncIterator[asyncio.Event
     await task
 
 
-async def test_a_rank_that_the_server_was_not_started_for_is_refused(engine: Engine, shapes: Shapes) -> None:
+async def test_rank_above_the_servers_limit_is_refused(engine: Engine, shapes: Shapes) -> None:
     with pytest.raises(AdapterRefused, match="rank 32 exceeds 16"):
         await load(engine, "run@1", shapes, 1, rank=32)
 
@@ -102,7 +102,7 @@ async def test_what_the_server_itself_refuses_changes_nothing(
     await load(engine, "run@2", shapes, 2)
 
 
-async def test_a_version_whose_form_was_changed_on_the_way_has_another_digest(
+async def test_form_changed_in_transit_has_another_digest(
     engine: Engine, shapes: Shapes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = partial(random_adapter(shapes, 1), match_modules(shapes, "q_proj"), rslora=True)
@@ -135,7 +135,7 @@ async def test_an_unload_is_final(engine: Engine, server: RemoteEngine, shapes: 
             pass
 
 
-async def test_prefixes_of_a_version_are_not_used_for_the_next(engine: Engine, shapes: Shapes) -> None:
+async def test_cached_prefixes_belong_to_one_version(engine: Engine, shapes: Shapes) -> None:
     long_prompt = prompt(tokens=[5 + i % 40 for i in range(200)])
     for number in (1, 2):
         await load(engine, f"run@{number}", shapes, number)
@@ -149,7 +149,7 @@ async def test_prefixes_of_a_version_are_not_used_for_the_next(engine: Engine, s
     assert np.allclose(again["p", 0][1], fresh["p", 0][1], atol=1e-4)
 
 
-async def test_more_versions_than_slots_are_all_served_as_themselves(engine: Engine, shapes: Shapes) -> None:
+async def test_more_versions_than_slots_serve_correctly(engine: Engine, shapes: Shapes) -> None:
     names = [f"run@{number}" for number in range(9)]
     for seed, name in enumerate(names):
         await load(engine, name, shapes, seed)
@@ -159,7 +159,7 @@ async def test_more_versions_than_slots_are_all_served_as_themselves(engine: Eng
         assert np.abs(one - other).max() < 1e-4
 
 
-async def test_an_unload_while_the_server_is_paused_blocks_no_load(
+async def test_unload_on_a_paused_server_blocks_no_load(
     engine: Engine, server: RemoteEngine, shapes: Shapes, paused: asyncio.Event
 ) -> None:
     await load(engine, "run@1", shapes, 1)
@@ -176,7 +176,7 @@ async def test_an_unload_while_the_server_is_paused_blocks_no_load(
     await unload
 
 
-async def test_a_paused_server_with_work_in_flight_is_alive(
+async def test_paused_server_with_work_is_alive(
     engine: Engine, server: RemoteEngine, paused: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = asyncio.create_task(complete(engine, BASE, [prompt()], Sampling(20, stream=False)))
@@ -215,9 +215,7 @@ async def test_a_load_that_comes_too_late_is_undone(
     await load(engine, "run@1", shapes, 1)
 
 
-async def test_sleep_waits_for_what_is_in_flight_and_the_server_lives(
-    engine: Engine, server: RemoteEngine
-) -> None:
+async def test_sleep_waits_for_requests_in_flight(engine: Engine, server: RemoteEngine) -> None:
     call = asyncio.create_task(complete(engine, BASE, [prompt(seeds=range(4))], LONG))
     await busy(server, call)
     await engine.sleep()
@@ -230,7 +228,7 @@ async def test_sleep_waits_for_what_is_in_flight_and_the_server_lives(
     assert (await late)["p", 0][2] == "length"
 
 
-async def test_an_aborted_group_leaves_nothing_running_and_nothing_loaded(
+async def test_aborted_group_leaves_nothing_running_or_loaded(
     engine: Engine, server: RemoteEngine, shapes: Shapes
 ) -> None:
     await load(engine, "run@1", shapes, 1)
@@ -245,7 +243,7 @@ async def test_an_aborted_group_leaves_nothing_running_and_nothing_loaded(
 
 
 @pytest.mark.long
-async def test_a_server_that_was_not_finite_is_started_again(
+async def test_nonfinite_answer_restarts_the_server(
     engine: Engine, server: RemoteEngine, shapes: Shapes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one version's NaN leaves in its memory would reach others."""

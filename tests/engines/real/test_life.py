@@ -38,7 +38,7 @@ def everybody(server: Server) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-async def test_a_killed_server_comes_back_with_its_versions_and_no_sample_is_lost(
+async def test_killed_server_returns_and_loses_no_sample(
     engine: Engine, server: RemoteEngine, shapes: Shapes
 ) -> None:
     await load(engine, "run@1", shapes, 1)
@@ -143,7 +143,7 @@ def tokens(made: object) -> dict[object, list[int]]:
 
 
 @pytest.mark.long
-async def test_a_server_that_hangs_is_told_from_a_slow_one_and_replaced(
+async def test_hanging_server_is_replaced(
     engine: Engine, server: RemoteEngine, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "LOOK_SECONDS", 0.2)
@@ -164,7 +164,7 @@ async def test_a_server_that_hangs_is_told_from_a_slow_one_and_replaced(
 
 
 @pytest.mark.long
-async def test_a_publish_outlives_the_death_of_the_only_server(engine: Engine, server: RemoteEngine) -> None:
+async def test_publish_outlives_the_only_server(engine: Engine, server: RemoteEngine) -> None:
     """What is asked inside `settled` fails at once, and `settled` waits for the server."""
     one = server._fleet.servers[0]
     os.kill(everybody(one)[0].pid, signal.SIGKILL)

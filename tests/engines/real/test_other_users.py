@@ -142,7 +142,7 @@ async def test_no_port_of_any_process_answers_http(kind: str, found: Found, engi
     assert EngineSuite().same(before, await engine.score(BASE, CANARY), engine)
 
 
-def test_no_secret_is_in_an_argv_or_a_log(found: Found, work: Path) -> None:
+def test_no_argv_or_log_holds_a_secret(found: Found, work: Path) -> None:
     told = [" ".join(process.cmdline()) for process in found.processes]
     told += [log.read_text(errors="replace") for log in work.glob("*.log")]
     assert len(told) > 3

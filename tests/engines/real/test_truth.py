@@ -43,7 +43,7 @@ async def references(engine: Engine, shapes: Shapes, tmp_path: Path) -> dict[str
     return models
 
 
-async def test_scores_of_base_and_versions_are_those_of_transformers_and_peft(
+async def test_scores_agree_with_transformers_and_peft(
     engine: Engine, references: dict[str, torch.nn.Module]
 ) -> None:
     batch = random_batch(1)
@@ -53,7 +53,7 @@ async def test_scores_of_base_and_versions_are_those_of_transformers_and_peft(
 
 
 @pytest.mark.parametrize("rslora", [False, True])
-async def test_adapters_of_any_targets_are_served_as_peft_has_them(
+async def test_adapters_of_any_targets_agree_with_peft(
     engine: Engine, shapes: Shapes, tmp_path: Path, rslora: bool
 ) -> None:
     batch = random_batch(1)
@@ -71,7 +71,7 @@ async def test_adapters_of_any_targets_are_served_as_peft_has_them(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-async def test_samples_mixed_in_one_batch_have_the_logprobs_of_their_own_version(
+async def test_mixed_samples_have_logprobs_of_their_version(
     engine: Engine, references: dict[str, torch.nn.Module], temperature: float
 ) -> None:
     prompts = [
@@ -97,7 +97,7 @@ async def test_samples_follow_the_distribution_that_is_asked_for(engine: Engine)
         assert abs((tokens == token).sum() - expected) < 6 * spread + 1
 
 
-async def test_a_stop_string_ends_a_sample_at_the_token_that_completes_it(engine: Engine) -> None:
+async def test_stop_string_ends_a_sample_when_complete(engine: Engine) -> None:
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
 
     def text(tokens: list[int]) -> str:

@@ -46,7 +46,7 @@ def reached(made: World, run: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["resident", pytest.param("timesliced", marks=pytest.mark.long)])
-def test_a_run_learns_and_outlives_its_server_and_its_pool(kind: str, mode: str) -> None:
+def test_run_outlives_its_server_and_its_pool(kind: str, mode: str) -> None:
     with world() as made:
         configure(made, kind)
         overrides = (f"rollout.backend={kind}", f"pool.mode={mode}")
@@ -66,7 +66,7 @@ def test_a_run_learns_and_outlives_its_server_and_its_pool(kind: str, mode: str)
         assert "lora" in made.lorad("logs", "sorter", "--of", "engine").stdout.lower()
 
 
-def test_one_target_with_rslora_is_attested_after_a_restart_in_a_fork_and_imported(kind: str) -> None:
+def test_rslora_on_one_target_is_always_attested(kind: str) -> None:
     """SGLang knows no rsLoRA, and dies of up_proj or v_proj alone."""
     with world() as made:
         configure(made, kind)

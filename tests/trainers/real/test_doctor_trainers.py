@@ -29,13 +29,13 @@ def test_fsdp_needs_nothing_but_lorads_own_environment(made: World) -> None:
     assert {check["name"] for check in others} >= {"torch", "torch.distributed.fsdp", "transformers", "peft"}
 
 
-def test_a_trainer_that_config_does_not_name_is_told_with_the_commands_that_install_it(made: World) -> None:
+def test_unconfigured_trainer_shows_its_install_commands(made: World) -> None:
     made.home.config.write_text("{}")
     told = made.lorad("doctor", "--trainer", "megatron", expect=1).stdout
     assert [line for line in install_lines("megatron") if line not in told] == []
 
 
-def test_a_python_without_the_trainer_is_told(made: World) -> None:
+def test_python_without_the_trainer_fails_the_check(made: World) -> None:
     made.home.config.write_text(json.dumps({"backends": {"megatron": {"python": sys.executable}}}))
     (check,) = made.json("doctor", "--trainer", "megatron", expect=1)
     assert check["name"] == "interpreter" and "megatron needs megatron-bridge" in check["detail"]
@@ -49,14 +49,14 @@ def test_an_interpreter_that_is_not_there_is_named(made: World) -> None:
 @pytest.mark.parametrize(
     ("program", "said"), [("/bin/true", "it printed nothing"), ("/bin/echo", "it printed '-I -c")]
 )
-def test_a_program_that_is_no_python_is_told_as_such(program: str, said: str) -> None:
+def test_program_other_than_python_is_refused(program: str, said: str) -> None:
     with pytest.raises(NoInterpreter, match="it is no Python: asked what is installed") as refused:
         installed(Path(program), ["torch"])
     assert said in str(refused.value)
     assert look(Path(program), {}, WANTED["fsdp"]) == "it gave no answer"
 
 
-def test_an_installation_that_does_not_import_is_not_told_to_be_missing(made: World, tmp_path: Path) -> None:
+def test_broken_package_is_not_reported_as_missing(made: World, tmp_path: Path) -> None:
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft/__init__.py").write_text("raise ImportError('cut in half')")
     made.home.config.write_text(
@@ -67,7 +67,7 @@ def test_an_installation_that_does_not_import_is_not_told_to_be_missing(made: Wo
     assert checks["peft"]["hint"] == mending_hint("fsdp") and "not installed yet" not in mending_hint("fsdp")
 
 
-def test_what_a_trainer_needs_is_looked_for_and_installed() -> None:
+def test_install_commands_cover_what_trainers_need() -> None:
     assert "peft" in NEEDED["fsdp"] and "peft" in WANTED["fsdp"].modules
     assert WANTED["megatron"].for_gpus == ("transformer_engine.pytorch",)
     for backend in NEEDED:

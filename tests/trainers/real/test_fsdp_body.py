@@ -91,7 +91,7 @@ def test_the_base_computes_what_transformers_computes(facts: list[Facts]) -> Non
     assert worst(facts, "base") < ROUNDING
 
 
-def test_sequences_of_a_row_do_not_see_each_other(facts: list[Facts]) -> None:
+def test_sequences_of_a_row_are_independent(facts: list[Facts]) -> None:
     assert all(rank["packs"] for rank in facts)
     assert worst(facts, "packed") < ROUNDING
 
@@ -113,7 +113,7 @@ def test_an_adapter_acts_as_in_peft(facts: list[Facts]) -> None:
 
 
 @pytest.mark.parametrize("how", ["summed", "one_works", "recomputed"])
-def test_gradients_summed_over_ranks_are_those_of_the_whole_batch(facts: list[Facts], how: str) -> None:
+def test_summed_gradients_equal_the_whole_batch(facts: list[Facts], how: str) -> None:
     assert worst(facts, how) < ROUNDING * max(1.0, facts[0]["greatest"])
 
 
@@ -125,18 +125,18 @@ def test_training_leaves_the_base_alone(facts: list[Facts]) -> None:
     assert all(rank["checksum"] for rank in facts)
 
 
-def test_an_adapter_of_another_rank_and_other_modules_takes_the_place(facts: list[Facts]) -> None:
+def test_differently_shaped_adapter_can_take_over(facts: list[Facts]) -> None:
     assert facts[0]["names"][0] and facts[0]["names"][1] in (4, 7)  # of layer 1, not of layers 10 and 11
     assert worst(facts, "remounted") < ROUNDING
     assert worst(facts, "round_trip") == 0
 
 
-def test_only_the_adapters_dropout_acts_and_its_masks_are_made_again(facts: list[Facts]) -> None:
+def test_recomputation_repeats_the_adapters_dropout(facts: list[Facts]) -> None:
     assert worst(facts, "dropped") > 0.01 and worst(facts, "dropped_differs") > 0.01
     assert worst(facts, "dropped_recomputed") == 0
 
 
-def test_a_module_that_is_not_there_is_refused_and_none_is_left(facts: list[Facts]) -> None:
+def test_unknown_module_is_refused_and_leaves_nothing(facts: list[Facts]) -> None:
     assert all(rank["unknown"].startswith("AdapterRefused") for rank in facts)
     assert worst(facts, "after_refusal") == 0
 
@@ -151,7 +151,7 @@ def test_experts_and_routers_are_no_targets(everyone: list[Facts]) -> None:
     assert targets == {"q_proj", "k_proj", "v_proj", "o_proj", "lm_head"}
 
 
-def test_fused_weights_are_read_by_one_rank_and_said_so(everyone: list[Facts]) -> None:
+def test_one_rank_reads_and_reports_fused_weights(everyone: list[Facts]) -> None:
     assert (
         "every rank reads its own rows" in everyone[0]["said"]
         and "rank 0 reads all of it" in everyone[0]["said"]

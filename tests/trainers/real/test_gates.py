@@ -88,9 +88,7 @@ def numbers_of(steps: list[tuple[LossStats, StepResult]]) -> list[tuple[float, f
 
 
 @pytest.mark.parametrize("topology", EACH)
-async def test_entropies_differences_and_norms_are_those_of_the_builtin_trainer(
-    lend: Lend, topology: str
-) -> None:
+async def test_statistics_agree_with_the_builtin_trainer(lend: Lend, topology: str) -> None:
     steps = []
     for name in ("builtin", topology):
         trainer = lend(name)
@@ -118,9 +116,7 @@ async def test_gradients_are_those_of_the_builtin_trainer(lend: Lend, topology: 
 
 
 @pytest.mark.parametrize("topology", ["fsdp-dp2", "megatron-tp2"])
-async def test_in_bfloat16_a_loaded_adapter_survives_a_step_at_rate_zero(
-    lend: Lend, topology: str, tmp_path: Path
-) -> None:
+async def test_bfloat16_keeps_adapters_at_rate_zero(lend: Lend, topology: str, tmp_path: Path) -> None:
     trainer = lend(topology, dtype="bfloat16")
     await open_trained(trainer, "a")
     digest, directory = (await trainer.export("a")).digest(), await saved(trainer, "a", tmp_path / "a")

@@ -51,7 +51,7 @@ checkpoint: {{every: 4}}
 
 
 @pytest.mark.parametrize(("trainer", "engine"), CELLS)
-def test_a_run_learns_resumes_and_leaves_an_adapter_for_everybody(
+def test_every_pair_learns_resumes_and_exports(
     made: World, trainer: str, engine: str, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("pair", f"{trainer}-{engine}")

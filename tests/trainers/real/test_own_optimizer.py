@@ -39,9 +39,7 @@ def run_ranks(python: str, directory: Path, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_steps_are_those_of_megatrons_ddp_and_distributed_optimizer(
-    megatron_python: str, tmp_path: Path, world: int
-) -> None:
+def test_steps_equal_those_of_megatrons_optimizer(megatron_python: str, tmp_path: Path, world: int) -> None:
     shapes = linear_shapes(read_config(write_random_model(tmp_path / "model")))
     (tmp_path / "start").mkdir()
     write_peft(random_adapter(shapes, 1), tmp_path / "start", "base")

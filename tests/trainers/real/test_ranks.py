@@ -110,7 +110,7 @@ def lives(pid: int) -> bool:
 
 
 @shared
-async def test_what_is_asked_is_done_by_all_ranks_together(trainer: RemoteTrainer, tmp_path: Path) -> None:
+async def test_every_call_is_done_by_all_ranks(trainer: RemoteTrainer, tmp_path: Path) -> None:
     info = await trainer.open("a", SPEC)
     before = await trainer.logprobs(Policy("a"), batch())
     stats = await trainer.forward_backward("a", batch(), targets(batch()), LOSS, 16)
@@ -129,9 +129,7 @@ async def test_what_is_asked_is_done_by_all_ranks_together(trainer: RemoteTraine
 
 
 @shared
-async def test_a_refused_call_changes_nothing_and_the_next_one_is_done(
-    trainer: RemoteTrainer, tmp_path: Path
-) -> None:
+async def test_refused_call_changes_nothing(trainer: RemoteTrainer, tmp_path: Path) -> None:
     await trainer.open("b", SPEC)
     with pytest.raises(Conflict, match="slot b is open already") as conflict:
         await trainer.open("b", SPEC)
@@ -147,7 +145,7 @@ async def test_a_refused_call_changes_nothing_and_the_next_one_is_done(
 
 
 @shared
-async def test_callers_at_the_same_time_get_their_own_answers(trainer: RemoteTrainer) -> None:
+async def test_concurrent_callers_get_their_own_answers(trainer: RemoteTrainer) -> None:
     batches = [batch(*range(6, 6 + extra)) for extra in range(8)]
     alone = [await trainer.logprobs(Policy(), each) for each in batches]
     together = await asyncio.gather(*(trainer.logprobs(Policy(), each) for each in batches))
@@ -155,9 +153,7 @@ async def test_callers_at_the_same_time_get_their_own_answers(trainer: RemoteTra
 
 
 @shared
-async def test_a_cancelled_caller_leaves_its_call_to_end_and_takes_back_what_waits(
-    trainer: RemoteTrainer, root: Path
-) -> None:
+async def test_cancellation_withdraws_only_calls_not_begun(trainer: RemoteTrainer, root: Path) -> None:
     right = await trainer.logprobs(Policy(), batch())
     under_way = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
     opening = asyncio.create_task(trainer.open("d", SPEC))
@@ -176,9 +172,7 @@ async def test_a_cancelled_caller_leaves_its_call_to_end_and_takes_back_what_wai
 
 
 @shared
-async def test_a_slot_whose_opener_was_cancelled_is_there_all_the_same(
-    trainer: RemoteTrainer, root: Path
-) -> None:
+async def test_slot_of_a_cancelled_opener_is_open(trainer: RemoteTrainer, root: Path) -> None:
     opening = asyncio.create_task(trainer.open("e", SPEC))
     await asyncio.sleep(0)  # it is sent
     opening.cancel()
@@ -189,7 +183,7 @@ async def test_a_slot_whose_opener_was_cancelled_is_there_all_the_same(
 
 
 @pytest.mark.parametrize("victim", ["rank 0", "rank 1", "launcher", "guard"])
-async def test_whoever_is_killed_all_end_and_the_pool_hears_of_it(tmp_path: Path, victim: str) -> None:
+async def test_killed_process_ends_all_ranks(tmp_path: Path, victim: str) -> None:
     trainer = await started(tmp_path)
     pids = family(tmp_path)
     waiting = [asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS))) for _ in range(2)]
@@ -207,9 +201,7 @@ async def test_whoever_is_killed_all_end_and_the_pool_hears_of_it(tmp_path: Path
     assert not (tmp_path / "trainer.json").exists()
 
 
-async def test_a_rank_that_hangs_is_named_and_all_end_with_their_stacks_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_rank_is_named_with_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.trainers.ranks.hang.spy", lambda: None)
     trainer = await started(tmp_path, hang=6.0)
     pids = family(tmp_path)
@@ -228,7 +220,7 @@ async def test_a_rank_that_hangs_is_named_and_all_end_with_their_stacks_in_the_l
 
 
 @pytest.mark.skipif(spy() is None, reason="py-spy is not installed")
-def test_py_spy_tells_what_a_stopped_rank_was_at(tmp_path: Path) -> None:
+def test_py_spy_shows_a_stopped_ranks_stack(tmp_path: Path) -> None:
     code = (
         "import time\ndef waits_for_ever():\n    print('up', flush=True)\n    "
         "time.sleep(600)\nwaits_for_ever()"
@@ -244,7 +236,7 @@ def test_py_spy_tells_what_a_stopped_rank_was_at(tmp_path: Path) -> None:
 
 
 @shared
-async def test_what_the_ranks_do_and_their_progress_is_the_pools(trainer: RemoteTrainer, root: Path) -> None:
+async def test_waiting_for_ranks_counts_as_idle(trainer: RemoteTrainer, root: Path) -> None:
     before = HEART.beat()
     waiting = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
     await sent("Logprobs")
@@ -255,9 +247,10 @@ async def test_what_the_ranks_do_and_their_progress_is_the_pools(trainer: Remote
     assert HEART.beat().doing == ""
 
 
-def test_ranks_are_watched_from_their_first_beat_and_nobody_is_accused_by_who_was_away(
+def test_ranks_are_watched_from_their_first_beat(
     tmp_path: Path,
 ) -> None:
+    """No rank is accused of the time in which the watcher itself was away."""
     beats = Beats(tmp_path / "config.json", 2)
     beat_file(tmp_path / "config.json", 0).touch()  # on a disk that was full
     assert beats.look(0.0) == {}
@@ -271,7 +264,7 @@ def test_ranks_are_watched_from_their_first_beat_and_nobody_is_accused_by_who_wa
     assert beats.look(201.0) == {1: 1.0}
 
 
-async def test_a_pool_that_was_stopped_itself_accuses_no_rank_when_it_goes_on(
+async def test_resumed_pool_accuses_no_rank_of_hanging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -305,7 +298,7 @@ class Clock:
                 await asyncio.sleep(0.001)
 
 
-async def test_a_rank_that_fails_amid_a_call_is_told_by_its_own_words(tmp_path: Path) -> None:
+async def test_failing_rank_is_named_with_its_error(tmp_path: Path) -> None:
     trainer = await started(tmp_path)
     pids = family(tmp_path)
     with pytest.raises(
@@ -316,7 +309,7 @@ async def test_a_rank_that_fails_amid_a_call_is_told_by_its_own_words(tmp_path: 
     await trainer.shut_down()
 
 
-async def test_a_rank_that_alone_refuses_a_call_ends_the_trainer(tmp_path: Path) -> None:
+async def test_refusal_by_one_rank_ends_the_trainer(tmp_path: Path) -> None:
     trainer = await started(tmp_path)
     odd = SlotSpec(AdapterConfig(rank=2, alpha=REFUSED_ALPHA, modules=(MODULE,)))
     with pytest.raises(PoolLost, match="another rank refused Open"):
@@ -325,7 +318,7 @@ async def test_a_rank_that_alone_refuses_a_call_ends_the_trainer(tmp_path: Path)
     await trainer.shut_down()
 
 
-async def test_a_setting_that_the_ranks_refuse_is_told_as_they_say_it(tmp_path: Path) -> None:
+async def test_refusal_of_a_setting_passes_through(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="colour is none of this backend's") as refused:
         await started(tmp_path, args={"colour": "red"}, dp=1)
     assert refused.value.hint == "Leave it out."
@@ -342,7 +335,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     assert starting.cancelled() and not lives(guard) and not (tmp_path / "trainer.json").exists()
 
 
-async def test_what_a_killed_pool_left_is_ended_before_the_next_one_starts(tmp_path: Path) -> None:
+async def test_start_ends_leftovers_of_a_killed_pool(tmp_path: Path) -> None:
     pids = await asyncio.to_thread(left_by_a_killed_pool, tmp_path)
     with pytest.raises(
         PoolLost, match="it exited with code 127; its log: lorad: cannot start /no/python: No such"
@@ -351,7 +344,7 @@ async def test_what_a_killed_pool_left_is_ended_before_the_next_one_starts(tmp_p
     assert not any(map(lives, pids.values())) and not (tmp_path / "trainer.json").exists()
 
 
-def test_errors_and_paths_of_calls_arrive_as_what_they_were() -> None:
+def test_errors_and_paths_travel_unchanged() -> None:
     for error in (SpecError("what", hint="do"), ValueError("which"), OSError(28, "No space left on device")):
         told = Refusal.of(error).error()
         assert (type(told), str(told), vars(told)) == (type(error), str(error), vars(error))

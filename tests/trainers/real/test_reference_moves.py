@@ -6,7 +6,7 @@ from tests.daemon.runs.test_kl_reference import told
 from tests.kit.world import world
 
 
-def test_a_reference_goes_with_a_run_to_another_trainer() -> None:
+def test_reference_moves_with_its_run() -> None:
     with world() as made:
         made.run("a", "trainer.steps=2")
         made.run("moved", "algorithm.kl={coef: 0.3, reference: a@2}", "trainer.steps=2")

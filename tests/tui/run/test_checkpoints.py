@@ -39,7 +39,7 @@ def names(user: User) -> list[str]:
     return user.app.screen.query_one("#checkpoints-rows", Rows).names
 
 
-async def test_checkpoints_are_shown_newest_first_with_what_would_be_done_again() -> None:
+async def test_checkpoints_are_newest_first_with_lost_steps() -> None:
     async with using(a_world(10, 20)) as user:
         await opened(user, 4, "● newest, whole")
         assert names(user) == ["20.1", "10.1"]
@@ -50,7 +50,7 @@ async def test_checkpoints_are_shown_newest_first_with_what_would_be_done_again(
         )
 
 
-async def test_a_resume_begins_with_the_step_under_the_cursor() -> None:
+async def test_resume_starts_from_the_selected_checkpoint() -> None:
     async with using(a_world(10, 20)) as user:
         await opened(user, 4, "● newest, whole")
         await user.press("j", "r")
@@ -58,14 +58,14 @@ async def test_a_resume_begins_with_the_step_under_the_cursor() -> None:
         await until(user, lambda: "lorad resume a --detach --from 10" in screen_text(user))
 
 
-async def test_a_fork_is_of_the_version_of_the_checkpoint() -> None:
+async def test_fork_takes_the_version_of_the_checkpoint() -> None:
     async with using(a_world(10, 20)) as user:
         await opened(user, 4, "● newest, whole")
         await user.press("j", "f")
         await until(user, lambda: isinstance(user.app.screen, Ask) and "lorad fork a@11" in screen_text(user))
 
 
-def test_checkpoints_are_asked_for_when_one_was_made_and_not_at_every_step() -> None:
+def test_checkpoints_are_fetched_only_after_new_ones() -> None:
     world, asked = a_world(10), list[Json]()
     found = [shaped(Checkpoint, a_checkpoint(10))]
     world.answers["runs/a/checkpoints"] = counted(asked, lambda query: [a_checkpoint(10)])

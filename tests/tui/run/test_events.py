@@ -83,7 +83,7 @@ def shown(user: User) -> list[str]:
     return [table.cells(key)["what"].plain for key in table.on_page]
 
 
-async def test_events_are_told_in_words_newest_first() -> None:
+async def test_events_are_in_words_newest_first() -> None:
     async with looking_at(PAST) as (user, _):
         await until(user, lambda: len(shown(user)) == 9)
         assert shown(user)[1] == "step 6, reward 0.530, loss 0.0123, KL 0.5000, 1234 tok/s, 1.50 s"
@@ -91,7 +91,7 @@ async def test_events_are_told_in_words_newest_first() -> None:
         assert SHOWN in screen_text(user) and "\x1b" not in screen_text(user)
 
 
-async def test_what_happens_is_added_and_only_to_its_run() -> None:
+async def test_new_events_are_added_to_their_run() -> None:
     async with looking_at(PAST) as (user, world):
         await until(user, lambda: len(shown(user)) == 9)
         world.happen("eval", run="other", score=0.25, version=1)
@@ -116,14 +116,14 @@ def test_events_that_came_in_are_not_asked_for() -> None:
     assert tab.read(client, Changes(tick=True), RUN) is None
 
 
-def test_when_too_many_came_in_all_are_asked_for_again() -> None:
+def test_too_many_new_events_are_fetched_anew() -> None:
     world, tab, changes = History(PAST), Events("sorter"), Changes()
     for number in range(EVENTS + 1):
         changes.take(shaped(Event, an_event(number, "step") | {"run": "other"}))
     assert tab.read(Client(transport=Prepared(world)), changes, RUN) == News(EVENTS_BEFORE, is_all=True)
 
 
-async def test_kinds_and_words_narrow_and_escape_shows_all_before_it_leads_back() -> None:
+async def test_kinds_and_words_narrow_until_escape() -> None:
     async with looking_at(PAST) as (user, _):
         await user.press("v", "v")
         await until(user, lambda: shown(user) == ["running (by ann)"])
@@ -137,13 +137,13 @@ async def test_kinds_and_words_narrow_and_escape_shows_all_before_it_leads_back(
         await until(user, lambda: not isinstance(user.app.screen, RunScreen))
 
 
-async def test_the_whole_of_the_event_under_the_cursor_is_shown_below() -> None:
+async def test_selected_event_is_shown_whole_below() -> None:
     long = an_event(1, "warning", message="x" * 120 + " the end")
     async with looking_at([long], (80, 24)) as (user, _):
         await until(user, lambda: "the end" in screen_text(user))
 
 
-async def test_the_cursor_stays_with_its_event_and_at_the_top_with_the_newest() -> None:
+async def test_cursor_stays_on_event_or_newest() -> None:
     async with looking_at(PAST) as (user, world):
         table = user.app.screen.query_one(Events).query_one(Rows)
         await until(user, lambda: table.key == "9")
@@ -167,5 +167,5 @@ async def test_any_size_does(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "data", [{}, {"metrics": None, "step": 3}, {"metrics": {"reward": float("nan")}, "step": 1}]
 )
-def test_odd_data_of_a_step_is_told_all_the_same(data: Json) -> None:
+def test_odd_step_data_is_shown_anyway(data: Json) -> None:
     assert what(Event(1, 0.0, "a", "step", data)).startswith("step")

@@ -67,7 +67,7 @@ def lines(count: int) -> str:
     return "".join(f"step {number}\n" for number in range(1, count + 1))
 
 
-async def test_the_end_is_shown_and_followed_until_somebody_scrolls_up() -> None:
+async def test_end_is_followed_until_scrolled_up() -> None:
     files = Files(driver=lines(200))
     async with looking_at(files) as (user, world):
         await until(user, lambda: "step 200" in screen_text(user) and "▼ follows" in screen_text(user))
@@ -84,7 +84,7 @@ async def test_the_end_is_shown_and_followed_until_somebody_scrolls_up() -> None
         await until(user, lambda: "step 202" in screen_text(user) and "▼ follows" in screen_text(user))
 
 
-async def test_a_filter_keeps_lines_with_all_words_as_they_are_typed() -> None:
+async def test_filter_applies_while_it_is_typed() -> None:
     files = Files(driver=lines(30) + "ERROR: step 3 broke\n")
     async with looking_at(files) as (user, world):
         await until(user, lambda: "31 lines" in screen_text(user))
@@ -125,11 +125,11 @@ async def test_each_process_has_its_log_and_its_command() -> None:
         ({"pool": "x", "spec": {"rollout": {"backend": "vllm", "urls": ["http://x:1"]}}}, ["driver", "pool"]),
     ],
 )
-def test_only_processes_with_a_log_of_their_own_are_offered(run: dict[str, Any], found: list[str]) -> None:
+def test_only_processes_with_logs_are_offered(run: dict[str, Any], found: list[str]) -> None:
     assert sources(shaped(RunDetails, a_run("a") | {"pool": None} | run)) == found
 
 
-async def test_a_log_that_was_cut_and_one_of_another_attempt_are_read_anew() -> None:
+async def test_truncated_or_new_log_is_read_anew() -> None:
     files = Files(driver=lines(50))
     async with looking_at(files) as (user, world):
         await until(user, lambda: "50 lines" in screen_text(user))
@@ -149,7 +149,7 @@ async def test_what_programs_print_is_shown_literally() -> None:
         assert "\x1b" not in screen_text(user) and "\t" not in screen_text(user)
 
 
-async def test_levels_are_told_by_a_sign_beside_their_colour() -> None:
+async def test_levels_have_signs_as_well_as_colours() -> None:
     files = Files(driver="fine\nWARNING: odd\nRuntimeError: bad\n")
     async with looking_at(files) as (user, _):
         await until(user, lambda: "✖ RuntimeError: bad" in screen_text(user))
@@ -161,7 +161,7 @@ async def test_an_empty_log_says_so() -> None:
         await until(user, lambda: "nothing printed" in screen_text(user))
 
 
-def test_the_log_of_an_ended_run_is_read_once() -> None:
+def test_log_of_an_ended_run_is_read_once() -> None:
     asked = list[dict[str, str]]()
 
     def read(query: dict[str, str]) -> Json:
@@ -178,7 +178,7 @@ def test_the_log_of_an_ended_run_is_read_once() -> None:
     assert tab.read(client, Changes(tick=True, kinds={"other": {"step"}}), row) is None and len(asked) == 1
 
 
-def test_a_log_that_runs_away_is_read_from_its_end() -> None:
+def test_fast_growing_log_is_read_from_its_end() -> None:
     run, tab, files = a_run("sorter"), Logs("sorter"), Files(driver="first\n")
     world = World(run)
     world.answers["runs/sorter/logs"] = files.read
@@ -219,7 +219,7 @@ def test_a_hundred_thousand_lines_are_taken_in_bounded() -> None:
     assert len(log.all) == 50_000 and log.all[-1] == "step 100000"
 
 
-def test_a_line_that_is_not_ended_goes_on_with_the_next_text() -> None:
+def test_unfinished_line_continues_with_the_next_text() -> None:
     log = LogLines()
     log.filter("now")
     for text in ("step", " 1 n", "ow\nstep 2"):
@@ -227,7 +227,7 @@ def test_a_line_that_is_not_ended_goes_on_with_the_next_text() -> None:
     assert (log.all, log.shown) == (["step 1 now", "step 2"], ["step 1 now"])
 
 
-def test_of_a_progress_bar_the_last_state_is_shown() -> None:
+def test_progress_bar_shows_its_last_state() -> None:
     log = LogLines()
     for text in ("a\n\r10%", "\r20%\r30%", "\r40%\nb\r\n"):
         log.add(clean(text))
@@ -247,7 +247,7 @@ def test_of_a_progress_bar_the_last_state_is_shown() -> None:
         ("step 3  reward 0.5", ""),
     ],
 )
-def test_the_level_of_a_line_is_read_off_its_head(line: str, found: str) -> None:
+def test_level_is_read_from_the_line(line: str, found: str) -> None:
     assert level(line) == found
 
 
@@ -263,5 +263,5 @@ def test_the_level_of_a_line_is_read_off_its_head(line: str, found: str) -> None
         ('"', True),
     ],
 )
-def test_a_filter_is_words_that_must_all_be_in_a_line(filter: str, found: bool) -> None:
+def test_line_must_contain_all_filter_words(filter: str, found: bool) -> None:
     assert wanted("Step 3: a fix", words(filter)) is found

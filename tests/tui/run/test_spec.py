@@ -55,7 +55,7 @@ def test_lines_of_two_specs_bear_signs() -> None:
     assert [one.text for one in lines(after)] == ["seed: 1", "lora:", "  rank: 8", "trainer:", "  lr: 0.1"]
 
 
-async def test_only_what_is_not_the_default_is_shown_until_all_is_asked_for() -> None:
+async def test_defaults_are_hidden_until_asked_for() -> None:
     async with using(a_world(), (160, 50)) as user:
         await open_tab(user)
         assert "min_lr" not in screen_text(user) and "train: " + '"[b]x[/b]"' in screen_text(user)
@@ -65,7 +65,7 @@ async def test_only_what_is_not_the_default_is_shown_until_all_is_asked_for() ->
         await until(user, lambda: "dropout: 0.0" in screen_text(user))
 
 
-async def test_two_runs_are_compared_by_signs_and_names_complete_themselves() -> None:
+async def test_spec_is_compared_with_another_run() -> None:
     async with using(a_world(), (160, 50)) as user:
         await open_tab(user)
         await user.press("d")
@@ -77,7 +77,7 @@ async def test_two_runs_are_compared_by_signs_and_names_complete_themselves() ->
         assert "+   schedule: linear" in screen_text(user) and "-   steps: 7" in screen_text(user)
 
 
-async def test_a_run_that_there_is_not_cannot_be_compared_with() -> None:
+async def test_comparison_with_an_unknown_run_says_so() -> None:
     def nothing(query: dict[str, str]) -> None:
         raise NotFound("no run named ghost", hint="")
 
@@ -90,7 +90,7 @@ async def test_a_run_that_there_is_not_cannot_be_compared_with() -> None:
         assert "lr: 3e-5" in screen_text(user)
 
 
-async def test_a_search_goes_to_what_it_finds_and_escape_ends_it() -> None:
+async def test_search_finds_a_key_until_escape() -> None:
     async with using(a_world(), (80, 24)) as user:
         await open_tab(user)
         await user.press("a", "slash", *"amplified", "enter")
@@ -109,7 +109,7 @@ async def test_the_copied_yaml_is_the_spec() -> None:
         assert load_spec(user.app.clipboard) == convert(world.answers["runs/mine"]["spec"])
 
 
-async def test_a_new_run_begins_from_the_spec_that_is_shown() -> None:
+async def test_new_run_begins_from_the_shown_spec() -> None:
     async with using(a_world(), (80, 24)) as user:
         await open_tab(user)
         await user.press("L")

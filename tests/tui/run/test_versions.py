@@ -30,7 +30,7 @@ def head(user: User) -> str:
     return user.app.screen.query_one("#versions-head", Line).said.plain
 
 
-async def test_each_version_is_told_by_signs_and_words() -> None:
+async def test_versions_have_signs_and_words() -> None:
     held = a_version(1, pinned=True, loaded=True, aliases=["bot"], attested="inconclusive")
     async with using(a_world([a_version(0, path=None), held, a_version(2)]), (160, 40)) as user:
         await opened(user, 3, "◉ @2")
@@ -51,7 +51,7 @@ async def test_what_a_resume_rewound_is_a_branch() -> None:
         assert "│ ○ @3" in shown and "├─○ @2" in shown and "● @1" in shown
 
 
-async def test_forks_are_shown_where_they_began_and_enter_goes_there() -> None:
+async def test_enter_on_a_fork_opens_its_run() -> None:
     world = a_world([a_version(0), a_version(1)])
     world.runs.append(a_run("a-fork", origin="a@0"))
     async with using(world) as user:
@@ -61,7 +61,7 @@ async def test_forks_are_shown_where_they_began_and_enter_goes_there() -> None:
         assert isinstance(user.app.screen, RunScreen)
 
 
-async def test_an_action_is_done_to_the_version_under_the_cursor() -> None:
+async def test_action_applies_to_the_selected_version() -> None:
     world = a_world([a_version(0), a_version(1)])
     world.answers["POST versions/a%401/pin"] = a_version(1, pinned=True)
     async with using(world) as user:
@@ -75,7 +75,7 @@ async def test_an_action_is_done_to_the_version_under_the_cursor() -> None:
         assert "a@1 is pinned." in line(user, "#status")
 
 
-async def test_marked_versions_are_acted_on_together_and_what_is_no_version_is_left_out() -> None:
+async def test_only_marked_versions_are_targets() -> None:
     world = a_world([a_version(0), a_version(1)], origin="base@9")
     async with using(world) as user:
         await opened(user, 3, "◇ base@9")
@@ -87,7 +87,7 @@ async def test_marked_versions_are_acted_on_together_and_what_is_no_version_is_l
         ]
 
 
-async def test_a_swap_begins_with_the_alias_that_serves_this_run() -> None:
+async def test_swap_suggests_the_alias_of_this_run() -> None:
     async with using(a_world([a_version(0, aliases=["bot"]), a_version(1)])) as user:
         await opened(user, 3, "◉ @1")
         await user.press("w")
@@ -118,7 +118,7 @@ async def test_thousands_of_versions_page() -> None:
         await until(user, lambda: rows(user).key == "0" and "@0" in screen_text(user))
 
 
-def test_what_took_long_is_asked_for_the_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_answers_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pace = [100.0], Pace()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with pace.asking():
@@ -137,7 +137,7 @@ async def test_names_of_others_are_shown_literally() -> None:
 
 
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
-async def test_a_small_terminal_and_a_run_without_versions_do_not_crash(size: tuple[int, int]) -> None:
+async def test_run_without_versions_fits_small_terminals(size: tuple[int, int]) -> None:
     async with using(a_world([])) as user:
         await opened(user, 3, "No versions yet")
         await user.resize_terminal(*size)
