@@ -33,7 +33,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
 N ?= 200
 JOBS ?= 2
-WORKERS ?= 4
+WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
@@ -64,7 +64,7 @@ demo: $(VENV)/.ready
 
 ## Tests wait for processes as much as they compute: more workers than cores.
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real $(ARGS)
+	@OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real $(ARGS)
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \

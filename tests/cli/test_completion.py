@@ -98,7 +98,7 @@ def test_only_verbs_are_completed_with_descriptions(frozen: Client) -> None:
 def test_completion_reads_no_slow_package() -> None:
     code = (
         "import sys; from lorad.cli import app, complete; from typer.main import get_command\n"
-        "complete.candidates(get_command(app.app), ['run', 'a.yaml'], 'trainer.')\n"
+        "complete._candidates(get_command(app.app), ['run', 'a.yaml'], 'trainer.')\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     )
     loaded = subprocess.run(

@@ -43,7 +43,7 @@ async def hang():
     async with watchdog.watched():
         await asyncio.sleep(0.2)
         time.sleep(30)
-watchdog.HUNG_SECONDS, watchdog.ROUND_SECONDS = 0.5, 0.05
+watchdog._HUNG_SECONDS, watchdog._ROUND_SECONDS = 0.5, 0.05
 asyncio.run(hang())
 """
 

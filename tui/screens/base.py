@@ -120,13 +120,14 @@ class Base(Screen[None]):
     def offer(self, line: str, *targets: str) -> None:
         """Offer the shell command for what is shown here.
 
-        After an action its result stays on the status line, until another subject is chosen.
+        The result of an action, and an error, stay on the status line until another subject is chosen.
         """
         if self._acted_on and not any(map(self.has, self._acted_on)):
             self._acted_on = targets
         if not self._acted_on or self._acted_on != targets:
             self._acted_on = ()
-            self.say_command(line)
+            if line != self.command:
+                self.say_command(line)
 
     def say_command(self, line: str, result: str = "") -> None:
         self.command = line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,8 +58,13 @@ def of_row(kind: type[T], row: Struct, **more: Any) -> T:
     """Make an answer of a row's fields of the same names; `more` are fields that the row lacks or has
     otherwise.
     """
-    names = (name for name in kind.__struct_fields__ if name not in more and hasattr(row, name))
-    return kind(**{name: getattr(row, name) for name in names}, **more)
+    names = _fields_in_both(kind, type(row))
+    return kind(**{name: getattr(row, name) for name in names if name not in more}, **more)
+
+
+@lru_cache
+def _fields_in_both(kind: type[Struct], row: type[Struct]) -> tuple[str, ...]:
+    return tuple(name for name in kind.__struct_fields__ if hasattr(row, name))
 
 
 def extended(kind: type[T], answer: Struct, **more: Any) -> T:

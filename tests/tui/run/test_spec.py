@@ -85,7 +85,9 @@ async def test_comparison_with_an_unknown_run_says_so() -> None:
     world.answers["runs/ghost"] = nothing
     async with using(world, (160, 50)) as user:
         await open_tab(user)
-        await user.press("d", *"ghost", "enter")
+        await user.press("d")
+        await until(user, lambda: user.app.screen.query_one("#spec-other").has_focus)
+        await user.press(*"ghost", "enter")
         await until(user, lambda: "no run named ghost" in line(user, "#status"))
         assert "lr: 3e-5" in screen_text(user)
 
