@@ -33,7 +33,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
 N ?= 200
 JOBS ?= 2
-WORKERS ?= 6
+WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-scaling bench-curves bench-arrivals \

@@ -58,13 +58,15 @@ def each(
 ) -> None:
     """Do `verb` to every item, each guarded alone.
 
-    seconds: no item is begun after them; the next pass, which comes at once, does the rest. Items that failed
-        before come last then, so that they hold up no other.
+    seconds: no item is begun after them; the next pass, which comes at once, does the rest. With such a limit
+        items that failed before come last, so that they hold up no other.
     """
     until = time.monotonic() + seconds
     troubles, name = ctx.loop.troubles, verb.__name__
     named = [(item_of(one), one) for one in items]
-    for item, one in sorted(named, key=lambda found: troubles.has(name, found[0].name)):
+    if seconds < math.inf:
+        named.sort(key=lambda found: troubles.has(name, found[0].name))
+    for item, one in named:
         if time.monotonic() > until:
             ctx.loop.poke()
             break

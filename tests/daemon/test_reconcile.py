@@ -75,7 +75,7 @@ async def test_unstartable_pool_fails_run_with_its_words(home: Path) -> None:
 
 
 async def test_pause_finishes_the_step_checkpoints_and_resumes(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until(lambda: runs.get(ctx.store, "a").step >= 1)
@@ -90,7 +90,7 @@ async def test_pause_finishes_the_step_checkpoints_and_resumes(home: Path) -> No
 
 
 async def test_run_completed_before_its_pause_stays_completed(home: Path) -> None:
-    behave(home, driver={"deaf": True, "seconds": 0.1})
+    behave(home, driver={"deaf": True, "seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
@@ -109,7 +109,7 @@ async def test_kill_ends_a_run_that_does_not_listen(home: Path) -> None:
 
 
 async def test_driver_killed_by_others_is_lost(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
@@ -150,7 +150,7 @@ async def test_driver_missing_its_pools_end_is_killed(home: Path) -> None:
 
 
 async def test_new_daemon_adopts_driver_and_pool(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
@@ -162,7 +162,7 @@ async def test_new_daemon_adopts_driver_and_pool(home: Path) -> None:
 
 
 async def test_next_daemon_learns_of_ended_run(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})  # it is seen running
+    behave(home, driver={"seconds": 0.3})  # it is seen running
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
@@ -247,7 +247,7 @@ async def test_a_stop_before_the_first_record_loses_nothing(home: Path, wanted: 
 
 
 async def test_queued_run_without_files_blocks_nobody(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         for name in ("first", "broken", "last"):
             submit(ctx, name)

@@ -64,7 +64,7 @@ async def test_a_wrong_key_is_named_with_its_line(home: Path) -> None:
 
 
 async def test_a_running_run_shows_its_processes(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with serving(home) as api:
         await api.run("a")
         shown = await api.until("a", "running")
@@ -78,7 +78,7 @@ def alive(pid: int) -> bool:
 
 
 async def test_pause_resume_stop_and_remove(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with serving(home) as api:
         await api.run("a", "trainer.steps=1000")
         await api.until("a", "running")
@@ -192,7 +192,7 @@ async def test_export_writes_whole_versions_to_empty_directories_only(home: Path
 
 
 async def test_forced_pool_stop_leaves_a_resumable_run(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "running")
@@ -203,7 +203,7 @@ async def test_forced_pool_stop_leaves_a_resumable_run(home: Path) -> None:
 
 
 async def test_the_daemon_ends_pools_without_work_with_itself(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "running")
@@ -217,7 +217,7 @@ async def test_the_daemon_ends_pools_without_work_with_itself(home: Path) -> Non
 
 
 async def test_only_idle_pools_stop_on_request(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "running")

@@ -69,7 +69,7 @@ def test_slots_split_cores_and_memory_between_pools() -> None:
 
 
 async def test_two_bases_run_side_by_side_on_slots(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         ctx.gpus.devices[:] = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
         for name in ("one", "two"):

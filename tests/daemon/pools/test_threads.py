@@ -38,7 +38,7 @@ LARGE = 1_000_000_000
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
         monkeypatch.delenv(name, raising=False)
-    behave(tmp_path, driver={"seconds": 0.05})
+    behave(tmp_path, driver={"seconds": 0.3})
     yield tmp_path
     kill_leftovers(tmp_path)
 

@@ -23,7 +23,7 @@ async def test_secret_appears_only_in_the_runs_environment(home: Path) -> None:
     file.write_text(f"{VALUE}\n")
     file.chmod(0o600)
     (home / "config.yaml").write_text(f"secrets: {{MY_TOKEN: {file}}}\n")
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with serving(home, secrets={"MY_TOKEN": file}) as api:
         await api.run("a")
         shown = await api.until("a", "running")

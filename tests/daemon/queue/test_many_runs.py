@@ -47,7 +47,7 @@ from tests.faults.kill9_many import Many
 from tests.kit.daemon_world import behave, open_context, pid_of, reconciling, submit, until, until_state
 from tests.kit.world import world
 
-SLOW = {"seconds": 0.2}
+SLOW = {"seconds": 0.3}
 
 
 def told(ctx: Context, name: str) -> str:

@@ -28,7 +28,7 @@ from tests.kit.daemon_world import behave, open_context, reconciling, submit, un
 from tests.kit.fakes.gpu_kit import Gpu, Nvml, gpus, me
 from tests.kit.world import SMALL, world
 
-SLOW = {"seconds": 0.1}
+SLOW = {"seconds": 0.3}
 LONG = "trainer.steps=16"
 HIGH: dict[str, Any] = {"resources": {"priority": 5}}
 

@@ -24,7 +24,7 @@ from lorad.store import runs
 from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
 from tests.kit.fakes.gpu_kit import gpus, leave, note, taken
 
-SLOW = {"seconds": 0.15}
+SLOW = {"seconds": 0.3}
 
 
 def told(ctx: Context, name: str) -> str:

@@ -54,7 +54,7 @@ async def cut_at_step(home: Path, step: int, **sections: Any) -> None:
 
 
 async def test_run_lost_to_reboot_says_so_and_resumes(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     await cut_at_step(home, 2)
     async with reconciling(home) as ctx:
         row = await until_state(ctx, "a", "ended")
@@ -69,7 +69,7 @@ async def test_run_lost_to_reboot_says_so_and_resumes(home: Path) -> None:
 
 
 async def test_restartable_run_continues_after_a_reboot(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     await cut_at_step(home, 2, resources=AGAIN)
     async with reconciling(home) as ctx:
         row = await until_state(ctx, "a", "ended")
@@ -85,7 +85,7 @@ async def test_reboot_is_not_held_against_a_run(home: Path) -> None:
 
 
 async def test_killed_driver_and_shim_are_no_reboot(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
@@ -190,7 +190,7 @@ async def test_drivers_own_reason_comes_with_advice(home: Path) -> None:
 
 
 async def test_lost_run_adds_why_its_pool_ended(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer={"steps": 1000})
         await until_state(ctx, "a", "running")
@@ -205,7 +205,7 @@ async def test_lost_run_adds_why_its_pool_ended(home: Path) -> None:
 
 
 async def test_oom_killed_driver_is_reported_as_such(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")

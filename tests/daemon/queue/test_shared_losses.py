@@ -42,7 +42,7 @@ async def test_a_neighbour_that_gets_on_excuses_nobody(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a", resources=AGAIN)
         await until_state(ctx, "a", "running")
-        behave(home, driver={"seconds": 0.2})
+        behave(home, driver={"seconds": 0.3})
         submit(ctx, "b", resources=AGAIN, trainer={"steps": 1000})
         await until(lambda: row(ctx, "b").step >= 1)
         ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
@@ -68,7 +68,7 @@ def both_run(ctx: Context, attempt: int) -> bool:
 
 
 async def test_lost_run_leaves_its_pool_to_others(home: Path) -> None:
-    behave(home, driver={"seconds": 0.2})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer={"steps": 15})
         await until_state(ctx, "a", "running")

@@ -109,7 +109,7 @@ async def test_a_log_that_takes_no_stacks_saves_nobody(home: Path, monkeypatch: 
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(health, "dump_stacks", full)
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home, **SOON) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
@@ -140,7 +140,7 @@ async def beats(ctx: Context, name: str) -> None:
 
 
 async def test_hung_driver_is_replaced_when_wanted(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home, **QUICK) as ctx:
         submit(ctx, "a", resources={"restart": "on-failure"})
         await until(lambda: runs.get(ctx.store, "a").step >= 2)
@@ -153,7 +153,7 @@ async def test_hung_driver_is_replaced_when_wanted(home: Path) -> None:
 
 
 async def test_stopped_pool_is_replaced_with_its_tenants(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home, **QUICK) as ctx:
         for name in ("a", "b"):
             submit(ctx, name, trainer={"steps": 30}, resources={"restart": "on-failure"})
@@ -190,7 +190,7 @@ async def test_a_driver_that_gets_nowhere_is_stuck(home: Path) -> None:
 
 
 async def test_hung_driver_asked_to_pause_is_paused(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home, **SOON) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
@@ -201,7 +201,7 @@ async def test_hung_driver_asked_to_pause_is_paused(home: Path) -> None:
 
 
 async def test_next_daemon_knows_reason_of_a_kill(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home, **QUICK) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
@@ -222,7 +222,7 @@ async def test_next_daemon_knows_reason_of_a_kill(home: Path) -> None:
 
 
 async def test_who_comes_back_before_the_kill_is_spared(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
@@ -235,7 +235,7 @@ async def test_who_comes_back_before_the_kill_is_spared(home: Path) -> None:
 
 
 async def test_next_daemon_forgets_an_uncompleted_kill(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
@@ -246,7 +246,7 @@ async def test_next_daemon_forgets_an_uncompleted_kill(home: Path) -> None:
 
 
 async def test_stopped_shim_is_woken_to_report_end(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home, **SOON) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
@@ -259,7 +259,7 @@ async def test_stopped_shim_is_woken_to_report_end(home: Path) -> None:
 
 
 async def test_stopped_shim_reports_end_of_killed_driver(home: Path) -> None:
-    behave(home, driver={"seconds": 0.1})
+    behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")

@@ -165,7 +165,7 @@ def test_steps_are_the_number_asked_for_last(steps: int | None, overrides: list[
 
 @pytest.mark.parametrize("more", [{"steps": 120}, {"overrides": ["trainer.steps=120"]}])
 async def test_more_steps_do_not_stretch_the_schedule(home: Path, more: dict[str, Any]) -> None:
-    behave(home, driver={"seconds": 0.02})
+    behave(home, driver={"seconds": 0.06})
     async with serving(home) as api:
         await api.run("a", "trainer.schedule=cosine", "trainer.steps=40")
         await until(lambda: runs.get(api.ctx.store, "a").step >= 2)

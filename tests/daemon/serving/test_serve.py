@@ -259,7 +259,7 @@ async def test_blocked_serving_says_what_it_awaits(home: Path, tmp_path: Path) -
         made = await serve(api, bot=adapter_in(tmp_path / "a"))
         await api("stop_serving", "bot")
         await until(lambda: api.ctx.pools[made.pool].state == "ended")
-        behave(home, driver={"seconds": 0.2})
+        behave(home, driver={"seconds": 0.3})
         submit(api.ctx, "other", model="/models/other")
         await until_state(api.ctx, "other", "running")
         runs.set_fields(api.ctx.store, "bot", serving=1)
