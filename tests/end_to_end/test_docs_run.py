@@ -12,6 +12,7 @@ are made here, small. What cannot run has its reason in the page, in a comment t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from lorad.cli.app import app
+from lorad.errors import Conflict
 from lorad.protocol.listener import answers
 from tests.kit.world import REPOSITORY, World, world
 
@@ -69,7 +71,7 @@ OTHER_FILES = {  # by what a command has in it or prints
     "trainer.lr=3e-4": {"run.yaml": SMALL.replace("STEPS", "3")},
     "lora.rnak": {"run.yaml": "model: {path: builtin:tiny}\nlora:\n  rnak: 8\n"},
 }
-BEFORE = {"lorad resume RUN": "lorad resume r1 --steps 16 --detach && lorad pause r1"}  # typed without a look
+ACTS_ON = re.compile(r"lorad (pause|resume) (\w+)$")  # a run that works, or one that is paused
 MEANWHILE = re.compile(r"lorad (pause|stop|kill) ")  # others wait until no run is active
 ALONE = ("lorad daemon start", "lorad doctor --repair")  # where no daemon runs
 
@@ -193,8 +195,17 @@ class Shell:
             self.made.until(lambda: not active(self.made), "no run is active")
         if is_up == (command.text in ALONE):
             self.made.lorad("daemon", "stop" if is_up else "start")
-        if before := BEFORE.get(command.text):
-            self._bash(before)
+        if found := ACTS_ON.match(command.typed):
+            self._bring(found[2], "running" if found[1] == "pause" else "paused")
+
+    def _bring(self, run: str, state: str) -> None:
+        """Have the run work, or be paused; one that has completed meanwhile gets more steps."""
+        while (shown := self.made.client.show(run)).state in ("ended", "paused") and shown.state != state:
+            self.made.client.resume(run, steps=shown.steps + 40)
+            if state == "paused":
+                with contextlib.suppress(Conflict):  # it is over already
+                    self.made.client.pause(run)
+                self.made.over(run)
 
     def _bash(self, text: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
