@@ -63,8 +63,7 @@ def sweep(
     continue.
 
     `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Lists go into brackets, as a comma
-    separates
-    values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
+    separates values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
     """
     refuse_both(detach, wait)
     if listed:
