@@ -136,8 +136,7 @@ class Engine(ABC):
         covers all that serve.
 
         Used around a load and its attestation. Calls inside raise EngineGone when the last part is gone,
-        instead of waiting
-        for one to return.
+        instead of waiting for one to return.
         """
         return nullcontext()
 

@@ -82,8 +82,7 @@ async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
 
 async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVersion) -> SlotInfo:
     """Return the run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After
-    this both are open,
-    or none. Raises AdapterRefused, AttestationFailed.
+    this both are open, or none. Raises AdapterRefused, AttestationFailed.
     """
     name, directory = reference_slot(slot.slot), Path(wanted.directory)
     opened = [slot.slot]
