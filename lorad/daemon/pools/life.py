@@ -187,6 +187,7 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
     if not pool.process.is_up:
         pool.status, pool.stop_asked = None, None
     if pool.process.is_over and not before.is_over:
+        pool.is_clearing_up = True
         ctx.spawn(_clear_up(ctx, pool))
 
 
@@ -370,10 +371,10 @@ async def _clear_up(ctx: Context, pool: Pool) -> None:
     It is done as the pool's own user: the files that the pool left decide what is killed and removed.
     """
     user = ctx.user(pool.setup.owner)
-    if user is None:
-        await asyncio.to_thread(leftovers.clean_leftovers, pool.work)
-        return
     try:
+        if user is None:
+            await asyncio.to_thread(leftovers.clean_leftovers, pool.work)
+            return
         process = await asyncio.create_subprocess_exec(
             *user.command([*_CLEAN_UP, str(pool.work)], pool.work),
             stdin=DEVNULL,
@@ -384,3 +385,6 @@ async def _clear_up(ctx: Context, pool: Pool) -> None:
         await process.wait()
     except OSError as error:
         log.warning("pool %s: what it left was not cleared up: %s", pool.id, error)
+    finally:
+        pool.is_clearing_up = False
+        ctx.loop.poke()

@@ -8,7 +8,8 @@ nothing.
 `command.json` is {argv, env, cwd, locks, lock_seconds, kept, secret_files}: `env` is added to the shim's own
 environment (null removes a name), of which `kept` names what stays (else all does); `secret_files` are files
 that hold the values of further variables; `locks` are files whose locks the child holds for its life, waited
-for up to `lock_seconds`.
+for up to `lock_seconds`; by the time that `status.json` has its end they are free, unless a process that the
+child left behind lives.
 LORAD_ATTEMPT in the environment of the child, and of whatever it starts, names the attempt directory: see
 `orphans.py`. Exit codes of the shim itself: those of EX_* below.
 """
@@ -42,7 +43,7 @@ def main() -> int:
     # whatever the daemon was started with: none of it is for the child
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     _new_session()
-    if not _take_lock(os.path.join(root, "lock")):
+    if _take_lock(os.path.join(root, "lock")) is None:
         return EX_LOCKED
     if os.path.exists(os.path.join(root, "status.json")):
         return EX_USED
@@ -51,19 +52,22 @@ def main() -> int:
         with open(os.path.join(root, "command.json")) as file:
             command = json.load(file)
         command["env"] = {**command.get("env", {}), "LORAD_ATTEMPT": os.path.abspath(root)}
-        if not all(_take_lock(path, command.get("lock_seconds", 0)) for path in command.get("locks", [])):
-            os.close(_write_status(root, never_began(locked=True)))
-            return EX_LOCKED
-        return _live(root, command)
+        locks = []
+        for path in command.get("locks", []):
+            if (lock := _take_lock(path, command.get("lock_seconds", 0))) is None:
+                os.close(_write_status(root, never_began(locked=True)))
+                return EX_LOCKED
+            locks.append(lock)
+        return _live(root, command, locks)
     except (OSError, ValueError) as error:
         print(f"lorad: {root}: nothing was started: {error}", file=sys.stderr)
         return _EX_BROKEN
 
 
-def _live(root: str, command: dict[str, Any]) -> int:
+def _live(root: str, command: dict[str, Any], locks: list[int]) -> int:
     """Run the child from its start to its end.
 
-    It waits for its status to be on disk before it becomes the program.
+    It waits for its status to be on disk before it becomes the program. locks: files to let go of at its end.
     """
     end_the_rest = _adopt_orphans() if command.get("ends_all") else None
     _block_signals()
@@ -84,6 +88,8 @@ def _live(root: str, command: dict[str, Any]) -> int:
     code = wait(child)
     if end_the_rest is not None:
         end_the_rest()
+    for lock in locks:
+        os.close(lock)
     status.update(died(code))
     _overwrite(fd, status)
     return 0
@@ -163,8 +169,8 @@ def _new_session() -> None:
         pass  # the leader of a group already, with a session of its own
 
 
-def _take_lock(path: str, patience: float = 0) -> bool:
-    """Lock `path` for this process and its child; False when somebody else has it for so many seconds."""
+def _take_lock(path: str, patience: float = 0) -> int | None:
+    """Lock `path` for this process and its child, and open it; None when somebody has it for that long."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -174,14 +180,14 @@ def _take_lock(path: str, patience: float = 0) -> bool:
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            return fd
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.05)
     os.close(fd)
     print(f"lorad: {path} is locked by another process", file=sys.stderr)
-    return False
+    return None
 
 
 def _redirect(log: str) -> None:

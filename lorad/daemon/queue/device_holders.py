@@ -67,16 +67,17 @@ def _holder(ctx: Context, pool: Pool) -> Holder:
     status = read_status(pool.attempt()) or {}
     tenants = tenants_of(ctx, pool)
     is_unused = pool.stop_asked is None and not (tenants or pool.serves or pool.guests)
+    since = status.get("started_at") or ctx.loop.started_at
     return Holder(
         pool=pool.id,
         uid=pool.setup.owner,
         user=name_of(pool.setup.owner),
         why=_doing(pool, tenants)[:300],
-        since=status.get("started_at") or ctx.loop.started_at,
+        since=since,
         pid=status.get("pid"),
         start_time=status.get("start_time"),
         idle_timeout=None if pool.serves else timeout_of(ctx, pool),
-        idle_since=_idle_since(ctx, pool) if is_unused else None,
+        idle_since=max(since, _idle_since(ctx, pool)) if is_unused else None,
     )
 
 

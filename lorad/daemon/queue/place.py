@@ -174,8 +174,10 @@ def find_room(
 def make_way(ctx: Context, now: Snapshot, room: _Room, why: str) -> None:
     """Stop the idle pools that are in the way, unless one is stopping already, and ask other daemons for
     their devices: for those of the first group whose holders are all idle, if there is one.
+
+    A pool whose last life is being cleared up counts as stopping: its devices are free in a moment.
     """
-    if not any(pool.process.is_up and pool.stop_asked is not None for pool in now.pools):
+    if not any(pool.is_clearing_up or pool.state == "stopping" for pool in now.pools):
         for pool in room.idle:
             stop_pool(ctx, pool)
     idle = [group for group in room.taken if all(now.taken[device.name].is_idle for device in group)]

@@ -155,6 +155,18 @@ def test_a_taken_device_lock_starts_nothing(tmp_path: Path) -> None:
     first.wait()
 
 
+def test_device_locks_are_free_before_the_end(tmp_path: Path) -> None:
+    lock = tmp_path / "device.lock"
+    prepare(tmp_path / "a", "", locks=[str(lock)])
+    look = "open(sys.argv[1] + '/seen', 'w').write(str(shim._take_lock(LOCK) is not None))"
+    code = (
+        f"import sys; from lorad.daemon.process import shim; LOCK = {str(lock)!r}; "
+        f"shim._overwrite = lambda fd, status: {look}; sys.exit(shim.main())"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")]).returncode == 0
+    assert (tmp_path / "a" / "seen").read_text() == "True"
+
+
 def test_final_status_overwrites_the_first_in_place(tmp_path: Path) -> None:
     code = "import os; print(os.stat('status.json').st_ino, os.stat('status.json').st_size)"
     launch(prepare(tmp_path, code)).wait()

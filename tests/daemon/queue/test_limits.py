@@ -9,6 +9,7 @@ import pytest
 
 from lorad.box.config import Config, Limit, Queue, Sharing
 from lorad.daemon.context import Context
+from lorad.daemon.pools import life
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue import place, snapshot
@@ -20,7 +21,7 @@ from lorad.spec.model import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from tests.kit.daemon_world import open_context, reconciling, submit, until, until_state
-from tests.kit.fakes.gpu_kit import gpus
+from tests.kit.fakes.gpu_kit import gpus, taken
 
 
 def told(ctx: Context, name: str) -> str:
@@ -91,6 +92,25 @@ async def test_own_idle_pools_make_room_at_limit(
         submit(ctx, "wide", trainer={"backend": "fsdp", "steps": 6, "dp": 2})
         assert (await until_state(ctx, "wide", "ended")).reason == "completed"
         assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == ["b-1", "tiny-1"]
+
+
+async def test_idle_pool_stays_while_another_clears_up(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reconciling(home) as ctx:
+        gpus(ctx, 2, monkeypatch, tmp_path)
+        for name in ("a", "b"):
+            submit(ctx, name, model=f"/models/{name}")
+            await until_state(ctx, name, "ended")
+        await life.end_pools(ctx, [ctx.pools["a-1"]])
+        await until(lambda: not ctx.pools["a-1"].is_clearing_up)
+        ctx.pools["a-1"].is_clearing_up = True
+        with taken(ctx.gpus.devices[0]):  # by what the pool left behind
+            submit(ctx, "c", model="/models/c")
+            await until(lambda: "cuda:0 is in use" in told(ctx, "c"))
+        ctx.pools["a-1"].is_clearing_up = False
+        await until_state(ctx, "c", "ended")
+        assert ctx.pools["b-1"].process.is_up and ctx.pools["c-1"].setup.names == ("cuda:0",)
 
 
 async def test_user_over_disk_limit_waits_for_room(home: Path) -> None:
