@@ -107,12 +107,12 @@ def write_whole(
         temporary.unlink(missing_ok=True)
         raise
     if durable:
-        fsync_directory(path.parent)
+        fsync(path.parent)
 
 
-def fsync_directory(path: Path) -> None:
-    """Have what was made, renamed or removed in a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def fsync(path: Path) -> None:
+    """Have a file, or what changed in a directory, survive a power cut. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -4,6 +4,7 @@ Times are Unix seconds. `lineage` is 1 while a fact counts and 0 after a rewind.
 record. `owner_uid` is the user id of whoever made the row.
 
 Attributes:
+    runs.base: The model of its spec, kept because a list of runs shows it and a spec is long to parse.
     runs.sweep: The sweep that started the run.
     runs.origin: `run@version` that the run was forked from, or the directory that it was imported from.
     runs.serving: 1 keeps a pool of the run's base up, though no run works there.
@@ -33,6 +34,7 @@ CREATE TABLE runs (
   waiting TEXT NOT NULL DEFAULT '',
   wanted TEXT CHECK (wanted IN ('pause', 'stop', 'kill')),
   spec TEXT NOT NULL CHECK (json_valid(spec)),
+  base TEXT NOT NULL AS (coalesce(json_extract(spec, '$.model.path'), '')) STORED,
   directory TEXT NOT NULL,
   priority INTEGER NOT NULL,
   pool TEXT,

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from lorad.bounds import JSON_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
-from lorad.files import open_file, read_file
+from lorad.files import fsync, open_file, read_file
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"
@@ -211,15 +211,6 @@ def _fact(path: Path) -> FileFact:
     with open_file(path, links=False) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileFact(sha256=digest, bytes=file.tell())
-
-
-def fsync(path: Path) -> None:
-    """Make a file, or a directory's names, durable on disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refuse_existing(final: Path) -> None:

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from lorad.adapters.directory import fsync
 from lorad.errors import StorageError
+from lorad.files import fsync
 from lorad.store.record import Change
 
 _CRC = b',"crc":'

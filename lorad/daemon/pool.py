@@ -100,6 +100,11 @@ class Pool:
         return "stopping" if self.stop_asked is not None else "starting" if self.status is None else "ready"
 
     @property
+    def is_leaving(self) -> bool:
+        """Check whether its devices become free without anybody's asking."""
+        return self.is_clearing_up or (self.process.is_up and self.stop_asked is not None)
+
+    @property
     def idle_seconds(self) -> float:
         """Return the seconds since the last use of any kind."""
         here = time.monotonic() - self.used_at

@@ -84,7 +84,10 @@ def _ingest(ctx: Context) -> None:
 
 
 def _confirm(ctx: Context) -> None:
-    each(ctx, _confirm_run, _active_runs(ctx), of_run)
+    """Note which attempts have begun, on disk at once."""
+    if active := _active_runs(ctx):
+        with ctx.store.write():
+            each(ctx, _confirm_run, active, of_run)
 
 
 def _confirm_run(ctx: Context, run: RunRow) -> None:

@@ -12,6 +12,7 @@ Kinds and their data (docs of the fields: the structs below):
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -26,7 +27,7 @@ from msgspec import Struct
 
 from lorad.bounds import RECORD_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
-from lorad.files import names, open_file
+from lorad.files import fsync, names, open_file
 from lorad.protocol.inputs import Input
 
 _VERSION = 1
@@ -241,7 +242,8 @@ class JournalWriter:
                 hint=f"Restore it from a copy, or give up what follows: `truncate -s {end} {path}`.",
             )
         os.ftruncate(self._fd, end)
-        _fsync_directory(path.parent)  # the file may be new
+        with contextlib.suppress(PermissionError):  # a shared daemon's, which made the file and did this
+            fsync(path.parent)  # the file may be new
         return seq
 
     def append(self, kind: str, step: int, data: Struct | dict[str, Any]) -> Record:
@@ -287,17 +289,6 @@ class JournalWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _fsync_directory(path: Path) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # a shared daemon's, which made the file and did this
-        return
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def lineage(records: list[Record]) -> list[Record]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -71,7 +72,7 @@ class RanksSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.tp * self.pp * self.cp * self.dp
 
 
-class PoolSetup(Struct, frozen=True, kw_only=True):
+class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     """One base model with a trainer and an engine. The file is 0600: `env` of server and ranks may hold
     secrets.
 
@@ -124,7 +125,7 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
         """The names of the devices that the pool holds."""
         return self.devices or (self.device,)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What runs must agree on to share a pool: pools with equal keys are interchangeable.
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlite_utils import Database
 
 from lorad.errors import Conflict, IntegrityError, LoradError
-from lorad.files import fsync_directory, names
+from lorad.files import fsync, names
 from lorad.migrations import MIGRATIONS
 from lorad.store.record import Journal, Recorder, number_of
 from lorad.store.record import Row as Row
@@ -48,6 +48,11 @@ class Rows:
             cursor = self._connection.execute(sql, parameters)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, values, strict=True)) for values in cursor]
+
+    def tuples(self, sql: str, parameters: _Parameters = ()) -> list[tuple[Any, ...]]:
+        """Read the rows as the values of their columns, in order: for answers of many rows."""
+        with self._in_words():
+            return self._connection.execute(sql, parameters).fetchall()
 
     def row(self, sql: str, parameters: _Parameters = ()) -> Row | None:
         """Read the first row of the answer; None when there is none."""
@@ -277,7 +282,7 @@ class Store(Rows):
         with contextlib.closing(sqlite3.connect(part)) as copy:
             self._connection.backup(copy)
         part.replace(path)
-        fsync_directory(path.parent)
+        fsync(path.parent)
 
 
 def _create(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -333,12 +334,16 @@ def sweep_row(raw: Row) -> SweepRow:
     return SweepRow(**raw | decoded)
 
 
-_OTHER = frozenset({"base", "state", "reason", "serving", "rates", "signals", "recent"})
-_SUMMARY = tuple(field for field in RunSummary.__struct_fields__ if field not in _OTHER)
-_ROW = tuple(field for field in RunRow.__struct_fields__ if field not in _OTHER)
+_DECODED = frozenset({"state", "reason", "serving", "rates", "signals", "recent"})
+_SUMMARY = tuple(field for field in RunSummary.__struct_fields__ if field not in _DECODED)
+_ROW = tuple(field for field in RunRow.__struct_fields__ if field not in _DECODED)
+SUMMARY_COLUMNS = (*_SUMMARY, *sorted(_DECODED - {"rates"}), "tokens_per_second", "step_seconds")
 
 
-def run_summary(raw: Row) -> RunSummary:
+@lru_cache(maxsize=2048)
+def run_summary(values: tuple[Any, ...]) -> RunSummary:
+    """Decode the values of SUMMARY_COLUMNS; those of a run that did not change since were decoded before."""
+    raw = dict(zip(SUMMARY_COLUMNS, values, strict=True))
     return RunSummary(**_decoded(raw), **{field: raw[field] for field in _SUMMARY})
 
 
@@ -348,7 +353,6 @@ def run_row(raw: Row) -> RunRow:
 
 def _decoded(raw: Row) -> dict[str, Any]:
     return {
-        "base": raw["base"] or "",
         "state": RunState(raw["state"]),
         "reason": None if raw["reason"] is None else EndReason(raw["reason"]),
         "serving": bool(raw["serving"]),

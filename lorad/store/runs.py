@@ -12,7 +12,7 @@ from lorad.errors import Conflict, NotFound
 from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
 from lorad.store import events
 from lorad.store.db import Row, Rows, Store
-from lorad.store.rows import AttemptRow, QueuedRow, RunRow, RunSummary, run_row, run_summary
+from lorad.store.rows import SUMMARY_COLUMNS, AttemptRow, QueuedRow, RunRow, RunSummary, run_row, run_summary
 
 _FIELDS = frozenset(
     {
@@ -32,15 +32,8 @@ _FIELDS = frozenset(
     | {"wanted"}
 )
 _RECENT_SECONDS = 24 * 3600.0
+_SUMMARY = ", ".join(SUMMARY_COLUMNS)
 _DAEMON = "daemon"  # who moves a run that nobody asked for
-_BASE = "json_extract(spec, '$.model.path') AS base"
-_MADE = ("base", "rates")  # fields of RunSummary that are no column
-_SUMMARY = ", ".join(
-    [
-        *(name for name in RunSummary.__struct_fields__ if name not in _MADE),
-        *("tokens_per_second", "step_seconds", _BASE),
-    ]
-)
 
 
 def create(
@@ -102,7 +95,7 @@ def name_in_use(store: Rows, name: str) -> str | None:
 
 
 def find(store: Rows, name: str) -> RunRow | None:
-    row = store.row(f"SELECT *, {_BASE} FROM runs WHERE name = ?", (name,))
+    row = store.row("SELECT * FROM runs WHERE name = ?", (name,))
     return None if row is None else run_row(row)
 
 
@@ -124,7 +117,7 @@ def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
 
 def every(store: Rows) -> list[RunRow]:
     """List all runs, oldest first."""
-    return [run_row(row) for row in store.rows(f"SELECT *, {_BASE} FROM runs ORDER BY created_at, rowid")]
+    return [run_row(row) for row in store.rows("SELECT * FROM runs ORDER BY created_at, rowid")]
 
 
 def count_by_state(store: Rows) -> dict[RunState, int]:
@@ -182,7 +175,7 @@ def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
     """List the runs that exist among `names`, newest first."""
     marks = ", ".join("?" for _ in names)
     sql = f"SELECT {_SUMMARY} FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC"
-    return [run_summary(row) for row in store.rows(sql, tuple(names))]
+    return [run_summary(values) for values in store.tuples(sql, tuple(names))]
 
 
 def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
@@ -191,27 +184,26 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
     limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
     """
     since = 0.0 if all else time.time() - _RECENT_SECONDS
+    sql = f"SELECT created_at, rowid, {_SUMMARY} FROM runs WHERE"
     order = "ORDER BY created_at DESC, rowid DESC"
-    others = store.rows(f"SELECT rowid, {_SUMMARY} FROM runs WHERE ended_at IS NULL {order}")
+    others = store.tuples(f"{sql} ended_at IS NULL {order}")
     most = max(0, limit - len(others)) if limit else -1
-    ended = store.rows(
-        f"SELECT rowid, {_SUMMARY} FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most)
-    )
-    rows = sorted([*others, *ended], key=lambda row: (row["created_at"], row.pop("rowid")), reverse=True)
-    return [run_summary(row) for row in rows]
+    ended = store.tuples(f"{sql} ended_at >= ? {order} LIMIT ?", (since, most))
+    newest_first = sorted([*others, *ended], key=lambda values: values[:2], reverse=True)
+    return [run_summary(values[2:]) for values in newest_first]
 
 
 def in_states(store: Rows, *states: RunState) -> list[RunRow]:
     """List the runs in these states as a queue: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in states)
-    sql = f"SELECT *, {_BASE} FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
+    sql = f"SELECT * FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
     return [run_row(row) for row in store.rows(sql, states)]
 
 
 def active_in(store: Rows, pool: str) -> list[RunRow]:
     """List the active runs of a pool: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in ACTIVE)
-    sql = f"""SELECT *, {_BASE} FROM runs WHERE pool = ? AND state IN ({marks})
+    sql = f"""SELECT * FROM runs WHERE pool = ? AND state IN ({marks})
     ORDER BY priority DESC, created_at, rowid"""
     return [run_row(row) for row in store.rows(sql, (pool, *ACTIVE))]
 
@@ -219,7 +211,7 @@ def active_in(store: Rows, pool: str) -> list[RunRow]:
 def named(store: Rows, names: Sequence[str]) -> list[RunRow]:
     """Read the runs that exist among `names`, in that order."""
     marks = ", ".join("?" for _ in names)
-    sql = f"SELECT *, {_BASE} FROM runs WHERE name IN ({marks})"
+    sql = f"SELECT * FROM runs WHERE name IN ({marks})"
     found = {row["name"]: run_row(row) for row in store.rows(sql, tuple(names))}
     return [found[name] for name in names if name in found]
 
@@ -232,7 +224,7 @@ def queue(store: Rows) -> list[QueuedRow]:
     """Every queued run: highest priority first, then oldest first."""
     sql = """SELECT name, owner_uid, priority, waiting FROM runs WHERE state = 'queued'
     ORDER BY priority DESC, created_at, rowid"""
-    return [QueuedRow(**row) for row in store.rows(sql)]
+    return [QueuedRow(*values) for values in store.tuples(sql)]
 
 
 def latest_starts(store: Rows) -> dict[int, float]:
@@ -262,8 +254,7 @@ def restarts(store: Rows, name: str) -> int:
 def that_serve(store: Rows) -> list[RunRow]:
     """List the runs for which a pool is kept up, oldest first."""
     return [
-        run_row(row)
-        for row in store.rows(f"SELECT *, {_BASE} FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
+        run_row(row) for row in store.rows("SELECT * FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
     ]
 
 

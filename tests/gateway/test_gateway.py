@@ -164,7 +164,7 @@ def test_gateway_reconnects_to_a_returned_pool(
             write_table(root, {"bot": version.version}, {version.version: entry(running, tmp_path, version)})
             before = greedy(client, "bot")
             stream = client.completions.create(
-                model="bot", prompt="1", n=64, temperature=2, max_tokens=1900, stream=True
+                model="bot", prompt=["1"] * 32, n=128, temperature=2, max_tokens=1900, stream=True
             )
             next(stream)
         with pytest.raises(sdk.APIError, match="the pool went away"):

@@ -118,7 +118,7 @@ class Processes:
             kept = [key for key, value in user.environment.items() if os.environ.get(key) == value]
             own = {key: value for key, value in user.environment.items() if key not in kept}
             command |= {"argv": user.command(argv, cwd), "env": {**own, **env}, "cwd": "/", "kept": kept}
-        write_json(attempt.command, command | dict(about or {}))
+        write_json(attempt.command, command | dict(about or {}), durable=False)
         quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         self._shims[attempt.root] = os.posix_spawn(
             SHIM[0], [*SHIM, str(attempt.root)], os.environ, file_actions=quiet, setsid=True
@@ -353,9 +353,11 @@ def attempts_under(parent: Path) -> Iterator[AttemptDir]:
                 yield AttemptDir(parent / "attempts" / name)
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Put a small JSON file in place, whole and on disk."""
-    write_whole(path, json.dumps(data).encode())
+def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
+    """Put a small JSON file in place, whole and on disk; what a process of this boot alone reads need not be
+    durable.
+    """
+    write_whole(path, json.dumps(data).encode(), durable=durable)
 
 
 def log_tail(path: Path, lines: int = 1) -> str:

@@ -21,13 +21,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
-from lorad.adapters.directory import fsync
 from lorad.box.paths import AttemptDir, RunDir
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.users import User
 from lorad.errors import IntegrityError
-from lorad.files import write_whole
+from lorad.files import fsync, write_whole
 
 _PASSABLE = 0o711  # others may go through, and see nothing
 _OWN_DIRECTORY, _OWN_FILE = 0o700, 0o600
@@ -74,13 +73,13 @@ def hand_over(attempt: AttemptDir, files: Mapping[str, Any], user: User | None) 
         if user is not None:
             _put_json(attempt.work / name, data, user)
         elif attempt.work / name != attempt.spec:  # the spec is there already
-            write_json(attempt.work / name, data)
+            write_json(attempt.work / name, data, durable=False)
 
 
 def own_directory(path: Path, user: User) -> Path:
     """Make a directory of the user's inside one of the daemon's.
 
-    Raises OSError when something else is there.
+    After a power cut it may have to be made again. Raises OSError when something else is there.
     """
     path.mkdir(exist_ok=True, mode=_OWN_DIRECTORY)
     _give(path, os.O_RDONLY | os.O_DIRECTORY, _OWN_DIRECTORY, user)
@@ -94,7 +93,8 @@ def own_file(path: Path, user: User) -> None:
     except FileExistsError:
         return
     _give(path, os.O_WRONLY, _OWN_FILE, user)
-    _fsync_directory(path.parent)
+    fsync(path)
+    fsync(path.parent)
 
 
 def _give(path: Path, flags: int, mode: int, user: User) -> None:
@@ -102,23 +102,17 @@ def _give(path: Path, flags: int, mode: int, user: User) -> None:
     try:
         os.fchmod(fd, mode)
         os.fchown(fd, user.uid, user.gid)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _fsync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)
 
 
 def _put_json(path: Path, data: Any, user: User) -> None:
-    """Write a file of the user's in a directory of theirs: whole, or what was there before stays."""
+    """Write a file for a process of the user's: whole, or what was there before stays.
+
+    It need not survive a power cut, as the process does not survive one either.
+    """
     with as_user(user):
-        write_whole(path, json.dumps(data).encode(), mode=_OWN_FILE)
+        write_whole(path, json.dumps(data).encode(), mode=_OWN_FILE, durable=False)
 
 
 def refuse_strange_journal(run: RunDir, user: User | None) -> None:

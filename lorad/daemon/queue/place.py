@@ -8,6 +8,8 @@ waits for room, no run of a lower priority: so a run that waits for others to le
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +36,7 @@ from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow
 
+_PLACE_SECONDS = 0.02  # in one pass, once a run was placed
 FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
 
 
@@ -58,19 +61,25 @@ class _Room:
 
 
 def place_runs(ctx: Context) -> None:
-    """Give each run at the head of the queue a pool, or say what it waits for."""
-    now = take_snapshot(ctx) if runs.is_any_queued(ctx.store) else Snapshot()
-    claims: list[Claim] = []
+    """Give each run at the head of the queue a pool, or say what it waits for.
+
+    It is all on disk at once. Requests wait meanwhile: after _PLACE_SECONDS the next pass, which comes at
+    once, does the rest.
+    """
+    first = now = take_snapshot(ctx) if runs.is_any_queued(ctx.store) else Snapshot()
+    claims, until = list[Claim](), time.monotonic() + _PLACE_SECONDS
 
     def place_queued(ctx: Context, run: RunRow) -> None:
         nonlocal now
-        now = _place(ctx, now, run, claims)
+        if now is not first and time.monotonic() > until:
+            ctx.loop.poke()
+        else:
+            now = _place(ctx, now, run, claims)
 
-    each(ctx, place_queued, now.queued, of_run)
-    if far_back := [run.name for run in now.far_back if run.waiting != FAR_BACK]:
-        with ctx.store.write():
-            for name in far_back:
-                runs.set_fields(ctx.store, name, waiting=FAR_BACK)
+    with ctx.store.write() if now.queued else contextlib.nullcontext():
+        each(ctx, place_queued, now.queued, of_run)
+        for name in (run.name for run in now.far_back if run.waiting != FAR_BACK):
+            runs.set_fields(ctx.store, name, waiting=FAR_BACK)
 
 
 def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Snapshot:
@@ -172,12 +181,10 @@ def find_room(
 
 
 def make_way(ctx: Context, now: Snapshot, room: _Room, why: str) -> None:
-    """Stop the idle pools that are in the way, unless one is stopping already, and ask other daemons for
+    """Stop the idle pools that are in the way, unless a pool is leaving already, and ask other daemons for
     their devices: for those of the first group whose holders are all idle, if there is one.
-
-    A pool whose last life is being cleared up counts as stopping: its devices are free in a moment.
     """
-    if not any(pool.is_clearing_up or pool.state == "stopping" for pool in now.pools):
+    if not any(pool.is_leaving for pool in now.pools):
         for pool in room.idle:
             stop_pool(ctx, pool)
     idle = [group for group in room.taken if all(now.taken[device.name].is_idle for device in group)]

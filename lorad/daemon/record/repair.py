@@ -14,7 +14,6 @@ from pathlib import Path
 
 from msgspec import structs
 
-from lorad.adapters.directory import fsync
 from lorad.box import config
 from lorad.box.paths import Home, RunDir
 from lorad.client.box_shapes import Repaired
@@ -23,6 +22,7 @@ from lorad.daemon.journal import Told, read
 from lorad.daemon.record import from_directories
 from lorad.daemon.record.relocate import Place, corrected
 from lorad.errors import Conflict, IntegrityError
+from lorad.files import fsync
 from lorad.store.check import check
 from lorad.store.checkpoints import mark_deleted, not_deleted
 from lorad.store.db import Store

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from lorad.adapters.adapter import Adapter, AdapterConfig, Outline
-from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
+from lorad.adapters.directory import TEMPORARY, discard, write_directory
 from lorad.adapters.peft import CONFIG, read_peft, write_peft
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import refuse_unfit, validate
@@ -35,6 +35,7 @@ from lorad.daemon.runs.bases import base_in
 from lorad.daemon.runs.create import create, make_directory, refuse_used
 from lorad.daemon.runs.versions import heard
 from lorad.errors import Conflict
+from lorad.files import fsync
 from lorad.models.directory import weight_files
 from lorad.models.facts import read_facts
 from lorad.protocol.calls import Attestation

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from lorad.adapters.adapter import Adapter
-from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
+from lorad.adapters.directory import TEMPORARY, discard, write_directory
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.box.paths import RunDir
 from lorad.daemon.access import must_see
@@ -36,6 +36,7 @@ from lorad.errors import (
     SpecError,
     StorageError,
 )
+from lorad.files import fsync
 from lorad.protocol.journal import Reference
 from lorad.spec.model import Spec
 from lorad.store import runs

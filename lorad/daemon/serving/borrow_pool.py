@@ -51,8 +51,8 @@ async def admitted(ctx: Context, run: RunRow) -> Pool:
         try:
             return pool_for(ctx, run)
         except Conflict:
-            stopping = any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values())
-            if not (stopping or ctx.gpus.sights.since is not None) or time.monotonic() > deadline:
+            leaving = any(pool.is_leaving for pool in ctx.pools.values())
+            if not (leaving or ctx.gpus.sights.since is not None) or time.monotonic() > deadline:
                 raise
             await asyncio.sleep(_POLL_SECONDS)
 

@@ -161,7 +161,7 @@ def test_the_gateway_tells_what_it_served(world: World, client: OpenAI) -> None:
 def test_abandoned_request_was_in_flight_not_failed(world: World, client: OpenAI) -> None:
     before = reports(world, "bot")
     stream = client.completions.create(
-        model="bot", prompt="1", max_tokens=1900, n=64, temperature=2, stream=True
+        model="bot", prompt=["1"] * 32, max_tokens=1900, n=128, temperature=2, stream=True
     )
     assert next(iter(stream)).choices
     wait_until(lambda: reports(world, "bot").in_flight == 1)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, fsync, read_manifest, verify
+from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, read_manifest, verify
 from lorad.box.paths import RunDir
 from lorad.client.requests import ForkRequest
 from lorad.client.shapes import Forked
@@ -33,6 +33,7 @@ from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.reference import Begins, Staged
 from lorad.daemon.runs.versions import await_files, find_version, has_files, in_hand
 from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
+from lorad.files import fsync
 from lorad.spec.model import Spec
 from lorad.spec.text import overridden, override
 from lorad.store import events, runs
