@@ -13,8 +13,9 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
 from lorad.daemon.context import Context
-from lorad.daemon.process.users import Caller, name_of
+from lorad.daemon.process.users import Caller
 from lorad.errors import NotAllowed
+from lorad.protocol.listener import user_name
 from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow, RunRow
 
@@ -74,7 +75,7 @@ def of_alias(alias: AliasRow) -> Subject:
 
 def refuse(ctx: Context, caller: Caller, subject: Subject, access: Access) -> None:
     """Raises NotAllowed."""
-    owner = name_of(subject.owner_uid)
+    owner = user_name(subject.owner_uid)
     if access is Access.READ and not sees(ctx, caller, subject.owner_uid):
         hint = f"Here only owners see what is theirs (sharing.read). Ask {owner}, or an admin: {admins(ctx)}."
         raise NotAllowed(f"{subject.what} belongs to {owner}", hint=hint)

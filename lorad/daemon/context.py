@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lorad.box.config import Config
-from lorad.box.paths import AttemptDir, Home, RunDir
+from lorad.box.paths import Home
 from lorad.daemon.event_tail import Tail
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
@@ -33,8 +33,6 @@ from lorad.protocol.journal import Reference
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
-from lorad.states import EndReason, Move
-from lorad.store import runs
 from lorad.store.db import Store
 from lorad.store.rows import RunRow
 
@@ -108,21 +106,6 @@ class Context:
     @property
     def runs_root(self) -> Path:
         return (self.config.storage or self.home.root) / "runs"
-
-    def move(
-        self, name: str, move: Move, *, reason: EndReason | None = None, detail: str = "", by: str = "daemon"
-    ) -> RunRow:
-        """Make one move of a run in the store, which records it in the daemon's journal: both or neither."""
-        return runs.move(self.store, name, move, reason=reason, detail=detail, by=by)
-
-
-def run_dir(run: RunRow) -> RunDir:
-    return RunDir(Path(run.directory))
-
-
-def attempt_dir(run: RunRow) -> AttemptDir:
-    """Name the directory of the run's present attempt."""
-    return run_dir(run).attempt(run.attempt)
 
 
 def spec_of(run: RunRow) -> Spec:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool, of_run
 from lorad.daemon.process.processes import is_same, read_status, write_json
 from lorad.daemon.process.pulse import Pulse, was_away
@@ -63,7 +63,7 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
         if pool.process.phase == "alive":
             yield pool.attempt(), (f"pool {pool.id}", of_pool(pool))
     for run in runs.in_states(ctx.store, *ACTIVE):
-        yield attempt_dir(run), ("the driver", of_run(run))
+        yield run.attempt_dir, ("the driver", of_run(run))
     for attempt in living_gateways(ctx):
         if ctx.processes.inspect(attempt).phase == "alive":
             yield attempt, ("the gateway", Item("the gateway"))

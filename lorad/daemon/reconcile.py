@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from lorad.daemon.context import Context, attempt_dir, run_dir
+from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_run
 from lorad.daemon.health import heal
 from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
@@ -96,11 +96,11 @@ def _confirm_run(ctx: Context, run: RunRow) -> None:
     """
     if run.state != RunState.STARTING and run.resume_step is None:
         return
-    kinds = {fact.kind for fact in last_facts(run_dir(run).journal, run.attempt)}
+    kinds = {fact.kind for fact in last_facts(run.dir.journal, run.attempt)}
     if kinds - {"attempt", "warning", "end"} and run.resume_step is not None:
         runs.set_fields(ctx.store, run.name, resume_step=None)
     if kinds - {"end"} and run.state == RunState.STARTING:
-        ctx.move(run.name, Move.CONFIRM)
+        runs.move(ctx.store, run.name, Move.CONFIRM)
 
 
 def _reap(ctx: Context) -> None:
@@ -109,7 +109,7 @@ def _reap(ctx: Context) -> None:
 
 def _reap_run(ctx: Context, run: RunRow) -> None:
     """Raises StorageError when the driver's status cannot be read; it is judged by its lock until then."""
-    driver = ctx.processes.inspect(attempt_dir(run))
+    driver = ctx.processes.inspect(run.attempt_dir)
     if driver.phase in ("exited", "vanished"):
         settle(ctx, run, driver)
     elif driver.trouble:
@@ -190,6 +190,6 @@ def _active_runs(ctx: Context) -> list[RunRow]:
 def _journals(ctx: Context) -> list[Path]:
     """List the journals that the loop waits for; none while the database cannot be read."""
     try:
-        return [run_dir(run).journal for run in _active_runs(ctx)]
+        return [run.dir.journal for run in _active_runs(ctx)]
     except LoradError:
         return []

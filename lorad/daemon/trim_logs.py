@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.context import Context
 from lorad.daemon.process.log_trim import cut_all
 from lorad.daemon.serving.gateways import living_gateways
 from lorad.states import ACTIVE
@@ -33,6 +33,6 @@ async def _rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
 
 
 def _living(ctx: Context) -> Iterator[AttemptDir]:
-    yield from (attempt_dir(run) for run in runs.in_states(ctx.store, *ACTIVE))
+    yield from (run.attempt_dir for run in runs.in_states(ctx.store, *ACTIVE))
     yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
     yield from living_gateways(ctx)

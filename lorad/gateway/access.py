@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import logging
 import os
-import pwd
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from aiohttp import web
 from lorad.box.tokens import Digests, Stamp, read_tokens, stamp_of
 from lorad.errors import SpecError
 from lorad.gateway.errors import ApiError
-from lorad.protocol.listener import may_call, uid_of
+from lorad.protocol.listener import may_call, uid_of, user_name
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class Access:
                 raise ApiError(
                     403, "This gateway belongs to another user.", kind="permission_error", code="not_allowed"
                 )
-            return name_of(uid_of(peer))
+            return user_name(uid_of(peer))
         return self._bearer(request.headers.get("Authorization", ""))
 
     def viewer(self, request: web.Request) -> Callable[[int | None], bool]:
@@ -55,9 +54,9 @@ class Access:
         Raises what `owner` raises.
         """
         asker = self.owner(request) if self._private else ""
-        if not self._private or asker in (name_of(0), name_of(os.geteuid())):
+        if not self._private or asker in (user_name(0), user_name(os.geteuid())):
             return lambda owner_uid: True
-        return lambda owner_uid: owner_uid is None or asker == name_of(owner_uid)
+        return lambda owner_uid: owner_uid is None or asker == user_name(owner_uid)
 
     def _bearer(self, header: str) -> str:
         scheme, _, token = header.partition(" ")
@@ -83,10 +82,3 @@ class Access:
             except (OSError, SpecError) as error:
                 log.error("nobody is let in by a token: %s", error)
         return self._digests
-
-
-def name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

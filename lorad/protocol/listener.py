@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import socket
 import struct
 from pathlib import Path
@@ -48,6 +49,14 @@ def answers(path: Path) -> bool:
 
 def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
+
+
+def user_name(uid: int) -> str:
+    """Find the login name; the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def uid_of(peer: socket.socket) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from lorad.box.paths import AttemptDir, RunDir
 from lorad.states import EndReason, RunState
 from lorad.store.record import Row
 
@@ -80,6 +82,16 @@ class RunRow(RunSummary, frozen=True, kw_only=True):
     sweep: str | None = None
     restart_at: float | None = None
 
+    @property
+    def dir(self) -> RunDir:
+        """Return its directory, with the names of what is in it."""
+        return RunDir(Path(self.directory))
+
+    @property
+    def attempt_dir(self) -> AttemptDir:
+        """Return the directory of its present attempt."""
+        return self.dir.attempt(self.attempt)
+
 
 class QueuedRow(Struct, frozen=True):
     """What the order of the queue depends on, and why a run waits."""
@@ -133,6 +145,10 @@ class VersionRow(Struct, frozen=True, kw_only=True):
     owner_uid: int
     path: str
     aliases: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return f"{self.run}@{self.version}"
 
 
 def version_row(raw: Row) -> VersionRow:
@@ -250,6 +266,11 @@ class AliasRow(Struct, frozen=True, kw_only=True):
     sha256: str
     attested: str
     by: str | None
+
+    @property
+    def serves(self) -> str:
+        """Return the name of the version."""
+        return f"{self.run}@{self.version}"
 
 
 class AliasMoveRow(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.context import Context
 from lorad.daemon.guarded import each
 from lorad.daemon.journal import read
 from lorad.daemon.process.processes import read_status
@@ -82,7 +82,7 @@ async def test_pause_finishes_the_step_checkpoints_and_resumes(home: Path) -> No
         want(ctx, "a", "pause")
         paused = await until_state(ctx, "a", "paused")
         assert [c.step for c in checkpoints(ctx.store, "a")][-1] == paused.step < 6
-        ctx.move("a", Move.RESUME)
+        runs.move(ctx.store, "a", Move.RESUME)
         ctx.loop.poke()
         row = await until_state(ctx, "a", "ended")
         assert (row.reason, row.attempt, row.step) == ("completed", 2, 6)
@@ -133,7 +133,7 @@ async def test_pool_that_lost_a_run_is_replaced(home: Path) -> None:
         submit(ctx, "a")
         assert (await until_state(ctx, "a", "ended")).reason == "lost"
         behave(home)
-        ctx.move("a", Move.RESUME)
+        runs.move(ctx.store, "a", Move.RESUME)
         ctx.loop.poke()
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
         assert ctx.pools["tiny-1"].number == 2
@@ -166,7 +166,7 @@ async def test_next_daemon_learns_of_ended_run(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
-        attempt = attempt_dir(runs.get(ctx.store, "a"))
+        attempt = runs.get(ctx.store, "a").attempt_dir
     await until(lambda: (read_status(attempt) or {})["exit_code"] == 0)
     async with reconciling(home) as ctx:
         assert (await until_state(ctx, "a", "ended")).reason == "completed"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lorad.daemon.api.verbs import ROUTES, events
-from lorad.daemon.context import Context, run_dir
+from lorad.daemon.context import Context
 from lorad.store import runs
 from tests.kit.callers import CallerOf
 from tests.kit.passable import make_passable, why_not
@@ -219,7 +219,7 @@ async def make_subjects(ctx: Context, owner: CallerOf, other: CallerOf) -> None:
         await ended(ctx, name)
     for alias in (ALIAS, *(f"{ALIAS}-{column}" for column in COLUMNS)):
         await ask("POST", f"/v1/aliases/{alias}", {"version": f"{RUN}@1004"})
-    leftover = run_dir(runs.get(ctx.store, RUN)).versions / ".tmp-left"
+    leftover = runs.get(ctx.store, RUN).dir.versions / ".tmp-left"
     leftover.mkdir()
     os.utime(leftover, (time.time() - 3600,) * 2)
 

@@ -37,7 +37,7 @@ from lorad.daemon.adopt import adopt
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.control import kill, pause, remove, stop
 from lorad.daemon.api.verbs.resume import resume
-from lorad.daemon.context import Context, run_dir
+from lorad.daemon.context import Context
 from lorad.daemon.daemon import rest
 from lorad.daemon.guarded import guarded
 from lorad.daemon.process.processes import Processes, ProcessState
@@ -167,7 +167,7 @@ class Lives(RuleBasedStateMachine):
     def driver_of(self, name: str) -> Path | None:
         """Its attempt directory, while it lives."""
         row = runs.find(self.ctx.store, name)
-        root = run_dir(row).attempt(row.attempt).root if row else None
+        root = row.dir.attempt(row.attempt).root if row else None
         return root if root in self.table.lives and self.table.lives[root].is_up else None
 
     @rule(name=st.sampled_from(NAMES))
@@ -207,7 +207,7 @@ class Lives(RuleBasedStateMachine):
         if (root := self.driver_of(name)) is None:
             return
         row = runs.get(self.ctx.store, name)
-        with JournalWriter(run_dir(row).journal, name, row.attempt) as journal:
+        with JournalWriter(row.dir.journal, name, row.attempt) as journal:
             self.begin_attempt(journal, row, root)
             for _ in range(min(steps, row.steps - self.steps[name])):
                 self.steps[name] += 1
@@ -234,7 +234,7 @@ class Lives(RuleBasedStateMachine):
             return
         row = runs.get(self.ctx.store, name)
         if how == "says":
-            with JournalWriter(run_dir(row).journal, name, row.attempt) as journal:
+            with JournalWriter(row.dir.journal, name, row.attempt) as journal:
                 self.begin_attempt(journal, row, root)
                 reason = "completed" if self.steps[name] >= row.steps else "stopped"
                 journal.append("end", self.steps[name], EndFact(reason, "as it should"))
@@ -295,9 +295,9 @@ def step_once(journal: JournalWriter, step: int, row: RunRow) -> None:
     path = f"versions/{number:06d}"
     journal.append("version", step, VersionFact(number, "0" * 64, None, path, 1, 2.0, 8, "passed", ""))
     if step % 2 == 0:
-        directory = run_dir(row).checkpoint(step, row.attempt)
+        directory = row.dir.checkpoint(step, row.attempt)
         write_directory(directory, lambda path: None)
-        fact = CheckpointFact(str(directory.relative_to(run_dir(row).root)), number, 0)
+        fact = CheckpointFact(str(directory.relative_to(row.dir.root)), number, 0)
         journal.append("checkpoint", step, fact)
 
 

@@ -13,10 +13,9 @@ import pytest
 
 from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
-from lorad.gateway.access import name_of
 from lorad.gateway.shared import owners
 from lorad.gateway.shared.front import fronting
-from lorad.protocol.listener import listen
+from lorad.protocol.listener import listen, user_name
 from tests.gateway.test_refusals import answers as listens
 from tests.gateway.test_refusals import free_port
 from tests.kit.gateway_kit import write_table
@@ -61,7 +60,7 @@ async def told(client: aiohttp.ClientSession, body: bytes = ASKED) -> tuple[int,
 
 async def test_front_forwards_the_version_without_credentials(home: Path, tmp_path: Path) -> None:
     world, port, tokens = Home(home), free_port(), tmp_path / "tokens"
-    tokens.write_text(f"{name_of(os.getuid())}: correct-horse-battery\n")
+    tokens.write_text(f"{user_name(os.getuid())}: correct-horse-battery\n")
     tokens.chmod(0o600)
     headers = {"Authorization": "Bearer correct-horse-battery", "x-lorad-version": "b@1", "Cookie": "secret"}
     body = HEAD % b"application/json" + b"Content-Length: 2\r\nSet-Cookie: x=1\r\n\r\n{}"

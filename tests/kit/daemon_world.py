@@ -19,7 +19,7 @@ from lorad.box.config import Config
 from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.daemon.adopt import adopt
-from lorad.daemon.context import Context, Patience, Request, attempt_dir
+from lorad.daemon.context import Context, Patience, Request
 from lorad.daemon.daemon import answering, prepare, rest
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.state import GpuState
@@ -107,7 +107,7 @@ def finished(ctx: Context, name: str = "a", **sections: Any) -> RunRow:
     """
     submit(ctx, name, FACTS["model_path"], **sections)
     attempt = runs.begin_attempt(ctx.store, name, resumed_from=None)
-    directory = attempt_dir(runs.get(ctx.store, name)).root
+    directory = runs.get(ctx.store, name).attempt_dir.root
     directory.mkdir(parents=True)
     params = {"run": name, "run_dir": str(ctx.home.run(name).root), "attempt": attempt, "steps": 6}
     (directory / "params.json").write_text(json.dumps(params | {"resume_step": None, "pool": ""}))
@@ -118,7 +118,7 @@ def finished(ctx: Context, name: str = "a", **sections: Any) -> RunRow:
             driver.facts()
     ingest(ctx.store, name, driver.run_dir.journal)
     runs.end_attempt(ctx.store, name, attempt, exit_code=0, signal=None, reason="completed")
-    return ctx.move(name, Move.END, reason=EndReason.COMPLETED)
+    return runs.move(ctx.store, name, Move.END, reason=EndReason.COMPLETED)
 
 
 async def until(condition: Callable[[], Any], seconds: float = 180.0) -> Any:
@@ -136,13 +136,13 @@ async def until_state(ctx: Context, name: str, state: str) -> RunRow:
 
 def want(ctx: Context, name: str, what: str) -> None:
     with ctx.store.write():
-        ctx.move(name, Move.STOP)
+        runs.move(ctx.store, name, Move.STOP)
         runs.set_fields(ctx.store, name, wanted=what)
     ctx.loop.poke()
 
 
 def pid_of(ctx: Context, name: str) -> int:
-    status = read_status(attempt_dir(runs.get(ctx.store, name))) or {}
+    status = read_status(runs.get(ctx.store, name).attempt_dir) or {}
     return int(status["pid"])
 
 

@@ -23,10 +23,10 @@ from lorad.daemon.api.call import Call, read_body
 from lorad.daemon.api.verbs import ROUTES
 from lorad.daemon.context import Context
 from lorad.daemon.counters import metered
-from lorad.daemon.process.users import Caller, name_of
+from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.versions import find_version
 from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
-from lorad.protocol.listener import answers
+from lorad.protocol.listener import answers, user_name
 from lorad.store import aliases, runs
 
 log = logging.getLogger("lorad.daemon")
@@ -159,7 +159,7 @@ def _caller(ctx: Context, request: web.Request) -> Caller:
     """Identify the caller. Raises NotAllowed for a user who may not connect."""
     uid = peer_uid(request)
     ctx.users.refuse_stranger(uid)
-    return Caller(uid, name_of(uid))
+    return Caller(uid, user_name(uid))
 
 
 def peer_uid(request: web.Request) -> int:

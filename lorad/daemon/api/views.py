@@ -24,7 +24,7 @@ from lorad.client.shapes import (
     Version,
 )
 from lorad.daemon import pool as daemon_pool
-from lorad.daemon.context import Context, attempt_dir, request_of, run_dir
+from lorad.daemon.context import Context, request_of
 from lorad.daemon.pools.threads import told_runtime
 from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.preempt import told_of
@@ -130,7 +130,7 @@ def _attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
     found: list[Attempt] = []
     before: dict[str, Any] | None = None  # a spec as JSON
     for attempt in runs.attempts(rows, row.name):
-        spec = spec_at(run_dir(row).attempt(attempt.attempt))
+        spec = spec_at(row.dir.attempt(attempt.attempt))
         plain = msgspec.to_builtins(spec) if spec else None
         found.append(
             of_row(Attempt, attempt, changed=_differences(before, plain) if before and plain else {})
@@ -176,7 +176,7 @@ def _processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
     """List the processes that an active run has now, shims included."""
     if row.state not in ("starting", "running", "stopping"):
         return []
-    attempts = {"driver": attempt_dir(row)}
+    attempts = {"driver": row.attempt_dir}
     if pool := ctx.pools.get(row.pool or ""):
         attempts["pool"] = pool.attempt()
     found = []

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from lorad.box.paths import AttemptDir
 from lorad.box.runtime import Overrides, Runtime, Why, choose_runtime, choose_threads
-from lorad.daemon.context import Context, request_of, run_dir, spec_of, unreadable
+from lorad.daemon.context import Context, request_of, spec_of, unreadable
 from lorad.daemon.process.processes import read_object, write_json
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.store import events
@@ -70,7 +70,7 @@ def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
     one.
     """
     if why.source != "run" or _read_kept(run) is None:
-        write_json(run_dir(run).root / FILE, msgspec.to_builtins(_Kept(threads, why)))
+        write_json(run.dir.root / FILE, msgspec.to_builtins(_Kept(threads, why)))
     usable = ctx.gpus.machine().usable
     if why.source == "run" and threads > usable:
         message = (
@@ -89,7 +89,7 @@ def why_threads(run: RunRow) -> Why:
 
 def _read_kept(run: RunRow) -> _Kept | None:
     """Raises StorageError when it cannot be read."""
-    path = run_dir(run).root / FILE
+    path = run.dir.root / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Kept)
     except FileNotFoundError:

@@ -72,13 +72,6 @@ def _looked_up(uid: int, allowed: tuple[str, ...], _: int) -> User:
     return User(uid, gid, tuple(groups), name, home, environment)
 
 
-def name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 class Caller(NamedTuple):
     """Who asks."""
 

@@ -21,8 +21,8 @@ from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import devices_of, timeout_of
 from lorad.daemon.process.processes import read_status
-from lorad.daemon.process.users import name_of
-from lorad.daemon.queue.tenants import life_of, tenants_of, told
+from lorad.daemon.queue.tenants import tenants_of, told
+from lorad.protocol.listener import user_name
 from lorad.store.rows import RunRow
 from lorad.text import duration
 
@@ -71,7 +71,7 @@ def _holder(ctx: Context, pool: Pool) -> Holder:
     return Holder(
         pool=pool.id,
         uid=pool.setup.owner,
-        user=name_of(pool.setup.owner),
+        user=user_name(pool.setup.owner),
         why=_doing(pool, tenants)[:300],
         since=since,
         pid=status.get("pid"),
@@ -107,13 +107,6 @@ def held_in_words(device: Device, note: Holder | None) -> str:
         return f"{device.name} is in use by another process or user{_described(pid)}"
     back = f", free after {_length(note.idle_timeout)} idle" if note.idle_timeout is not None else ""
     return f"{device.name} held by pool {note.pool} ({note.user}, uid {note.uid}, {note.why}){back}"
-
-
-def was_beaten(ctx: Context, run: RunRow) -> bool:
-    """Check for a pool that never began: a lock was free when the run was placed, and taken at its start."""
-    life = life_of(ctx, run)
-    status = read_status(life[0]) if life is not None else None
-    return status is not None and bool(status.get("locked"))
 
 
 def _described(pid: int | None) -> str:

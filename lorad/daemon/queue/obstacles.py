@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from lorad.daemon.context import spec_of
 from lorad.daemon.pool import Pool
-from lorad.daemon.process.users import name_of
 from lorad.daemon.queue.capacity import Need, lacking
 from lorad.daemon.queue.setups import Devices
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.daemon.queue.tenants import need_of_run, told
+from lorad.protocol.listener import user_name
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import RunState
 from lorad.store.rows import RunRow
@@ -85,7 +85,7 @@ def _limited(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | No
 
     A pool that is up already takes no more than it has.
     """
-    user = run.owner if run is not None else name_of(setup.owner if setup.owner >= 0 else os.getuid())
+    user = run.owner if run is not None else user_name(setup.owner if setup.owner >= 0 else os.getuid())
     limit = now.limits.limit_of(user).devices
     if limit is None:
         return None

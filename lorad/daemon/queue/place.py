@@ -93,7 +93,7 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Sna
             offers = offers_for(now, run, now.asked_of(run))
             setups = {devices: setup for devices, (setup, _) in offers.items()}
             if never := _never_fits(now, run, setups):
-                ctx.move(run.name, Move.END, reason=EndReason.FAILED, detail=never)
+                runs.move(ctx.store, run.name, Move.END, reason=EndReason.FAILED, detail=never)
                 return now
             room = find_room(now, setups, run, claims)
             if room.devices is not None:
@@ -234,5 +234,5 @@ def _begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
             ctx.store, name, resumed_from=next(iter(newest), None) if wanted is None else wanted
         )
         runs.set_fields(ctx.store, name, pool=pool.id, waiting=starting(pool, name))
-        ctx.move(name, Move.PLACE, detail=f"pool {pool.id}")
+        runs.move(ctx.store, name, Move.PLACE, detail=f"pool {pool.id}")
     ctx.queue.not_before.pop(name, None)

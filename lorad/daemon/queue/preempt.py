@@ -122,7 +122,7 @@ def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
     log.info("run %s: preempts %s", name, told(victims))
     with ctx.store.write():
         for victim in victims:
-            ctx.move(victim.name, Move.STOP, detail=f"preempted by {name}")
+            runs.move(ctx.store, victim.name, Move.STOP, detail=f"preempted by {name}")
             runs.set_fields(ctx.store, victim.name, wanted="pause", preempted=name)
     ctx.loop.poke()  # runs that wait say so in the next pass
 
@@ -132,7 +132,7 @@ def queue_again(ctx: Context, run: RunRow) -> None:
     it resumes when there is room.
     """
     if run.preempted:
-        ctx.move(run.name, Move.RESUME, detail=f"preempted by {run.preempted}")
+        runs.move(ctx.store, run.name, Move.RESUME, detail=f"preempted by {run.preempted}")
         runs.set_fields(ctx.store, run.name, preempted=run.preempted)
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, spec_of
-from lorad.daemon.queue.device_holders import was_beaten
+from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.futile import futile_attempts, pardon
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -18,12 +19,15 @@ _FUTILE = 3  # attempts in a row without a step further than ever before: no mor
 MENDABLE = (EndReason.FAILED, EndReason.LOST)
 
 
-def restart(ctx: Context, run: RunRow, reason: EndReason) -> None:
-    """Queue a run that failed again when its spec wants that and it gets anywhere."""
+def restart(ctx: Context, run: RunRow, reason: EndReason, life: AttemptDir | None) -> None:
+    """Queue a run that failed again when its spec wants that and it gets anywhere.
+
+    life: of the run's pool. One that never began found a lock taken that was free when the run was placed.
+    """
     name, resources = run.name, spec_of(run).resources
-    if not run.wanted and was_beaten(ctx, run):
+    if not run.wanted and life is not None and (read_status(life) or {}).get("locked"):
         pardon(ctx, run, "another daemon got the device first")
-        ctx.move(name, Move.RESUME, detail="another daemon got the device first")
+        runs.move(ctx.store, name, Move.RESUME, detail="another daemon got the device first")
         return
     goes_on = not run.wanted or (run.wanted == "pause" and run.preempted)
     if resources.restart == "never" or reason not in MENDABLE or not goes_on:
@@ -37,7 +41,7 @@ def restart(ctx: Context, run: RunRow, reason: EndReason) -> None:
     if enough:
         runs.set_fields(ctx.store, name, detail=f"{runs.get(ctx.store, name).detail}; {enough}")
         return
-    ctx.move(name, Move.RESTART, detail=f"restart after {reason}")
+    runs.move(ctx.store, name, Move.RESTART, detail=f"restart after {reason}")
     seconds = delay(ctx, futile)
     waiting = f"restarts {seconds:.0f} s after attempt {run.attempt} was {reason}"
     runs.set_fields(ctx.store, name, waiting=waiting, restart_at=time.time() + seconds)

@@ -23,35 +23,40 @@ def asked_of(ctx: Context, run: RunRow) -> Asked:
 
     Raises SpecError, StorageError.
     """
-    groups, request = _groups(ctx, run), request_of(run)
+    groups, setup = _groups(ctx, run), setup_of(ctx, run)
     threads = threads_of(ctx, run, {devices[0].kind for devices in groups})
+    asked: Asked = {}
+    for devices in groups:
+        kind = devices[0].kind
+        count, why = threads[kind]
+        asked[devices] = replace(setup, threads=count, device=kind, devices=names_of(devices)), why
+    return asked
+
+
+def setup_of(ctx: Context, run: RunRow) -> PoolSetup:
+    """Describe the pool of the run on the first devices that suit it, with one thread: as `PoolSetup.serves`
+    compares them. Raises SpecError, StorageError.
+    """
+    spec, request = spec_of(run), request_of(run)
     setup = setup_for(
-        spec_of(run),
+        spec,
         ctx.config,
-        *groups[0],
+        *_groups(ctx, run)[0],
         model_path=request.model_path,
         dtype=request.model_dtype,
         threads=1,
         facts=request.facts,
         cwd=request.cwd,
     )
-    asked: Asked = {}
-    for devices in groups:
-        kind = devices[0].kind
-        count, why = threads[kind]
-        asked[devices] = (
-            replace(setup, threads=count, device=kind, devices=names_of(devices), owner=run.owner_uid),
-            why,
-        )
-    return asked
+    return replace(setup, owner=run.owner_uid)
 
 
 def base_of(ctx: Context, run: RunRow) -> PoolSetup | None:
-    """Describe the pool that serves versions of the run, to compare it with `PoolSetup.serves`; None when no
-    pool can: the run's files are gone, or its backend or its GPUs.
+    """Describe the pool as `setup_of` does; None when no pool can serve versions of the run: its files are
+    gone, or its backend or its GPUs.
     """
     try:
-        return next(setup for setup, _ in asked_of(ctx, run).values())
+        return setup_of(ctx, run)
     except (OSError, msgspec.MsgspecError, LoradError):
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.context import Context, attempt_dir, request_of, spec_of
+from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.process.processes import ProcessState, read_object
@@ -75,5 +75,5 @@ def life_of(ctx: Context, run: RunRow) -> tuple[AttemptDir, ProcessState] | None
 
 def life_number(run: RunRow) -> int | None:
     """Read which attempt the pool was at when the driver was started; None when that is not known."""
-    number = read_object(attempt_dir(run).command).get("pool_attempt")
+    number = read_object(run.attempt_dir.command).get("pool_attempt")
     return number if isinstance(number, int) else None

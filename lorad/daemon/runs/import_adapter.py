@@ -24,7 +24,7 @@ from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import refuse_unfit, validate
 from lorad.backends.setup import targets_of
 from lorad.box.paths import RunDir
-from lorad.daemon.context import Context, Request, run_dir
+from lorad.daemon.context import Context, Request
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import on_behalf
 from lorad.daemon.process.as_user import as_user
@@ -214,20 +214,20 @@ def _enter(ctx: Context, made: Import, directory: Path, caller: Caller) -> None:
     with ctx.store.write():
         create(ctx, made.spec, directory, caller, warnings=[])
         told = f"imported from {made.source}"
-        ctx.move(made.name, Move.END, reason=EndReason.IMPORTED, detail=told, by=caller.name)
+        runs.move(ctx.store, made.name, Move.END, reason=EndReason.IMPORTED, detail=told, by=caller.name)
         runs.set_fields(ctx.store, made.name, steps=0)
 
 
 def _record(ctx: Context, made: Import, attestation: Attestation) -> None:
     """The files to where they stay, then the fact. Raises Conflict when something is there already."""
     run = runs.get(ctx.store, made.name)
-    final = run_dir(run).version(made.number)
+    final = run.dir.version(made.number)
     if final.exists():
         raise Conflict(
             f"{final} exists already and is never replaced", hint="Serve it again: it gets another number."
         )
     user = ctx.user(run.owner_uid)
-    make_run(run_dir(run), user)
+    make_run(run.dir, user)
     final.parent.mkdir(exist_ok=True)
     made.files.rename(final)
     fsync(final.parent)
@@ -235,7 +235,7 @@ def _record(ctx: Context, made: Import, attestation: Attestation) -> None:
         version=made.number,
         sha256=made.sha256,
         parent=run.version,
-        path=str(final.relative_to(run_dir(run).root)),
+        path=str(final.relative_to(run.dir.root)),
         rank=made.spec.lora.rank,
         alpha=made.spec.lora.alpha,
         bytes=made.bytes,
@@ -243,7 +243,7 @@ def _record(ctx: Context, made: Import, attestation: Attestation) -> None:
         attestation=f"imported from {made.source}: {attestation.detail}",
         delivered_sha256=attestation.delivered_sha256,
     )
-    refuse_strange_journal(run_dir(run), user)
-    with as_user(user), JournalWriter(run_dir(run).journal, made.name, run.attempt) as journal:
+    refuse_strange_journal(run.dir, user)
+    with as_user(user), JournalWriter(run.dir.journal, made.name, run.attempt) as journal:
         journal.append("version", 0, fact)
-    ingest(ctx.store, made.name, run_dir(run).journal)
+    ingest(ctx.store, made.name, run.dir.journal)

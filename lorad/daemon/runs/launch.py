@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.daemon.context import Context, Request, attempt_dir, request_of, run_dir, spec_of
+from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pools.life import start_pool
 from lorad.daemon.pools.threads import why_threads
 from lorad.daemon.process.as_user import as_user
@@ -25,7 +25,7 @@ from lorad.store.versions import first_number
 
 def launch(ctx: Context, run: RunRow) -> None:
     """Start what is not there. Repeated after a crash at any point, it starts nothing twice."""
-    attempt = attempt_dir(run)
+    attempt = run.attempt_dir
     state = ctx.processes.inspect(attempt)
     if state.is_up and not ctx.loop.is_watched(attempt.root):
         ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
@@ -36,13 +36,13 @@ def launch(ctx: Context, run: RunRow) -> None:
 
 def _start_driver(ctx: Context, run: RunRow) -> None:
     """Start the driver of the run's attempt. It waits for the pool's socket itself."""
-    attempt, request, user = attempt_dir(run), request_of(run), ctx.user(run.owner_uid)
+    attempt, request, user = run.attempt_dir, request_of(run), ctx.user(run.owner_uid)
     life, pool = ctx.pools[run.pool or ""].number, ctx.pools[run.pool or ""].setup
-    make_run(run_dir(run), user)
+    make_run(run.dir, user)
     make_attempt(attempt, user)
     params = DriverParams(
         run=run.name,
-        run_dir=str(run_dir(run).root),
+        run_dir=str(run.dir.root),
         attempt=run.attempt,
         steps=run.steps,
         resume_step=run.resume_step,
@@ -61,7 +61,7 @@ def _start_driver(ctx: Context, run: RunRow) -> None:
     write_json(attempt.spec, json.loads(run.spec), durable=False)
     hand_over(attempt, {PARAMS: msgspec.to_builtins(params), attempt.spec.name: json.loads(run.spec)}, user)
     with as_user(user):
-        cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run_dir(run).root
+        cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run.dir.root
     about = {"role": "driver", "run": run.name, "attempt": run.attempt, "pool_attempt": life}
     about |= {"secret_files": secret_files(ctx.config), "ends_all": True}
     env = ctx.processes.commands.environment(ctx.home)
@@ -74,7 +74,7 @@ def _start_driver(ctx: Context, run: RunRow) -> None:
 def _reference_of(run: RunRow, request: Request) -> Reference | None:
     """Find what KL is measured against, with the directory of its copy where the runs are now."""
     found = request.reference
-    return None if found is None else msgspec.structs.replace(found, directory=str(run_dir(run).reference))
+    return None if found is None else msgspec.structs.replace(found, directory=str(run.dir.reference))
 
 
 def _start_of(run: RunRow) -> str | None:
@@ -83,5 +83,5 @@ def _start_of(run: RunRow) -> str | None:
 
     A directory counts only for a run that is a fork: it may be left from a fork that failed.
     """
-    origin = run_dir(run).origin
+    origin = run.dir.origin
     return str(origin) if run.origin and origin.is_dir() and spec_of(run).lora.adapter_path is None else None

@@ -20,7 +20,7 @@ from lorad.adapters.directory import TEMPORARY, discard, write_directory
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.box.paths import RunDir
 from lorad.daemon.access import must_see
-from lorad.daemon.context import Context, request_of, run_dir
+from lorad.daemon.context import Context, request_of
 from lorad.daemon.pools.as_owner import on_behalf
 from lorad.daemon.process.user_files import own_directory
 from lorad.daemon.process.users import Caller
@@ -88,7 +88,7 @@ async def staged(
     if not spec.algorithm.kl.coef or wanted == "base":
         return None
     if fork is not None and fork.inherited is not None:
-        adapter = await _read(ctx, fork.parent.owner_uid, run_dir(fork.parent).reference, wanted)
+        adapter = await _read(ctx, fork.parent.owner_uid, fork.parent.dir.reference, wanted)
         return await _written(ctx, caller.uid, spec, adapter, fork.inherited)
     if wanted == "start" or not _VERSION.fullmatch(wanted):
         place = fork.directory if fork and wanted == "start" else _found(ctx, caller, spec, cwd, wanted)

@@ -7,7 +7,7 @@ import signal
 from typing import NamedTuple
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.context import Context, attempt_dir, run_dir
+from lorad.daemon.context import Context
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.processes import ProcessState, log_tail
@@ -48,7 +48,7 @@ class _Evidence(NamedTuple):
 
 def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
-    name, facts = run.name, last_facts(run_dir(run).journal, run.attempt)
+    name, facts = run.name, last_facts(run.dir.journal, run.attempt)
     found = _Evidence(driver, end_of(facts), bool(facts), life_of(ctx, run))
     if (last := _last_word(ctx, run, found)) is None:
         return
@@ -61,22 +61,22 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
         number, code, killer = run.attempt, driver.exit_code, driver.signal
         runs.end_attempt(ctx.store, name, number, exit_code=code, signal=killer, reason=reason, detail=detail)
         if reason is EndReason.STOPPED and run.wanted == "pause":
-            ctx.move(name, Move.PAUSE, detail=detail)
+            runs.move(ctx.store, name, Move.PAUSE, detail=detail)
             queue_again(ctx, run)
         else:
-            ctx.move(name, Move.END, reason=reason, detail=detail)
+            runs.move(ctx.store, name, Move.END, reason=reason, detail=detail)
             is_without_pool = found.lost_its_pool or (found.life is not None and not found.life[1].is_up)
-            if was_restarted(attempt_dir(run)):
+            if was_restarted(run.attempt_dir):
                 pardon(ctx, run, "the machine was restarted")
             elif reason is EndReason.LOST and is_without_pool:
                 excuse(ctx, run)
-            restart(ctx, run, reason)
+            restart(ctx, run, reason, found.life[0] if found.life else None)
     if found.lost_its_pool:
         _put_away(ctx, run)
     ctx.pools.gone_since.pop(name, None)
     ctx.storage.last_words.pop(name, None)
     ctx.storage.cuts.pop((name, run.attempt), None)
-    ctx.processes.signalled.pop(attempt_dir(run).root, None)
+    ctx.processes.signalled.pop(run.attempt_dir.root, None)
     ctx.storage.unpruned.add(name)  # `prune_again` deletes what is not kept
 
 
@@ -107,13 +107,13 @@ def _verdict(run: RunRow, found: _Evidence) -> tuple[EndReason, str]:
     never_began = driver.phase == "vanished" and driver.pid is None
     if run.wanted and (driver.signal == signal.SIGTERM or never_began):
         return EndReason.STOPPED, "stopped before its first step"
-    if words := by_force(attempt_dir(run), driver):
+    if words := by_force(run.attempt_dir, driver):
         return (EndReason.STOPPED if run.wanted else EndReason.LOST), words
     if found.life is None:
         return EndReason.LOST, f"pool {run.pool} has lost its directory"
     if not found.life[1].is_up:
         return _by_its_pool(run, found.life, found.began)
-    words, last = in_words(attempt_dir(run), driver, "the driver"), log_tail(attempt_dir(run).log)
+    words, last = in_words(run.attempt_dir, driver, "the driver"), log_tail(run.attempt_dir.log)
     return EndReason.LOST, words + (f"; its log ends: {last}" if last else "")
 
 

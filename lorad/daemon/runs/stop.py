@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 
-from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.context import Context
 from lorad.daemon.process.processes import condemn
 from lorad.daemon.queue.tenants import life_of
 from lorad.states import RunState
@@ -26,7 +26,7 @@ def stop(ctx: Context, run: RunRow) -> None:
 
 
 def _send(ctx: Context, run: RunRow, number: signal.Signals) -> None:
-    attempt = attempt_dir(run)
+    attempt = run.attempt_dir
     last, at = ctx.processes.signalled.get(attempt.root, (0, 0.0))
     if last == number and time.monotonic() - at < ctx.patience.signal_again:
         return

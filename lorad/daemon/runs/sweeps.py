@@ -190,10 +190,10 @@ def _settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[_Point], kept
 def end(ctx: Context, run: RunRow, why: str) -> None:
     """End a run as `lorad stop` does, with `why` as the detail; `settle` adds what the driver says."""
     if run.state in (RunState.QUEUED, RunState.PAUSED):
-        ctx.move(run.name, Move.END, reason=EndReason.STOPPED, detail=why)
+        runs.move(ctx.store, run.name, Move.END, reason=EndReason.STOPPED, detail=why)
         return
     if run.state != RunState.STOPPING:
-        ctx.move(run.name, Move.STOP, detail=why)
+        runs.move(ctx.store, run.name, Move.STOP, detail=why)
     if run.wanted != "kill":
         runs.set_fields(ctx.store, run.name, wanted="stop", detail=why)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.daemon.context import Context, run_dir
+from lorad.daemon.context import Context
 from lorad.daemon.process.user_files import refuse_strange_journal
 from lorad.errors import IntegrityError
 from lorad.files import open_file
@@ -29,8 +29,8 @@ MOST_CUTS = 3  # cuts of one attempt; a crash of the machine or a full disk cuts
 def take_in(ctx: Context, run: RunRow) -> Taken:
     """A portion of what is new. Raises IntegrityError for what no driver of lorad does or writes; nothing
     after it is taken in."""
-    refuse_strange_journal(run_dir(run), ctx.user(run.owner_uid))
-    taken = ingest_some(ctx.store, run.name, run_dir(run).journal)
+    refuse_strange_journal(run.dir, ctx.user(run.owner_uid))
+    taken = ingest_some(ctx.store, run.name, run.dir.journal)
     if taken.is_again:
         ctx.storage.cuts[run.name, run.attempt] += 1
         if ctx.storage.cuts[run.name, run.attempt] > MOST_CUTS:
@@ -52,7 +52,7 @@ def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
             log.error("run %s is ended: %s", run.name, error.message)
             with ctx.store.write():
                 if run.state != RunState.STOPPING:
-                    ctx.move(run.name, Move.STOP, detail=error.message)
+                    runs.move(ctx.store, run.name, Move.STOP, detail=error.message)
                 runs.set_fields(ctx.store, run.name, wanted="kill")
         return []
 
@@ -62,7 +62,7 @@ def is_told(ctx: Context, run: RunRow) -> bool:
 
     Other processes may still write to it.
     """
-    size = ctx.storage.last_words.setdefault(run.name, size_of(run_dir(run).journal))
+    size = ctx.storage.last_words.setdefault(run.name, size_of(run.dir.journal))
     taken = take_in(ctx, run)
     return not taken.more or taken.offset >= size
 

@@ -19,7 +19,7 @@ from lorad.daemon.pools.life import refresh
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.states import RunState
 from lorad.store import aliases, runs
-from lorad.store.rows import AliasRow, VersionRow
+from lorad.store.rows import VersionRow
 from lorad.store.versions import get_version
 
 _WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's back
@@ -47,14 +47,10 @@ def find_version(ctx: Context, name: str) -> VersionRow:
     return get_version(ctx.store, run, int(number))
 
 
-def name_of(version: VersionRow | AliasRow) -> str:
-    return f"{version.run}@{version.version}"
-
-
 @contextlib.contextmanager
 def in_hand(ctx: Context, version: VersionRow) -> Iterator[None]:
     """Protect a version while a request uses it: its files are not deleted and no pool unloads it."""
-    name = name_of(version)
+    name = version.name
     ctx.serving.in_hand[name] += 1
     try:
         yield
@@ -66,7 +62,7 @@ def in_hand(ctx: Context, version: VersionRow) -> Iterator[None]:
 
 def is_loaded(ctx: Context, version: VersionRow) -> bool:
     """Check whether the engine of a pool has the version loaded, by the pool's last status."""
-    name = name_of(version)
+    name = version.name
     return any(name in pool.status.loaded for pool in heard(ctx, version.owner_uid) if pool.status)
 
 
@@ -120,7 +116,7 @@ def _is_coming(ctx: Context, version: VersionRow) -> bool:
 def files_gone(version: VersionRow) -> Conflict:
     run = version.run
     return Conflict(
-        f"the files of {name_of(version)} are gone: {version.path}",
+        f"the files of {version.name} are gone: {version.path}",
         hint=f"`lorad adapters {run}` shows which versions have theirs; checkpoint.keep_versions says how "
         "many stay.",
     )
@@ -132,6 +128,6 @@ def check_files(version: VersionRow) -> None:
     verify(path)
     if (found := read_peft(path).digest()) != version.sha256:
         raise IntegrityError(
-            f"{path}: its tensors have sha256 {found}, {name_of(version)} is {version.sha256}",
+            f"{path}: its tensors have sha256 {found}, {version.name} is {version.sha256}",
             hint="Its files were replaced; use another version.",
         )

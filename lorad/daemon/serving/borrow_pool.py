@@ -14,9 +14,9 @@ from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
 from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
 from lorad.daemon.process.processes import log_tail
 from lorad.daemon.queue.place import find_room, make_way, offers_for
-from lorad.daemon.queue.setups import asked_of
+from lorad.daemon.queue.setups import asked_of, setup_of
 from lorad.daemon.queue.snapshot import take_snapshot
-from lorad.daemon.runs.versions import await_bytes, name_of
+from lorad.daemon.runs.versions import await_bytes
 from lorad.errors import AttestationFailed, Conflict, PoolLost
 from lorad.protocol.calls import Attestation, Loaded, LoadVersion
 from lorad.protocol.connection import Connection
@@ -59,12 +59,15 @@ async def admitted(ctx: Context, run: RunRow) -> Pool:
 
 def pool_for(ctx: Context, run: RunRow) -> Pool:
     """Find the pool of the run's base, and start it unless it is up; a pool that trains serves as well."""
-    now, asked = take_snapshot(ctx), asked_of(ctx, run)
-    base, _ = next(iter(asked.values()))
-    for pool in now.pools:
-        if pool.process.is_up and pool.stop_asked is None and pool.setup.serves(base):
-            return pool
-    setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked).items()}
+    base = setup_of(ctx, run)
+    for pool in ctx.pools.values():
+        if pool.setup.serves(base):
+            with contextlib.suppress(OSError):  # else it stays as it was seen last
+                look_at_process(ctx, pool)
+            if pool.process.is_up and pool.stop_asked is None:
+                return pool
+    now = take_snapshot(ctx)
+    setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked_of(ctx, run)).items()}
     room = find_room(now, setups)
     if room.devices is None:
         make_way(ctx, now, room, "a base to serve")
@@ -97,7 +100,7 @@ async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = Fa
     attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, version, keep=keep)
     await ask_status(ctx, pool)  # so that what is loaded is known
     if attestation.verdict == "failed":
-        raise AttestationFailed(f"{name_of(version)}: {attestation.detail}", hint="Serve another version.")
+        raise AttestationFailed(f"{version.name}: {attestation.detail}", hint="Serve another version.")
     return attestation
 
 
@@ -118,7 +121,7 @@ def _attested(ctx: Context, pool: Pool, verb: str, load: LoadVersion) -> Attesta
 
 
 def load_of(version: VersionRow, *, keep: bool = False) -> LoadVersion:
-    return LoadVersion(name_of(version), version.path, version.sha256, keep)
+    return LoadVersion(version.name, version.path, version.sha256, keep)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from lorad.daemon.pools.life import ask_status
 from lorad.daemon.queue.setups import base_of
 from lorad.daemon.queue.tenants import room_in, tenants_of
 from lorad.daemon.runs.bases import refuse_other_base
-from lorad.daemon.runs.versions import name_of
 from lorad.daemon.serving.borrow_pool import call_load, waited_for
 from lorad.errors import LoradError
 from lorad.protocol.calls import LetGo
@@ -52,8 +51,8 @@ def _difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
     """
     kept = set(pool.status.kept if pool.status else [])
     held = held_versions(ctx.store)
-    spare = sorted(kept - {name_of(row) for row in held} - set(ctx.serving.in_hand))
-    missing = [row for row in held if name_of(row) not in kept and _is_due(pool, name_of(row))]
+    spare = sorted(kept - {row.name for row in held} - set(ctx.serving.in_hand))
+    missing = [row for row in held if row.name not in kept and _is_due(pool, row.name)]
     asked = {name: base_of(ctx, runs.get(ctx.store, name)) for name in {row.run for row in missing}}
     at_home = {name for name, base in asked.items() if base is not None and pool.setup.serves(base)}
     due = [row for row in missing if row.run in at_home]
@@ -72,7 +71,7 @@ def _with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[Vers
     room, fitting = room_in(pool, tenants_of(ctx, pool)), []
     versions, memory = room.versions, room.memory_used
     for row in lacking:
-        is_there = name_of(row) in pool.status.loaded
+        is_there = row.name in pool.status.loaded
         versions, memory = versions + (not is_there), memory + (0 if is_there else row.bytes)
         if not is_there and (versions > room.max_versions or (room.memory and memory > room.memory)):
             versions, memory = versions - 1, memory - row.bytes
@@ -96,7 +95,7 @@ async def _settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: li
                 attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, row, keep=True)
                 if attestation.verdict == "failed":
                     raise LoradError(attestation.detail)
-                pool.refusals.pop(name_of(row), None)
+                pool.refusals.pop(row.name, None)
             except LoradError as error:
                 if pool.state == "ready":
                     _refuse(ctx, pool, row, error.message)
@@ -117,7 +116,7 @@ def _let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
 
 def _refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
     """Pause attempts to load a version into the pool, longer each time, and warn its run."""
-    name = name_of(row)
+    name = row.name
     times = pool.refusals[name].times + 1 if name in pool.refusals else 1
     pool.refusals[name] = Refusal(
         times, time.monotonic() + min(_FIRST_PAUSE * 2.0 ** (times - 1), _LONGEST_PAUSE)
@@ -127,7 +126,7 @@ def _refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
 
 def _warn_once(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
     """Warn the run once."""
-    name = name_of(row)
+    name = row.name
     held = "pinned" if row.pinned else f"served as {', '.join(row.aliases)}"
     message = f"{name} is {held}, but pool {pool.id} does not keep it loaded: {why}"
     if pool.told.get(name) != message and exists(ctx.store, row.run, row.version):

@@ -13,7 +13,6 @@ import msgspec
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.process.user_files import passable
 from lorad.daemon.queue.setups import base_of
-from lorad.daemon.runs.versions import name_of
 from lorad.daemon.serving.gateways import owners_known, owners_wanted
 from lorad.errors import LoradError, StorageError
 from lorad.files import write_whole
@@ -50,7 +49,7 @@ def _table(ctx: Context) -> Names:
     by_run: dict[str, list[VersionRow]] = {}
     for version in held_versions(ctx.store):
         by_run.setdefault(version.run, []).append(version)
-    names = {row.alias: name_of(row) for row in aliases.aliases(ctx.store)}
+    names = {row.alias: row.serves for row in aliases.aliases(ctx.store)}
     found = (
         entry for name, rows in by_run.items() for entry in _entries(ctx, runs.get(ctx.store, name), rows)
     )

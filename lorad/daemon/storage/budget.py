@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 from lorad.adapters.directory import discard
-from lorad.daemon.context import Context, run_dir
+from lorad.daemon.context import Context
 from lorad.daemon.state import LOOK_SECONDS
 from lorad.daemon.storage.disk_usage import measure, used
 from lorad.daemon.storage.garbage import everything, still
@@ -91,7 +91,7 @@ def _spare(ctx: Context) -> Iterator[Doomed]:
     """
     names = runs.names_first_ended(ctx.store, _AT_ONCE)
     for name in names:
-        for path in sorted(listed(run_dir(runs.get(ctx.store, name)).samples), key=age)[:-1]:
+        for path in sorted(listed(runs.get(ctx.store, name).dir.samples), key=age)[:-1]:
             yield Doomed(
                 name, path, "samples", "disk_budget: the oldest samples of ended runs go first", True
             )
@@ -102,7 +102,7 @@ def _spare(ctx: Context) -> Iterator[Doomed]:
 def versions(ctx: Context, run: RunRow) -> Iterator[Doomed]:
     kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
     named = named_by_users(ctx.store)
-    for path in listed(run_dir(run).versions):
+    for path in listed(run.dir.versions):
         if VERSION.fullmatch(path.name) and int(path.name) not in kept and _is_spare(ctx, run, path, named):
             why = "disk_budget: nothing refers to this version of an ended run"
             yield Doomed(run.name, path, "version", why, True)

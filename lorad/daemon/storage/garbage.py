@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.context import Context, run_dir
+from lorad.daemon.context import Context
 from lorad.daemon.pool import Pool
 from lorad.daemon.process.processes import attempts_under, is_locked
 from lorad.daemon.storage.prune import REMOVED, Doomed, doomed, listed
@@ -53,7 +53,7 @@ def _old_logs(run: RunRow) -> Iterator[Doomed]:
     """
     if not RunState(run.state).is_over:
         return
-    for attempt in list(attempts_under(run_dir(run).root))[:-_LIVES]:
+    for attempt in list(attempts_under(run.dir.root))[:-_LIVES]:
         if int(attempt.root.name) < run.attempt and not is_locked(attempt):
             yield from _logs_in(attempt, run.name, f"logs of the newest {_LIVES} attempts stay")
 

@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 
 from lorad.adapters.directory import TEMPORARY, discard
 from lorad.box.paths import RunDir
-from lorad.daemon.context import Context, run_dir, spec_of
+from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guarded import each
 from lorad.daemon.pools.as_owner import in_thread
-from lorad.daemon.runs.versions import heard, is_loaded, name_of
+from lorad.daemon.runs.versions import heard, is_loaded
 from lorad.daemon.troubles import Item
 from lorad.errors import Conflict, NotFound
 from lorad.states import RunState
@@ -103,7 +103,7 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
     if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run.resume_step is not None:
         return []
     kept = checkpoints(ctx.store, run.name)[-spec_of(run).checkpoint.keep :]
-    paths = leftovers_in(run_dir(run), before=_begun_at(ctx, run))
+    paths = leftovers_in(run.dir, before=_begun_at(ctx, run))
     leftovers = [Doomed(run.name, path, "leftover", "its writer died") for path in paths]
     return [*leftovers, *_old_checkpoints(ctx, run, kept), *_old_versions(ctx, run, kept), *_old_samples(run)]
 
@@ -122,8 +122,8 @@ def _old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -
     wanted = {(row.step, row.attempt) for row in kept}
     why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
     found = []
-    for name in names_in(run_dir(run).checkpoints):
-        path = run_dir(run).checkpoints / name
+    for name in names_in(run.dir.checkpoints):
+        path = run.dir.checkpoints / name
         if (key := key_of(path)) is None:
             continue
         is_unknown = key not in known and key[1] == run.attempt  # its record is on its way
@@ -142,7 +142,7 @@ def _old_versions(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> l
     keep = spec_of(run).checkpoint.keep_versions
     if not keep:
         return []
-    directory, why = run_dir(run).versions, f"checkpoint.keep_versions is {keep}"
+    directory, why = run.dir.versions, f"checkpoint.keep_versions is {keep}"
     present = [name for name in names_in(directory) if VERSION.fullmatch(name)]
     needed = {row.version for row in kept} | {run.version}
     free = [name for name in present[:-keep] if int(name) not in needed and is_free(ctx, run, int(name))]
@@ -160,17 +160,15 @@ def is_free(ctx: Context, run: RunRow, number: int) -> bool:
         row = get_version(ctx.store, run.name, number)
     except NotFound:
         return False
-    if row.pinned or row.aliases or is_loaded(ctx, row) or ctx.serving.in_hand[name_of(row)]:
+    if row.pinned or row.aliases or is_loaded(ctx, row) or ctx.serving.in_hand[row.name]:
         return False
     return (run.name, number) not in aliases.rollbacks(ctx.store).values()
 
 
 def _old_samples(run: RunRow) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_samples
-    names = names_in(run_dir(run).samples) if keep else []
-    old = (
-        sorted((run_dir(run).samples / name for name in names), key=age)[:-keep] if len(names) > keep else []
-    )
+    names = names_in(run.dir.samples) if keep else []
+    old = sorted((run.dir.samples / name for name in names), key=age)[:-keep] if len(names) > keep else []
     return [Doomed(run.name, path, "samples", f"checkpoint.keep_samples is {keep}") for path in old]
 
 

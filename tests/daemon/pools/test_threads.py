@@ -17,7 +17,7 @@ import pytest
 from lorad.box.config import Config
 from lorad.box.machine import Machine
 from lorad.daemon.api.views import pool_view
-from lorad.daemon.context import Context, run_dir
+from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.pool import setup_for
 from lorad.daemon.pools.threads import FILE
@@ -68,7 +68,7 @@ async def all_pools_gone(ctx: Context) -> None:
 
 
 def resume(ctx: Context, name: str) -> None:
-    ctx.move(name, Move.RESUME)
+    runs.move(ctx.store, name, Move.RESUME)
     ctx.loop.poke()
 
 
@@ -111,7 +111,7 @@ async def test_run_without_runtime_file_keeps_pool_threads(home: Path) -> None:
         submit(ctx, "a", parameters=LARGE)
         await pause(ctx, "a")
         await all_pools_gone(ctx)
-        (run_dir(runs.get(ctx.store, "a")).root / FILE).unlink()
+        (runs.get(ctx.store, "a").dir.root / FILE).unlink()
         give(ctx, BUSY)
         resume(ctx, "a")
         assert await ended(ctx, "a") == 8
@@ -174,7 +174,7 @@ async def test_damaged_runtime_file_keeps_its_run_waiting(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await pause(ctx, "a")
-        (run_dir(runs.get(ctx.store, "a")).root / FILE).write_text("{")
+        (runs.get(ctx.store, "a").dir.root / FILE).write_text("{")
         resume(ctx, "a")
         assert "is damaged" in await until(lambda: runs.get(ctx.store, "a").waiting)
 
@@ -193,7 +193,7 @@ async def test_pool_view_shows_runtime_with_its_reasons(home: Path) -> None:
 
 
 def kept(ctx: Context, name: str) -> Any:
-    return json.loads((run_dir(runs.get(ctx.store, name)).root / FILE).read_bytes())
+    return json.loads((runs.get(ctx.store, name).dir.root / FILE).read_bytes())
 
 
 def checks(made: World) -> dict[str, Any]:

@@ -51,11 +51,11 @@ def test_user_at_run_limit_waits_blocking_nobody(home: Path) -> None:
     # not a3 is next
     assert told(ctx, "b1") == "pool tiny-1 is busy with runs a1 and a2; starts when they end"
     for name in ("a1", "a2"):
-        ctx.move(name, Move.END, reason=EndReason.STOPPED)
+        runs.move(ctx.store, name, Move.END, reason=EndReason.STOPPED)
     place_runs(ctx)
     assert working(ctx) == ["a3"]
-    ctx.move("a3", Move.END, reason=EndReason.STOPPED)
-    ctx.move("b1", Move.END, reason=EndReason.STOPPED)
+    runs.move(ctx.store, "a3", Move.END, reason=EndReason.STOPPED)
+    runs.move(ctx.store, "b1", Move.END, reason=EndReason.STOPPED)
     place_runs(ctx)
     assert working(ctx) == ["r1", "r2", "r3"]
 
@@ -144,10 +144,10 @@ def test_users_with_runs_in_the_queue_take_turns(home: Path, monkeypatch: pytest
     owned(ctx, "ann", 4001, "a1", "a2", "a3")
     assert len(working(ctx)) == 6  # nobody else waited
     for name in ("e1", "e2", "e3", "e4", "e5"):
-        ctx.move(name, Move.END, reason=EndReason.STOPPED)
+        runs.move(ctx.store, name, Move.END, reason=EndReason.STOPPED)
         place_runs(ctx)
         assert "e7" not in working(ctx) and told(ctx, "e7").startswith("run a1 is next")
-    ctx.move("e6", Move.END, reason=EndReason.STOPPED)
+    runs.move(ctx.store, "e6", Move.END, reason=EndReason.STOPPED)
     place_runs(ctx)
     assert working(ctx) == ["a1", "a2"] and told(ctx, "a3").startswith("run e7 is next")
 
@@ -159,7 +159,7 @@ def test_long_queue_is_examined_only_in_part(home: Path, monkeypatch: pytest.Mon
     place_runs(ctx)
     assert working(ctx) == ["e0"] and told(ctx, "e2").startswith("run e1 is next")
     assert told(ctx, "e3") == told(ctx, "e5") == place.FAR_BACK
-    ctx.move("e0", Move.END, reason=EndReason.STOPPED)
+    runs.move(ctx.store, "e0", Move.END, reason=EndReason.STOPPED)
     place_runs(ctx)
     assert working(ctx) == ["e1"] and told(ctx, "e3").startswith("run e2 is next")
 

@@ -64,7 +64,7 @@ def completed(ctx: Context, name: str) -> RunRow | None:
 
 
 def leave(ctx: Context, name: str) -> None:
-    ctx.move(name, Move.END, reason=EndReason.STOPPED)
+    runs.move(ctx.store, name, Move.END, reason=EndReason.STOPPED)
 
 
 async def test_runs_with_different_settings_share_a_pool(home: Path) -> None:

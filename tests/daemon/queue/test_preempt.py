@@ -47,7 +47,7 @@ def paused(ctx: Context, name: str) -> None:
 
     run = runs.get(ctx.store, name)
     with ctx.store.write():
-        ctx.move(name, Move.PAUSE)
+        runs.move(ctx.store, name, Move.PAUSE)
         queue_again(ctx, run)
 
 
@@ -208,7 +208,7 @@ def test_preempted_run_ended_meanwhile_is_over(home: Path) -> None:
     submit(ctx, "high", model="/models/other", **HIGH)
     place_runs(ctx)
     paused(ctx, "low")
-    ctx.move("low", Move.END, reason=EndReason.STOPPED)
+    runs.move(ctx.store, "low", Move.END, reason=EndReason.STOPPED)
     assert (runs.get(ctx.store, "low").preempted, told(ctx, "low")) == (None, "")
 
 
@@ -220,8 +220,8 @@ def test_run_ended_while_preempted_is_not_restarted(home: Path) -> None:
     place_runs(ctx)
     sweeps.end(ctx, runs.get(ctx.store, "low"), "stopped by halving")
     low = runs.get(ctx.store, "low")
-    ctx.move("low", Move.END, reason=EndReason.LOST)
-    restart(ctx, low, EndReason.LOST)
+    runs.move(ctx.store, "low", Move.END, reason=EndReason.LOST)
+    restart(ctx, low, EndReason.LOST, None)
     assert states(ctx, "low") == ["ended"]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.context import Context
 from lorad.daemon.queue.futile import futile_attempts
 from lorad.daemon.queue.restart import delay, wait_for_restart
 from lorad.daemon.queue.tenants import life_of
@@ -48,7 +48,7 @@ async def cut_at_step(home: Path, step: int, **sections: Any) -> None:
         await until(
             lambda: runs.get(ctx.store, "a").state == "running" and runs.get(ctx.store, "a").step >= step
         )
-        there = attempt_dir(runs.get(ctx.store, "a")), ctx.pools["tiny-1"].attempt()
+        there = runs.get(ctx.store, "a").attempt_dir, ctx.pools["tiny-1"].attempt()
     for attempt in there:
         power_cut(attempt)
 
@@ -59,7 +59,7 @@ async def test_run_lost_to_reboot_says_so_and_resumes(home: Path) -> None:
     async with reconciling(home) as ctx:
         row = await until_state(ctx, "a", "ended")
         assert row.reason == "lost" and row.detail.startswith("the machine was restarted, at 20")
-        ctx.move("a", Move.RESUME)
+        runs.move(ctx.store, "a", Move.RESUME)
         ctx.loop.poke()
         row = await until_state(ctx, "a", "ended")
         assert (row.reason, [step.step for step in steps(ctx.store, "a")]) == (
@@ -89,7 +89,7 @@ async def test_killed_driver_and_shim_are_no_reboot(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
-        status = json.loads(attempt_dir(runs.get(ctx.store, "a")).status.read_bytes())
+        status = json.loads(runs.get(ctx.store, "a").attempt_dir.status.read_bytes())
         os.kill(status["shim_pid"], signal.SIGKILL)
         os.killpg(status["pid"], signal.SIGKILL)
         assert (await until_state(ctx, "a", "ended")).detail == "the driver vanished without an exit code"
@@ -127,8 +127,8 @@ async def test_who_resumes_by_hand_does_not_wait(home: Path, monkeypatch: pytest
         submit(ctx, "a", resources=AGAIN)
         await until(lambda: runs.get(ctx.store, "a").restart_at)
         behave(home)
-        ctx.move("a", Move.END, reason=EndReason.STOPPED, by="me")
-        ctx.move("a", Move.RESUME, by="me")
+        runs.move(ctx.store, "a", Move.END, reason=EndReason.STOPPED, by="me")
+        runs.move(ctx.store, "a", Move.RESUME, by="me")
         ctx.loop.poke()
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
 
@@ -142,7 +142,7 @@ async def test_restarts_are_counted_until_somebody_resumes(home: Path) -> None:
         assert row.detail.endswith(
             "no more restarts after 1 (resources.max_restarts); `lorad resume a` continues"
         )
-        ctx.move("a", Move.RESUME, by="me")
+        runs.move(ctx.store, "a", Move.RESUME, by="me")
         assert runs.restarts(ctx.store, "a") == 0
         ctx.loop.poke()
         assert (await settled(ctx)).attempt == 4
@@ -209,7 +209,7 @@ async def test_oom_killed_driver_is_reported_as_such(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
-        attempt = attempt_dir(runs.get(ctx.store, "a"))
+        attempt = runs.get(ctx.store, "a").attempt_dir
 
     os.kill(json.loads(attempt.status.read_bytes())["pid"], signal.SIGKILL)
     status = await until(lambda: (s := json.loads(attempt.status.read_bytes()))["ended_at"] and s)

@@ -17,6 +17,7 @@ from lorad.daemon.record.audit import audit
 from lorad.daemon.storage.prune import prune
 from lorad.protocol.journal import decode, encode, read
 from lorad.states import Move
+from lorad.store import runs
 from tests.kit.daemon_world import Api, behave, finished, serving, submit
 from tests.kit.fakes.daemon_fakes import FACTS
 from tests.kit.world import SMALL, World, world
@@ -159,7 +160,7 @@ async def test_wrong_loaded_version_is_found(home: Path) -> None:
 async def test_unstarted_run_has_nothing_to_check(home: Path) -> None:
     async with serving(home) as api:
         submit(api.ctx, "a", FACTS["model_path"])
-        api.ctx.move("a", Move.PAUSE)
+        runs.move(api.ctx.store, "a", Move.PAUSE)
         assert (await api("verify", "a")).problems == 0
 
 

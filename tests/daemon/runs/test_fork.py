@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 from lorad.adapters.directory import verify
 from lorad.client.shapes import Forked
 from lorad.daemon.api.verbs.fork import taken
-from lorad.daemon.context import attempt_dir
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.store import runs
 from tests.kit.daemon_world import Api, behave, finished, serving
@@ -33,7 +32,7 @@ async def fork(api: Api, version: str, *overrides: str, **options: Any) -> Forke
 
 def params_of(api: Api, name: str) -> dict[str, Any]:
     row = runs.get(api.ctx.store, name)
-    found: dict[str, Any] = json.loads((attempt_dir(row).root / "params.json").read_text())
+    found: dict[str, Any] = json.loads((row.attempt_dir.root / "params.json").read_text())
     return found
 
 

@@ -16,7 +16,7 @@ import pytest
 from lorad.box.config import Supervision
 from lorad.box.paths import AttemptDir
 from lorad.daemon import health
-from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.context import Context
 from lorad.daemon.health import put_down
 from lorad.daemon.process import stacks
 from lorad.daemon.process.pulse import Pulse, was_away
@@ -136,7 +136,7 @@ def test_a_heartbeat_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> Non
 
 async def beats(ctx: Context, name: str) -> None:
     await until_state(ctx, name, "running")
-    await until(lambda: attempt_dir(runs.get(ctx.store, name)) in ctx.processes.pulses)
+    await until(lambda: runs.get(ctx.store, name).attempt_dir in ctx.processes.pulses)
 
 
 async def test_hung_driver_is_replaced_when_wanted(home: Path) -> None:
@@ -206,7 +206,7 @@ async def test_next_daemon_knows_reason_of_a_kill(home: Path) -> None:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
     ctx = open_context(home)
-    attempt = attempt_dir(runs.get(ctx.store, "a"))
+    attempt = runs.get(ctx.store, "a").attempt_dir
     os.kill(pid_of(ctx, "a"), signal.SIGSTOP)
     told = read_beat(attempt.heartbeat)
     assert told is not None
@@ -226,7 +226,7 @@ async def test_who_comes_back_before_the_kill_is_spared(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
-        attempt = attempt_dir(runs.get(ctx.store, "a"))
+        attempt = runs.get(ctx.store, "a").attempt_dir
         ctx.processes.pulses[attempt].beat_at -= 1000.0
         before = read_beat(attempt.heartbeat)
         await until(lambda: read_beat(attempt.heartbeat) != before)
@@ -239,7 +239,7 @@ async def test_next_daemon_forgets_an_uncompleted_kill(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
-        attempt = attempt_dir(runs.get(ctx.store, "a"))
+        attempt = runs.get(ctx.store, "a").attempt_dir
         attempt.killed.write_text(json.dumps({"why": "it was hung"}))
     async with reconciling(home) as ctx:
         await until(lambda: not killed_for(attempt))
@@ -250,7 +250,7 @@ async def test_stopped_shim_is_woken_to_report_end(home: Path) -> None:
     async with reconciling(home, **SOON) as ctx:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
-        attempt = attempt_dir(runs.get(ctx.store, "a"))
+        attempt = runs.get(ctx.store, "a").attempt_dir
         shim = json.loads(attempt.status.read_bytes())["shim_pid"]
         for pid in (shim, pid_of(ctx, "a")):
             os.kill(pid, signal.SIGSTOP)
@@ -264,7 +264,7 @@ async def test_stopped_shim_reports_end_of_killed_driver(home: Path) -> None:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
         os.kill(
-            json.loads(attempt_dir(runs.get(ctx.store, "a")).status.read_bytes())["shim_pid"], signal.SIGSTOP
+            json.loads(runs.get(ctx.store, "a").attempt_dir.status.read_bytes())["shim_pid"], signal.SIGSTOP
         )
         os.kill(pid_of(ctx, "a"), signal.SIGKILL)
         row = await until_state(ctx, "a", "ended")
@@ -279,7 +279,7 @@ async def test_where_it_hangs_is_in_its_log(home: Path, monkeypatch: pytest.Monk
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await beats(ctx, "a")
-        attempt = attempt_dir(runs.get(ctx.store, "a"))
+        attempt = runs.get(ctx.store, "a").attempt_dir
         await until(lambda: (told := read_beat(attempt.heartbeat)) and told.progress)
         os.kill(pid_of(ctx, "a"), signal.SIGSTOP)
         await asyncio.to_thread(stacks.dump_stacks, attempt)

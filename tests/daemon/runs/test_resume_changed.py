@@ -16,7 +16,7 @@ from lorad.box.config import Backend
 from lorad.client.requests import ResumeRequest
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.resume import changed, fitted, on_schedule, refuse_standstill, resume, total
-from lorad.daemon.context import request_of, run_dir
+from lorad.daemon.context import request_of
 from lorad.daemon.process.users import Caller
 from lorad.driver.begin import compare_with_before, compare_with_reference
 from lorad.errors import Conflict, LoradError, SpecError
@@ -77,7 +77,7 @@ async def test_next_attempt_uses_and_shows_changed_spec(home: Path) -> None:
         assert second.changed == {"trainer.backend": "fsdp", "trainer.dp": 2, "resources.priority": 3}
         row = runs.get(api.ctx.store, "a")
         assert (row.priority, api.ctx.pools[row.pool or ""].setup.trainer) == (3, "fsdp")
-        told = [from_json(run_dir(row).attempt(number).spec.read_bytes()).trainer.dp for number in (1, 2)]
+        told = [from_json(row.dir.attempt(number).spec.read_bytes()).trainer.dp for number in (1, 2)]
         assert told == [1, 2]
 
 

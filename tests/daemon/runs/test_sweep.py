@@ -201,8 +201,8 @@ def racing(ctx: Context, metric: str, rungs: list[int], count: int = 4) -> list[
             submit(ctx, name, eval={"every": 2})
             runs.set_fields(ctx.store, name, sweep="s")
             runs.begin_attempt(ctx.store, name, resumed_from=None)
-            ctx.move(name, Move.PLACE)
-            ctx.move(name, Move.CONFIRM)
+            runs.move(ctx.store, name, Move.PLACE)
+            runs.move(ctx.store, name, Move.CONFIRM)
     return names
 
 
@@ -229,8 +229,8 @@ def test_rung_waits_then_keeps_the_better_half(ctx: Context) -> None:
     went(ctx, d, [0.0])
     halve(ctx)
     assert rungs_of(ctx) == []
-    ctx.move(d, Move.STOP)
-    ctx.move(d, Move.END, reason=EndReason.FAILED)
+    runs.move(ctx.store, d, Move.STOP)
+    runs.move(ctx.store, d, Move.END, reason=EndReason.FAILED)
     halve(ctx)
     assert rungs_of(ctx) == [(2, [b, c], [a])]
     stopped = runs.get(ctx.store, a)

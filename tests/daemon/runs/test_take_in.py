@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lorad.daemon.context import run_dir
 from lorad.daemon.runs.take_in import MOST_CUTS, is_told, take_in
 from lorad.errors import IntegrityError
 from lorad.store import ingest as ingesting
@@ -32,7 +31,7 @@ async def test_run_settles_once_all_facts_are_ingested(home: Path) -> None:
 def test_repeatedly_rewritten_journal_is_not_believed(home: Path) -> None:
     ctx = open_context(home)
     run = finished(ctx)
-    journal = run_dir(run).journal
+    journal = run.dir.journal
     lines = journal.read_bytes().splitlines(keepends=True)
     for size in range(10, 10 - MOST_CUTS, -1):
         journal.write_bytes(b"".join(lines[:size]))
@@ -46,7 +45,7 @@ def test_repeatedly_rewritten_journal_is_not_believed(home: Path) -> None:
 def test_late_writes_by_others_are_not_awaited(home: Path) -> None:
     ctx = open_context(home)
     run = finished(ctx)
-    journal = run_dir(run).journal
+    journal = run.dir.journal
     lines = journal.read_bytes().splitlines(keepends=True)
     with ctx.store.write() as connection:
         connection.execute("DELETE FROM journal_offsets")

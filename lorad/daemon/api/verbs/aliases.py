@@ -21,16 +21,16 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import on_behalf
-from lorad.daemon.process import users
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import refuse_other_base
-from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand, name_of
+from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand
 from lorad.daemon.serving.borrow_pool import guest, load
 from lorad.daemon.serving.gateways import base_url, gateway_socket, gateway_up
 from lorad.daemon.serving.table import write_table
 from lorad.daemon.serving.traffic import traffic_of
 from lorad.errors import Conflict, LoradError, SpecError, StorageError
 from lorad.protocol.calls import Attestation
+from lorad.protocol.listener import user_name
 from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow, RunRow, VersionRow
 from lorad.store.versions import get_version, held_versions
@@ -40,7 +40,7 @@ async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
     """All aliases, what they serve, and what their gateway says of requests for them."""
     rows = seen_aliases(ctx, call.caller)
     owners = [of_alias(row).owner_uid for row in rows]
-    names = {uid: users.name_of(uid) for uid in {*owners}}
+    names = {uid: user_name(uid) for uid in {*owners}}
     steps = {(version.run, version.version): version.step for version in held_versions(ctx.store)}
     traffic = await traffic_of(ctx, rows)
     before = {alias: f"{run}@{version}" for alias, (run, version) in aliases.rollbacks(ctx.store).items()}
@@ -88,9 +88,7 @@ async def swap(ctx: Context, call: Call) -> Swapped:
                 row = move(ctx, alias, version, by=call.caller)
             except LoradError as error:
                 kept = (
-                    f"alias {alias} still serves {name_of(before)}"
-                    if before
-                    else f"alias {alias} was not made"
+                    f"alias {alias} still serves {before.serves}" if before else f"alias {alias} was not made"
                 )
                 raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
         publish(ctx, alias)
@@ -99,7 +97,7 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     return of_row(
         Swapped,
         row,
-        previous=name_of(before) if before else None,
+        previous=before.serves if before else None,
         attestation=Verdict(attestation.verdict, attestation.detail),
         seconds=seconds,
         gateway=gateway_socket(ctx),

@@ -35,10 +35,10 @@ async def pause(ctx: Context, call: Call) -> Run:
             )
         runs.set_fields(ctx.store, call.run, preempted=None)  # the run stays paused
     elif run.state == RunState.QUEUED:
-        ctx.move(call.run, Move.PAUSE, by=call.caller.name)
+        runs.move(ctx.store, call.run, Move.PAUSE, by=call.caller.name)
     else:
         with ctx.store.write():
-            ctx.move(call.run, Move.STOP, detail="pause", by=call.caller.name)
+            runs.move(ctx.store, call.run, Move.STOP, detail="pause", by=call.caller.name)
             runs.set_fields(ctx.store, call.run, wanted="pause")
     ctx.loop.poke()
     return run_view(runs.get(ctx.store, call.run))
@@ -50,10 +50,17 @@ async def stop(ctx: Context, call: Call) -> Run:
     _refuse_ended(run)
     who = call.caller.name
     if run.state in (RunState.QUEUED, RunState.PAUSED):
-        ctx.move(call.run, Move.END, reason=EndReason.STOPPED, detail=f"stopped while {run.state}", by=who)
+        runs.move(
+            ctx.store,
+            call.run,
+            Move.END,
+            reason=EndReason.STOPPED,
+            detail=f"stopped while {run.state}",
+            by=who,
+        )
     elif run.state != RunState.STOPPING:
         with ctx.store.write():
-            ctx.move(call.run, Move.STOP, detail="stop", by=who)
+            runs.move(ctx.store, call.run, Move.STOP, detail="stop", by=who)
             runs.set_fields(ctx.store, call.run, wanted="stop")
     elif run.wanted == "pause":
         runs.set_fields(ctx.store, call.run, wanted="stop", preempted=None)
@@ -73,11 +80,13 @@ async def kill(ctx: Context, call: Call) -> Run:
     _refuse_ended(run)
     who = call.caller.name
     if run.state in (RunState.QUEUED, RunState.PAUSED):
-        ctx.move(call.run, Move.END, reason=EndReason.KILLED, detail=f"killed while {run.state}", by=who)
+        runs.move(
+            ctx.store, call.run, Move.END, reason=EndReason.KILLED, detail=f"killed while {run.state}", by=who
+        )
     else:
         with ctx.store.write():
             if run.state != RunState.STOPPING:
-                ctx.move(call.run, Move.STOP, detail="kill", by=who)
+                runs.move(ctx.store, call.run, Move.STOP, detail="kill", by=who)
             runs.set_fields(ctx.store, call.run, wanted="kill", preempted=None)
     ctx.loop.poke()
     return run_view(runs.get(ctx.store, call.run))

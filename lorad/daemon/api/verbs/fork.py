@@ -20,7 +20,7 @@ from lorad.client.shapes import Forked
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.resume import fitted
 from lorad.daemon.api.views import extended, run_view, spec_at
-from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
+from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.user_files import files_into, own_directory
@@ -70,7 +70,7 @@ async def fork(ctx: Context, call: Call) -> Forked:
     refuse_used(ctx, spec)
     refuse_priority(ctx, call.caller, spec)
     # read before anything is awaited: the parent may be removed meanwhile
-    asked, written = replace(request_of(parent), bases=bases_of(ctx, parent)), run_dir(parent).spec_text
+    asked, written = replace(request_of(parent), bases=bases_of(ctx, parent)), parent.dir.spec_text
     text = written.read_text() if written.exists() else ""  # the spec as the user wrote it
     with in_hand(ctx, version):
         staged = await taken(ctx, start, spec, (parent.owner_uid, call.caller.uid))
@@ -105,7 +105,7 @@ def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _S
             f"no checkpoint holds {origin}, so its optimizer's state is gone",
             hint=f"{there}With --fresh only the weights are taken, and Adam starts from zero.",
         )
-    trained = spec_at(run_dir(parent).attempt(found[-1].attempt))
+    trained = spec_at(parent.dir.attempt(found[-1].attempt))
     return _Start(origin, Path(found[-1].path), found[-1].step, trained)
 
 

@@ -19,7 +19,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.runs.bases import refuse_other_base
-from lorad.daemon.runs.versions import await_bytes, find_version, in_hand, name_of
+from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load_of, waited_for
 from lorad.errors import PoolLost, SpecError
 from lorad.models.facts import read_facts
@@ -53,7 +53,7 @@ async def generate(ctx: Context, call: Call) -> Generated:
             data = spec_of(run).data if await is_chat(ctx, run) else None
             wish = partial(_ask, ctx, pool, version, body, data)
             completions = await in_thread(ctx, pool.setup.owner, wish)
-    return Generated(name_of(version), completions)
+    return Generated(version.name, completions)
 
 
 def _ask(
@@ -83,7 +83,7 @@ def _ask(
     found = {i: Completion("") for i in range(wish.n)}
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         connection.call("load_version", load_of(version))
-        for item in connection.stream("serve", Generate(name_of(version), prompts, sampling)):
+        for item in connection.stream("serve", Generate(version.name, prompts, sampling)):
             for chunk in item.split(prompts) if isinstance(item, Chunks) else ():
                 take(chunk, found, wish.max_new_tokens)
     return [replace(one, text=tokenizer.completion(one.tokens, wish.stop)) for one in found.values()]

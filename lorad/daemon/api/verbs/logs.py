@@ -11,7 +11,7 @@ from lorad.bounds import LINE_CHARACTERS
 from lorad.client.shapes import LogPart
 from lorad.daemon.access import is_admin, must_be_admin
 from lorad.daemon.api.call import Call
-from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.context import Context
 from lorad.daemon.process.log_trim import cut_before
 from lorad.daemon.serving.gateways import gateway_of, public_gateway
 from lorad.errors import SpecError
@@ -40,7 +40,7 @@ def log_of(ctx: Context, run: RunRow, of: str) -> Path:
     if of not in _PROCESSES and not _SERVER.fullmatch(of):
         raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(_PROCESSES)}, engine-1.")
     if of == "driver":
-        return attempt_dir(run).log
+        return run.attempt_dir.log
     pool = ctx.pools.get(run.pool or "")
     if not pool:
         return Path(os.devnull)

@@ -13,7 +13,7 @@ from lorad.client.requests import ResumeRequest
 from lorad.client.shapes import Resumed
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import extended, run_view, spec_at
-from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
+from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pools.as_owner import on_behalf
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.queue.limits import refuse_priority
@@ -48,7 +48,7 @@ async def resume(ctx: Context, call: Call) -> Resumed:
     if spec.resources.priority > before.resources.priority:
         refuse_priority(ctx, call.caller, spec)
     if chosen:
-        spec = fitted(spec, body.overrides, spec_at(run_dir(run).attempt(chosen.attempt)))
+        spec = fitted(spec, body.overrides, spec_at(run.dir.attempt(chosen.attempt)))
     steps, done = total(body, run, before), chosen.step if chosen else 0
     spec = on_schedule(spec, before, run.steps, steps)
     if steps < done or (steps == done and run.reason == EndReason.COMPLETED):
@@ -66,7 +66,8 @@ async def resume(ctx: Context, call: Call) -> Resumed:
         request = await _respecified(ctx, run, spec, body.overrides, steps)
     with ctx.store.write():
         _refuse_late(ctx, run)
-        ctx.move(
+        runs.move(
+            ctx.store,
             call.run,
             Move.RESUME,
             detail=" ".join([f"from step {done}", *body.overrides]),
@@ -190,7 +191,7 @@ async def _respecified(
 ) -> Request:
     """Make the request of the run with another spec, after the preflight of a new run. Raises SpecError."""
     request = request_of(run)
-    reference = None if request.reference is None else run_dir(run).reference
+    reference = None if request.reference is None else run.dir.reference
     wanted = replace(spec, trainer=replace(spec.trainer, steps=steps))
     facts = await preflight(ctx, wanted, request.cwd, run.owner_uid, reference)
     return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
@@ -209,7 +210,7 @@ def _refuse_late(ctx: Context, run: RunRow) -> None:
 
 
 def _keep(ctx: Context, run: RunRow, request: Request) -> None:
-    write_json(run_dir(run).root / "request.json", msgspec.to_builtins(request))
+    write_json(run.dir.root / "request.json", msgspec.to_builtins(request))
     known = {warning.get("message") for warning in events.of_kind(ctx.store, run.name, "warning")}
     for warning in request.facts.warnings:
         if warning not in known:

@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from lorad.bounds import ANSWER_BYTES, SAMPLE_TEXT, SAMPLES_BYTES
 from lorad.client.shapes import Sample
 from lorad.daemon.api.call import Call
-from lorad.daemon.context import Context, run_dir
+from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import on_behalf
 from lorad.errors import IntegrityError, NotFound
 from lorad.files import read_file
@@ -34,7 +34,7 @@ async def list_samples(ctx: Context, call: Call) -> list[Sample]:
     samples = samples_file(ctx.store, call.run, step)
     if samples is None:
         raise NotFound(f"run {call.run} has no step {step}", hint=f"Its last step is {run.step}.")
-    path = run_dir(run).root / samples.path
+    path = run.dir.root / samples.path
     return await on_behalf(ctx, run.owner_uid, _read, path, samples.sha256, call.number("limit", 1000))
 
 

@@ -8,7 +8,7 @@ from lorad.daemon.access import must_own, must_see, of_run, owns
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.runs.bases import refuse_other_base
-from lorad.daemon.runs.versions import find_version, in_hand, name_of
+from lorad.daemon.runs.versions import find_version, in_hand
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load
 from lorad.daemon.serving.gateways import want_gateway_of
 from lorad.daemon.serving.keep_up import end_serving
@@ -47,7 +47,7 @@ async def find_owner(ctx: Context, call: Call) -> ServingOwner:
     version = find_version(ctx, call.json(ModelRequest).model)
     run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
     want_gateway_of(ctx, run.owner_uid)
-    return ServingOwner(name_of(version), run.owner_uid)
+    return ServingOwner(version.name, run.owner_uid)
 
 
 async def stop_serving(ctx: Context, call: Call) -> StoppedServing:

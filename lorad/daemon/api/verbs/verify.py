@@ -6,12 +6,12 @@ from pathlib import Path
 
 from lorad.client.box_shapes import Check, Verification
 from lorad.daemon.api.call import Call
-from lorad.daemon.context import Context, request_of, run_dir, spec_of
+from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.pools.life import refresh
 from lorad.daemon.record.verify import Subject, check_files, counted
-from lorad.daemon.runs.versions import heard, in_hand, name_of
+from lorad.daemon.runs.versions import heard, in_hand
 from lorad.daemon.serving.borrow_pool import call_attest_again
 from lorad.daemon.storage.budget import was_spared
 from lorad.errors import LoradError, NotFound
@@ -35,7 +35,7 @@ def _subject(ctx: Context, run: RunRow) -> Subject:
     works, spared = not RunState(run.state).is_over, was_spared(ctx, run.name)
     held = {row.version for row in rows if row.pinned or row.aliases}
     return Subject(
-        directory=run_dir(run),
+        directory=run.dir,
         model_path=Path(request_of(run).model_path),
         digests={row.version: row.sha256 for row in rows},
         needed=frozenset(held if works else held | {row.version for row in kept}),
@@ -50,7 +50,7 @@ async def attest_again(ctx: Context, run: RunRow) -> Check:
     """Attest again the versions of the run that a pool has loaded now."""
     await refresh(ctx)
     problems, count = [], 0
-    rows = {name_of(row): row for row in versions(ctx.store, run.name)}
+    rows = {row.name: row for row in versions(ctx.store, run.name)}
     for pool in heard(ctx, run.owner_uid):
         for name in rows.keys() & set(pool.status.loaded if pool.status else []):
             count += 1
@@ -66,6 +66,6 @@ async def _verdict(ctx: Context, pool: Pool, version: VersionRow) -> list[str]:
     except NotFound:  # the version was unloaded meanwhile
         return []
     except LoradError as error:
-        return [f"{name_of(version)} in pool {pool.id}: {error.message}"]
+        return [f"{version.name} in pool {pool.id}: {error.message}"]
     failed = attestation.verdict == "failed"
-    return [f"{name_of(version)} in pool {pool.id}: {attestation.detail}"] if failed else []
+    return [f"{version.name} in pool {pool.id}: {attestation.detail}"] if failed else []
