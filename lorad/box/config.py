@@ -98,6 +98,11 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
         if (self.port is None) != (self.tokens is None):
             raise ValueError("gateway: port and tokens go together")
 
+    @property
+    def url(self) -> str | None:
+        """Return the base URL of its TCP port, for clients that take one; None where it has no port."""
+        return f"http://127.0.0.1:{self.port}/v1" if self.port else None
+
 
 class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
     """When a process counts as hung, and how large logs become.

@@ -75,11 +75,12 @@ def of_alias(alias: AliasRow) -> Subject:
 
 def refuse(ctx: Context, caller: Caller, subject: Subject, access: Access) -> None:
     """Raises NotAllowed."""
-    owner = user_name(subject.owner_uid)
     if access is Access.READ and not sees(ctx, caller, subject.owner_uid):
+        owner = user_name(subject.owner_uid)
         hint = f"Here only owners see what is theirs (sharing.read). Ask {owner}, or an admin: {admins(ctx)}."
         raise NotAllowed(f"{subject.what} belongs to {owner}", hint=hint)
     if access is Access.OWN and not owns(ctx, caller, subject.owner_uid):
+        owner = user_name(subject.owner_uid)
         hint = (
             f"Ask {owner}, or an admin: {admins(ctx)}. What you may see, `lorad fork` makes a run of "
             "your own of."

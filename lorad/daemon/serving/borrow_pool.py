@@ -16,7 +16,6 @@ from lorad.daemon.process.processes import log_tail
 from lorad.daemon.queue.place import find_room, make_way, offers_for
 from lorad.daemon.queue.setups import asked_of, setup_of
 from lorad.daemon.queue.snapshot import take_snapshot
-from lorad.daemon.runs.versions import await_bytes
 from lorad.errors import AttestationFailed, Conflict, PoolLost
 from lorad.protocol.calls import Attestation, Loaded, LoadVersion
 from lorad.protocol.connection import Connection
@@ -94,9 +93,9 @@ async def _ready(ctx: Context, pool: Pool) -> None:
 async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = False) -> Attestation:
     """Load a version and attest it.
 
-    Raises Conflict (its files are gone) and what the pool raises, such as AttestationFailed.
+    Its files are there, or a pool has it in memory: see `await_bytes`. Raises what the pool raises, such as
+    AttestationFailed.
     """
-    await await_bytes(ctx, version)
     attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, version, keep=keep)
     await ask_status(ctx, pool)  # so that what is loaded is known
     if attestation.verdict == "failed":

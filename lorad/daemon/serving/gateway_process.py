@@ -20,7 +20,6 @@ from lorad.daemon.process.processes import DAMAGED, ProcessState, attempts_under
 from lorad.daemon.process.user_files import make_attempt, own_directory, passable
 from lorad.daemon.process.users import User
 from lorad.errors import StorageError
-from lorad.protocol.listener import answers
 from lorad.protocol.traffic import FILE as TRAFFIC_FILE
 
 log = logging.getLogger("lorad.daemon")
@@ -148,8 +147,3 @@ def put_away(ctx: Context, gateway: Gateway) -> None:
         ctx.processes.signal(newest, signal.SIGTERM)
     elif time.monotonic() - asked_at > _TERM_SECONDS:
         ctx.processes.kill_group(newest)
-
-
-def is_up(ctx: Context, gateway: Gateway) -> bool:
-    """Check whether the gateway answers."""
-    return state_of(ctx, gateway).phase == "alive" and answers(gateway.socket)

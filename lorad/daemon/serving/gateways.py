@@ -16,9 +16,9 @@ from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded
 from lorad.daemon.serving import gateway_process
-from lorad.daemon.serving.gateway_process import Gateway, is_up, keep, put_away, state_of
+from lorad.daemon.serving.gateway_process import Gateway, keep, put_away, state_of
 from lorad.daemon.troubles import Item
-from lorad.protocol.listener import FOR_ALL
+from lorad.protocol.listener import FOR_ALL, answers
 from lorad.store.runs import owners_served
 from lorad.store.versions import is_anything_served
 
@@ -117,18 +117,14 @@ def stop_gateway(ctx: Context) -> bool:
 def gateway_socket(ctx: Context) -> str | None:
     """Find the socket on which the gateway answers now; None while it does not."""
     gateway = public_gateway(ctx)
-    return str(gateway.socket) if is_up(ctx, gateway) else None
+    is_up = state_of(ctx, gateway).phase == "alive" and answers(gateway.socket)
+    return str(gateway.socket) if is_up else None
 
 
-def base_url(ctx: Context) -> str | None:
-    """Make the base URL of the gateway's TCP port, for clients that take one; None where it has no port."""
-    port = ctx.config.gateway.port
-    return f"http://127.0.0.1:{port}/v1" if port else None
-
-
-async def gateway_up(ctx: Context) -> None:
-    """Wait until the gateway answers, or for as long as that should take."""
+async def gateway_up(ctx: Context) -> str | None:
+    """Wait until the gateway answers, or for as long as that should take. Returns its socket."""
     deadline = time.monotonic() + UP_SECONDS
     ctx.loop.poke()
-    while gateway_socket(ctx) is None and time.monotonic() < deadline:  # noqa: ASYNC110 (sockets are polled)
+    while (socket := gateway_socket(ctx)) is None and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
+    return socket

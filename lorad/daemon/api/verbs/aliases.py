@@ -25,7 +25,7 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand
 from lorad.daemon.serving.borrow_pool import guest, load
-from lorad.daemon.serving.gateways import base_url, gateway_socket, gateway_up
+from lorad.daemon.serving.gateways import gateway_up
 from lorad.daemon.serving.table import write_table
 from lorad.daemon.serving.traffic import traffic_of
 from lorad.errors import Conflict, LoradError, SpecError, StorageError
@@ -84,7 +84,7 @@ async def swap(ctx: Context, call: Call) -> Swapped:
         refuse_many(ctx, call.caller, alias, run)
         with in_hand(ctx, version):
             try:
-                attestation = await _prepare(ctx, version)
+                attestation = await _prepare(ctx, run, version)
                 row = move(ctx, alias, version, by=call.caller)
             except LoradError as error:
                 kept = (
@@ -93,15 +93,15 @@ async def swap(ctx: Context, call: Call) -> Swapped:
                 raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
         publish(ctx, alias)
     seconds = time.monotonic() - started
-    await gateway_up(ctx)
+    socket = await gateway_up(ctx)
     return of_row(
         Swapped,
         row,
         previous=before.serves if before else None,
         attestation=Verdict(attestation.verdict, attestation.detail),
         seconds=seconds,
-        gateway=gateway_socket(ctx),
-        url=base_url(ctx),
+        gateway=socket,
+        url=ctx.config.gateway.url,
     )
 
 
@@ -128,10 +128,9 @@ def refuse_many(ctx: Context, caller: Caller, alias: str, run: RunRow) -> None:
         raise Conflict(f"{caller.name} has {count}", hint=hint)
 
 
-async def _prepare(ctx: Context, version: VersionRow) -> Attestation:
+async def _prepare(ctx: Context, run: RunRow, version: VersionRow) -> Attestation:
     """Verify the version's files and load it into a pool of its base."""
     await await_files(ctx, version)
-    run = runs.get(ctx.store, version.run)
     await on_behalf(ctx, run.owner_uid, check_files, version)
     async with guest(ctx, run) as pool:
         refuse_other_base(ctx, run, pool)

@@ -40,7 +40,7 @@ from lorad.daemon.queue.device_holders import lease_of
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.runs.take_in import size_of
-from lorad.daemon.serving.gateways import base_url, gateway_socket, stop_gateway
+from lorad.daemon.serving.gateways import gateway_socket, stop_gateway
 from lorad.store import runs
 
 _CPU_SECONDS = 0.05  # over which the use of the CPU is measured
@@ -58,7 +58,7 @@ async def show_status(ctx: Context, call: Call) -> Status:
         shared=ctx.users.shared,
         started_at=ctx.loop.started_at,
         gateway=gateway_socket(ctx),
-        url=base_url(ctx),
+        url=ctx.config.gateway.url,
         url_trouble=tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
         runs={str(state): number for state, number in runs.count_by_state(ctx.store).items()},
         troubles=ctx.loop.troubles.lines(owner)[:_TROUBLES],

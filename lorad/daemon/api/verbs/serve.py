@@ -32,7 +32,7 @@ from lorad.daemon.runs.import_adapter import Import
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.versions import in_hand
 from lorad.daemon.serving.borrow_pool import guest, load
-from lorad.daemon.serving.gateways import base_url, gateway_socket, gateway_up
+from lorad.daemon.serving.gateways import gateway_up
 from lorad.daemon.serving.keep_up import set_serving
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.calls import Attestation
@@ -76,8 +76,7 @@ async def serve(ctx: Context, call: Call) -> Served:
         loaded = [await _shown(ctx, call, one, stack) for one in made]
         _refuse(ctx, call.caller, names, spec)
         rows = [_served(ctx, call, one, *found) for one, found in zip(made, loaded, strict=True)]
-    await gateway_up(ctx)
-    return _answer(ctx, loaded[0][0], rows)
+    return await _answer(ctx, loaded[0][0], rows)
 
 
 def _base_spec(body: ServeRequest, user: User | None) -> Spec:
@@ -105,8 +104,7 @@ async def _keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
         )
     async with guest(ctx, of_base[0][1]) as pool:
         set_serving(ctx, [run.name for _, run in of_base], pool)
-    await gateway_up(ctx)
-    return _answer(ctx, pool, [row for row, _ in of_base])
+    return await _answer(ctx, pool, [row for row, _ in of_base])
 
 
 def _refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> None:
@@ -207,6 +205,7 @@ def _served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Atte
     return row
 
 
-def _answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> Served:
-    ctx.loop.poke()
-    return Served(pool.id, [of_row(Alias, row) for row in rows], gateway_socket(ctx), base_url(ctx))
+async def _answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> Served:
+    """Answer once the gateway serves."""
+    socket = await gateway_up(ctx)
+    return Served(pool.id, [of_row(Alias, row) for row in rows], socket, ctx.config.gateway.url)

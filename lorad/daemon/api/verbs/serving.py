@@ -8,7 +8,7 @@ from lorad.daemon.access import must_own, must_see, of_run, owns
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.runs.bases import refuse_other_base
-from lorad.daemon.runs.versions import find_version, in_hand
+from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load
 from lorad.daemon.serving.gateways import want_gateway_of
 from lorad.daemon.serving.keep_up import end_serving
@@ -27,6 +27,7 @@ async def bring_up(ctx: Context, call: Call) -> Serving:
     with in_hand(ctx, version):
         async with guest(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
+            await await_bytes(ctx, version)
             await load(ctx, pool, version, keep=version.pinned or bool(version.aliases))
     return Serving(
         model=model,
