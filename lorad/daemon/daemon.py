@@ -22,7 +22,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import find_devices
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
-from lorad.daemon.open_store import open_journal, open_store, tell_start
+from lorad.daemon.open_store import open_journal, open_store
 from lorad.daemon.process.shared_home import prepare_shared
 from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.reconcile import reconcile
@@ -82,7 +82,7 @@ def _open_context(home: Home) -> Context:
     settings, store = config.load(home.config), open_store(home)
     devices = find_devices(settings.devices.cpu_slots)
     ctx = Context(home, settings, store, open_journal(home), GpuState(devices))
-    tell_start(store, ctx.journal)
+    ctx.journal.tell_start(store.schema)
     if trouble := tokens_trouble(settings.gateway):
         log.error("%s", trouble)
     return ctx

@@ -1,7 +1,7 @@
 """The daemon's own journal, `LORAD_HOME/journal.jsonl`: who did what, and what the database can be rebuilt
 from.
 
-It holds one JSON object a line, fsynced: {at, kind, run, by, …}. Lines of kind `rows` and `all` are changes
+It holds one JSON object a line, fsynced: {at, kind, …}. Lines of kind `rows` and `all` are changes
 of the database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import time
 import zlib
@@ -20,13 +19,14 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+import lorad
 from lorad.errors import StorageError
 from lorad.files import fsync
 from lorad.store.record import Change
 
 _CRC = b',"crc":'
 _CHUNK = 1 << 16
-ROWS, ALL, STARTED = "rows", "all", "started"
+ROWS, ALL, _STARTED = "rows", "all", "started"
 
 
 class DaemonJournal:
@@ -40,16 +40,15 @@ class DaemonJournal:
         if is_new:
             fsync(path.parent)
 
-    def append(self, kind: str, run: str, by: str, **data: Any) -> None:
-        """Raises StorageError (disk full); then nothing was written."""
-        self._write(
-            json.dumps({"at": time.time(), "kind": kind, "run": run, "by": by} | data).encode() + b"\n"
-        )
+    def tell_start(self, schema: str) -> None:
+        """Write that a daemon of this lorad has started. Raises StorageError; then nothing was written."""
+        about = {"at": time.time(), "kind": _STARTED, "version": lorad.__version__, "schema": schema}
+        self._write(msgspec.json.encode(about) + b"\n")
 
     def write_ahead(self, change: Change, *, all: bool = False) -> None:
         """Raises StorageError; then nothing was written."""
         self._undo = None
-        about = {"at": time.time(), "kind": ALL if all else ROWS, "run": None, "by": None}
+        about = {"at": time.time(), "kind": ALL if all else ROWS}
         body = msgspec.json.encode(about | msgspec.to_builtins(change))
         size = os.fstat(self._fd).st_size
         self._write(body[:-1] + _CRC + str(zlib.crc32(body)).encode() + b"}\n")
@@ -158,7 +157,7 @@ def written_by(path: Path) -> dict[str, Any]:
     """Find the newest line that a daemon began with: {version, schema, …}; {} when there is none."""
     for line in _backwards(path):
         kind, found = _decode(line)
-        if kind == STARTED and isinstance(found, dict):
+        if kind == _STARTED and isinstance(found, dict):
             return found
     return {}
 

@@ -5,12 +5,11 @@ neither may be behind the other unnoticed.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 import lorad
 from lorad.box.paths import Home
-from lorad.daemon.journal import STARTED, DaemonJournal, last_change, written_by
+from lorad.daemon.journal import DaemonJournal, last_change, written_by
 from lorad.errors import Conflict, IntegrityError
 from lorad.store.db import Store
 
@@ -72,7 +71,3 @@ def record(store: Store, journal: DaemonJournal) -> None:
     if is_behind:
         log.info("the journal gets all of the database: it has change %s, the database %d", written, there)
     store.record(journal, all=is_behind)
-
-
-def tell_start(store: Store, journal: DaemonJournal) -> None:
-    journal.append(STARTED, "", str(os.getuid()), version=lorad.__version__, schema=store.schema)

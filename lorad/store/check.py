@@ -11,6 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 from msgspec import Struct
+from sqlite_utils import Database
+
+from lorad.errors import LoradError
+from lorad.store.db import refuse_other_schema
 
 # https://sqlite.org/wal.html#walresetbug; later branches have it
 _FIXED = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
@@ -52,8 +56,11 @@ def _problems(path: Path) -> list[str]:
         ) as connection:
             found = [row[0] for row in connection.execute("PRAGMA quick_check") if row[0] != "ok"]
             broken = Counter((row[0], row[2]) for row in connection.execute("PRAGMA foreign_key_check"))
+            refuse_other_schema(path, Database(connection))
     except sqlite3.DatabaseError as error:
         return [f"{path}: {error}"]
+    except LoradError as error:
+        return [error.message]
     return [f"{path}: {problem}" for problem in found] + [
         f"{path}: {count} rows of {table} refer to rows of {parent} that are not there"
         for (table, parent), count in broken.items()

@@ -255,19 +255,8 @@ class Store(Rows):
 
     def _migrate(self) -> None:
         db = Database(self._connection)
-        applied, known = MIGRATIONS.applied(db), [migration.name for migration in MIGRATIONS._migrations]
-        if unknown := [migration.name for migration in applied if migration.name not in known]:
-            raise Conflict(
-                f"the database {self.path} was written by a newer lorad: "
-                f"its schema is {unknown[-1]}, this lorad knows {known[-1]}",
-                hint="`pip install -U lorad` updates lorad; or set LORAD_HOME to another directory.",
-            )
-        if not applied and "runs" in db.table_names():
-            raise IntegrityError(
-                f"the database {self.path} was written before lorad's first release, by another schema",
-                hint=_REPAIR,
-            )
-        pending = MIGRATIONS.pending(db)
+        refuse_other_schema(self.path, db)
+        applied, pending = MIGRATIONS.applied(db), MIGRATIONS.pending(db)
         if applied and pending:
             self._copy_to(self.path.with_name(f"{self.path.name}.before-{pending[0].name}"))
         if pending:
@@ -299,3 +288,20 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def refuse_other_schema(path: Path, db: Database) -> None:
+    """Raises Conflict for the database of a newer lorad, and IntegrityError for one from before its first
+    release.
+    """
+    applied, known = MIGRATIONS.applied(db), [migration.name for migration in MIGRATIONS._migrations]
+    if unknown := [migration.name for migration in applied if migration.name not in known]:
+        raise Conflict(
+            f"the database {path} was written by a newer lorad: "
+            f"its schema is {unknown[-1]}, this lorad knows {known[-1]}",
+            hint="`pip install -U lorad` updates lorad; or set LORAD_HOME to another directory.",
+        )
+    if not applied and "runs" in db.table_names():
+        raise IntegrityError(
+            f"the database {path} was written before lorad's first release, by another schema", hint=_REPAIR
+        )

@@ -39,20 +39,8 @@ from lorad.store.check import check
 from lorad.store.db import Store
 from lorad.store.ingest import ingest
 from lorad.store.versions import set_pinned
-from tests.kit.journals import begin, checkpoint, end, evaluation, step, version
+from tests.kit.journals import TABLES, begin, checkpoint, end, evaluation, step, version
 
-TABLES = (
-    "runs",
-    "attempts",
-    "steps",
-    "evals",
-    "versions",
-    "checkpoints",
-    "aliases",
-    "alias_moves",
-    "sweeps",
-    "events",
-)
 SECTOR = 512
 MEMORY = Path("/dev/shm")  # where fsync costs nothing: what it grants is in `rank`
 WAL = "lorad.db-wal"

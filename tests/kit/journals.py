@@ -20,7 +20,10 @@ from lorad.protocol.journal import (
 from lorad.states import RunState
 from lorad.store import checkpoints, metrics, runs, versions
 from lorad.store.db import Store
+from lorad.store.record import KEYS
 from lorad.store.rows import RunRow
+
+TABLES = ("steps", "evals", *KEYS)
 
 
 def new_run(store: Store, name: str = "sorter", directory: str = "/runs/sorter") -> RunRow:

@@ -21,6 +21,7 @@ from lorad.migrations import MIGRATIONS
 from lorad.protocol.journal import JournalWriter
 from lorad.states import Move
 from lorad.store import aliases, runs
+from lorad.store.check import check
 from lorad.store.db import Row, Store
 from lorad.store.ingest import ingest
 from lorad.store.record import KEYS
@@ -116,6 +117,7 @@ def test_a_database_before_the_release_is_refused(path: Path) -> None:
     with pytest.raises(IntegrityError, match="before lorad's first release") as refused:
         Store(path)
     assert "`lorad doctor --repair`" in refused.value.hint
+    assert check(path).problems == [refused.value.message]
     with contextlib.closing(sqlite3.connect(path)) as old:
         assert old.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [
             ("runs",),

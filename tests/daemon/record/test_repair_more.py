@@ -20,7 +20,7 @@ from lorad.daemon.api.verbs import versions as verbs
 from lorad.daemon.context import Context
 from lorad.daemon.daemon import prepare
 from lorad.daemon.journal import ALL, read
-from lorad.daemon.open_store import open_store, tell_start
+from lorad.daemon.open_store import open_store
 from lorad.daemon.record.repair import repair
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.storage.budget import GONE
@@ -43,7 +43,7 @@ def close(ctx: Context) -> None:
 
 def with_runs(home: Path, *names: str) -> None:
     ctx = open_context(home)
-    tell_start(ctx.store, ctx.journal)
+    ctx.journal.tell_start(ctx.store.schema)
     for name in names:
         finished(ctx, name)
     close(ctx)
