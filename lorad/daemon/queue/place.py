@@ -36,7 +36,7 @@ from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow
 
-_PLACE_SECONDS = 0.02  # in one pass, once a run was placed
+PLACE_SECONDS = 0.02  # in one pass, once a run was placed
 FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
 
 
@@ -63,11 +63,11 @@ class _Room:
 def place_runs(ctx: Context) -> None:
     """Give each run at the head of the queue a pool, or say what it waits for.
 
-    It is all on disk at once. Requests wait meanwhile: after _PLACE_SECONDS the next pass, which comes at
+    It is all on disk at once. Requests wait meanwhile: after PLACE_SECONDS the next pass, which comes at
     once, does the rest.
     """
     first = now = take_snapshot(ctx) if runs.is_any_queued(ctx.store) else Snapshot()
-    claims, until = list[Claim](), time.monotonic() + _PLACE_SECONDS
+    claims, until = list[Claim](), time.monotonic() + PLACE_SECONDS
 
     def place_queued(ctx: Context, run: RunRow) -> None:
         nonlocal now

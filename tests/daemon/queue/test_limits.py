@@ -174,3 +174,12 @@ def test_shared_daemon_caps_priority_per_user(home: Path) -> None:
     refuse_priority(ctx, Caller(4001, "ann"), convert({"resources": {"priority": -5}}))
     with pytest.raises(NotAllowed, match="ann's runs may have 0 at most"):
         refuse_priority(ctx, Caller(4001, "ann"), wanted)
+
+
+def test_long_pass_leaves_the_rest_to_the_next(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "PLACE_SECONDS", -1)
+    ctx = open_context(home)
+    owned(ctx, "ann", 4001, "a1", "a2", "a3")
+    for placed in (["a1"], ["a1", "a2"], ["a1", "a2", "a3"]):
+        place_runs(ctx)
+        assert working(ctx) == placed
