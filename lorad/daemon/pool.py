@@ -44,7 +44,8 @@ class Pool:
     polled_at: when it was last asked, and answered or took too long.
     asked_at: when the newest question was asked.
     is_slow: its last answer took long, or it gave none.
-    is_clearing_up: what its last life left behind is being ended, which may still have its devices.
+    clears_up_until: while what its last life left behind is being ended, which may still have its devices:
+        the monotonic time until which others wait for that.
     guests: how many requests use it that are no runs.
     serves: runs for which it is kept up, see `serving/keep_up.py`.
     held_at: the status and the changes that `serving/keep_loaded.py` saw last.
@@ -61,7 +62,7 @@ class Pool:
     asked_at: float = 0.0
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_slow: bool = False
-    is_clearing_up: bool = False
+    clears_up_until: float = 0.0
     guests: int = 0
     serves: set[str] = field(default_factory=set)
     used_at: float = field(default_factory=time.monotonic)
@@ -102,7 +103,7 @@ class Pool:
     @property
     def is_leaving(self) -> bool:
         """Check whether its devices become free without anybody's asking."""
-        return self.is_clearing_up or (self.process.is_up and self.stop_asked is not None)
+        return time.monotonic() < self.clears_up_until or (self.process.is_up and self.stop_asked is not None)
 
     @property
     def idle_seconds(self) -> float:

@@ -216,10 +216,6 @@ def named(store: Rows, names: Sequence[str]) -> list[RunRow]:
     return [found[name] for name in names if name in found]
 
 
-def is_any_queued(store: Rows) -> bool:
-    return store.row("SELECT 1 FROM runs WHERE state = 'queued' LIMIT 1") is not None
-
-
 def queue(store: Rows) -> list[QueuedRow]:
     """Every queued run: highest priority first, then oldest first."""
     sql = """SELECT name, owner_uid, priority, waiting FROM runs WHERE state = 'queued'
@@ -352,6 +348,17 @@ def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
         )
         connection.execute("UPDATE runs SET attempt = ? WHERE name = ?", (attempt, name))
     return attempt
+
+
+def place(store: Store, name: str, pool: str, *, waiting: str, resumed_from: int | None) -> RunRow:
+    """Begin an attempt of a queued run in a pool. Raises NotFound, Conflict.
+
+    waiting: what it waits for until it runs. resumed_from: the step of the checkpoint that it begins with.
+    """
+    with store.write():
+        begin_attempt(store, name, resumed_from=resumed_from)
+        set_fields(store, name, pool=pool, waiting=waiting)
+        return move(store, name, Move.PLACE, detail=f"pool {pool}")
 
 
 def end_attempt(

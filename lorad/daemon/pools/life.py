@@ -45,6 +45,7 @@ ANSWER_SECONDS = 2.0
 _FRESH_SECONDS = 0.5
 _KILLED_SECONDS = 5.0  # for a process to go after SIGKILL
 LOCK_SECONDS = 30.0  # for servers of the life before to let go of its devices
+_CLEAR_UP_SECONDS = 10.0  # that others wait for it: what a user left behind may hang
 _CHECK_SECONDS = 2.0  # between two looks at the files of a pool
 _CLEAN_UP = (sys.executable, "-P", "-m", leftovers.__name__)
 _POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
@@ -187,7 +188,7 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
     if not pool.process.is_up:
         pool.status, pool.stop_asked = None, None
     if pool.process.is_over and not before.is_over:
-        pool.is_clearing_up = True
+        pool.clears_up_until = time.monotonic() + _CLEAR_UP_SECONDS
         ctx.spawn(_clear_up(ctx, pool))
 
 
@@ -386,5 +387,5 @@ async def _clear_up(ctx: Context, pool: Pool) -> None:
     except OSError as error:
         log.warning("pool %s: what it left was not cleared up: %s", pool.id, error)
     finally:
-        pool.is_clearing_up = False
+        pool.clears_up_until = 0.0
         ctx.loop.poke()

@@ -71,8 +71,7 @@ def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
     """
     if why.source != "run" or _read_kept(run) is None:
         write_json(run.dir.root / FILE, msgspec.to_builtins(_Kept(threads, why)))
-    usable = ctx.gpus.machine().usable
-    if why.source == "run" and threads > usable:
+    if why.source == "run" and threads > (usable := ctx.gpus.machine().usable):
         message = (
             f"this run computes with {threads} threads since its first attempt, and only {usable} can "
             "run here"

@@ -66,7 +66,8 @@ def place_runs(ctx: Context) -> None:
     It is all on disk at once. Requests wait meanwhile: after PLACE_SECONDS the next pass, which comes at
     once, does the rest.
     """
-    first = now = take_snapshot(ctx) if runs.is_any_queued(ctx.store) else Snapshot()
+    queue = runs.queue(ctx.store)
+    first = now = take_snapshot(ctx, queue) if queue else Snapshot()
     claims, until = list[Claim](), time.monotonic() + PLACE_SECONDS
 
     def place_queued(ctx: Context, run: RunRow) -> None:
@@ -226,13 +227,9 @@ def starting(pool: Pool, run: str) -> str:
 
 def _begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
     """Move the run to starting in `pool`; `launch` starts its processes, as often as it takes."""
-    name = run.name
-    with ctx.store.write():
-        newest = [row.step for row in checkpoints(ctx.store, name)][-1:]
-        wanted = run.resume_step
-        runs.begin_attempt(
-            ctx.store, name, resumed_from=next(iter(newest), None) if wanted is None else wanted
-        )
-        runs.set_fields(ctx.store, name, pool=pool.id, waiting=starting(pool, name))
-        runs.move(ctx.store, name, Move.PLACE, detail=f"pool {pool.id}")
-    ctx.queue.not_before.pop(name, None)
+    begins_with = run.resume_step
+    if begins_with is None:
+        begins_with = next((row.step for row in reversed(checkpoints(ctx.store, run.name))), None)
+    waiting = starting(pool, run.name)
+    runs.place(ctx.store, run.name, pool.id, waiting=waiting, resumed_from=begins_with)
+    ctx.queue.not_before.pop(run.name, None)

@@ -117,14 +117,18 @@ class Snapshot:
         return replace(self, active=active, pools=pools, tenants=tenants, room=room)
 
 
-def take_snapshot(ctx: Context) -> Snapshot:
-    """Look at everything that placing depends on."""
+def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
+    """Look at everything that placing depends on.
+
+    queue: all queued runs, by priority and age.
+    """
     for pool in ctx.pools.values():
         with contextlib.suppress(OSError):  # else it stays as it was seen last: `watch_pools` reports it
             look_at_process(ctx, pool)
     devices = tuple(ctx.gpus.devices)
     now = Snapshot(limits=ctx.config.queue, devices=devices).with_runs_of(ctx)
-    queue = _in_turn(runs.queue(ctx.store), now.active, runs.latest_starts(ctx.store))
+    if len({run.owner_uid for run in queue}) > 1:
+        queue = _in_turn(queue, now.active, runs.latest_starts(ctx.store))
     head = runs.named(ctx.store, [run.name for run in queue[:LOOKED_AT]])
     asked = {run.name: _asked(ctx, run) for run in head}
     look(ctx)
@@ -148,8 +152,6 @@ def _in_turn(
     So no user has to wait until all runs of another user are over. latest: when each owner's newest attempt
     began.
     """
-    if len({run.owner_uid for run in queued}) < 2:
-        return queued
     ahead = Counter(run.owner_uid for run in active)
     turns = []
     for run in queued:

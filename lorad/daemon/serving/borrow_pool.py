@@ -22,6 +22,7 @@ from lorad.protocol.connection import Connection
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import has_chat_template
 from lorad.states import EndReason
+from lorad.store import runs
 from lorad.store.rows import RunRow, VersionRow
 
 _POLL_SECONDS = 0.1
@@ -65,7 +66,7 @@ def pool_for(ctx: Context, run: RunRow) -> Pool:
                 look_at_process(ctx, pool)
             if pool.process.is_up and pool.stop_asked is None:
                 return pool
-    now = take_snapshot(ctx)
+    now = take_snapshot(ctx, runs.queue(ctx.store))
     setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked_of(ctx, run)).items()}
     room = find_room(now, setups)
     if room.devices is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -103,12 +104,12 @@ async def test_idle_pool_stays_while_another_clears_up(
             submit(ctx, name, model=f"/models/{name}")
             await until_state(ctx, name, "ended")
         await life.end_pools(ctx, [ctx.pools["a-1"]])
-        await until(lambda: not ctx.pools["a-1"].is_clearing_up)
-        ctx.pools["a-1"].is_clearing_up = True
+        await until(lambda: not ctx.pools["a-1"].is_leaving)
+        ctx.pools["a-1"].clears_up_until = math.inf
         with taken(ctx.gpus.devices[0]):  # by what the pool left behind
             submit(ctx, "c", model="/models/c")
             await until(lambda: "cuda:0 is in use" in told(ctx, "c"))
-        ctx.pools["a-1"].is_clearing_up = False
+        ctx.pools["a-1"].clears_up_until = 0.0
         await until_state(ctx, "c", "ended")
         assert ctx.pools["b-1"].process.is_up and ctx.pools["c-1"].setup.names == ("cuda:0",)
 

@@ -279,7 +279,7 @@ def test_pool_serves_its_base_on_any_device() -> None:
 def test_a_snapshot_stays_as_it_was_taken(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "a")
-    before = snapshot.take_snapshot(ctx)
+    before = snapshot.take_snapshot(ctx, runs.queue(ctx.store))
     place_runs(ctx)
     after = before.with_runs_of(ctx)
     assert [run.name for run in before.queued] == ["a"] and not before.active and before.count_free() == 1
