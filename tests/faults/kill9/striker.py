@@ -166,11 +166,10 @@ class Striker:
         """What a graceful stop is under way for is killed amid it."""
         names = list(self._phases())
         for name in self.chance.sample(names, len(names)):
-            move = self.chance.choice(("pause", "stop"))
+            ask = self.chance.choice((self.box.client.pause, self.box.client.stop))
             self.crew.stopped.add(name)
             with contextlib.suppress(LoradError):
-                answer = getattr(self.box.client, move)(name)
-                self.crew.accepted.append((name, "stop", answer["attempt"]))
+                self.crew.accepted.append((name, "stop", ask(name).attempt))
                 return
 
     def _restarted(self) -> str:
