@@ -134,6 +134,13 @@ async def until_state(ctx: Context, name: str, state: str) -> RunRow:
     return row
 
 
+async def idle_pools(ctx: Context, *names: str) -> None:
+    """Leave an idle pool for each name: of a run of that name, which ended, on a model of that name."""
+    for name in names:
+        submit(ctx, name, model=f"/models/{name}")
+        await until_state(ctx, name, "ended")
+
+
 def want(ctx: Context, name: str, what: str) -> None:
     with ctx.store.write():
         runs.move(ctx.store, name, Move.STOP)

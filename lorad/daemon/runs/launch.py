@@ -58,7 +58,7 @@ def _start_driver(ctx: Context, run: RunRow) -> None:
         date=datetime.fromtimestamp(run.created_at).isoformat(),
         reference=_reference_of(run, request),
     )
-    write_json(attempt.spec, json.loads(run.spec), durable=False)
+    write_json(attempt.spec, json.loads(run.spec))  # `resume` and `fork` read it later
     hand_over(attempt, {PARAMS: msgspec.to_builtins(params), attempt.spec.name: json.loads(run.spec)}, user)
     with as_user(user):
         cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run.dir.root

@@ -21,7 +21,7 @@ from lorad.errors import NotAllowed
 from lorad.spec.model import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
-from tests.kit.daemon_world import open_context, reconciling, submit, until, until_state
+from tests.kit.daemon_world import idle_pools, open_context, reconciling, submit, until, until_state
 from tests.kit.fakes.gpu_kit import gpus, taken
 
 
@@ -100,9 +100,7 @@ async def test_idle_pool_stays_while_another_clears_up(
 ) -> None:
     async with reconciling(home) as ctx:
         gpus(ctx, 2, monkeypatch, tmp_path)
-        for name in ("a", "b"):
-            submit(ctx, name, model=f"/models/{name}")
-            await until_state(ctx, name, "ended")
+        await idle_pools(ctx, "a", "b")
         await life.end_pools(ctx, [ctx.pools["a-1"]])
         await until(lambda: not ctx.pools["a-1"].is_leaving)
         ctx.pools["a-1"].clears_up_until = math.inf

@@ -18,7 +18,7 @@ from lorad.daemon.queue.tenants import tenants_of
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.store import pools as rows
 from lorad.store import runs
-from tests.kit.daemon_world import open_context, reconciling, submit, until, until_state
+from tests.kit.daemon_world import idle_pools, open_context, reconciling, submit, until, until_state
 from tests.kit.fakes.gpu_kit import gpus
 
 FSDP: dict[str, Any] = {"backend": "fsdp", "steps": 6}
@@ -55,9 +55,7 @@ async def test_idle_pools_clear_every_needed_gpu(
 ) -> None:
     async with reconciling(home) as ctx:
         gpus(ctx, 2, monkeypatch, tmp_path)
-        for name in ("one", "two"):
-            submit(ctx, name, model=f"/models/{name}")
-            await until_state(ctx, name, "ended")
+        await idle_pools(ctx, "one", "two")
         submit(ctx, "wide", trainer=FSDP | {"dp": 2})
         assert (await until_state(ctx, "wide", "ended")).reason == "completed"
         assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == [

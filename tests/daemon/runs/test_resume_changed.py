@@ -20,12 +20,13 @@ from lorad.daemon.context import request_of
 from lorad.daemon.process.users import Caller
 from lorad.driver.begin import compare_with_before, compare_with_reference
 from lorad.errors import Conflict, LoradError, SpecError
+from lorad.files import write_whole
 from lorad.protocol.journal import Record, Reference
 from lorad.protocol.status import PoolInfo
 from lorad.spec.model import Spec, convert
 from lorad.spec.text import from_json
 from lorad.store import runs
-from tests.kit.daemon_world import behave, finished, serving, until
+from tests.kit.daemon_world import behave, finished, reconciling, serving, submit, until, until_state
 from tests.kit.journals import a_run
 
 OLD = convert({"trainer": {"steps": 6}})
@@ -269,3 +270,17 @@ def test_a_reference_of_other_weights_is_refused() -> None:
         compare_with_reference(Reference("a@1", "", bases=bases), now, {})
     with pytest.raises(Conflict, match=r"are not those that a@1, algorithm\.kl\.reference, was trained on"):
         compare_with_reference(Reference("a@1", "", bases=[{"model_sha256": "other"}]), now, {})
+
+
+async def test_spec_of_an_attempt_is_kept_durably(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_durable: dict[Path, bool] = {}
+
+    def write(path: Path, data: bytes, *, durable: bool = True) -> None:
+        is_durable[path] = durable
+        write_whole(path, data, durable=durable)
+
+    monkeypatch.setattr("lorad.daemon.process.processes.write_whole", write)
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        attempt = (await until_state(ctx, "a", "ended")).attempt_dir
+    assert is_durable[attempt.spec] and not is_durable[attempt.command]
