@@ -23,6 +23,7 @@ def main() -> int:
     with quick_imports():
         from lorad.daemon.daemon import run_daemon
 
+    sys.setswitchinterval(0.0005)
     try:
         if "--repair" in sys.argv[1:]:
             repair(Home(default_home()))

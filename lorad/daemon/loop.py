@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -12,13 +13,15 @@ from pathlib import Path
 from lorad.daemon.troubles import Troubles
 
 _GLANCE = 0.2  # seconds between two looks at the journals while something is active
-REST = 2.0  # seconds after which the loop runs anyway
+REST = 2.0  # seconds after which the loop looks at everything anyway
 
 _Stamp = tuple[int, int]
 
 
 class Loop:
     """It runs at once for a request or the end of a process, soon for a journal that grew.
+
+    Drivers write all the time, so for a journal alone it does only what journals matter to.
 
     started_at: Unix time.
     closing: this pass is the last one.
@@ -36,13 +39,24 @@ class Loop:
         self._watched: dict[Path, int] = {}
         self._stamps: dict[Path, _Stamp] = {}
         self._bell = asyncio.Event()
+        self._looked_at = -math.inf
 
     def poke(self) -> None:
         """Let the loop run now."""
         self._event.set()
 
+    def looks_at_all(self) -> bool:
+        """Decide whether the pass that begins looks at everything: it was poked, or REST seconds have gone by
+        since the last one that did.
+        """
+        is_due = self._event.is_set() or time.monotonic() - self._looked_at >= REST
+        self._event.clear()
+        if is_due:
+            self._looked_at = time.monotonic()
+        return is_due
+
     async def wait(self, journals: Iterable[Path]) -> None:
-        """Until poked, a journal changed or REST seconds went by."""
+        """Wait until it is poked, a journal changed or REST seconds went by."""
         journals = list(journals)
         self._stamps = {path: self._stamps.get(path, (-1, -1)) for path in journals}
         for _ in range(int(REST / _GLANCE)):
@@ -52,7 +66,6 @@ class Loop:
                 await asyncio.wait_for(self._event.wait(), _GLANCE if journals else REST)
             if not journals:
                 break
-        self._event.clear()
 
     def watch(self, key: Path, pidfd: int | None) -> None:
         """Poke when the process ends; takes the pidfd over."""

@@ -56,7 +56,7 @@ async def reconcile(ctx: Context) -> None:
             ctx.close()
             break
         began = clock()
-        for verb in PASS:
+        for verb in PASS if ctx.loop.looks_at_all() else ON_GROWTH:
             guarded(ctx, Item(), verb)
             await asyncio.sleep(0)
         await asyncio.sleep(clock() - began)
@@ -69,13 +69,16 @@ def _collect(ctx: Context) -> None:
 
 
 def _ingest(ctx: Context) -> None:
-    """Take in what the drivers wrote, on disk at once; then make room where there is one checkpoint more."""
+    """Take in what the drivers wrote; then make room where there is one checkpoint more.
+
+    Their journals have it on disk, so the database need not.
+    """
     fresh: dict[str, list[Record]] = {}
 
     def ingest_run(ctx: Context, run: RunRow) -> None:
         fresh[run.name] = take_in_or_end(ctx, run)
 
-    with ctx.store.write():
+    with ctx.store.write(durable=False):
         each(ctx, ingest_run, _active_runs(ctx), of_run)
     written = {
         name for name, records in fresh.items() if any(record.kind == "checkpoint" for record in records)
@@ -181,6 +184,17 @@ PASS: tuple[Callable[[Context], None], ...] = (
     _ring,
 )
 """What a pass does, in order."""
+
+ON_GROWTH: tuple[Callable[[Context], None], ...] = (
+    watch_pools,
+    _ingest,
+    _confirm,
+    halve,
+    hold,
+    keep_table,
+    _ring,
+)
+"""What a pass does of it when all that happened is that journals grew."""
 
 
 def _active_runs(ctx: Context) -> list[RunRow]:

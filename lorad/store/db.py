@@ -156,18 +156,34 @@ class Store(Rows):
         return None if self._connection.in_transaction else self._connection.total_changes
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
         """Open a transaction, from BEGIN IMMEDIATE to COMMIT; roll back when the block raises. Never await
         inside.
 
         Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it
         raises.
+
+        durable: it is on disk when the block ends. Without it a power cut can undo the transaction as a
+            whole: for what is then taken in again from journals of runs. What the daemon's own journal has is
+            on disk in any case.
         """
-        with self._in_words(), self._transaction():
+        with self._in_words(), self._at_ease(not durable), self._transaction(durable):
             yield self._connection
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _at_ease(self, is_wanted: bool) -> Iterator[None]:
+        """Let commits within the block reach the disk later, in their order."""
+        if not is_wanted or self._connection.in_transaction:
+            yield
+            return
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        try:
+            yield
+        finally:
+            self._connection.execute("PRAGMA synchronous = FULL")
+
+    @contextlib.contextmanager
+    def _transaction(self, durable: bool) -> Iterator[None]:
         begin, commit = "BEGIN IMMEDIATE", "COMMIT"
         undo: tuple[str, ...] = ("ROLLBACK",)
         if self._connection.in_transaction:
@@ -186,6 +202,8 @@ class Store(Rows):
             if recorder and is_written:
                 recorder.undo()
             raise
+        if is_written and not durable:
+            fsync(self.path.with_name(self.path.name + "-wal"))
 
     def _begin(self, statement: str) -> None:
         """Whoever holds the lock of the database for long is waited for once, not by every write."""

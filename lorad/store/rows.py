@@ -21,8 +21,10 @@ class Rates(Struct, frozen=True):
     step_seconds: float | None = None
 
 
-class RunSummary(Struct, frozen=True, kw_only=True):
+class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     """What a list shows of a run. Its spec is larger than all of this, and stays on disk.
+
+    Rows that did not change since they were read before are the same objects (`run_summary`).
 
     base: the model of its spec.
     waiting: why it is queued.
@@ -65,7 +67,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     recent: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-class RunRow(RunSummary, frozen=True, kw_only=True):
+class RunRow(RunSummary, frozen=True, kw_only=True, eq=True):
     """A run.
 
     spec: its spec as JSON text.

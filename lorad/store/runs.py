@@ -178,6 +178,13 @@ def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
     return [run_summary(values) for values in store.tuples(sql, tuple(names))]
 
 
+def count_listed(store: Rows, *, all: bool) -> int:
+    """Count the runs that `list_runs` lists without a limit."""
+    since = 0.0 if all else time.time() - _RECENT_SECONDS
+    sql = "SELECT count(*) AS n FROM runs WHERE ended_at IS NULL OR ended_at >= ?"
+    return int(store.rows(sql, (since,))[0]["n"])
+
+
 def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
     """List runs, newest first; without `all`, those that have not ended or ended in the last day.
 

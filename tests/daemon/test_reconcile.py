@@ -12,6 +12,7 @@ import pytest
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each
 from lorad.daemon.journal import read
+from lorad.daemon.loop import REST, Loop
 from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.storage import budget
@@ -207,6 +208,17 @@ async def test_daemon_keeps_home_within_disk_budget(home: Path, monkeypatch: pyt
         await until_state(ctx, "a", "ended")
         await until(lambda: names(ctx.home.run("a").samples) == ["000006.jsonl"])
         await until(lambda: "disk" in {event.kind for event in events.after(ctx.store, 0, "a")})
+
+
+async def test_only_pokes_and_time_make_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, now = Loop(), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert [loop.looks_at_all(), loop.looks_at_all()] == [True, False]
+    loop.poke()
+    await loop.wait([])
+    assert [loop.looks_at_all(), loop.looks_at_all()] == [True, False]
+    now += REST
+    assert loop.looks_at_all()
 
 
 def test_slow_verb_leaves_items_for_later_passes(home: Path) -> None:

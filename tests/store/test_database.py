@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lorad.daemon.journal import DaemonJournal
 from lorad.errors import IntegrityError, LoradError
-from lorad.store import check, runs
+from lorad.store import check, db, runs
 from lorad.store.db import Row, Store
 from tests.kit.journals import new_run
 
@@ -78,6 +79,26 @@ def test_the_database_is_durable_strict_and_private(store: Store) -> None:
     assert [row["name"] for row in tables if not row["strict"]] == [] and len(tables) == 13
     new_run(store)
     assert {path.stat().st_mode & 0o077 for path in store.path.parent.glob("lorad.db*")} == {0}
+
+
+def test_write_at_ease_syncs_what_a_journal_has(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def grade() -> object:
+        return next(iter((store.row("PRAGMA synchronous") or {}).values()))
+
+    synced: list[Path] = []
+    monkeypatch.setattr(db, "fsync", synced.append)
+    journal = DaemonJournal(store.path.with_name("journal.jsonl"))
+    store.record(journal, all=True)
+    new_run(store)
+    with store.write(durable=False):
+        assert grade() == 1
+        with store.write():
+            runs.set_fields(store, "sorter", waiting="for others")  # no journal has it
+    assert (grade(), synced) == (2, [])
+    with store.write(durable=False):
+        runs.begin_attempt(store, "sorter", resumed_from=None)
+    assert synced == [store.path.with_name("lorad.db-wal")]
+    journal.close()
 
 
 def test_full_disk_changes_nothing(store: Store) -> None:

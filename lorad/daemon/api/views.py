@@ -83,6 +83,12 @@ def run_view(row: RunSummary) -> Run:
     )
 
 
+@lru_cache(maxsize=2048)
+def listed_view(row: RunSummary) -> Run:
+    """Make the view of a row in a list, once for as long as the run does not change."""
+    return run_view(row)
+
+
 def history(rows: Rows, row: RunRow) -> _History:
     """Read what took place in a run; it takes its time where that was much."""
     warnings = events.of_kind(rows, row.name, "warning", since=row.created_at, limit=_WARNINGS)

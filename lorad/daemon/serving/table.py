@@ -29,14 +29,16 @@ def keep_table(ctx: Context) -> None:
 
 
 def write_table(ctx: Context) -> None:
-    """Write the gateways' table to disk. Raises StorageError; the next pass tries again."""
+    """Write the gateways' table, as each daemon does when it starts. Raises StorageError; the next pass tries
+    again.
+    """
     served = ctx.serving.served
     try:
         ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
         table = _table(ctx)
         for uid in owners_known(ctx) | owners_wanted(ctx):
             _write_for_owner(ctx, uid, table)
-        write_whole(ctx.home.gateway / FILE, msgspec.json.encode(table))
+        write_whole(ctx.home.gateway / FILE, msgspec.json.encode(table), durable=False)
     except OSError as error:
         where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target
         raise StorageError(
@@ -80,5 +82,5 @@ def _write_for_owner(ctx: Context, uid: int, table: Names) -> None:
         return
     directory = ctx.home.gateway_of(uid)
     passable(directory.parent, directory)
-    write_whole(directory / FILE, data, mode=0o400, uid=uid)
+    write_whole(directory / FILE, data, mode=0o400, uid=uid, durable=False)
     ctx.serving.tables[uid] = data
