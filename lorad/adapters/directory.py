@@ -127,8 +127,10 @@ def read_manifest(directory: Path) -> _Manifest:
     return manifest
 
 
-def verify(directory: Path) -> None:
-    """Re-hash every file. Raises IntegrityError naming the first that is missing, changed or unknown."""
+def verify(directory: Path) -> Mapping[str, FileFact]:
+    """Re-hash every file, and return what is known of each. Raises IntegrityError naming the first that is
+    missing, changed or unknown.
+    """
     manifest = read_manifest(directory)
     there = set(_walk(directory)[0]) - {MANIFEST}
     for name, fact in manifest.files.items():
@@ -147,6 +149,7 @@ def verify(directory: Path) -> None:
         raise IntegrityError(
             f"{directory / name}: not in {MANIFEST}", hint="Move it away; these directories are immutable."
         )
+    return manifest.files
 
 
 def amend(directory: Path, name: str, content: bytes) -> None:

@@ -69,9 +69,12 @@ class Connection:
             if kind.mutates:
                 self._seq += 1
             call = Call(next(self._ids), verb, args, self.run, self.attempt, self._seq if kind.mutates else 0)
-            self._send(call)
+            with _waiting():
+                for part in frames.encode(call):
+                    self._socket.sendall(part)
             while True:
-                answer = self._receive()
+                with _waiting():
+                    answer = frames.read(self._socket.recv_into, Answer, self._most)
                 if answer.id != call.id:
                     continue  # the rest of a stream that its reader left early
                 if answer.kind == "error":
@@ -96,30 +99,17 @@ class Connection:
     ) -> None:
         self.close()
 
-    def _send(self, call: Call) -> None:
-        try:
-            with HEART.waits():
-                for part in frames.encode(call):
-                    self._socket.sendall(part)
-        except OSError as error:
-            raise PoolLost(f"the pool went away: {error.strerror or error}") from error
 
-    def _receive(self) -> Answer:
-        try:
-            with HEART.waits():
-                return frames.decode(*frames.read(self._exactly, self._most), Answer)
-        except (OSError, frames.BadFrame) as error:
-            raise PoolLost(f"the pool went away: {error}") from error
-
-    def _exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            got = self._socket.recv_into(view)
-            if not got:
-                raise ConnectionResetError("connection closed")
-            view = view[got:]
-        return data
+@contextlib.contextmanager
+def _waiting() -> Iterator[None]:
+    """Wait for the pool within the block, which counts as idle. Raises PoolLost for any failure."""
+    try:
+        with HEART.waits():
+            yield
+    except OSError as error:
+        raise PoolLost(f"the pool went away: {error.strerror or error}") from error
+    except frames.BadFrame as error:
+        raise PoolLost(f"the pool went away: {error}") from error
 
 
 def _converted(answer: Answer, expected: Any) -> Any:

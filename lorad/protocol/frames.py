@@ -79,12 +79,27 @@ def encode(message: Any) -> list[bytes | memoryview]:
     return [b"".join(parts)] if end < JOIN_BELOW else [part for part in parts if len(part)]
 
 
-def read(recv_exactly: Callable[[int], bytearray], most: int = MAX_BODY) -> tuple[_Prefix, bytearray]:
-    """Read one frame of at most `most` bytes from a blocking source, for `decode`. Raises BadFrame."""
-    prefix = parse_prefix(recv_exactly(PREFIX.size))
+def read(recv_into: Callable[[memoryview], int], kind: type[T], most: int = MAX_BODY) -> T:
+    """Read the message of one frame of at most `most` bytes from a blocking source.
+
+    recv_into: reads some bytes, at least one, into a buffer; 0 at the end. Raises BadFrame, and
+    ConnectionResetError when the source ends first.
+    """
+    prefix = parse_prefix(_exactly(recv_into, PREFIX.size))
     if prefix.body > most:
         raise BadFrame(f"a frame of {prefix.body} bytes, where {most} are a lot")
-    return prefix, recv_exactly(prefix.body)
+    return decode(prefix, _exactly(recv_into, prefix.body), kind)
+
+
+def _exactly(recv_into: Callable[[memoryview], int], size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        got = recv_into(view)
+        if not got:
+            raise ConnectionResetError("connection closed")
+        view = view[got:]
+    return data
 
 
 def parse_prefix(data: bytes | bytearray) -> _Prefix:

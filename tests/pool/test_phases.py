@@ -18,6 +18,7 @@ from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.pool import phases
 from lorad.pool.phases import Phases
+from lorad.protocol import frames
 from lorad.protocol.batch import Chunk, Sampling
 from lorad.protocol.calls import Call, Generate, Nothing
 from lorad.protocol.connection import Connection
@@ -111,7 +112,8 @@ def test_streams_that_are_given_up_leave_nothing_behind(run: Connection, pool: R
         training = threading.Thread(target=learn, args=(run,))
         training.start()
         until(lambda: len(waiting["training"]) == 1)
-        late._send(Call(1, "serve", long))
+        for part in frames.encode(Call(1, "serve", long)):
+            late._socket.sendall(part)
         until(lambda: len(waiting["serving"]) == 1)
     training.join(DEADLINE)
     until(lambda: pool.pool.phases._inside == 0 and waiting == {"training": [], "serving": []})

@@ -15,7 +15,7 @@ from lorad.errors import IntegrityError, NotFound
 from lorad.pool.loaded import SPARE
 from lorad.protocol import frames
 from lorad.protocol.batch import Sampling
-from lorad.protocol.calls import Call, Generate, LoadVersion, Nothing, Published
+from lorad.protocol.calls import Answer, Call, Generate, LoadVersion, Nothing, Published
 from lorad.protocol.connection import Connection
 from lorad.protocol.listener import may_call
 from lorad.protocol.status import PoolStatus
@@ -105,7 +105,7 @@ def test_unknown_verb_and_wrong_arguments_are_errors(running: Running) -> None:
         for call in (Call(1, "dance", {}), Call(2, "serve", {"version": 3})):
             for part in frames.encode(call):
                 connection._socket.sendall(part)
-            answer = connection._receive()
+            answer = frames.read(connection._socket.recv_into, Answer)
             assert (answer.id, answer.kind) == (call.id, "error")
         assert "serve: " in answer.body["message"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -12,23 +13,9 @@ from lorad.protocol import frames
 from lorad.protocol.batch import FINISHES, Chunk, Chunks, Prompt
 from lorad.protocol.frames import BadFrame
 
-Reader = Callable[[int], bytearray]
-
-
-def reader(data: bytes) -> Reader:
-    """Gives so many bytes at each call."""
-    left = memoryview(data)
-
-    def exactly(size: int) -> bytearray:
-        nonlocal left
-        part, left = left[:size], left[size:]
-        return bytearray(part)
-
-    return exactly
-
 
 def travelled(message: Any) -> Any:
-    return frames.decode(*frames.read(reader(b"".join(frames.encode(message)))), dict)
+    return frames.read(io.BytesIO(b"".join(frames.encode(message))).readinto, dict)
 
 
 @pytest.mark.parametrize("dtype", frames.DTYPES)
@@ -59,9 +46,16 @@ def test_array_of_unknown_type_is_refused_unsent() -> None:
 
 @pytest.mark.parametrize("change", [lambda body: body[:-1], lambda body: body + b"!", lambda body: body[:4]])
 def test_body_must_match_its_prefix(change: Callable[[bytes], bytes]) -> None:
-    prefix, body = frames.read(reader(b"".join(frames.encode({"array": np.arange(5, dtype=np.int32)}))))
+    frame = b"".join(frames.encode({"array": np.arange(5, dtype=np.int32)}))
+    start = frames.PREFIX.size
     with pytest.raises(BadFrame):
-        frames.decode(prefix, change(bytes(body)), dict)
+        frames.decode(frames.parse_prefix(frame[:start]), change(frame[start:]), dict)
+
+
+def test_a_source_that_ends_early_is_lost() -> None:
+    frame = b"".join(frames.encode({"array": np.arange(5, dtype=np.int32)}))
+    with pytest.raises(ConnectionResetError):
+        frames.read(io.BytesIO(frame[:-1]).readinto, dict)
 
 
 def test_many_chunks_travel_in_few_arrays() -> None:

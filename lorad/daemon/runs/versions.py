@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lorad.adapters.directory import verify
-from lorad.adapters.peft import read_peft
+from lorad.adapters.peft import WEIGHTS
 from lorad.daemon.context import Context
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import refresh
@@ -123,11 +123,12 @@ def files_gone(version: VersionRow) -> Conflict:
 
 
 def check_files(version: VersionRow) -> None:
-    """Re-hash its directory and its tensors. Raises IntegrityError, AdapterRefused."""
+    """Re-hash its directory: the file of its tensors has the version's own sha256. Raises IntegrityError."""
     path = Path(version.path)
-    verify(path)
-    if (found := read_peft(path).digest()) != version.sha256:
+    weights = verify(path).get(WEIGHTS)
+    if weights is None or weights.sha256 != version.sha256:
+        found = f"its tensors have sha256 {weights.sha256}" if weights else f"there is no {WEIGHTS}"
         raise IntegrityError(
-            f"{path}: its tensors have sha256 {found}, {version.name} is {version.sha256}",
+            f"{path}: {found}, {version.name} is {version.sha256}",
             hint="Its files were replaced; use another version.",
         )
