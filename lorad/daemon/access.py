@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
+from lorad.bounds import ALIASES, FOREIGN_ALIASES
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
-from lorad.errors import NotAllowed
+from lorad.errors import Conflict, NotAllowed
 from lorad.protocol.listener import user_name
 from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow, RunRow
@@ -98,6 +99,25 @@ def must_see(ctx: Context, caller: Caller, run: RunRow) -> RunRow:
     """Return the run if the caller may see it. Raises NotAllowed."""
     refuse(ctx, caller, of_run(run), Access.READ)
     return run
+
+
+def must_move(ctx: Context, caller: Caller, alias: str, before: AliasRow | None, run: RunRow) -> None:
+    """Check whether the caller may let an alias serve a version of the run. before: what it serves now.
+
+    Raises NotAllowed, and Conflict where a user of a shared daemon has as many aliases as one may have, in
+    all or of versions of others.
+    """
+    if is_admin(ctx, caller):
+        return
+    if before:
+        must_own(ctx, caller, of_alias(before))
+    must_see(ctx, caller, run)
+    mine = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
+    foreign = [row for row in mine if runs.get(ctx.store, row.run).owner_uid != caller.uid]
+    if len(mine) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):
+        count = f"{len(mine)} aliases, {len(foreign)} of them for versions of others"
+        hint = f"{ALIASES} and {FOREIGN_ALIASES} are the most; `lorad aliases NAME --remove` ends one."
+        raise Conflict(f"{caller.name} has {count}", hint=hint)
 
 
 def is_admin(ctx: Context, caller: Caller) -> bool:

@@ -1,6 +1,7 @@
 """Who uses the daemon, and how it acts for them: one user alone, or every user of the machine.
 
-All that differs between the two stands here; the rest of the daemon asks without knowing which it is.
+What differs between the two stands here, and the rest of the daemon asks without knowing which it is; where
+only a shared daemon has something to do, `shared` says so.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 class Users(ABC):
     """The users of a daemon, and what is under way for each of them.
 
-    shared: several users share this daemon.
+    shared: several users share this daemon; each owner of what is served has a gateway of their own.
     socket_mode: the mode of the socket on which it answers.
     polls: short questions to pools, which do not wait behind long ones.
     checks: checks of specs.
@@ -73,10 +74,6 @@ class Users(ABC):
         """Name the socket of a pool, which the pool's user makes."""
 
     @abstractmethod
-    def with_gateways(self, uids: Iterable[int]) -> set[int]:
-        """Select the users whose versions a gateway of their own serves."""
-
-    @abstractmethod
     def front(self, sharing: Sharing) -> dict[str, object]:
         """Make the settings of a public gateway that stands before those of owners; {} for one that stands
         alone.
@@ -114,9 +111,6 @@ class OneUser(Users):
     def pool_socket(self, home: Home, pool_id: str) -> Path:
         return home.pool_socket(pool_id)
 
-    def with_gateways(self, uids: Iterable[int]) -> set[int]:
-        return set()
-
     def front(self, sharing: Sharing) -> dict[str, object]:
         return {}
 
@@ -151,9 +145,6 @@ class SharedBox(Users):
 
     def pool_socket(self, home: Home, pool_id: str) -> Path:
         return home.pool(pool_id) / "work" / "pool.sock"
-
-    def with_gateways(self, uids: Iterable[int]) -> set[int]:
-        return {*uids}
 
     def front(self, sharing: Sharing) -> dict[str, object]:
         """Whoever may see a version may ask it; where only owners see what is theirs, they need a token."""

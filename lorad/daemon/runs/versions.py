@@ -27,24 +27,24 @@ _POLL_SECONDS = 0.05
 
 
 def find_version(ctx: Context, name: str) -> VersionRow:
-    """Find a version by alias, `run@number`, or as a run's current one, in this order.
+    """Find a version by `run@number`, by an alias, or as a run's current one; an alias goes before a run.
 
     Raises NotFound, SpecError.
     """
+    run, at, number = name.partition("@")
+    if at:
+        if not re.fullmatch(r"[0-9]{1,9}", number):
+            hint = "A version is written run@number, as in sorter@12."
+            raise SpecError(f"{name} is not a version", hint=hint)
+        return get_version(ctx.store, run, int(number))
     if alias := aliases.find(ctx.store, name):
         return get_version(ctx.store, alias.run, alias.version)
-    run, at, number = name.partition("@")
-    if not at:
-        if (there := runs.find(ctx.store, run)) is None:
-            hint = "`lorad aliases` and `lorad list --all` show what there is."
-            raise NotFound(f"no alias and no run is named {run}", hint=hint)
-        current = there.version
-        if current is None:
-            raise NotFound(f"run {run} has no version yet", hint=f"`lorad logs {run}` shows how far it is.")
-        return get_version(ctx.store, run, current)
-    if not re.fullmatch(r"[0-9]{1,9}", number):
-        raise SpecError(f"{name} is not a version", hint="A version is written run@number, as in sorter@12.")
-    return get_version(ctx.store, run, int(number))
+    if (there := runs.find(ctx.store, name)) is None:
+        hint = "`lorad aliases` and `lorad list --all` show what there is."
+        raise NotFound(f"no alias and no run is named {name}", hint=hint)
+    if there.version is None:
+        raise NotFound(f"run {name} has no version yet", hint=f"`lorad logs {name}` shows how far it is.")
+    return get_version(ctx.store, name, there.version)
 
 
 @contextlib.contextmanager

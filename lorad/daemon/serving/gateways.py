@@ -34,46 +34,42 @@ def keep_gateways(ctx: Context) -> None:
         keep(ctx, public_gateway(ctx), wanted=is_wanted(ctx))
 
     def keep_owners(ctx: Context, uid: int) -> None:
-        if uid in wanted:
+        if owners[uid]:
             keep(ctx, gateway_of(ctx, uid), wanted=True)
         else:
             put_away(ctx, gateway_of(ctx, uid))
 
     guarded(ctx, Item("the gateway"), keep_public)
-    known, wanted = owners_known(ctx), owners_wanted(ctx)
-    each(ctx, keep_owners, wanted | known, lambda uid: Item(f"the gateway of user {uid}", uid))
+    owners = gateway_owners(ctx)
+    each(ctx, keep_owners, owners, lambda uid: Item(f"the gateway of user {uid}", uid))
 
 
 def is_wanted(ctx: Context) -> bool:
     return is_anything_served(ctx.store)
 
 
-def owners_wanted(ctx: Context) -> set[int]:
-    """List the owners with a gateway of their own who have something to serve, or whose versions were asked
-    for recently.
+def gateway_owners(ctx: Context) -> dict[int, bool]:
+    """Find the users of a shared daemon with a gateway of their own, and whether each gateway is wanted.
+
+    One is wanted while its owner has something to serve, or their versions were asked for recently; one that
+    is not wanted any more may still be up. A new daemon does not know whose versions were asked for: a
+    gateway that is up stays for a while.
     """
-    recent = time.monotonic() - UNWANTED_SECONDS
-    asked = {uid for uid, at in ctx.serving.gateways_asked.items() if at > recent}
-    return ctx.users.with_gateways(asked | owners_served(ctx.store))
-
-
-def owners_known(ctx: Context) -> set[int]:
-    """List the owners who have, or had, a gateway.
-
-    A new daemon does not know whose versions were asked for: a gateway that is up stays for a while.
-    """
-    owners = ctx.home.gateway / "owners"
+    if not ctx.users.shared:
+        return {}
+    owners, asked = ctx.home.gateway / "owners", ctx.serving.gateways_asked
     there = {int(path.name) for path in owners.iterdir() if path.name.isdigit()} if owners.is_dir() else set()
-    for uid in there - ctx.serving.gateways_asked.keys():
-        is_there = state_of(ctx, gateway_of(ctx, uid)).is_up
-        ctx.serving.gateways_asked[uid] = time.monotonic() if is_there else float("-inf")
-    return ctx.users.with_gateways(there)
+    for uid in there - asked.keys():
+        asked[uid] = time.monotonic() if state_of(ctx, gateway_of(ctx, uid)).is_up else float("-inf")
+    recent = time.monotonic() - UNWANTED_SECONDS
+    wanted = {uid for uid, at in asked.items() if at > recent} | owners_served(ctx.store)
+    return {uid: uid in wanted for uid in sorted(there | wanted)}
 
 
 def want_gateway_of(ctx: Context, uid: int) -> None:
     """Have the gateway of an owner up, for a while."""
     ctx.serving.gateways_asked[uid] = time.monotonic()
-    if ctx.users.with_gateways({uid}) - ctx.serving.tables.keys():
+    if ctx.users.shared and uid not in ctx.serving.tables:
         ctx.serving.served += 1  # what is theirs is written down for it
     ctx.loop.poke()
 
@@ -99,7 +95,7 @@ def gateway_of(ctx: Context, uid: int) -> Gateway:
 def _gateways(ctx: Context) -> Iterator[Gateway]:
     """Yield every gateway that there may be."""
     yield public_gateway(ctx)
-    yield from (gateway_of(ctx, uid) for uid in sorted(owners_known(ctx)))
+    yield from (gateway_of(ctx, uid) for uid in gateway_owners(ctx))
 
 
 def living_gateways(ctx: Context) -> Iterator[AttemptDir]:
@@ -116,15 +112,16 @@ def stop_gateway(ctx: Context) -> bool:
 
 def gateway_socket(ctx: Context) -> str | None:
     """Find the socket on which the gateway answers now; None while it does not."""
-    gateway = public_gateway(ctx)
-    is_up = state_of(ctx, gateway).phase == "alive" and answers(gateway.socket)
-    return str(gateway.socket) if is_up else None
+    socket = ctx.home.gateway_socket
+    return str(socket) if answers(socket) else None
 
 
 async def gateway_up(ctx: Context) -> str | None:
-    """Wait until the gateway answers, or for as long as that should take. Returns its socket."""
+    """Wait until the gateway answers, or for as long as that should take. Returns its socket.
+
+    The loop starts it: whoever made it wanted has poked the loop.
+    """
     deadline = time.monotonic() + UP_SECONDS
-    ctx.loop.poke()
     while (socket := gateway_socket(ctx)) is None and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     return socket

@@ -13,11 +13,11 @@ import msgspec
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.process.user_files import passable
 from lorad.daemon.queue.setups import base_of
-from lorad.daemon.serving.gateways import owners_known, owners_wanted
+from lorad.daemon.serving.gateways import gateway_owners
 from lorad.errors import LoradError, StorageError
 from lorad.files import write_whole
 from lorad.protocol.served import FILE, Names, Served
-from lorad.store import aliases, runs
+from lorad.store import runs
 from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import held_versions
 
@@ -36,7 +36,7 @@ def write_table(ctx: Context) -> None:
     try:
         ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
         table = _table(ctx)
-        for uid in owners_known(ctx) | owners_wanted(ctx):
+        for uid in gateway_owners(ctx):
             _write_for_owner(ctx, uid, table)
         write_whole(ctx.home.gateway / FILE, msgspec.json.encode(table), durable=False)
     except OSError as error:
@@ -48,14 +48,15 @@ def write_table(ctx: Context) -> None:
 
 
 def _table(ctx: Context) -> Names:
+    aliases: dict[str, str] = {}
     by_run: dict[str, list[VersionRow]] = {}
     for version in held_versions(ctx.store):
+        aliases |= dict.fromkeys(version.aliases, version.name)
         by_run.setdefault(version.run, []).append(version)
-    names = {row.alias: row.serves for row in aliases.aliases(ctx.store)}
     found = (
         entry for name, rows in by_run.items() for entry in _entries(ctx, runs.get(ctx.store, name), rows)
     )
-    return Names(names, {entry.name: entry for entry in found})
+    return Names(dict(sorted(aliases.items())), {entry.name: entry for entry in found})
 
 
 def _entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> list[Served]:

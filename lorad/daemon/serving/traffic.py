@@ -43,7 +43,7 @@ async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figure
 
 async def reported_by(ctx: Context, uid: int) -> _Names | None:
     """Read the figures that the owner's gateway wrote; None while it is not up."""
-    gateway = gateway_of(ctx, uid) if ctx.users.with_gateways({uid}) else public_gateway(ctx)
+    gateway = gateway_of(ctx, uid) if ctx.users.shared else public_gateway(ctx)
     if state_of(ctx, gateway).phase != "alive":
         return None
     try:

@@ -15,7 +15,8 @@ import pytest
 
 from lorad.bounds import FOREIGN_ALIASES
 from lorad.daemon import reconcile
-from lorad.daemon.api.verbs.aliases import move, refuse_many
+from lorad.daemon.access import must_move
+from lorad.daemon.api.verbs.aliases import move
 from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.process.users import Caller
 from lorad.daemon.serving.table import keep_table
@@ -262,11 +263,11 @@ async def test_foreign_aliases_are_limited_and_block_removal(home: Path) -> None
         ctx.users = SharedBox()
         version = get_version(ctx.store, "a", 1001)
         for number in range(FOREIGN_ALIASES):
-            refuse_many(ctx, eve, f"e{number}", runs.get(ctx.store, "a"))
+            must_move(ctx, eve, f"e{number}", None, runs.get(ctx.store, "a"))
             move(ctx, f"e{number}", version, by=eve)
-        refuse_many(ctx, ann, "bot", runs.get(ctx.store, "a"))
+        must_move(ctx, ann, "bot", None, runs.get(ctx.store, "a"))
         with pytest.raises(Conflict, match="eve has 16 aliases, 16 of them for versions of others"):
-            refuse_many(ctx, eve, "one-more", runs.get(ctx.store, "a"))
+            must_move(ctx, eve, "one-more", None, runs.get(ctx.store, "a"))
         with pytest.raises(Conflict, match="aliases e0 of eve, e1 of eve"):
             runs.remove(ctx.store, "a")
         ctx.users = OneUser()

@@ -93,12 +93,12 @@ async def test_owner_gateway_lives_while_asked_for(home: Path, monkeypatch: pyte
     ctx = open_context(home)
     ctx.users = SharedBox()
     submit(ctx, "a")
-    assert gateways.owners_wanted(ctx) == set()
+    assert gateways.gateway_owners(ctx) == {}
     gateways.want_gateway_of(ctx, 4001)
     runs.set_fields(ctx.store, "a", serving=1)
-    assert gateways.owners_wanted(ctx) == {4001, os.getuid()}
+    assert gateways.gateway_owners(ctx) == {4001: True, os.getuid(): True}
     monkeypatch.setattr(gateways, "UNWANTED_SECONDS", -1.0)
-    assert gateways.owners_wanted(ctx) == {os.getuid()}
+    assert gateways.gateway_owners(ctx) == {os.getuid(): True}
 
 
 async def test_other_settings_start_it_again(home: Path, tmp_path: Path, wanted: None) -> None:

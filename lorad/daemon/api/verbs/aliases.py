@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import time
 
-from lorad.bounds import ALIASES, FOREIGN_ALIASES
 from lorad.client.requests import SwapRequest
 from lorad.client.shapes import Move, RemovedAlias, ServedAlias, Swapped, Verdict
-from lorad.daemon.access import (
-    is_admin,
-    must_own,
-    must_see,
-    of_alias,
-    of_run,
-    owns,
-    seen_aliases,
-    seen_by_run,
-)
+from lorad.daemon.access import must_move, must_own, of_alias, of_run, owns, seen_aliases, seen_by_run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context
@@ -28,7 +18,7 @@ from lorad.daemon.serving.borrow_pool import guest, load
 from lorad.daemon.serving.gateways import gateway_up
 from lorad.daemon.serving.table import write_table
 from lorad.daemon.serving.traffic import traffic_of
-from lorad.errors import Conflict, LoradError, SpecError, StorageError
+from lorad.errors import LoradError, SpecError, StorageError
 from lorad.protocol.calls import Attestation
 from lorad.protocol.listener import user_name
 from lorad.store import aliases, runs
@@ -79,9 +69,8 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     aliases.check_name(alias)
     async with ctx.serving.moving[alias]:
         before, version = aliases.find(ctx.store, alias), _wanted(ctx, alias, body)
-        must_own(ctx, call.caller, *([of_alias(before)] if before else []))  # made while this one waited
-        must_see(ctx, call.caller, run := runs.get(ctx.store, version.run))
-        refuse_many(ctx, call.caller, alias, run)
+        run = runs.get(ctx.store, version.run)
+        must_move(ctx, call.caller, alias, before, run)  # the alias may have been made while this one waited
         with in_hand(ctx, version):
             try:
                 attestation = await _prepare(ctx, run, version)
@@ -115,19 +104,6 @@ def _wanted(ctx: Context, alias: str, body: SwapRequest) -> VersionRow:
     return get_version(ctx.store, *aliases.before(ctx.store, alias))
 
 
-def refuse_many(ctx: Context, caller: Caller, alias: str, run: RunRow) -> None:
-    """Raises Conflict where a user of a shared daemon has as many aliases as one may have, in all or of
-    versions of others."""
-    if is_admin(ctx, caller):
-        return
-    mine = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
-    foreign = [row for row in mine if runs.get(ctx.store, row.run).owner_uid != caller.uid]
-    if len(mine) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):
-        count = f"{len(mine)} aliases, {len(foreign)} of them for versions of others"
-        hint = f"{ALIASES} and {FOREIGN_ALIASES} are the most; `lorad aliases NAME --remove` ends one."
-        raise Conflict(f"{caller.name} has {count}", hint=hint)
-
-
 async def _prepare(ctx: Context, run: RunRow, version: VersionRow) -> Attestation:
     """Verify the version's files and load it into a pool of its base."""
     await await_files(ctx, version)
@@ -138,14 +114,14 @@ async def _prepare(ctx: Context, run: RunRow, version: VersionRow) -> Attestatio
 
 
 def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasRow:
-    """Move the alias, with its log and event: all or none. Nothing happens where it serves that version."""
+    """Move the alias, with its log and event: all or none. Nothing happens where it serves that version.
+
+    Raises NotFound for a version that was removed meanwhile.
+    """
     run, number = version.run, version.version
-    with ctx.store.write():
-        get_version(ctx.store, run, number)
-        before = aliases.find(ctx.store, alias)
-        if before and (before.run, before.version) == (run, number):
-            return before
-        return aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
+    if alias in get_version(ctx.store, run, number).aliases:
+        return aliases.get(ctx.store, alias)
+    return aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
 
 
 def publish(ctx: Context, alias: str) -> None:
