@@ -66,7 +66,7 @@ def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int)
         )
         _log(store, alias, run, version, now, by)
         told = {"alias": alias, "version": version, "previous": before and f"{before.run}@{before.version}"}
-        events.append(store, run, "alias", told | {"by": by})
+        events.add(connection, run, "alias", told | {"by": by})
         return get(store, alias)
 
 
@@ -77,7 +77,7 @@ def remove(store: Store, alias: str, *, by: str) -> AliasRow:
         connection.execute("DELETE FROM aliases WHERE alias = ?", (alias,))
         _log(store, alias, *_REMOVED, time.time(), by)
         told = {"alias": alias, "version": None, "previous": f"{before.run}@{before.version}", "by": by}
-        events.append(store, before.run, "alias", told)
+        events.add(connection, before.run, "alias", told)
         return before
 
 

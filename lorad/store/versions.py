@@ -78,7 +78,7 @@ def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) ->
         if get_version(store, run, number).pinned != pinned:
             sql = "UPDATE versions SET pinned = ? WHERE run = ? AND version = ?"
             connection.execute(sql, (pinned, run, number))
-            events.append(store, run, "pin" if pinned else "unpin", {"version": number, "by": by})
+            events.add(connection, run, "pin" if pinned else "unpin", {"version": number, "by": by})
         return get_version(store, run, number)
 
 
