@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
-from lorad.daemon.queue.capacity import capacity_of, lacking, promised
 from lorad.daemon.queue.obstacles import Obstacle, by_others
 from lorad.daemon.queue.setups import Devices
 from lorad.daemon.queue.snapshot import Snapshot
-from lorad.daemon.queue.tenants import need_of_run, needs_of, told
+from lorad.daemon.queue.tenants import capacity_of, lack_of, needs_of, promised, told
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import Move, RunState
 from lorad.store import runs
@@ -113,7 +112,7 @@ def _fits_without(run: RunRow, setup: PoolSetup, pool: Pool, tenants: list[RunRo
         capacity = replace(capacity, memory_used=max(0, capacity.memory_used - freed))
         status = replace(status, tenants=[tenant for tenant in status.tenants if tenant.run not in gone])
     stay = needs_of(pool, [tenant for tenant in tenants if tenant.name not in gone])
-    return lacking(promised(capacity, stay, status), need_of_run(run, setup.dtype)) is None
+    return lack_of(run, setup.dtype, promised(capacity, stay, status)) is None
 
 
 def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
