@@ -121,8 +121,8 @@ def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
     log.info("run %s: preempts %s", name, told(victims))
     with ctx.store.write():
         for victim in victims:
-            runs.move(ctx.store, victim.name, Move.STOP, detail=f"preempted by {name}")
-            runs.set_fields(ctx.store, victim.name, wanted="pause", preempted=name)
+            wish = {"wanted": "pause", "preempted": name}
+            runs.move(ctx.store, victim.name, Move.STOP, detail=f"preempted by {name}", also=wish)
     ctx.loop.poke()  # runs that wait say so in the next pass
 
 
@@ -131,8 +131,8 @@ def queue_again(ctx: Context, run: RunRow) -> None:
     it resumes when there is room.
     """
     if run.preempted:
-        runs.move(ctx.store, run.name, Move.RESUME, detail=f"preempted by {run.preempted}")
-        runs.set_fields(ctx.store, run.name, preempted=run.preempted)
+        why = f"preempted by {run.preempted}"
+        runs.move(ctx.store, run.name, Move.RESUME, detail=why, also={"preempted": run.preempted})
 
 
 def told_of(row: RunSummary, waiting: str) -> str:
