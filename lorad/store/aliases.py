@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from lorad.errors import NotFound, SpecError
 from lorad.spec.errors import NAME_HINT
@@ -19,6 +21,7 @@ SELECT a.alias, a.run, a.version, a.updated_at, a.owner_uid, v.sha256, v.atteste
   (SELECT m."by" FROM alias_moves m WHERE m.alias = a.alias ORDER BY m.id DESC LIMIT 1) AS "by"
 FROM aliases a JOIN versions v ON v.run = a.run AND v.version = a.version
 """
+_LOG = 'INSERT INTO alias_moves (alias, run, version, at, "by") VALUES (?, ?, ?, ?, ?)'
 
 
 def check_name(alias: str) -> None:
@@ -33,12 +36,16 @@ def check_name(alias: str) -> None:
 
 def aliases(store: Rows) -> list[AliasRow]:
     """List all aliases by name."""
-    return [AliasRow(**row) for row in store.rows(_SELECT + "ORDER BY a.alias")]
+    return _select(store, "ORDER BY a.alias")
 
 
 def find(store: Rows, alias: str) -> AliasRow | None:
-    row = store.row(_SELECT + "WHERE a.alias = ?", (alias,))
-    return None if row is None else AliasRow(**row)
+    return next(iter(_select(store, "WHERE a.alias = ?", (alias,))), None)
+
+
+def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[AliasRow]:
+    """Read the aliases that the clauses `which` select, in their order."""
+    return [AliasRow(**row) for row in store.rows(_SELECT + which, parameters)]
 
 
 def get(store: Rows, alias: str) -> AliasRow:
@@ -64,9 +71,9 @@ def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int)
             "excluded.updated_at",
             (alias, run, version, now, uid),
         )
-        _log(store, alias, run, version, now, by)
+        connection.execute(_LOG, (alias, run, version, now, by))
         told = {"alias": alias, "version": version, "previous": before and f"{before.run}@{before.version}"}
-        events.append(store, run, "alias", told | {"by": by})
+        events.add(connection, run, "alias", told | {"by": by})
         return get(store, alias)
 
 
@@ -75,9 +82,9 @@ def remove(store: Store, alias: str, *, by: str) -> AliasRow:
     with store.write() as connection:
         before = get(store, alias)
         connection.execute("DELETE FROM aliases WHERE alias = ?", (alias,))
-        _log(store, alias, *_REMOVED, time.time(), by)
+        connection.execute(_LOG, (alias, *_REMOVED, time.time(), by))
         told = {"alias": alias, "version": None, "previous": f"{before.run}@{before.version}", "by": by}
-        events.append(store, before.run, "alias", told)
+        events.add(connection, before.run, "alias", told)
         return before
 
 
@@ -112,9 +119,3 @@ def before(store: Rows, alias: str) -> tuple[str, int]:
             return row.run, row.version
     hint = f"`lorad aliases {alias}` shows its moves; `lorad swap {alias} RUN@N` names a version."
     raise NotFound(f"alias {alias} has served {now.run}@{now.version} only", hint=hint)
-
-
-def _log(store: Store, alias: str, run: str, version: int, at: float, by: str) -> None:
-    with store.write() as connection:
-        sql = 'INSERT INTO alias_moves (alias, run, version, at, "by") VALUES (?, ?, ?, ?, ?)'
-        connection.execute(sql, (alias, run, version, at, by))

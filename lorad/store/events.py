@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +17,21 @@ def append(
     store: Store, run: str | None, kind: str, data: Mapping[str, Any], *, at: float | None = None
 ) -> int:
     """Add an event, in the transaction that is open if one is: its id, larger than every earlier one."""
-    values = (time.time() if at is None else at, run, kind, msgspec.json.encode(data).decode())
     with store.write() as connection:
-        cursor = connection.execute("INSERT INTO events (at, run, kind, data) VALUES (?, ?, ?, ?)", values)
+        return add(connection, run, kind, data, at=at)
+
+
+def add(
+    connection: sqlite3.Connection,
+    run: str | None,
+    kind: str,
+    data: Mapping[str, Any],
+    *,
+    at: float | None = None,
+) -> int:
+    """Add an event to the transaction that is open on `connection`: its id, as `append` returns it."""
+    values = (time.time() if at is None else at, run, kind, msgspec.json.encode(data).decode())
+    cursor = connection.execute("INSERT INTO events (at, run, kind, data) VALUES (?, ?, ?, ?)", values)
     return int(cursor.lastrowid or 0)
 
 

@@ -91,7 +91,7 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
     with store.write() as connection:
         if not continues:
             facts.doubt(connection, run_name)
-        new = _take_in(store, connection, run_name, found, place)
+        new = _take_in(connection, run_name, found, place)
         if place.told_seq and not more:
             facts.forget_doubted(connection, run_name)
         facts.summarize(store, connection, run_name)
@@ -136,9 +136,7 @@ def _portion(records: Iterable[tuple[Record, int]]) -> tuple[Found, bool]:
     return found, False
 
 
-def _take_in(
-    store: Store, connection: sqlite3.Connection, run: str, found: Found, place: Place
-) -> list[Record]:
+def _take_in(connection: sqlite3.Connection, run: str, found: Found, place: Place) -> list[Record]:
     """Rows for the records after `place`, each seq once; those that had no event yet get one."""
     new, after = [], place.seq
     for record, _ in found:
@@ -154,9 +152,9 @@ def _take_in(
             ) from error
         seq, crc = place.told
         if record.seq > seq or (record.seq == seq and record.crc != crc):
-            events.append(store, run, record.kind, facts.event_data(record), at=record.at)
+            events.add(connection, run, record.kind, facts.event_data(record), at=record.at)
             if left_out and not is_told(connection, run, left_out):
-                events.append(store, run, "warning", {"message": left_out})
+                events.add(connection, run, "warning", {"message": left_out})
             new.append(record)
     return new
 

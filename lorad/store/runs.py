@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ def create(
     with store.write() as connection:
         if exists(store, name):
             raise Conflict(f"there is a run named {name}", hint=f"Choose another name, or `lorad rm {name}`.")
-        event = _tell(store, name, None, RunState.QUEUED, by=owner)
+        event = _tell(connection, name, None, RunState.QUEUED, by=owner)
         row = {
             "name": name,
             "owner": owner,
@@ -95,8 +96,12 @@ def name_in_use(store: Rows, name: str) -> str | None:
 
 
 def find(store: Rows, name: str) -> RunRow | None:
-    row = store.row("SELECT * FROM runs WHERE name = ?", (name,))
-    return None if row is None else run_row(row)
+    return next(iter(_select(store, "WHERE name = ?", (name,))), None)
+
+
+def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[RunRow]:
+    """Read the runs that the clauses `which` select, in their order."""
+    return [run_row(row) for row in store.rows(f"SELECT * FROM runs {which}", parameters)]
 
 
 def get(store: Rows, name: str) -> RunRow:
@@ -117,7 +122,7 @@ def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
 
 def every(store: Rows) -> list[RunRow]:
     """List all runs, oldest first."""
-    return [run_row(row) for row in store.rows("SELECT * FROM runs ORDER BY created_at, rowid")]
+    return _select(store, "ORDER BY created_at, rowid")
 
 
 def count_by_state(store: Rows) -> dict[RunState, int]:
@@ -203,23 +208,20 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
 def in_states(store: Rows, *states: RunState) -> list[RunRow]:
     """List the runs in these states as a queue: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in states)
-    sql = f"SELECT * FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
-    return [run_row(row) for row in store.rows(sql, states)]
+    return _select(store, f"WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid", states)
 
 
 def active_in(store: Rows, pool: str) -> list[RunRow]:
     """List the active runs of a pool: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in ACTIVE)
-    sql = f"""SELECT * FROM runs WHERE pool = ? AND state IN ({marks})
-    ORDER BY priority DESC, created_at, rowid"""
-    return [run_row(row) for row in store.rows(sql, (pool, *ACTIVE))]
+    which = f"WHERE pool = ? AND state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
+    return _select(store, which, (pool, *ACTIVE))
 
 
 def named(store: Rows, names: Sequence[str]) -> list[RunRow]:
     """Read the runs that exist among `names`, in that order."""
     marks = ", ".join("?" for _ in names)
-    sql = f"SELECT * FROM runs WHERE name IN ({marks})"
-    found = {row["name"]: run_row(row) for row in store.rows(sql, tuple(names))}
+    found = {run.name: run for run in _select(store, f"WHERE name IN ({marks})", tuple(names))}
     return [found[name] for name in names if name in found]
 
 
@@ -256,9 +258,7 @@ def restarts(store: Rows, name: str) -> int:
 
 def that_serve(store: Rows) -> list[RunRow]:
     """List the runs for which a pool is kept up, oldest first."""
-    return [
-        run_row(row) for row in store.rows("SELECT * FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
-    ]
+    return _select(store, "WHERE serving = 1 ORDER BY created_at, rowid")
 
 
 def move(
@@ -270,8 +270,11 @@ def move(
     reason: EndReason | None = None,
     detail: str = "",
     by: str = _DAEMON,
+    also: Row | None = None,
 ) -> RunRow:
     """Make one move of `lorad.states.MOVES` and append its event, both or neither. Returns the new row.
+
+    also: columns of the run that are set with the move.
 
     `reason` belongs to END and to nothing else (ValueError). Raises NotFound, and Conflict when the move is
     not allowed from the present state or that state is not `expect`.
@@ -283,7 +286,7 @@ def move(
         to = target(before, move)
         if to is None or expect not in (None, before):
             raise _not_allowed(name, before, move, expect)
-        changes = {"state": to, **_consequences(move, reason, detail)}
+        changes = {"state": to, **_consequences(move, reason, detail), **(also or {})}
         sets = ", ".join(f"{column} = :{column}" for column in changes)
         connection.execute(f"UPDATE runs SET {sets} WHERE name = :name", changes | {"name": name})
         if move is Move.PLACE:
@@ -291,7 +294,7 @@ def move(
             connection.execute(
                 "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE name = ?", (now, name)
             )
-        _tell(store, name, before, to, by=by, move=move, reason=reason, detail=detail)
+        _tell(connection, name, before, to, by=by, move=move, reason=reason, detail=detail)
         return get(store, name)
 
 
@@ -326,7 +329,7 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
         is_empty = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep)"
         connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row.sweep,))
-        events.append(store, name, "removed", {"by": by, "attempt": row.attempt, "version": newest})
+        events.add(connection, name, "removed", {"by": by, "attempt": row.attempt, "version": newest})
 
 
 def _refuse_held(store: Rows, name: str) -> None:
@@ -364,8 +367,7 @@ def place(store: Store, name: str, pool: str, *, waiting: str, resumed_from: int
     """
     with store.write():
         begin_attempt(store, name, resumed_from=resumed_from)
-        set_fields(store, name, pool=pool, waiting=waiting)
-        return move(store, name, Move.PLACE, detail=f"pool {pool}")
+        return move(store, name, Move.PLACE, detail=f"pool {pool}", also={"pool": pool, "waiting": waiting})
 
 
 def end_attempt(
@@ -405,6 +407,8 @@ def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
     match move:
         case Move.PLACE:
             return {"waiting": "", "preempted": None, "restart_at": None}
+        case Move.CONFIRM:
+            return {"waiting": ""}
         case Move.PAUSE:
             return {"detail": detail} | nothing
         case Move.END:
@@ -423,5 +427,7 @@ def _not_allowed(name: str, state: RunState, move: Move, expect: RunState | None
     return Conflict(f"{message}; possible now: {', '.join(allowed)}")
 
 
-def _tell(store: Store, name: str, before: RunState | None, state: RunState, **more: Any) -> int:
-    return events.append(store, name, "state", {"from": before, "state": state} | more)
+def _tell(
+    connection: sqlite3.Connection, name: str, before: RunState | None, state: RunState, **more: Any
+) -> int:
+    return events.add(connection, name, "state", {"from": before, "state": state} | more)

@@ -46,24 +46,26 @@ def refuse_used(store: Rows, sweep: str) -> None:
 
 def get(store: Rows, sweep: str) -> SweepRow:
     """Raises NotFound."""
-    row = store.row(f"{_SELECT} WHERE sweep = ?", (sweep,))
-    if row is None:
+    found = _select(store, "WHERE sweep = ?", (sweep,))
+    if not found:
         raise NotFound(f"no sweep {sweep}", hint="`lorad sweep --list` shows every sweep.")
-    return sweep_row(row)
+    return found[0]
+
+
+def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[SweepRow]:
+    """Read the sweeps that the clauses `which` select, in their order."""
+    return [sweep_row(row) for row in store.rows(f"{_SELECT} {which}", parameters)]
 
 
 def sweeps(store: Rows) -> list[SweepRow]:
     """List the sweeps, newest first."""
-    return [sweep_row(row) for row in store.rows(f"{_SELECT} ORDER BY created_at DESC, rowid DESC")]
+    return _select(store, "ORDER BY created_at DESC, rowid DESC")
 
 
 def undecided(store: Rows) -> list[SweepRow]:
     """List the sweeps with a rung that is not decided yet, oldest first."""
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
-    return [
-        sweep_row(row)
-        for row in store.rows(f"{_SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")
-    ]
+    return _select(store, f"WHERE halving IS NOT NULL AND {left} ORDER BY created_at")
 
 
 def members(store: Rows, sweep: str) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from lorad.errors import NotFound
 from lorad.store import events
 from lorad.store.db import Rows, Store
@@ -18,16 +21,21 @@ FROM versions v JOIN runs r ON r.name = v.run
 
 def versions(store: Rows, run: str | None = None) -> list[VersionRow]:
     """List the versions of one run or of all, in order of run and number."""
-    sql = _SELECT + ("" if run is None else "WHERE v.run = ? ") + "ORDER BY v.run, v.version"
-    return [version_row(row) for row in store.rows(sql, () if run is None else (run,))]
+    which, values = ("", ()) if run is None else ("WHERE v.run = ? ", (run,))
+    return _select(store, which + "ORDER BY v.run, v.version", values)
+
+
+def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[VersionRow]:
+    """Read the versions that the clauses `which` select, in their order."""
+    return [version_row(row) for row in store.rows(_SELECT + which, parameters)]
 
 
 def get_version(store: Rows, run: str, number: int) -> VersionRow:
     """Raises NotFound."""
-    row = store.row(_SELECT + "WHERE v.run = ? AND v.version = ?", (run, number))
-    if row is None:
+    found = _select(store, "WHERE v.run = ? AND v.version = ?", (run, number))
+    if not found:
         raise NotFound(f"no version {run}@{number}", hint=f"`lorad adapters {run}` shows what there is.")
-    return version_row(row)
+    return found[0]
 
 
 def exists(store: Rows, run: str, number: int) -> bool:
@@ -51,11 +59,8 @@ def is_anything_served(store: Rows) -> bool:
 def held_versions(store: Rows) -> list[VersionRow]:
     """List all versions that are pinned or aliased: pinned ones first, the oldest first."""
     held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
-    sql = (
-        f"{_SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, "
-        "v.version"
-    )
-    return [version_row(row) for row in store.rows(sql)]
+    order = "ORDER BY v.pinned DESC, v.created_at, v.run, v.version"
+    return _select(store, f"WHERE (v.run, v.version) IN ({held}) {order}")
 
 
 def named_by_users(store: Rows) -> set[str]:
@@ -78,7 +83,7 @@ def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) ->
         if get_version(store, run, number).pinned != pinned:
             sql = "UPDATE versions SET pinned = ? WHERE run = ? AND version = ?"
             connection.execute(sql, (pinned, run, number))
-            events.append(store, run, "pin" if pinned else "unpin", {"version": number, "by": by})
+            events.add(connection, run, "pin" if pinned else "unpin", {"version": number, "by": by})
         return get_version(store, run, number)
 
 

@@ -108,7 +108,7 @@ def test_a_state_without_its_event_never_commits(store: Store, monkeypatch: pyte
     def fail(*_: object, **__: object) -> int:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(events, "append", fail)
+    monkeypatch.setattr(events, "add", fail)
     with pytest.raises(sqlite3.OperationalError):
         make(store, "sorter", Move.PLACE)
     assert runs.get(store, "sorter").state == RunState.QUEUED
@@ -230,6 +230,14 @@ def test_fields_of_moves_and_journals_cannot_be_set(store: Store) -> None:
     for column in ("state", "step", "reward", "name = name; --"):
         with pytest.raises(ValueError, match="not to be set here"):
             runs.set_fields(store, "sorter", **{column: 1})
+
+
+def test_placed_run_says_what_it_waits_for(store: Store) -> None:
+    new_run(store)
+    placed = runs.place(store, "sorter", "tiny-1", waiting="pool tiny-1 starts sglang", resumed_from=None)
+    assert (placed.state, placed.pool, placed.attempt) == (RunState.STARTING, "tiny-1", 1)
+    assert placed.waiting == "pool tiny-1 starts sglang"
+    assert runs.move(store, "sorter", Move.CONFIRM).waiting == ""
 
 
 def test_attempts_are_numbered_and_their_first_end_counts(store: Store) -> None:

@@ -18,9 +18,10 @@ from msgspec import Struct
 
 from lorad.box.paths import AttemptDir
 from lorad.box.runtime import Overrides, Runtime, Why, choose_runtime, choose_threads
-from lorad.daemon.context import Context, request_of, spec_of, unreadable
+from lorad.daemon.context import Context, unreadable
 from lorad.daemon.process.processes import read_object, write_json
 from lorad.protocol.pool_setup import PoolSetup
+from lorad.spec.model import Spec
 from lorad.store import events
 from lorad.store.rows import RunRow
 
@@ -38,12 +39,16 @@ class _Kept(Struct, frozen=True):
     reason: Why
 
 
-def threads_of(ctx: Context, run: RunRow, kinds: Iterable[str]) -> dict[str, tuple[int, Why]]:
+def threads_of(
+    ctx: Context, run: RunRow, spec: Spec, parameters: int, kinds: Iterable[str]
+) -> dict[str, tuple[int, Why]]:
     """Choose the threads of a run's next attempt on each kind of device, and why so many.
+
+    parameters: of the model.
 
     Raises StorageError when the run's file is damaged.
     """
-    spec, machine, parameters = spec_of(run), ctx.gpus.machine(), request_of(run).parameters
+    machine = ctx.gpus.machine()
     fixed = None if spec.deterministic is False else _fixed_threads(ctx, run)
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
     slots = len(ctx.gpus.devices) if ctx.gpus.devices[0].is_cpu else 1

@@ -53,11 +53,17 @@ async def fresh(ctx: Context, seconds: float = 2.0) -> None:
             await asyncio.wait_for(ctx.gpus.sights.done.wait(), seconds)
 
 
-def in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
-    """Say why nothing can be placed on a free device; "" when something can.
+def occupied(ctx: Context) -> dict[str, tuple[str, bool]]:
+    """Look, and say by name on which devices nothing can be placed though they may not be locked, and why.
 
     The flag: the next look may clear it.
     """
+    look(ctx)
+    return {device.name: found for device in ctx.gpus.devices if (found := _in_the_way(ctx, device))[0]}
+
+
+def _in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
+    """Say why nothing can be placed on a device; "" when something can."""
     if not device.uuid:
         return "", False
     sight = ctx.gpus.sights.seen.get(device.uuid)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from lorad.daemon.context import spec_of
 from lorad.daemon.pool import Pool
-from lorad.daemon.queue.capacity import Need, lacking
 from lorad.daemon.queue.setups import Devices
 from lorad.daemon.queue.snapshot import Snapshot
-from lorad.daemon.queue.tenants import need_of_run, told
+from lorad.daemon.queue.tenants import lack_of, told
 from lorad.protocol.listener import user_name
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import RunState
@@ -109,7 +108,7 @@ def _used_by_pools(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRo
         if pool.stop_asked is not None:
             return Obstacle(f"{where} is stopping", soon=True)
         if pool.setup.key == setup.key:
-            return None if run is None else _crowding(now, pool, run, need_of_run(run, setup.dtype))
+            return None if run is None else _crowding(now, pool, run)
         if tenants := now.tenants_of(pool):
             return _busy(pool, tenants, run)
         if pool.serves:
@@ -152,17 +151,17 @@ def _stops(tenants: Sequence[RunRow]) -> str:
     return "stops at its next step" if len(tenants) == 1 else "stop at their next steps"
 
 
-def _crowding(now: Snapshot, pool: Pool, run: RunRow, need: Need) -> Obstacle | None:
+def _crowding(now: Snapshot, pool: Pool, run: RunRow) -> Obstacle | None:
     """Find what keeps a run out of a pool of the right kind, because of the runs in it."""
     tenants = now.tenants_of(pool)
-    found = _crowded(now, pool, tenants, run, need)
+    found = _crowded(now, pool, tenants, run)
     going = [tenant for tenant in tenants if tenant.preempted == run.name]
     if found is None or not going:
         return found
     return replace(found, reason=f"{told(going)} {_stops(going)} to make room in pool {pool.id}", soon=True)
 
 
-def _crowded(now: Snapshot, pool: Pool, tenants: list[RunRow], run: RunRow, need: Need) -> Obstacle | None:
+def _crowded(now: Snapshot, pool: Pool, tenants: list[RunRow], run: RunRow) -> Obstacle | None:
     leaving = any(tenant.state == RunState.STOPPING for tenant in tenants)
     alone_there = next((tenant for tenant in tenants if spec_of(tenant).resources.exclusive), None)
     if alone_there is not None:
@@ -174,6 +173,6 @@ def _crowded(now: Snapshot, pool: Pool, tenants: list[RunRow], run: RunRow, need
             f"it is to have pool {pool.id} for itself (resources.exclusive); {told(tenants)} {there} in it"
         )
         return Obstacle(reason, soon=all(tenant.state == RunState.STOPPING for tenant in tenants))
-    lack = lacking(now.room[pool.id], need)
+    lack = lack_of(run, pool.setup.dtype, now.room[pool.id])
     count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {there} in it"
     return Obstacle(f"pool {pool.id} {lack.says}; {count}", claim=False, soon=leaving) if lack else None

@@ -21,14 +21,13 @@ from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import find_or_make, stop_pool
 from lorad.daemon.pools.threads import keep_runtime
-from lorad.daemon.queue.capacity import capacity_of, impossible
 from lorad.daemon.queue.limits import over_limit
 from lorad.daemon.queue.obstacles import Claim, Obstacle, obstacle
 from lorad.daemon.queue.preempt import choose_victims, stop_for
 from lorad.daemon.queue.restart import wait_for_restart
 from lorad.daemon.queue.setups import Asked, Devices
 from lorad.daemon.queue.snapshot import LOOKED_AT, Snapshot, take_snapshot
-from lorad.daemon.queue.tenants import need_of_run
+from lorad.daemon.queue.tenants import never_fits
 from lorad.errors import LoradError
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import EndReason, Move
@@ -93,7 +92,7 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Sna
         if not waiting:
             offers = offers_for(now, run, now.asked_of(run))
             setups = {devices: setup for devices, (setup, _) in offers.items()}
-            if never := _never_fits(now, run, setups):
+            if never := never_fits(run, setups.values(), now.pools):
                 runs.move(ctx.store, run.name, Move.END, reason=EndReason.FAILED, detail=never)
                 return now
             room = find_room(now, setups, run, claims)
@@ -139,18 +138,6 @@ def _offered(
             warm = msgspec.structs.replace(free, server=pool.setup.server)
             return warm, Why("load", f"pool {pool.id} is warm and has as many")
     return setup if setup.server is None else setup.widened(now.widest.get((devices, setup.kind), setup)), why
-
-
-def _never_fits(now: Snapshot, run: RunRow, setups: Mapping[Devices, PoolSetup]) -> str:
-    """Say why none of the pools could take the run even if it were empty; "" when one could.
-
-    A pool that does not exist yet is taken to have the default capacity.
-    """
-    reasons = []
-    for setup in setups.values():
-        status = next((pool.status for pool in now.pools if pool.setup.key == setup.key), None)
-        reasons.append(impossible(capacity_of(setup.server, status), need_of_run(run, setup.dtype)))
-    return reasons[0] if all(reasons) else ""
 
 
 def find_room(

@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
-from lorad.daemon.queue.capacity import capacity_of, lacking, promised
 from lorad.daemon.queue.obstacles import Obstacle, by_others
 from lorad.daemon.queue.setups import Devices
 from lorad.daemon.queue.snapshot import Snapshot
-from lorad.daemon.queue.tenants import need_of_run, needs_of, told
+from lorad.daemon.queue.tenants import capacity_of, lack_of, needs_of, promised, told
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import Move, RunState
 from lorad.store import runs
@@ -113,7 +112,7 @@ def _fits_without(run: RunRow, setup: PoolSetup, pool: Pool, tenants: list[RunRo
         capacity = replace(capacity, memory_used=max(0, capacity.memory_used - freed))
         status = replace(status, tenants=[tenant for tenant in status.tenants if tenant.run not in gone])
     stay = needs_of(pool, [tenant for tenant in tenants if tenant.name not in gone])
-    return lacking(promised(capacity, stay, status), need_of_run(run, setup.dtype)) is None
+    return lack_of(run, setup.dtype, promised(capacity, stay, status)) is None
 
 
 def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
@@ -122,8 +121,8 @@ def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
     log.info("run %s: preempts %s", name, told(victims))
     with ctx.store.write():
         for victim in victims:
-            runs.move(ctx.store, victim.name, Move.STOP, detail=f"preempted by {name}")
-            runs.set_fields(ctx.store, victim.name, wanted="pause", preempted=name)
+            wish = {"wanted": "pause", "preempted": name}
+            runs.move(ctx.store, victim.name, Move.STOP, detail=f"preempted by {name}", also=wish)
     ctx.loop.poke()  # runs that wait say so in the next pass
 
 
@@ -132,8 +131,8 @@ def queue_again(ctx: Context, run: RunRow) -> None:
     it resumes when there is room.
     """
     if run.preempted:
-        runs.move(ctx.store, run.name, Move.RESUME, detail=f"preempted by {run.preempted}")
-        runs.set_fields(ctx.store, run.name, preempted=run.preempted)
+        why = f"preempted by {run.preempted}"
+        runs.move(ctx.store, run.name, Move.RESUME, detail=why, also={"preempted": run.preempted})
 
 
 def told_of(row: RunSummary, waiting: str) -> str:

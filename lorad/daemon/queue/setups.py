@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec.structs import replace
 
 from lorad.box.runtime import Why
-from lorad.daemon.context import Context, request_of, spec_of
+from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.pool import names_of, setup_for
 from lorad.daemon.pools.threads import threads_of
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.pool_setup import PoolSetup
+from lorad.spec.model import Spec
 from lorad.store.rows import RunRow
 
 Devices = tuple[Device, ...]
@@ -23,8 +26,10 @@ def asked_of(ctx: Context, run: RunRow) -> Asked:
 
     Raises SpecError, StorageError.
     """
-    groups, setup = _groups(ctx, run), setup_of(ctx, run)
-    threads = threads_of(ctx, run, {devices[0].kind for devices in groups})
+    spec, request = spec_of(run), request_of(run)
+    groups = _groups(ctx.gpus.devices, spec)
+    setup = _setup_on(ctx, groups[0], run.owner_uid, spec, request)
+    threads = threads_of(ctx, run, spec, request.parameters, {devices[0].kind for devices in groups})
     asked: Asked = {}
     for devices in groups:
         kind = devices[0].kind
@@ -38,17 +43,7 @@ def setup_of(ctx: Context, run: RunRow) -> PoolSetup:
     compares them. Raises SpecError, StorageError.
     """
     spec, request = spec_of(run), request_of(run)
-    setup = setup_for(
-        spec,
-        ctx.config,
-        *_groups(ctx, run)[0],
-        model_path=request.model_path,
-        dtype=request.model_dtype,
-        threads=1,
-        facts=request.facts,
-        cwd=request.cwd,
-    )
-    return replace(setup, owner=run.owner_uid)
+    return _setup_on(ctx, _groups(ctx.gpus.devices, spec)[0], run.owner_uid, spec, request)
 
 
 def base_of(ctx: Context, run: RunRow) -> PoolSetup | None:
@@ -61,13 +56,27 @@ def base_of(ctx: Context, run: RunRow) -> PoolSetup | None:
         return None
 
 
-def _groups(ctx: Context, run: RunRow) -> list[Devices]:
+def _setup_on(ctx: Context, devices: Devices, owner: int, spec: Spec, request: Request) -> PoolSetup:
+    """Describe the pool of a run on these devices, with one thread."""
+    setup = setup_for(
+        spec,
+        ctx.config,
+        *devices,
+        model_path=request.model_path,
+        dtype=request.model_dtype,
+        threads=1,
+        facts=request.facts,
+        cwd=request.cwd,
+    )
+    return replace(setup, owner=owner)
+
+
+def _groups(devices: Sequence[Device], spec: Spec) -> list[Devices]:
     """List the groups of neighbouring devices that suit a run; on the CPU all ranks share one.
 
     Raises SpecError.
     """
-    devices = ctx.gpus.devices
-    count = 1 if devices[0].is_cpu else spec_of(run).gpus
+    count = 1 if devices[0].is_cpu else spec.gpus
     if count > len(devices):
         raise SpecError(f"it needs {count} GPUs, this machine has {len(devices)}")
     return [tuple(devices[first : first + count]) for first in range(len(devices) - count + 1)]

@@ -19,7 +19,7 @@ from lorad.daemon.gpu.devices import Device, is_taken
 from lorad.daemon.gpu.lock_notes import holder_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
-from lorad.daemon.pools.watch_gpus import in_the_way, look
+from lorad.daemon.pools.watch_gpus import occupied
 from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.setups import Asked, Devices, asked_of
 from lorad.daemon.queue.tenants import room_in
@@ -131,7 +131,6 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
         queue = _in_turn(queue, now.active, runs.latest_starts(ctx.store))
     head = runs.named(ctx.store, [run.name for run in queue[:LOOKED_AT]])
     asked = {run.name: _asked(ctx, run) for run in head}
-    look(ctx)
     return replace(
         now,
         queued=head,
@@ -139,7 +138,7 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
         asked=asked,
         widest=_widest(asked),
         taken={d.name: _taken(d) for d in devices if not now.pools_on((d,)) and is_taken(d)},
-        occupied={d.name: there for d in devices if (there := in_the_way(ctx, d))[0]},
+        occupied=occupied(ctx),
     )
 
 

@@ -1,22 +1,63 @@
-"""The runs of a pool, what they take of it, and in which of its lives each of them is."""
+"""The runs of a pool: what they take of it, whether another one fits, and with which pool process each began.
+
+A run takes engine versions (those that stay loaded for it, and the one being loaded), a slot of the trainer
+and the memory of both. A pool reports what it has; until it answers, and where it reports nothing, the limits
+that it is started with count. What a run will take counts from its placing: a burst of runs does not get the
+same room twice.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.process.processes import ProcessState, read_object
-from lorad.daemon.queue.capacity import Need, Tenancy, capacity_of, need_of, promised
 from lorad.errors import LoradError
-from lorad.protocol.status import Capacity
+from lorad.protocol.pool_setup import PoolSetup, ServerSetup
+from lorad.protocol.status import Capacity, PoolStatus
+from lorad.spec.model import Spec
 from lorad.store import runs
 from lorad.store.rows import RunRow
+from lorad.text import size as in_units
+
+_SLOT_BYTES = 16  # a parameter of an adapter: weight, gradient and two moments of Adam, fp32
+_FROZEN_BYTES = 4  # a parameter that is never trained: its weight, fp32
+_NUMBER_BYTES = {"float32": 4}  # bytes a number in loaded versions; other dtypes have two
+MAX_VERSIONS = 64  # an engine holds so many unless its pool reports otherwise
+MAX_RANK = 512  # the builtin engine takes no more
+_TEMPORARY = 2  # copies that an attestation loads beside its version, on engines apart; runs take turns
+
+Tenancy = tuple[str, int]  # run, attempt
+
+
+class Need(Struct, frozen=True):
+    """What a run takes of a pool.
+
+    memory: bytes of its slot and its versions; 0 when its size is not known.
+    """
+
+    versions: int
+    rank: int
+    memory: int = 0
+
+
+class Lack(Struct, frozen=True):
+    """What a pool does not have for a run.
+
+    says: what the pool has and what the run needs.
+    remedy: what the run's owner can change.
+    """
+
+    says: str
+    remedy: str
 
 
 def tenants_of(ctx: Context, pool: Pool) -> list[RunRow]:
@@ -33,11 +74,109 @@ def told(tenants: Sequence[RunRow]) -> str:
     return f"runs {', '.join(names[: len(names) - 1 if len(names) <= 4 else 2])} and {last}"
 
 
-def need_of_run(run: RunRow, pool_dtype: str) -> Need:
+def _need_in(run: RunRow, pool_dtype: str) -> Need:
     """Compute what a run takes of a pool. Raises StorageError where its files cannot be read."""
     facts = request_of(run).facts
-    parameters, reference = facts.adapter_parameters, facts.reference_parameters
-    return need_of(spec_of(run), parameters, pool_dtype, reference)
+    return need_of(spec_of(run), facts.adapter_parameters, pool_dtype, facts.reference_parameters)
+
+
+def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0) -> Need:
+    """Compute what a run takes of a pool of this dtype.
+
+    parameters: of the adapter, 0 when not known.
+    reference: parameters of the adapter that KL is measured against, whose slot has weights alone.
+    """
+    versions = spec.rollout.max_staleness + 3  # the current, the one before, as many more, the next one
+    own = parameters * (_SLOT_BYTES + versions * _NUMBER_BYTES.get(dtype, 2))
+    return Need(versions, spec.lora.rank, own + reference * _FROZEN_BYTES)
+
+
+def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capacity:
+    """Read a pool's capacity from its status, or take the defaults.
+
+    Servers keep room for their attestations.
+    """
+    told = status.capacity if status else None
+    rank = server.max_rank if server else MAX_RANK
+    found = told or Capacity(MAX_VERSIONS, len(status.loaded) if status else 0, rank)
+    return replace(found, max_versions=found.max_versions - _TEMPORARY) if server else found
+
+
+def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStatus | None) -> Capacity:
+    """Count everything as taken that the runs placed in a pool will take of its `capacity`.
+
+    needs: the needs of all these runs.
+
+    The pool itself counts what is loaded. Runs without a slot come on top, and so does what runs with a slot
+    have yet to load. Kept versions belong to no run; other versions that are only served are unloaded when
+    room is needed.
+    """
+    opened = {(tenant.run, tenant.attempt) for tenant in status.tenants} if status else set()
+    coming = [need for tenancy, need in needs.items() if tenancy not in opened]
+    others = len(status.kept) if status else 0
+    spare = len({*status.loaded} - {*status.kept} - _versions_of(status)) if status else 0
+    return replace(
+        capacity,
+        versions=max(
+            capacity.versions - spare + sum(need.versions for need in coming),
+            others + sum(need.versions for need in needs.values()),
+        ),
+        memory_used=max(
+            capacity.memory_used + sum(need.memory for need in coming),
+            sum(need.memory for need in needs.values()),
+        ),
+    )
+
+
+def _versions_of(status: PoolStatus) -> set[str]:
+    """List the loaded versions that belong to runs with a slot."""
+    here = {tenant.run for tenant in status.tenants}
+    return {version for version in status.loaded if version.rpartition("@")[0] in here}
+
+
+def lacking(capacity: Capacity, need: Need) -> Lack | None:
+    """Find what a run with `need` lacks; None when it fits.
+
+    capacity: as `promised` computes it.
+    """
+    if need.rank > capacity.max_rank:
+        return Lack(
+            f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank"
+        )
+    remedy = "lower rollout.max_staleness or lora.rank"
+    if need.versions > (left := max(0, capacity.max_versions - capacity.versions)):
+        plural = "" if left == 1 else "s"
+        return Lack(f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy)
+    left = max(0, capacity.memory - capacity.memory_used)
+    if capacity.memory and need.memory > left:
+        return Lack(f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy)
+    return None
+
+
+def impossible(capacity: Capacity, need: Need) -> str:
+    """Say why a run would not even fit if nobody else were there; "" when it would."""
+    lack = lacking(replace(capacity, versions=0, memory_used=0), need)
+    return f"it can never run: an empty pool of its kind {lack.says}; {lack.remedy}" if lack else ""
+
+
+def lack_of(run: RunRow, dtype: str, capacity: Capacity) -> Lack | None:
+    """Find what a run lacks in a pool of this dtype; None when it fits. Raises StorageError.
+
+    capacity: as `promised` computes it.
+    """
+    return lacking(capacity, _need_in(run, dtype))
+
+
+def never_fits(run: RunRow, setups: Iterable[PoolSetup], pools: Sequence[Pool]) -> str:
+    """Say why none of the pools that a run asks for could take it even if it were empty; "" when one could.
+
+    A pool that does not exist yet is taken to have the default capacity. Raises StorageError.
+    """
+    reasons = []
+    for setup in setups:
+        status = next((pool.status for pool in pools if pool.setup.key == setup.key), None)
+        reasons.append(impossible(capacity_of(setup.server, status), _need_in(run, setup.dtype)))
+    return reasons[0] if all(reasons) else ""
 
 
 def room_in(pool: Pool, tenants: Iterable[RunRow]) -> Capacity:
@@ -52,7 +191,7 @@ def needs_of(pool: Pool, tenants: Iterable[RunRow]) -> dict[Tenancy, Need]:
     needs: dict[Tenancy, Need] = {}
     for run in tenants:
         with contextlib.suppress(LoradError, msgspec.MsgspecError):
-            needs[run.name, run.attempt] = need_of_run(run, pool.setup.dtype)
+            needs[run.name, run.attempt] = _need_in(run, pool.setup.dtype)
     return needs
 
 

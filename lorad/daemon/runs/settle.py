@@ -11,9 +11,8 @@ from lorad.daemon.context import Context
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.processes import ProcessState, log_tail
-from lorad.daemon.queue.futile import excuse, pardon
 from lorad.daemon.queue.preempt import queue_again
-from lorad.daemon.queue.restart import MENDABLE, restart
+from lorad.daemon.queue.restart import MENDABLE, excuse, pardon, restart
 from lorad.daemon.queue.tenants import life_number, life_of, tenants_of
 from lorad.daemon.runs.end_clues import by_force, in_words, killed_for, was_restarted
 from lorad.daemon.runs.take_in import end_of, is_told, last_facts

@@ -22,19 +22,20 @@ from lorad.box.machine import read_machine
 from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context
 from lorad.daemon.queue import snapshot
-from lorad.daemon.queue.capacity import (
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.setups import Asked, asked_of
+from lorad.daemon.queue.tenants import (
     MAX_RANK,
     MAX_VERSIONS,
     Need,
     capacity_of,
     impossible,
     lacking,
+    life_number,
     need_of,
     promised,
+    tenants_of,
 )
-from lorad.daemon.queue.place import place_runs
-from lorad.daemon.queue.setups import Asked, asked_of
-from lorad.daemon.queue.tenants import life_number, tenants_of
 from lorad.engines.builtin import engine
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
 from lorad.protocol.pool_setup import PoolSetup, ServerSetup

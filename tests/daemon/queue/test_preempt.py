@@ -17,9 +17,8 @@ from lorad.daemon.api.verbs.control import kill, pause, stop
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
-from lorad.daemon.queue.futile import futile_attempts
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.queue.restart import restart
+from lorad.daemon.queue.restart import futile_attempts, restart
 from lorad.daemon.runs import sweeps
 from lorad.states import EndReason, Move
 from lorad.store import runs

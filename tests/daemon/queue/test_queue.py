@@ -17,8 +17,8 @@ from lorad.daemon.guarded import guarded
 from lorad.daemon.pools import life
 from lorad.daemon.queue import snapshot
 from lorad.daemon.queue.device_holders import keep_leases
-from lorad.daemon.queue.futile import futile_attempts
 from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.restart import futile_attempts
 from lorad.daemon.troubles import Item
 from lorad.store import runs
 from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state

@@ -14,8 +14,7 @@ import pytest
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
-from lorad.daemon.queue.futile import futile_attempts
-from lorad.daemon.queue.restart import delay, wait_for_restart
+from lorad.daemon.queue.restart import delay, futile_attempts, wait_for_restart
 from lorad.daemon.queue.tenants import life_of
 from lorad.daemon.runs.settle import by_its_word
 from lorad.protocol.journal import EndFact

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lorad.daemon.context import Context
 from lorad.daemon.pools.life import stop_pool
-from lorad.daemon.queue.futile import futile_attempts
+from lorad.daemon.queue.restart import futile_attempts
 from lorad.store import runs
 from lorad.store.rows import RunRow
 from tests.kit.daemon_world import behave, finished, reconciling, submit, until, until_state
