@@ -1,7 +1,5 @@
 """The application: one client, one feed, a stack of screens."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import threading

@@ -6,8 +6,6 @@ result as a `Fresh` message; at most twice a second, and only when something hap
 is asked again with a growing delay. Both threads are daemonic: leaving never waits for a socket.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

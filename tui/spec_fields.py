@@ -2,8 +2,6 @@
 all taken from `lorad.spec.model`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

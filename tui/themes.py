@@ -1,7 +1,5 @@
 """The looks: dark, light, high contrast, and the terminal's own sixteen colours."""
 
-from __future__ import annotations
-
 from textual.theme import Theme
 
 # name in config.yaml -> Textual's

@@ -1,7 +1,5 @@
 """lorad aliases and swap: what is served under which name, and who asks for it how much."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

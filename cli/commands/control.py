@@ -1,7 +1,5 @@
 """lorad pause, stop, kill and rm: end a run, for a while or for good."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """lorad daemon start | stop | restart | status | run | install | uninstall."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

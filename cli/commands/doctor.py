@@ -1,7 +1,5 @@
 """lorad doctor: check this machine and this home."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

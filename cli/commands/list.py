@@ -1,7 +1,5 @@
 """lorad list: runs, and why they wait. It imports little, so that it starts at once."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Annotated

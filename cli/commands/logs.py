@@ -1,7 +1,5 @@
 """lorad logs [RUN]: what its processes print, or the daemon, or the gateway."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Annotated

@@ -1,7 +1,5 @@
 """lorad plot RUN…: curves in the terminal, or as PNG."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from itertools import groupby

@@ -1,7 +1,5 @@
 """lorad pools and devices: base models that are kept warm, and what there is to run on."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

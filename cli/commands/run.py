@@ -1,7 +1,5 @@
 """lorad run, resume and fork: start a run, from a spec, a checkpoint or a version, and follow it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """lorad samples RUN: what the model wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

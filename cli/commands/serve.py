@@ -1,7 +1,5 @@
 """lorad serve and generate: serve adapters on a base that stays warm, and try a version."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated

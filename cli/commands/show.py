@@ -1,7 +1,5 @@
 """lorad show RUN: everything about a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

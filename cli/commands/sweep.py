@@ -2,8 +2,6 @@
 early.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """lorad adapters, export, pin and unpin: the versions of adapters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

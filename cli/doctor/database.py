@@ -1,7 +1,5 @@
 """Checks for `lorad doctor` that the database is sound and that the files it lists are on disk."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The check of `lorad doctor` for processes that outlived their run or pool."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

@@ -5,8 +5,6 @@ Writes JSON on stdout, one object a line: {"note": text} while something takes i
 Exits with 0 when it could say what is the matter, whatever that is.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

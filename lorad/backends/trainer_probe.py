@@ -5,8 +5,6 @@ Writes JSON on stdout, {"check": Finding} for each. Exits with 0 when it could s
 whatever that is.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 What a key means stands once, under `Attributes:` of its section; docs/configuration.md shows it.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal

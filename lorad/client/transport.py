@@ -7,8 +7,6 @@ Everything raises DaemonUnreachable when nobody answers or the answer breaks off
 was sent (see `lorad.errors`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -3,8 +3,6 @@
 Any other that would change the answer is refused by its name, never ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar

@@ -1,7 +1,5 @@
 """Runs a gateway until SIGTERM: it listens on its socket, and on TCP if a port is set."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

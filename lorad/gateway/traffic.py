@@ -4,8 +4,6 @@ bounded memory.
 The counts are written to a file, off the event loop; requests are served even if that fails.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The frozen base model in memory: fused weights that nobody writes to."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ out. Not
 computed: dropout, sliding windows, quantization, mixture of experts (see `lorad.models.config`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

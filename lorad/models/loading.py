@@ -1,7 +1,5 @@
 """Tensors from safetensors files into a `Base`. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """LoRA (arXiv 2106.09685) beside the fused base linears: y = W x + scale * B (A x)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ says.
 Everything is fp32 and in transformers' order of operations: the frequencies are the same to the last bit.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Start a pool from its configuration: make the trainer and the engine, and watch both while they serve."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The pool's two sides: a trainer and an engine, on one base in this process, or apart, each with its own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager

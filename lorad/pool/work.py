@@ -1,8 +1,6 @@
 """What a pool does: the trainer's work as tokens, seconds and memory, the tokens trained in the last seconds,
 and since when nobody has asked it for anything."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Versions of adapters: immutable, so that only what is said about them changes here."""
 
-from __future__ import annotations
-
 from lorad.errors import NotFound
 from lorad.store import events
 from lorad.store.db import Rows, Store

@@ -2,8 +2,6 @@
 what is seen of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 

@@ -1,7 +1,5 @@
 """The front of a shared home before a gateway of an owner's, which may be whatever that user makes of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

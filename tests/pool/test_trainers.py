@@ -2,8 +2,6 @@
 ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

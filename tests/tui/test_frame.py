@@ -2,8 +2,6 @@
 and the feed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

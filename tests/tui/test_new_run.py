@@ -1,7 +1,5 @@
 """The screen of a new run, by keys alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

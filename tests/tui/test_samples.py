@@ -1,7 +1,5 @@
 """The samples tab: what the model wrote, step by step, searched, ordered and compared."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The serving screen and its chat, on prepared data."""
 
-from __future__ import annotations
-
 import shlex
 import threading
 import time

@@ -1,7 +1,5 @@
 """Dots on cells of 2 x 4, in Braille."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 # Braille by the four dots of the left and of the right column, the top one lowest in each

@@ -1,7 +1,5 @@
 """A grid of as many charts as there is room for."""
 
-from __future__ import annotations
-
 from textual.app import ComposeResult
 from textual.containers import Grid
 from textual.message import Message

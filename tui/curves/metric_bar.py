@@ -1,7 +1,5 @@
 """A line of names, some of which are shown: a click chooses one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.text import Text

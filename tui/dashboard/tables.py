@@ -1,7 +1,5 @@
 """Pools, devices, events and alarms where there is room: a table each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The fields of a spec by section, and the YAML that they make."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 

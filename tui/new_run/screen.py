@@ -1,7 +1,5 @@
 """A new run: a form with the YAML that it makes beside it, checked as it is typed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterable

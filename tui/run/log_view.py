@@ -1,7 +1,5 @@
 """A log that is followed: it stays at its end until somebody scrolls up, and from then on where it is."""
 
-from __future__ import annotations
-
 from rich.style import Style
 from rich.text import Text
 from textual.geometry import Size

@@ -1,7 +1,5 @@
 """Shows what the processes of a run print: one of them at a time, followed, and filtered line by line."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from typing import NamedTuple, cast

@@ -1,8 +1,6 @@
 """A history with its branches as rows of text, newest first, drawn compactly: as long as nothing forks, no
 row is further in than the one before."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Asks for what an action needs: a few fields, checked as they are typed, and the command that they make."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from rich.text import Text

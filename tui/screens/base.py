@@ -1,7 +1,5 @@
 """The frame of every screen: title, banner, body, status line, keys; and how an action is done from it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """A question before something that cannot be undone. The answer is No until the user says otherwise."""
 
-from __future__ import annotations
-
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll

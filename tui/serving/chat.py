@@ -1,7 +1,5 @@
 """A prompt for one version, or for two side by side, and what they say."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Asks the questions of the chat: a prompt for one or two versions, and how it should be answered."""
 
-from __future__ import annotations
-
 import shlex
 import threading
 import time

@@ -2,8 +2,6 @@
 versions.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 

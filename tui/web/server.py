@@ -1,7 +1,5 @@
 """textual-serve behind a door: its page, its WebSockets and its files, on loopback, for who has a key."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

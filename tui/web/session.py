@@ -1,7 +1,5 @@
 """One browser tab: a `lorad tui` of its own behind a WebSocket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Text folded to a width, by cells: where each line of the screen begins and ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.cells import cell_len

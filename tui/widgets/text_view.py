@@ -4,8 +4,6 @@ line.
 Of blocks that have a name the middle is hidden while there is little room, so that what follows them is seen.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 All that differs between the two stands here; the rest of the daemon asks without knowing which it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from abc import ABC, abstractmethod

@@ -5,8 +5,6 @@ pool that is lost again and again give up one at a time, the last that came firs
 `resources.max_restarts` bounds how often any of them comes back.
 """
 
-from __future__ import annotations
-
 from lorad.daemon.context import Context
 from lorad.daemon.queue.tenants import life_number
 from lorad.states import ACTIVE, EndReason, RunState

@@ -3,8 +3,6 @@
 The store holds what a new daemon needs to continue.
 """
 
-from __future__ import annotations
-
 import time
 
 from lorad.box.paths import AttemptDir

@@ -1,7 +1,5 @@
 """The runs of a pool, what they take of it, and in which of its lives each of them is."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Sequence
 

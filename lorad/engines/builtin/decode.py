@@ -5,8 +5,6 @@ What happens, and in which order, depends on the calls in the batch alone, never
 call in it gives the same bits whenever it is run.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 The asyncio loop keeps the books; every tensor is touched on the pool's compute thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import time

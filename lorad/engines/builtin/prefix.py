@@ -2,8 +2,6 @@
 and prompts through the model, beginning where these end.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence

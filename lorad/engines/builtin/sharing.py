@@ -1,7 +1,5 @@
 """What calls share: a decode batch, as one account (see `lorad/models/turns.py`), and memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

@@ -5,8 +5,6 @@ dies is started again, loaded with what it has to hold, compared with what was a
 from. Meanwhile the others continue; without any, calls wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

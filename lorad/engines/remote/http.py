@@ -2,8 +2,6 @@
 trying again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator

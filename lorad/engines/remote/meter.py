@@ -1,7 +1,5 @@
 """What an engine of servers says of itself, in the names of `EngineHealth`."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """What an SGLang server answers, checked."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

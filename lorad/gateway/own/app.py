@@ -1,7 +1,5 @@
 """The routes: models, completions, chat completions; each answer names the version that made it."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import AsyncIterator

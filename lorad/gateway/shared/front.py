@@ -2,8 +2,6 @@
 gateway, which runs as them, does the rest; no file of a user is opened here, and nothing of a model is in
 this process."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

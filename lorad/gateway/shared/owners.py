@@ -4,8 +4,6 @@ meant.
 What another user's process answers is passed on, and nothing of it is believed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ A plain verb is `(pool, call, args) -> result`. A stream is an async generator o
 the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`publish`: export, load, attest; only then the version is current. Its files follow in the background."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`forward_backward`, `optim_step`, `discard_grads`, `logprobs` and `save`: what a run asks of its slot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors import SafetensorError

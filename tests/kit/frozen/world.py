@@ -7,8 +7,6 @@ say is prepared. `python -m tests.kit.frozen.world DIR` serves it from a directo
 `LORAD_HOME=DIR lorad tui` shows it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

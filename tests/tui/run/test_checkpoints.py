@@ -1,7 +1,5 @@
 """The checkpoints tab: where a run can be resumed, and how to ask for it."""
 
-from __future__ import annotations
-
 import time
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """The logs of a run: followed, filtered, of one process or another, and never more than fits into memory."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The tree of versions, and what differs between two texts."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

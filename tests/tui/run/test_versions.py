@@ -1,7 +1,5 @@
 """The versions tab: the tree, what is said about each version, and what is done with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
