@@ -17,8 +17,7 @@ from lorad.tui import keys
 from lorad.tui.actions import ACTIONS, Action
 from lorad.tui.feed import Changes, Failed, Fresh
 from lorad.tui.port import AppPort
-from lorad.tui.screens.ask import Ask
-from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.dialogs import Ask, Confirm
 from lorad.tui.widgets.keybar import KeyBar
 from lorad.tui.widgets.line import Line
 

@@ -71,7 +71,7 @@ def standing_still() -> Iterator[None]:
             time, "localtime", lambda seconds=None: time.gmtime(NOW if seconds is None else seconds)
         )
         patch.setattr(time, "strftime", lambda format, at=None: strftime(format, at or time.gmtime(NOW)))
-        patch.setattr("lorad.tui.serving.questions.time", Steady())
+        patch.setattr("lorad.tui.serving.chat.time", Steady())
         yield
 
 

@@ -10,8 +10,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
 from lorad.tui.feed import Changes
 from lorad.tui.run.log_lines import LogLines, clean, level, wanted, words
-from lorad.tui.run.log_view import LogView
-from lorad.tui.run.logs import BEGIN, Logs, sources
+from lorad.tui.run.logs import BEGIN, Logs, LogView, sources
 from lorad.tui.run.screen import RunScreen
 from tests.kit.tui_world import (
     HOSTILE,
