@@ -17,15 +17,7 @@ from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
-from lorad.engines.base import (
-    AdapterSource,
-    Engine,
-    EngineCapabilities,
-    EngineHealth,
-    LoadedVersion,
-    Scorer,
-    check_request,
-)
+from lorad.engines import base
 from lorad.engines.remote.call import TRIES, Call, score, scores
 from lorad.engines.remote.dialect import Dialect, Metrics, ServerSettings
 from lorad.engines.remote.fleet import Directories, Fleet
@@ -62,13 +54,13 @@ class _Meter:
         while self._tokens and self._tokens[0][0] < time.monotonic() - _RATE_SECONDS:
             self._tokens.popleft()
 
-    async def health(self, fleet: Fleet, calls: Sequence[Call]) -> EngineHealth:
+    async def health(self, fleet: Fleet, calls: Sequence[Call]) -> base.EngineHealth:
         if time.monotonic() - self._told_at > _FRESH_SECONDS:
             told = await asyncio.gather(*(_ask(server) for server in fleet.serving))
             self._told, self._told_at = [metrics for metrics in told if metrics is not None], time.monotonic()
             self._note_prompts()
         since = time.monotonic() - _RATE_SECONDS
-        return EngineHealth(
+        return base.EngineHealth(
             alive=any(server.state not in ("failed", "closed") for server in fleet.servers),
             asleep=fleet.asleep,
             running=sum(call.running for call in calls),
@@ -121,7 +113,7 @@ def _trouble(server: Server) -> str:
     return f"server {server.index} is {server.state}{why}"
 
 
-class RemoteEngine(Engine):
+class RemoteEngine(base.Engine):
     """Made by `open`."""
 
     dialect: ClassVar[type[Dialect]]
@@ -161,10 +153,10 @@ class RemoteEngine(Engine):
         self._meter = _Meter()
         # by digest: the lives of servers in which it gave NaN
         self._not_finite: dict[str, set[tuple[int, int]]] = {}
-        self._check: Callable[[Scorer], Awaitable[None]] | None = None
+        self._check: Callable[[base.Scorer], Awaitable[None]] | None = None
 
-    def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
+    def capabilities(self) -> base.EngineCapabilities:
+        return base.EngineCapabilities(
             dtype=self._settings.dtype,
             max_rank=self._settings.max_rank,
             max_versions=self._settings.max_versions,
@@ -177,17 +169,17 @@ class RemoteEngine(Engine):
     def software(self) -> dict[str, str]:
         return {self.dialect.name: self._fleet.software}
 
-    def on_return(self, check: Callable[[Scorer], Awaitable[None]]) -> None:
+    def on_return(self, check: Callable[[base.Scorer], Awaitable[None]]) -> None:
         self._check = check
 
-    async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
+    async def load(self, name: str, source: base.AdapterSource) -> base.LoadedVersion:
         await self._some()
         return (await self._holdings.add(name, source)).describe()
 
     async def unload(self, name: str) -> None:
         await self._holdings.remove(name)
 
-    async def loaded(self) -> Sequence[LoadedVersion]:
+    async def loaded(self) -> Sequence[base.LoadedVersion]:
         """List the versions that every serving server reports as loaded, with the digests of what it was
         given.
         """
@@ -198,7 +190,7 @@ class RemoteEngine(Engine):
     async def generate(
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
     ) -> AsyncIterator[Chunk]:
-        check_request(prompts, sampling, self._vocab_size, self._fleet.max_tokens)
+        base.check_request(prompts, sampling, self._vocab_size, self._fleet.max_tokens)
         if wrong := self._fleet.dialect.check(sampling, self._settings):
             raise SpecError(f"{self.dialect.name} cannot sample like this: {wrong}", hint="Change that.")
         await self._fleet.opened()
@@ -282,7 +274,7 @@ class RemoteEngine(Engine):
             self._fleet.release()
         await self._holdings.clear_up()
 
-    async def health(self) -> EngineHealth:
+    async def health(self) -> base.EngineHealth:
         return await self._meter.health(self._fleet, list(self._calls.values()))
 
     def stop_waiting(self) -> None:

@@ -21,30 +21,20 @@ from lorad.pool.loaded import Entry
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
 from lorad.pool.verbs.bring_in import Live, Predict, again, bring
-from lorad.protocol.calls import (
-    Attestation,
-    Call,
-    LetGo,
-    Loaded,
-    LoadVersion,
-    Nothing,
-    Publish,
-    Published,
-    Unload,
-)
+from lorad.protocol import calls
 
 _CHANGED = "Its files were changed, and nothing was loaded; use another version."
 
 
-async def load_version(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
+async def load_version(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> calls.Loaded:
     """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed, Conflict (no
     room).
     """
     entry = await pool.loaded.serve(args.version, args.sha256, lambda: _bring(pool, args), keep=args.keep)
-    return Loaded(entry.verdict)
+    return calls.Loaded(entry.verdict)
 
 
-async def attest_reference(pool: Pool, wanted: LoadVersion) -> Attestation:
+async def attest_reference(pool: Pool, wanted: calls.LoadVersion) -> calls.Attestation:
     """Return the verdict on an adapter that nobody samples from: as of a version that is loaded, which then
     goes again.
 
@@ -55,21 +45,21 @@ async def attest_reference(pool: Pool, wanted: LoadVersion) -> Attestation:
     return entry.verdict
 
 
-async def let_go(pool: Pool, _: Call, args: LetGo) -> Nothing:
+async def let_go(pool: Pool, _: calls.Call, args: calls.LetGo) -> calls.Nothing:
     pool.loaded.let_go(args.version)
-    return Nothing()
+    return calls.Nothing()
 
 
-async def unload(pool: Pool, call: Call, args: Unload) -> Nothing:
+async def unload(pool: Pool, call: calls.Call, args: calls.Unload) -> calls.Nothing:
     """Release one of a run's versions. Raises Conflict when it is not one of its loaded ones."""
     tenant = pool.tenant(call)
     entry = tenant.attested(args.version)
     tenant.versions.remove(entry)
     pool.loaded.release(entry)
-    return Nothing()
+    return calls.Nothing()
 
 
-async def attest_again(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
+async def attest_again(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> calls.Loaded:
     """Raises NotFound (not loaded), IntegrityError (loaded, or on disk, are other bytes)."""
     with pool.loaded.use(args.version) as entry:
         if entry.digest != args.sha256:
@@ -78,10 +68,12 @@ async def attest_again(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
             )
         adapter = await _read(pool, args)
         claim, predict = await _claim(pool, args, adapter)
-        return Loaded(await again(pool, entry, AdapterSource(args.sha256, adapter=adapter), claim, predict))
+        return calls.Loaded(
+            await again(pool, entry, AdapterSource(args.sha256, adapter=adapter), claim, predict)
+        )
 
 
-async def _bring(pool: Pool, args: LoadVersion) -> Entry:
+async def _bring(pool: Pool, args: calls.LoadVersion) -> Entry:
     adapter = await _read(pool, args)
     claim, predict = await _claim(pool, args, adapter)
     return (
@@ -89,7 +81,7 @@ async def _bring(pool: Pool, args: LoadVersion) -> Entry:
     ).entry
 
 
-async def _claim(pool: Pool, args: LoadVersion, adapter: Adapter) -> tuple[Claim, Predict]:
+async def _claim(pool: Pool, args: calls.LoadVersion, adapter: Adapter) -> tuple[Claim, Predict]:
     """Compute what the trainer makes of the same files, for the engine to be compared with."""
     files, predictor = Files(Path(args.directory), adapter.config), pool.attester.predictor
     every = await pool.attester.any_canaries()
@@ -107,7 +99,7 @@ async def _claim(pool: Pool, args: LoadVersion, adapter: Adapter) -> tuple[Claim
     return Claim(few, trainer, prediction=prediction), predict
 
 
-async def _read(pool: Pool, args: LoadVersion) -> Adapter:
+async def _read(pool: Pool, args: calls.LoadVersion) -> Adapter:
     def read() -> tuple[Adapter, str]:
         adapter = read_peft(Path(args.directory))
         validate(adapter, pool.trainer.modules())
@@ -122,7 +114,7 @@ async def _read(pool: Pool, args: LoadVersion) -> Adapter:
     return adapter
 
 
-async def publish(pool: Pool, call: Call, args: Publish) -> Published:
+async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Published:
     """Raises AdapterRefused, AttestationFailed, StorageError (of an earlier version); the old version serves
     then.
     """
@@ -150,10 +142,10 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest, live))
     seconds = exported - started + live.load_seconds
     attest_seconds = scored - exported + live.attest_seconds
-    return Published(version, digest, adapter.bytes, seconds, attest_seconds, live.entry.verdict)
+    return calls.Published(version, digest, adapter.bytes, seconds, attest_seconds, live.entry.verdict)
 
 
-async def _export(pool: Pool, tenant: Tenant, args: Publish) -> tuple[Adapter, str]:
+async def _export(pool: Pool, tenant: Tenant, args: calls.Publish) -> tuple[Adapter, str]:
     adapter = await pool.trainer.export(tenant.run)
 
     def checked() -> str:
@@ -202,7 +194,9 @@ async def _amplified(pool: Pool, tenant: Tenant, canaries: Canaries) -> Predicti
     return await pool.attester.predictor.amplified(tenant.run, canaries, tenant.files, tenant.proof.times)
 
 
-def _go_live(pool: Pool, tenant: Tenant, args: Publish, live: Live, claim: Claim, adapter: Adapter) -> None:
+def _go_live(
+    pool: Pool, tenant: Tenant, args: calls.Publish, live: Live, claim: Claim, adapter: Adapter
+) -> None:
     tenant.proof.count(live.outcome, pool.attester.returns)
     pool.loaded.adopt(live.entry)
     files = Files(Path(args.directory), adapter.config, tenant.spec.lora_type)
@@ -210,7 +204,7 @@ def _go_live(pool: Pool, tenant: Tenant, args: Publish, live: Live, claim: Claim
         pool.loaded.release(gone)
 
 
-def _facts(pool: Pool, tenant: Tenant, args: Publish, digest: str, live: Live) -> dict[str, object]:
+def _facts(pool: Pool, tenant: Tenant, args: calls.Publish, digest: str, live: Live) -> dict[str, object]:
     return {
         "run": tenant.run,
         "version": args.number,
