@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -243,7 +242,7 @@ class Pace:
     def is_due(self) -> bool:
         return time.monotonic() >= self._free
 
-    @contextmanager
+    @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
         begun = time.monotonic()
         try:

@@ -11,7 +11,6 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -189,7 +188,7 @@ def _is_refusal(error: BaseException | None) -> bool:
     return isinstance(known, ApiError) and known.status < 500
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def reporting(traffic: Traffic, path: Path) -> AsyncIterator[None]:
     """The file is there from here on, and gone at the end."""
     await asyncio.to_thread(put, path, traffic.report())

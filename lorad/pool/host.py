@@ -9,7 +9,6 @@ import platform
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ class _Training:
     lodger: Trainer | None = None
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def _started(
     config: PoolSetup, compute: Compute, root: Path
 ) -> AsyncIterator[tuple[_Training, Engine]]:
@@ -299,7 +298,7 @@ async def _what_is_lost(pool: Pool) -> str:
     return "" if trainer.alive else f"the trainer works for nobody any more: {trainer.detail}"
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
     """Provide the pool of a configuration, without its socket; closed at the end, with all files written."""
     compute = Compute()

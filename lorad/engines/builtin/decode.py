@@ -12,7 +12,6 @@ from itertools import chain
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lorad.engines.builtin.calls import Call, Group, Sample
 from lorad.engines.builtin.prefix import PrefixCache, prefill
@@ -218,7 +217,7 @@ class DecodeBatch:
         self.bound = False
         self._retain([True] * start + alive)
 
-    def _first(self, samples: Sequence[Sample], scores: Tensor) -> tuple[Tensor, list[bool]]:
+    def _first(self, samples: Sequence[Sample], scores: torch.Tensor) -> tuple[torch.Tensor, list[bool]]:
         """Draw the first token after the prefill of each sample; returns the tokens, and which samples
         continue.
         """
@@ -346,7 +345,7 @@ class DecodeBatch:
         self.bound = False
 
 
-def _push(samples: Sequence[Sample], tokens: Tensor, logprobs: Tensor) -> list[bool]:
+def _push(samples: Sequence[Sample], tokens: torch.Tensor, logprobs: torch.Tensor) -> list[bool]:
     """Append to each sample its token; returns which of them continue."""
     rows = zip(samples, tokens.tolist(), logprobs.tolist(), strict=True)
     return [one.push(token, logprob) for one, token, logprob in rows]

@@ -8,7 +8,6 @@ import logging
 import os
 import resource
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from aiohttp.client_proto import ResponseHandler
-from msgspec import Struct
 
 from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
@@ -69,7 +67,7 @@ class Owners:
         self._sessions: dict[int, aiohttp.ClientSession] = {}
         self._waking: dict[int, asyncio.Task[None]] = {}
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def asked(
         self, owner: ServingOwner, path: str, body: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -146,7 +144,7 @@ def _gone(owner: ServingOwner, error: Exception) -> PoolLost:
     return PoolLost(f"the gateway of user {owner.owner_uid} does not answer: {why}", hint=_AGAIN)
 
 
-class _Named(Struct):
+class _Named(msgspec.Struct):
     """All that is read of a request."""
 
     model: str
@@ -160,7 +158,7 @@ class _Front:
     limits: Limits = field(default_factory=Limits)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[_Front]:
     for_all = os.environ.get(FOR_ALL) == "1"
     routes = Routes(home)
