@@ -3,8 +3,6 @@
 A terminal gets a live view, everything else a line per step. Ctrl-C detaches.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator
@@ -43,7 +41,7 @@ def follow(client: Client, name: str, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _watch(client: Client, name: str, view: _Silent) -> RunDetails:
+def _watch(client: Client, name: str, view: "_Silent") -> RunDetails:
     step, evaluated, attempt = None, -1, 0
     while True:
         try:

@@ -1,7 +1,5 @@
 """Sweeps on a terminal: tables of their runs, and following one until all of its runs are over."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -143,7 +141,7 @@ def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
         return None
 
 
-def _watch(client: Client, name: str, view: _Silent) -> Sweep:
+def _watch(client: Client, name: str, view: "_Silent") -> Sweep:
     while True:
         try:
             (sweep,) = client.sweeps(name)
@@ -159,7 +157,7 @@ def _watch(client: Client, name: str, view: _Silent) -> Sweep:
 class _Silent:
     """Says nothing."""
 
-    def __enter__(self) -> _Silent:
+    def __enter__(self) -> "_Silent":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -197,7 +195,7 @@ class _Live(_Silent):
 
         self._live = RichLive(console=Console(stderr=True), auto_refresh=False, transient=True)
 
-    def __enter__(self) -> _Live:
+    def __enter__(self) -> "_Live":
         self._live.__enter__()
         return self
 

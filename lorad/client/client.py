@@ -6,8 +6,6 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
 LoradError.
 """
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -35,7 +33,7 @@ class Client:
         self.home = home or Home(default_home())
         self._http = transport or Transport(self.home.socket, timeout)
 
-    def patient(self, timeout: float) -> Client:
+    def patient(self, timeout: float) -> "Client":
         """Make the same client with another timeout, in seconds."""
         return Client(self.home, transport=self._http.patient(timeout))
 

@@ -2,8 +2,6 @@
 masked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -69,7 +67,7 @@ class KVCache:
         for layer in self.layers:
             layer[:, holes, :, :span] = layer[:, movers, :, :span]
 
-    def fill(self, start: int, other: KVCache, rows: torch.Tensor) -> None:
+    def fill(self, start: int, other: "KVCache", rows: torch.Tensor) -> None:
         """Slots from `start` on become copies of the slots `rows` (int64) of another: one prompt, many
         samples.
         """

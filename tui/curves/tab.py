@@ -1,7 +1,5 @@
 """The curves of a run, with those of others over them, and what a step was made of."""
 
-from __future__ import annotations
-
 import asyncio
 import shlex
 from collections.abc import Iterator, Sequence
@@ -134,7 +132,7 @@ class Curves(RunTab):
         yield Line(id="curves-where")
 
     @property
-    def _on(self) -> Base:
+    def _on(self) -> "Base":
         return cast("Base", self.screen)
 
     # -- reading ---------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 It reads as little as possible: all runs once, then those with events. It does not use Textual.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
@@ -130,7 +128,7 @@ class Board:
         self._raised: dict[tuple[str, str], tuple[float, Alarm]] = {}
         self._listed, self._told, self._minute = 0.0, Snapshot(), 0
 
-    def read(self, client: Client, changes: Changes) -> Snapshot | None:
+    def read(self, client: Client, changes: "Changes") -> Snapshot | None:
         """Return the current snapshot, or None when nothing in it changed."""
         everything, names = changes.everything, self._names(changes)
         if everything or len(names) > _NAMES or time.monotonic() - self._listed > _LISTED:
@@ -146,7 +144,7 @@ class Board:
         return self._news(everything)
 
     # -- runs ------------------------------------------------------------------------------------------------
-    def _names(self, changes: Changes) -> list[str]:
+    def _names(self, changes: "Changes") -> list[str]:
         """Return the names to ask for: runs with events, and with a tick those that may have changed without
         one.
         """

@@ -4,8 +4,6 @@ alone.
 Left out: penalties, beam search, minimum lengths, grammars.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -44,7 +42,7 @@ class Steps(NamedTuple):
     greedy: bool
 
     @classmethod
-    def of(cls, samplings: Iterable[Sampling]) -> Steps:
+    def of(cls, samplings: Iterable[Sampling]) -> "Steps":
         some = list(samplings)
         return cls(
             scaled=any(s.temperature not in (0.0, 1.0) for s in some),

@@ -2,8 +2,6 @@
 launching costs nothing.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -66,14 +64,14 @@ class Rows:
             new[:used] = old[:used]
         self.tokens, self.lengths, self.keys, self.counts, self.parameters = larger._tensors()
 
-    def copy(self) -> Rows:
+    def copy(self) -> "Rows":
         twin = Rows(0, self.tokens.device)
         twin.tokens, twin.lengths, twin.keys, twin.counts, twin.parameters = (
             t.clone() for t in self._tensors()
         )
         return twin
 
-    def restore(self, before: Rows) -> None:
+    def restore(self, before: "Rows") -> None:
         """Be again what `copy` gave."""
         for tensor, old in zip(self._tensors(), before._tensors(), strict=True):
             tensor.copy_(old)

@@ -1,7 +1,5 @@
 """What a vLLM server answers, checked."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -158,7 +156,7 @@ class Events:
         self._error: Exception | None = None
         self._reader = asyncio.create_task(self._read(_stream(http, path, body)))
 
-    async def __aenter__(self) -> Events:
+    async def __aenter__(self) -> "Events":
         return self
 
     async def __aexit__(self, *_: object) -> None:
