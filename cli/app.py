@@ -4,8 +4,6 @@ Exit codes: 0 done, 1 the run or command failed, 2 bad usage or spec, 3 no such 
 unreachable.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

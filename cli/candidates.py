@@ -4,8 +4,6 @@ Each function is an `autocompletion` of typer: (context, what is typed so far) t
 `=` or `/` can be continued; FILE and DIR after a word leave it to the shell.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -6,8 +6,6 @@ after it), `file` and `dir` (the shell knows them). Where something goes wrong t
 said.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

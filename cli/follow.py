@@ -3,8 +3,6 @@
 A terminal gets a live view, everything else a line per step. Ctrl-C detaches.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator
@@ -12,9 +10,7 @@ from contextlib import contextmanager
 
 import typer
 
-from lorad.cli.launch import start
-from lorad.cli.output import duration, note, number, print_json, printable
-from lorad.cli.table import cells, shortened
+from lorad.cli import launch, output, table
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
 from lorad.client.words import failures
@@ -38,14 +34,14 @@ def follow(client: Client, name: str, *, as_json: bool) -> None:
         with view.shown():
             run = _watch(client, name, view)
     except KeyboardInterrupt:
-        note(f"Detached; {name} continues: `lorad logs {name} -f`.")
+        output.note(f"Detached; {name} continues: `lorad logs {name} -f`.")
         return
-    print_json(run) if as_json else note(_conclusion(run))
+    output.print_json(run) if as_json else output.note(_conclusion(run))
     if run.state == "ended" and run.reason not in _GOOD:
         raise typer.Exit(1)
 
 
-def _watch(client: Client, name: str, view: _Silent) -> RunDetails:
+def _watch(client: Client, name: str, view: "_Silent") -> RunDetails:
     step, evaluated, attempt = None, -1, 0
     while True:
         try:
@@ -57,7 +53,7 @@ def _watch(client: Client, name: str, view: _Silent) -> RunDetails:
             steps = client.steps(name, after=step)
             evals = [e for e in client.evals(name) if e.step > evaluated]
         except DaemonUnreachable:
-            start(client)
+            launch.start(client)
             continue
         view.update(run, steps, evals)
         step = steps[-1].step if steps else step
@@ -88,12 +84,12 @@ class _Lines(_Silent):
         state = f"{run.name}: {run.state}" + (f" ({run.waiting})" if run.waiting else "")
         if state != self._said and run.state not in _OVER:  # the verb prints last how it ended
             self._said = state
-            note(state)
+            output.note(state)
         for step in steps:
             figures = "  ".join(text for text, _ in _ranked(step.metrics))
-            note(f"step {step.step}/{run.steps}  {figures}")
+            output.note(f"step {step.step}/{run.steps}  {figures}")
         for found in evals:
-            note(_evaluation(found))
+            output.note(_evaluation(found))
 
 
 class Live(_Silent):
@@ -124,10 +120,10 @@ class Live(_Silent):
             self._live.console.print(_evaluation(found), markup=False, highlight=False)
         if steps:
             left = (run.steps - run.step) * sum(s.metrics["seconds"] or 0.0 for s in steps) / len(steps)
-            self._figures = [*_ranked(steps[-1].metrics), (f"ETA {duration(left)}", 1)]
+            self._figures = [*_ranked(steps[-1].metrics), (f"ETA {output.duration(left)}", 1)]
         after = [(run.waiting, 0)] if run.waiting else self._figures
         line = _fitted_line([*_progress(run), *after], self._live.console.width - _MARGIN)
-        self._live.update(Text(printable(line), no_wrap=True), refresh=True)
+        self._live.update(Text(output.printable(line), no_wrap=True), refresh=True)
 
 
 def _progress(run: Run) -> list[tuple[str, int]]:
@@ -141,10 +137,10 @@ def _ranked(m: Metrics) -> list[tuple[str, int]]:
     """Figures of a step, each with what is left out first of a narrow line: the highest. What was not
     measured is a dash."""
     reward, loss, kl = (
-        f"{key} {number(m.get(key), digits) or '-'}"
+        f"{key} {output.number(m.get(key), digits) or '-'}"
         for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
     )
-    speed = f"{number(m['tokens_per_second'], 0)} tok/s"
+    speed = f"{output.number(m['tokens_per_second'], 0)} tok/s"
     failed = [(f"{m['failed_rewards']:.0f} rewards failed", 1)] if m.get("failed_rewards") else []
     return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *failed]
 
@@ -154,15 +150,16 @@ def _fitted_line(parts: list[tuple[str, int]], width: int) -> str:
     while True:
         line = "  ".join(text for text, _ in parts)
         worst = max(rank for _, rank in parts)
-        if cells(line) <= width or not worst:
-            return shortened(line, width)
+        if table.cells(line) <= width or not worst:
+            return table.shortened(line, width)
         parts = [part for part in parts if part[1] != worst]
 
 
 def _evaluation(found: Evaluation) -> str:
     failed = f", {found.failed} rewards failed" if found.failed else ""
     scored = found.problems - found.failed
-    return f"held-out eval at step {found.step}: {number(found.score) or '-'} on {scored} problems{failed}"
+    score = output.number(found.score) or "-"
+    return f"held-out eval at step {found.step}: {score} on {scored} problems{failed}"
 
 
 def _conclusion(run: Run) -> str:
@@ -172,7 +169,7 @@ def _conclusion(run: Run) -> str:
         return f"{name} is paused at {where}; `lorad resume {name}` continues."
     evals = ""
     if run.eval_first is not None:
-        evals = f"; held-out eval {number(run.eval_first)} -> {number(run.eval_last) or '-'}"
+        evals = f"; held-out eval {output.number(run.eval_first)} -> {output.number(run.eval_last) or '-'}"
     detail = f": {run.detail}" if run.detail and run.reason not in _GOOD else ""
     failed = f"; {failures(run)}" if failures(run) else ""
     return f"{name} ended ({run.reason}) at {where}{evals}{failed}{detail}"

@@ -1,7 +1,5 @@
 """A client whose daemon answers: verbs that start work start the daemon when there is none."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Data goes to stdout, everything else to stderr. Text of models, users and logs is never read as markup."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
@@ -56,7 +54,7 @@ def _escaped(character: str) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
-def print_error(error: LoradError) -> None:
+def print_error(error: "LoradError") -> None:
     for one in (error, *error.others):
         note(f"error: {one.message}")
         if one.hint:

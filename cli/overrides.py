@@ -2,8 +2,6 @@
 not where the spec lies.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sweeps on a terminal: tables of their runs, and following one until all of its runs are over."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -9,9 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lorad.cli.launch import start
-from lorad.cli.output import age, note, number, print_json, print_table, why
-from lorad.cli.table import Column, table_lines
+from lorad.cli import launch, output, table
 from lorad.client.client import Client
 from lorad.client.shapes import Rung, Sweep, SweepRun
 from lorad.errors import DaemonUnreachable
@@ -22,27 +18,32 @@ _SWEEPS = (
     *(
         "sweep",
         "runs",
-        Column("halving", 2),
-        Column("best", 1),
-        Column("age", 3),
-        Column("grid", kind="fold"),
+        table.Column("halving", 2),
+        table.Column("best", 1),
+        table.Column("age", 3),
+        table.Column("grid", kind="fold"),
     ),
 )
-_RUNGS = ("rung", Column("best", 1), Column("kept", kind="fold"), Column("stopped", kind="fold"))
+_RUNGS = (
+    "rung",
+    table.Column("best", 1),
+    table.Column("kept", kind="fold"),
+    table.Column("stopped", kind="fold"),
+)
 
 
 def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool) -> None:
     """All in a line each, or one with its runs, the best first, and its rungs."""
     if as_json:
-        print_json(sweeps[0] if one else sweeps)
+        output.print_json(sweeps[0] if one else sweeps)
     elif not one:
-        print_table(_SWEEPS, [_sweep_row(sweep) for sweep in sweeps], empty="No sweeps.")
+        output.print_table(_SWEEPS, [_sweep_row(sweep) for sweep in sweeps], empty="No sweeps.")
     else:
         (sweep,) = sweeps
-        print_table(_columns(sweep), _rows(sweep), empty="Its runs were removed.")
+        output.print_table(_columns(sweep), _rows(sweep), empty="Its runs were removed.")
         if sweep.rungs:
             print()
-            print_table(_RUNGS, [_rung_row(rung) for rung in sweep.rungs], empty="")
+            output.print_table(_RUNGS, [_rung_row(rung) for rung in sweep.rungs], empty="")
 
 
 def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
@@ -53,7 +54,7 @@ def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
         _states_in_words(sweep),
         "" if halving is None else f"{halving.metric} at {', '.join(map(str, halving.rungs))}",
         best[0].name if best else "",
-        age(sweep.created_at),
+        output.age(sweep.created_at),
         " ".join(f"{key}={','.join(values)}" for key, values in sweep.grid.items()),
     )
 
@@ -69,9 +70,9 @@ def _states_in_words(sweep: Sweep) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no runs"
 
 
-def _columns(sweep: Sweep) -> tuple[str | Column, ...]:
-    figures = ("state", Column("step", 3), Column("reward", 2), Column("eval", 1))
-    return ("run", *(Column(key, 4) for key in sweep.grid), *figures, Column("why", kind="fold"))
+def _columns(sweep: Sweep) -> tuple[str | table.Column, ...]:
+    figures = ("state", table.Column("step", 3), table.Column("reward", 2), table.Column("eval", 1))
+    return ("run", *(table.Column(key, 4) for key in sweep.grid), *figures, table.Column("why", kind="fold"))
 
 
 def _rows(sweep: Sweep) -> list[tuple[str, ...]]:
@@ -81,9 +82,9 @@ def _rows(sweep: Sweep) -> list[tuple[str, ...]]:
             *(value if isinstance(value, str) else json.dumps(value) for value in run.values.values()),
             run.reason or run.state,
             f"{run.step}/{run.steps}",
-            number(run.reward),
-            number(run.eval_last),
-            stopped(sweep, run) or why(run),
+            output.number(run.reward),
+            output.number(run.eval_last),
+            stopped(sweep, run) or output.why(run),
         )
         for run in _ranked(sweep)
     ]
@@ -123,7 +124,7 @@ def _ranked(sweep: Sweep) -> list[SweepRun]:
 
 def _rung_row(rung: Rung) -> tuple[str, ...]:
     kept, stopped = ", ".join(rung.kept), ", ".join(rung.stopped)
-    return f"step {rung.step}", number(_best_of(rung, rung.scores)), kept, stopped
+    return f"step {rung.step}", output.number(_best_of(rung, rung.scores)), kept, stopped
 
 
 def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
@@ -136,16 +137,16 @@ def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
         with view:
             return _watch(client, name, view)
     except KeyboardInterrupt:
-        note(f"Detached; {name} continues. `lorad sweep --list {name}` shows its progress.")
+        output.note(f"Detached; {name} continues. `lorad sweep --list {name}` shows its progress.")
         return None
 
 
-def _watch(client: Client, name: str, view: _Silent) -> Sweep:
+def _watch(client: Client, name: str, view: "_Silent") -> Sweep:
     while True:
         try:
             (sweep,) = client.sweeps(name)
         except DaemonUnreachable:
-            start(client)
+            launch.start(client)
             continue
         view.update(sweep)
         if all(run.state in _OVER for run in sweep.runs):
@@ -156,7 +157,7 @@ def _watch(client: Client, name: str, view: _Silent) -> Sweep:
 class _Silent:
     """Says nothing."""
 
-    def __enter__(self) -> _Silent:
+    def __enter__(self) -> "_Silent":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -179,9 +180,9 @@ class _Lines(_Silent):
             text = f"{state} ({run.waiting})" if run.waiting else state
             if self._said.get(run.name) != text:
                 self._said[run.name] = text
-                note(f"{run.name}: {text}")
+                output.note(f"{run.name}: {text}")
         for rung in sweep.rungs[self._rungs :]:
-            note(f"halving at step {rung.step} keeps {', '.join(rung.kept) or 'none'}")
+            output.note(f"halving at step {rung.step} keeps {', '.join(rung.kept) or 'none'}")
         self._rungs = len(sweep.rungs)
 
 
@@ -194,7 +195,7 @@ class _Live(_Silent):
 
         self._live = RichLive(console=Console(stderr=True), auto_refresh=False, transient=True)
 
-    def __enter__(self) -> _Live:
+    def __enter__(self) -> "_Live":
         self._live.__enter__()
         return self
 
@@ -204,5 +205,5 @@ class _Live(_Silent):
     def update(self, sweep: Sweep) -> None:
         from rich.text import Text
 
-        lines = table_lines(_columns(sweep), _rows(sweep), self._live.console.width, single=True)
+        lines = table.table_lines(_columns(sweep), _rows(sweep), self._live.console.width, single=True)
         self._live.update(Text("\n".join(lines)), refresh=True)

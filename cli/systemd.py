@@ -5,8 +5,6 @@ continue. So does a run that the kernel killed for memory (`OOMPolicy=continue`)
 the environment it takes over KEPT alone, and reads `daemon.env` of the home, which is its owner's to write.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ left out, by their `drop`, and names longer than a third of the width stand on a
 last where it fits, else on indented lines of its own, broken between words.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

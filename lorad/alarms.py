@@ -3,8 +3,6 @@
 The dashboard, `lorad top` and `lorad show` show them.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator

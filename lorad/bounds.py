@@ -4,8 +4,6 @@ All are far above what is useful. What exceeds them is refused with a message, o
 fail for it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 _KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -15,8 +15,6 @@ LoradError                 what was wrong, where, and (hint) what to do next
  └── Fenced                a call of an attempt that is not the current one               exit 1
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +27,7 @@ class LoradError(Exception):
     exit_code = 1
     status = 500
 
-    def __init__(self, message: str, *, hint: str = "", others: Sequence[LoradError] = ()) -> None:
+    def __init__(self, message: str, *, hint: str = "", others: "Sequence[LoradError]" = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -65,7 +63,7 @@ class SpecError(LoradError):
         """The dotted key to blame; empty where none is."""
         return self.path.partition("[")[0]
 
-    def at(self, where: str) -> SpecError:
+    def at(self, where: str) -> "SpecError":
         """The same error with the line or the override that holds the key."""
         return SpecError(self.problem, key=self.path, where=where, hint=self.hint, others=self.others)
 

@@ -4,8 +4,6 @@ Reading never blocks on a pipe or device and never takes more than it should. Wr
 whole. Everything raises OSError, whose `strerror` says what it is instead.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

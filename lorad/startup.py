@@ -1,7 +1,5 @@
 """How a process of lorad starts."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

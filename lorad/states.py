@@ -6,8 +6,6 @@
 compare-and-swap together with its event, in one transaction.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

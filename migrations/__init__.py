@@ -1,7 +1,5 @@
 """The schema of the store, one migration per change. A migration that was released never changes."""
 
-from __future__ import annotations
-
 from sqlite_utils import Migrations
 
 from lorad.migrations import m0001_first_schema

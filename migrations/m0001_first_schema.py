@@ -19,8 +19,6 @@ Attributes:
         0 otherwise.
 """
 
-from __future__ import annotations
-
 from sqlite_utils import Database
 
 RUNS = """

@@ -1,7 +1,5 @@
 """What every test gets: one thread, no network, and a LORAD_HOME of its own that leaves no process behind."""
 
-from __future__ import annotations
-
 import os
 
 # Before anything imports torch: two threads are slower than one on a shared box, and results must not depend

@@ -4,8 +4,6 @@ Such a part stands between `<!-- made from the code: NAME -->` and `<!-- end -->
 written by hand.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What calls for a look, and what does not."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """README and docs: every command, key, link and name of a file in them is true."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from itertools import chain

@@ -1,7 +1,5 @@
 """A file that is written whole: others find all of it, or what was there before."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

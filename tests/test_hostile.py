@@ -1,7 +1,5 @@
 """Files and texts made to hurt: each is refused with a message, soon, and without blocking."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

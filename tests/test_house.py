@@ -1,7 +1,5 @@
 """The rules of the house that no checker knows: its rooms, its sizes, what start-up may cost."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """What the daemon reads of users' text takes time in proportion to its length, whatever stands in it."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every `make` target starts from an empty clone: what it imports is in what its setup installs."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

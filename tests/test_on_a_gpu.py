@@ -1,7 +1,5 @@
 """The builtin engine and trainer keep their rules on a CUDA device as well. Skipped where there is none."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How processes of lorad start."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -5,8 +5,6 @@ Every action of the interface is defined here; a screen binds keys to `act('verb
 on.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

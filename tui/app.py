@@ -1,7 +1,5 @@
 """The application: one client, one feed, a stack of screens."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import threading
@@ -11,12 +9,13 @@ from textual.app import App, SystemCommand
 from textual.markup import escape
 from textual.reactive import reactive
 from textual.screen import Screen
+from textual.theme import Theme
 
 from lorad.box.config import Config
 from lorad.client.client import Client
 from lorad.errors import SpecError
 from lorad.text import one_line
-from lorad.tui import keys, themes
+from lorad.tui import keys
 from lorad.tui.actions import ACTIONS
 from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
@@ -29,6 +28,22 @@ _LATER = (
     "serving.screen",
 )  # screens that nobody sees first: read when the dashboard stands
 _STANDS = 1.0  # seconds after the beginning
+# name in config.yaml -> Textual's
+NAMES = {"dark": "textual-dark", "light": "textual-light", "contrast": "lorad-contrast", "ansi": "ansi-dark"}
+_CONTRAST = Theme(
+    name="lorad-contrast",
+    primary="#00ffff",
+    secondary="#ffffff",
+    accent="#ffff00",
+    warning="#ffff00",
+    error="#ff6060",
+    success="#00ff00",
+    foreground="#ffffff",
+    background="#000000",
+    surface="#000000",
+    panel="#303030",
+    dark=True,
+)
 
 
 class LoradApp(App[None]):
@@ -54,15 +69,13 @@ class LoradApp(App[None]):
         self.animation_level = "none"  # each frame would be sent to users who are far away
 
     def _look(self) -> None:
-        self.register_theme(themes.CONTRAST)
+        self.register_theme(_CONTRAST)
         wanted, unknown = self.config.tui.theme, set(self.config.tui.keymap) - set(keys.ids())
         if unknown:
             hint = f"There are: {', '.join(sorted(set(keys.ids())))}."
             raise SpecError(f"tui.keymap: no action has the id {min(unknown)}", hint=hint)
-        if (name := themes.NAMES.get(wanted, wanted)) not in self.available_themes:
-            raise SpecError(
-                f"tui.theme: there is no theme {wanted}", hint=f"There are: {', '.join(themes.NAMES)}."
-            )
+        if (name := NAMES.get(wanted, wanted)) not in self.available_themes:
+            raise SpecError(f"tui.theme: there is no theme {wanted}", hint=f"There are: {', '.join(NAMES)}.")
         self.theme = name
         self.set_keymap(self.config.tui.keymap)
 
@@ -115,7 +128,7 @@ class LoradApp(App[None]):
         self.feed.freeze(self.frozen)
 
     def action_next_theme(self) -> None:
-        self.theme = themes.next_name(self.theme)
+        self.theme = _next_name(self.theme)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Offer actions on what is chosen, then the screens, then Textual's own commands."""
@@ -143,3 +156,9 @@ def _settle() -> None:
         importlib.import_module(f"lorad.tui.{name}")
     gc.freeze()
     gc.enable()
+
+
+def _next_name(theme: str) -> str:
+    """Return the theme after `theme` in our list. Names are Textual's."""
+    names = list(NAMES.values())
+    return names[(names.index(theme) + 1) % len(names)] if theme in names else names[0]

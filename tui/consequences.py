@@ -4,8 +4,6 @@ refuse.
 Each function asks the daemon, so it runs on a thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from lorad.client.client import Client

@@ -5,8 +5,6 @@ Nothing is judged here: values are read by `lorad.spec.yaml`, checked by `lorad.
 theirs.
 """
 
-from __future__ import annotations
-
 import functools
 import shlex
 from collections.abc import Mapping, Sequence

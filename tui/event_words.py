@@ -1,7 +1,5 @@
 """Describes each event in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

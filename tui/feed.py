@@ -6,14 +6,11 @@ result as a `Fresh` message; at most twice a second, and only when something hap
 is asked again with a growing delay. Both threads are daemonic: leaving never waits for a socket.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -245,7 +242,7 @@ class Pace:
     def is_due(self) -> bool:
         return time.monotonic() >= self._free
 
-    @contextmanager
+    @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
         begun = time.monotonic()
         try:

@@ -1,8 +1,6 @@
 """Every key, once, by action id: screens take their bindings from here, the help screen lists them, and
 `tui.keymap` of config.yaml gives an id other keys."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

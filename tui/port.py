@@ -1,7 +1,5 @@
 """What screens, tabs and widgets use of the application that shows them."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from lorad.box.config import Config

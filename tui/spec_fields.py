@@ -2,8 +2,6 @@
 all taken from `lorad.spec.model`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
@@ -12,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
-from msgspec import Struct
 from msgspec import inspect as kinds
 
 from lorad.spec.model import Spec
@@ -111,14 +108,14 @@ def entry(key: str) -> Entry:
     )
 
 
-def _declared(key: str) -> tuple[Any, type[Struct] | None]:
+def _declared(key: str) -> tuple[Any, type[msgspec.Struct] | None]:
     """The type of a key, and the part of the spec that declares it."""
     part: Any = Spec
     *sections, last = key.split(".")
     for section in sections:
         fields = {field.name: field.type for field in msgspec.structs.fields(part)}
         part = fields.get(section)
-        if not (isinstance(part, type) and issubclass(part, Struct)):
+        if not (isinstance(part, type) and issubclass(part, msgspec.Struct)):
             return str, None
     declared = {field.name: field.type for field in msgspec.structs.fields(part)}
     return (declared[last], part) if last in declared else (str, None)
@@ -136,7 +133,7 @@ def _takes_text(kind: Any) -> bool:
     return any(isinstance(one, kinds.StrType) for one in types)
 
 
-def meanings(owner: type[Struct]) -> dict[str, str]:
+def meanings(owner: type[msgspec.Struct]) -> dict[str, str]:
     """Return what each field means, by the lines under `Attributes:` of the docstring."""
     _, _, lines = (inspect.getdoc(owner) or "").partition("Attributes:\n")
     found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", lines, re.MULTILINE)

@@ -4,8 +4,6 @@ A *flat* spec is {dotted key: value}, with what has no keys of its own in the sp
 one value.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -2,8 +2,6 @@
 Algorithm, 1986). Texts with hardly anything in common count as replaced, so that hostile ones take no longer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

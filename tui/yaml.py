@@ -2,8 +2,6 @@
 marked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from rich.text import Text

@@ -1,24 +1,33 @@
 """lorad aliases and swap: what is served under which name, and who asks for it how much."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates
-from lorad.cli.launch import connected
+from lorad.cli import candidates, launch, output, table
 from lorad.cli.options import AsJson
-from lorad.cli.output import age, note, print_json, print_table, tell_address
-from lorad.cli.table import Column
 from lorad.client.client import Client
 from lorad.client.shapes import ServedAlias
 from lorad.errors import SpecError
 
-_ALIASES = ("alias", "version", Column("sha256", 3), Column("attested", 1), Column("by", 4), Column("age", 2))
+_ALIASES = (
+    "alias",
+    "version",
+    table.Column("sha256", 3),
+    table.Column("attested", 1),
+    table.Column("by", 4),
+    table.Column("age", 2),
+)
 _TRAFFIC = (
-    *("alias", "version", "requests", Column("failed", 1), Column("in flight", 4), Column("req/s", 2)),
-    *(Column("tok/s", 5), Column("first p50", 7), Column("p50", 3), Column("p95", 6)),
+    *(
+        "alias",
+        "version",
+        "requests",
+        table.Column("failed", 1),
+        table.Column("in flight", 4),
+        table.Column("req/s", 2),
+    ),
+    *(table.Column("tok/s", 5), table.Column("first p50", 7), table.Column("p50", 3), table.Column("p95", 6)),
 )
 
 
@@ -44,29 +53,31 @@ def aliases(
                 hint="For example `lorad aliases support-bot --remove`.",
             )
         answer = client.remove_alias(alias)
-        print_json(answer) if as_json else note(f"Alias {alias} is removed.")
+        output.print_json(answer) if as_json else output.note(f"Alias {alias} is removed.")
         return
     if alias is not None and not traffic:
         moves = client.alias_moves(alias)
         versions = ("(removed)" if m.version is None else f"{m.run}@{m.version}" for m in moves)
-        moved = [(version, m.by, age(m.at)) for version, m in zip(versions, moves, strict=True)]
-        print_json(moves) if as_json else print_table(("version", "by", "age"), moved, empty="No moves.")
+        moved = [(version, m.by, output.age(m.at)) for version, m in zip(versions, moves, strict=True)]
+        output.print_json(moves) if as_json else output.print_table(
+            ("version", "by", "age"), moved, empty="No moves."
+        )
         return
     found = [a for a in client.aliases() if alias in (None, a.alias)]
     if as_json:
-        print_json(found)
+        output.print_json(found)
     elif traffic:
-        print_table(
+        output.print_table(
             _TRAFFIC, [_traffic_row(a) for a in found], empty="No such aliases. `lorad aliases` lists all."
         )
     else:
         rows = [
-            (a.alias, f"{a.run}@{a.version}", a.sha256[:12], a.attested, a.by, age(a.updated_at))
+            (a.alias, f"{a.run}@{a.version}", a.sha256[:12], a.attested, a.by, output.age(a.updated_at))
             for a in found
         ]
-        print_table(_ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
+        output.print_table(_ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
         for a in (a for a in found if a.previous):
-            note(f"{a.previous} is kept: `lorad swap {a.alias} --rollback` goes back to it.")
+            output.note(f"{a.previous} is kept: `lorad swap {a.alias} --rollback` goes back to it.")
 
 
 def _traffic_row(alias: ServedAlias) -> tuple[str, ...]:
@@ -106,11 +117,11 @@ def swap(
     as_json: AsJson = False,
 ) -> None:
     """Move an alias to a version that is loaded and attested first; what cannot be served changes nothing."""
-    row = connected().swap(alias, version, rollback=rollback)
+    row = launch.connected().swap(alias, version, rollback=rollback)
     if as_json:
-        print_json(row)
+        output.print_json(row)
         return
     before = f", before {row.previous}" if row.previous else ""
     verdict = row.attestation.verdict
-    note(f"{alias} serves {row.run}@{row.version}{before} ({verdict}, {row.seconds:.2f} s).")
-    tell_address(row, alias)
+    output.note(f"{alias} serves {row.run}@{row.version}{before} ({verdict}, {row.seconds:.2f} s).")
+    output.tell_address(row, alias)

@@ -1,7 +1,5 @@
 """lorad pause, stop, kill and rm: end a run, for a while or for good."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable
@@ -9,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import output
 from lorad.cli.options import AsJson, Run, Wait
-from lorad.cli.output import note, print_json, printable
 from lorad.client import shapes
 from lorad.client.client import Client
 from lorad.errors import Conflict
@@ -43,11 +41,11 @@ def _end(
         time.sleep(0.1)
         run = client.show(name)
     if as_json:
-        print_json(run)
+        output.print_json(run)
     elif run.state == "stopping":
-        note(f"{name} {stopping}.")
+        output.note(f"{name} {stopping}.")
     else:
-        note(f"{name} is {run.state}" + (f" ({run.reason})." if run.reason else "."))
+        output.note(f"{name} is {run.state}" + (f" ({run.reason})." if run.reason else "."))
     if run.reason not in (None, "completed", "stopped", "killed"):
         raise typer.Exit(1)
 
@@ -63,6 +61,8 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise Conflict(f"{run} is deleted only with --yes when nobody can be asked")
-        typer.confirm(printable(f"Delete {run} and everything in {data.directory}?"), abort=True, err=True)
+        typer.confirm(
+            output.printable(f"Delete {run} and everything in {data.directory}?"), abort=True, err=True
+        )
     answer = client.remove(run)
-    print_json(answer) if as_json else note(f"{run} is deleted.")
+    output.print_json(answer) if as_json else output.note(f"{run} is deleted.")

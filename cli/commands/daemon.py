@@ -1,7 +1,5 @@
 """lorad daemon start | stop | restart | status | run | install | uninstall."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -14,11 +12,11 @@ import typer
 
 from lorad.box.config import config_of
 from lorad.box.paths import Home
+from lorad.cli import output
 from lorad.cli.doctor.logout import has_linger, own_name
 from lorad.cli.launch import connected
 from lorad.cli.launch import start as launch
 from lorad.cli.options import AsJson
-from lorad.cli.output import age, duration, note, print_json, report
 from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client.box_shapes import StayingPool
 from lorad.client.client import Client
@@ -54,28 +52,28 @@ def stop(
     answer = client.shutdown(gateway=gateway, pools=pools)
     _await_end(client, answer.pid)
     if as_json:
-        print_json({"stopped": answer.pid, "ended": answer.ended, "staying": answer.staying})
+        output.print_json({"stopped": answer.pid, "ended": answer.ended, "staying": answer.staying})
         return
-    note(f"The daemon (pid {answer.pid}) is stopped; runs continue.")
+    output.note(f"The daemon (pid {answer.pid}) is stopped; runs continue.")
     for name in answer.ended:
-        note(f"Pool {name} ended.")
+        output.note(f"Pool {name} ended.")
     for pool in answer.staying:
-        note(_stays(pool))
+        output.note(_stays(pool))
 
 
 def _stays(pool: StayingPool) -> str:
     """Say why a pool is still up, and for how long."""
     if pool.runs:
-        return f"Pool {pool.pool} stays up while {', '.join(pool.runs)} works, then {duration(pool.seconds)}."
+        runs = ", ".join(pool.runs)
+        return f"Pool {pool.pool} stays up while {runs} works, then {output.duration(pool.seconds)}."
     if pool.serves:
         served = ", ".join(pool.serves)
         return (
             f"Pool {pool.pool} stays up while the gateway serves {served}; `lorad daemon stop --pools` "
             "ends it."
         )
-    return (
-        f"Pool {pool.pool} is idle and ends in {duration(pool.seconds)}; `lorad daemon stop --pools` ends it."
-    )
+    left = output.duration(pool.seconds)
+    return f"Pool {pool.pool} is idle and ends in {left}; `lorad daemon stop --pools` ends it."
 
 
 @app.command()
@@ -138,11 +136,11 @@ def install(
         _take_up(unit)
     data = _installed(unit, started=now)
     if as_json:
-        print_json(data)
+        output.print_json(data)
         return
-    note(f"{unit.path} is written, for the home {unit.home}.")
+    output.note(f"{unit.path} is written, for the home {unit.home}.")
     if data.next:
-        note("Next: " + " && ".join(data.next))
+        output.note("Next: " + " && ".join(data.next))
 
 
 @app.command()
@@ -154,7 +152,9 @@ def uninstall(system: _ForAll = False, as_json: AsJson = False) -> None:
     remove_unit(unit)
     if unit.is_reachable():
         tell_systemd([*unit.systemctl, "daemon-reload"])
-    print_json({"removed": str(unit.path)}) if as_json else note(f"{unit.path} is removed; runs continue.")
+    output.print_json({"removed": str(unit.path)}) if as_json else output.note(
+        f"{unit.path} is removed; runs continue."
+    )
 
 
 def _take_up(unit: Unit) -> None:
@@ -198,19 +198,21 @@ def _installed(unit: Unit, *, started: bool) -> _Installed:
 def _show(client: Client, as_json: bool) -> None:
     data = client.status()
     if as_json:
-        print_json(data)
+        output.print_json(data)
         return
     runs = ", ".join(f"{count} {state}" for state, count in data.runs.items() if count) or "no runs"
-    report(f"The daemon (pid {data.pid}, version {data.version}) runs for {age(data.started_at)}: {runs}.")
-    report(f"Home: {data.home}")
+    output.report(
+        f"The daemon (pid {data.pid}, version {data.version}) runs for {output.age(data.started_at)}: {runs}."
+    )
+    output.report(f"Home: {data.home}")
     for trouble in data.troubles:
-        report(f"Something keeps it from continuing; it tries again: {trouble}")
+        output.report(f"Something keeps it from continuing; it tries again: {trouble}")
     if data.gateway:
-        report(f"The gateway speaks OpenAI's API on {data.gateway}.")
+        output.report(f"The gateway speaks OpenAI's API on {data.gateway}.")
     if data.url:
-        report(f"With a token it speaks it on {data.url} as well.")
+        output.report(f"With a token it speaks it on {data.url} as well.")
     if data.url_trouble:
-        report(f"error: {data.url_trouble}")
+        output.report(f"error: {data.url_trouble}")
 
 
 def _await_end(client: Client, pid: int) -> None:

@@ -1,7 +1,5 @@
 """lorad tui and top: the dashboard in the terminal or a browser, and what it shows in plain tables."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """lorad doctor: check this machine and this home."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform
@@ -20,10 +18,9 @@ from lorad.box.config import load
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
 from lorad.box.tokens import tokens_trouble
 from lorad.children.interpreter import Finding
-from lorad.cli.doctor.database import database_checks, repair
+from lorad.cli.doctor.database import database_checks, end_orphans, orphan_checks, orphan_in_words, repair
 from lorad.cli.doctor.engines import engine_checks, trainer_checks
 from lorad.cli.doctor.logout import logout_check, own_name
-from lorad.cli.doctor.orphans import end_orphans, orphan_checks, orphan_in_words
 from lorad.cli.doctor.runtime import runtime_checks
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable, report, size

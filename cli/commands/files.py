@@ -1,7 +1,5 @@
 """lorad checkpoints, verify and gc: what lies on disk, whether it is sound, and what can be deleted."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,15 +1,13 @@
 """lorad list: runs, and why they wait. It imports little, so that it starts at once."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Annotated
 
 import typer
 
+from lorad.cli import output
 from lorad.cli.options import AsJson
-from lorad.cli.output import note, print_json, printable, run_table
 from lorad.client.client import Client
 from lorad.client.shapes import Run
 
@@ -18,17 +16,19 @@ _SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
 
 def _show(client: Client, runs: list[Run], everything: bool) -> None:
     cut = not everything and len(runs) > _SHOWN and runs[-1].state == "ended"
-    run_table(runs[:-1] if cut else runs)
+    output.run_table(runs[:-1] if cut else runs)
     if cut:
         more = sum(client.status().runs.values()) - len(runs) + 1
-        note(f"{more} older ones: `lorad list --all` shows every run.")
+        output.note(f"{more} older ones: `lorad list --all` shows every run.")
 
 
 def _show_troubles(troubles: list[str]) -> None:
     """Print one line on stderr, where readers of the table see it and programs are not disturbed."""
     if troubles:
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-        print(printable(f"trouble: {troubles[0]}{more} `lorad doctor` lists all of it."), file=sys.stderr)
+        print(
+            output.printable(f"trouble: {troubles[0]}{more} `lorad doctor` lists all of it."), file=sys.stderr
+        )
 
 
 def list_(
@@ -44,7 +44,7 @@ def list_(
         runs = client.list(all=everything, limit=0 if everything or as_json else _SHOWN + 1)
         if watch and not as_json:
             print("\x1b[H\x1b[2J", end="")
-        print_json(runs) if as_json else _show(client, runs, everything)
+        output.print_json(runs) if as_json else _show(client, runs, everything)
         _show_troubles(client.status().troubles)
         if not watch:
             return

@@ -1,7 +1,5 @@
 """lorad logs [RUN]: what its processes print, or the daemon, or the gateway."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Annotated
@@ -9,9 +7,8 @@ from typing import Annotated
 import typer
 
 from lorad.box.paths import Home
-from lorad.cli import candidates
+from lorad.cli import candidates, output
 from lorad.cli.options import AsJson
-from lorad.cli.output import print_json, printable
 from lorad.client.client import Client
 from lorad.client.shapes import LogPart
 from lorad.errors import DaemonUnreachable, NotFound, SpecError
@@ -46,10 +43,10 @@ def logs(
         raise SpecError(f"--of {of} {'belongs to no run' if run else 'needs the name of a run'}", hint=hint)
     part = _read(client, run, of)
     if as_json:
-        print_json(part)
+        output.print_json(part)
         return
     while True:
-        sys.stdout.write(printable(part.text))
+        sys.stdout.write(output.printable(part.text))
         sys.stdout.flush()
         if not follow or (not part.text and run and client.show(run).state in ("ended", "paused")):
             return

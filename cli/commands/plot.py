@@ -1,7 +1,5 @@
 """lorad plot RUN…: curves in the terminal, or as PNG."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from itertools import groupby
@@ -11,10 +9,8 @@ from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates
+from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson
-from lorad.cli.output import note, print_json, printable
-from lorad.cli.table import styled
 from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
 from lorad.tui.curves.series import Series
@@ -45,14 +41,14 @@ def plot(
     found = {run: _series(client, run, metric) for run in runs}
     if as_json:
         curves = [(run, list(series.xs), list(series.ys)) for run, series in found.items()]
-        print_json([{"run": run, "metric": metric, "step": xs, "value": ys} for run, xs, ys in curves])
+        output.print_json([{"run": run, "metric": metric, "step": xs, "value": ys} for run, xs, ys in curves])
     elif not any(series.xs for series in found.values()):
-        note("Nothing to plot yet.")
+        output.note("Nothing to plot yet.")
     elif png is None:
         print(_text_plot(found, metric))
     else:
         _png_plot(found, metric, png)
-        note(f"Written to {png}.")
+        output.note(f"Written to {png}.")
 
 
 def _series(client: Client, run: str, metric: str) -> Series:
@@ -88,13 +84,13 @@ def _text_plot(found: Mapping[str, Series], metric: str) -> str:
     bad = sorted({step for series in found.values() for step in series.bad})
     chart = Plot(curves[::-1], min(steps), max(steps), marks, bad, spikes=True)
     legend = [
-        styled(f"{letters[place]} {dashes(place)} {printable(run)}", _color(f"run{place}"))
+        table.styled(f"{letters[place]} {dashes(place)} {output.printable(run)}", _color(f"run{place}"))
         for place, run in enumerate(found if len(found) > 1 else ())
     ]
     width, lines = shutil.get_terminal_size(_SIZE)
     picture = draw(chart, max(width, _NARROWEST), min(max(lines - _AROUND - len(legend), _LOWEST), _TALLEST))
     assert picture is not None  # there is a point, and room for it
-    one = "" if legend else f"{printable(*found)}: "
+    one = "" if legend else f"{output.printable(*found)}: "
     title = f"{one}{names(metric)[1]}, by step" + (f"; {len(bad)} without a number" if bad else "")
     rows = (_line(chars, looks) for chars, looks in zip(picture.chars, picture.looks, strict=True))
     return "\n".join([title, *rows, *legend])
@@ -104,7 +100,7 @@ def _line(chars: list[str], looks: list[str]) -> str:
     """Return a row of the picture, coloured where stdout is a terminal that can."""
     end = len("".join(chars).rstrip())
     parts = groupby(zip(chars[:end], looks[:end], strict=True), key=lambda cell: _color(cell[1]))
-    return "".join(styled("".join(char for char, _ in cells), color) for color, cells in parts)
+    return "".join(table.styled("".join(char for char, _ in cells), color) for color, cells in parts)
 
 
 def _color(look: str) -> str:

@@ -1,32 +1,50 @@
 """lorad pools and devices: base models that are kept warm, and what there is to run on."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates
+from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson
-from lorad.cli.output import age, duration, note, number, print_json, print_table, report, size
-from lorad.cli.table import Column
 from lorad.client.box_shapes import Device, Engine, Lease, Pool
 from lorad.client.client import Client
 
 pools_app = typer.Typer(add_completion=False)
 
 _POOLS = (
-    *("pool", "state", Column("model", 3), Column("device", 4), Column("threads", 8), Column("runs", 1)),
-    *(Column("versions", 5), Column("memory", 6), Column("idle", 7)),
+    *(
+        "pool",
+        "state",
+        table.Column("model", 3),
+        table.Column("device", 4),
+        table.Column("threads", 8),
+        table.Column("runs", 1),
+    ),
+    *(table.Column("versions", 5), table.Column("memory", 6), table.Column("idle", 7)),
 )
 _SHOWN = 3  # names of runs in a row
 _ENGINES = (
-    *("pool", "engine", Column("mode", 3), "state", Column("busy", 1), Column("slots", 4), Column("hits", 5)),
-    Column("tok/s", 2),
+    *(
+        "pool",
+        "engine",
+        table.Column("mode", 3),
+        "state",
+        table.Column("busy", 1),
+        table.Column("slots", 4),
+        table.Column("hits", 5),
+    ),
+    table.Column("tok/s", 2),
 )
 _DEVICES = (
-    *("device", Column("name", 3), "used", Column("total", 1), Column("busy", 2), Column("pool", 4)),
-    *(Column("user", 5), Column("since", 6), Column("why", kind="fold")),
+    *(
+        "device",
+        table.Column("name", 3),
+        "used",
+        table.Column("total", 1),
+        table.Column("busy", 2),
+        table.Column("pool", 4),
+    ),
+    *(table.Column("user", 5), table.Column("since", 6), table.Column("why", kind="fold")),
 )
 
 
@@ -43,17 +61,17 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
         return
     rows = Client().pools()
     if as_json:
-        print_json(rows)
+        output.print_json(rows)
         return
-    print_table(_POOLS, [_pool_row(row) for row in rows], empty="No pools.")
+    output.print_table(_POOLS, [_pool_row(row) for row in rows], empty="No pools.")
     engines = [(row, row.engine) for row in rows if isinstance(row.engine.alive, bool)]
     if not engines:
         return
     print()
-    print_table(_ENGINES, [engine_row(row, engine) for row, engine in engines], empty="")
+    output.print_table(_ENGINES, [engine_row(row, engine) for row, engine in engines], empty="")
     for row, engine in engines:
         if engine.detail:
-            report(f"{row.pool}: {engine.detail}")
+            output.report(f"{row.pool}: {engine.detail}")
 
 
 @pools_app.command()
@@ -71,7 +89,7 @@ def stop(
 ) -> None:
     """End a pool, and free its devices. It is refused while runs or requests use the pool, and names them."""
     row = Client().stop_pool(pool, force=force)
-    print_json(row) if as_json else note(f"Pool {pool} is {row.state}.")
+    output.print_json(row) if as_json else output.note(f"Pool {pool} is {row.state}.")
 
 
 def _pool_row(pool: Pool) -> tuple[object, ...]:
@@ -83,8 +101,8 @@ def _pool_row(pool: Pool) -> tuple[object, ...]:
         pool.threads,
         runs_in(pool.tenants),
         versions_in(pool),
-        size(pool.memory_bytes),
-        duration(pool.idle_seconds),
+        output.size(pool.memory_bytes),
+        output.duration(pool.idle_seconds),
     )
 
 
@@ -108,7 +126,7 @@ def engine_row(pool: Pool, engine: Engine) -> tuple[str, ...]:
         f"{engine.running}+{engine.waiting}" if engine.waiting else str(engine.running),
         f"{engine.slots_used or 0}/{engine.slots}" if isinstance(engine.slots, int) else "",
         f"{100 * engine.prefix_hits:.0f}%" if isinstance(engine.prefix_hits, float) else "",
-        number(pool.engine_tokens_per_second, 0),
+        output.number(pool.engine_tokens_per_second, 0),
     )
 
 
@@ -116,9 +134,9 @@ def devices(as_json: AsJson = False) -> None:
     """List devices, who holds them and why, and who else computes there."""
     rows = Client().devices()
     if as_json:
-        print_json(rows)
+        output.print_json(rows)
         return
-    print_table(_DEVICES, [device_row(row) for row in rows], empty="No devices.")
+    output.print_table(_DEVICES, [device_row(row) for row in rows], empty="No devices.")
 
 
 def device_row(row: Device) -> tuple[str, ...]:
@@ -127,12 +145,12 @@ def device_row(row: Device) -> tuple[str, ...]:
     return (
         row.device,
         row.name,
-        size(row.memory_used),
-        size(row.memory_total),
+        output.size(row.memory_used),
+        output.size(row.memory_total),
         "" if load is None else f"{load:.0%}",
         (lease.pool if lease else None) or row.pool or "",
         lease.user if lease else "",
-        age(lease.since if lease else None),
+        output.age(lease.since if lease else None),
         "; ".join(part for part in (_held(lease), *strangers(row)) if part),
     )
 
@@ -141,7 +159,7 @@ def _held(lease: Lease | None) -> str:
     if not lease:
         return ""
     after = lease.free_after
-    return lease.why + (f", free after {duration(after)} idle" if after is not None else "")
+    return lease.why + (f", free after {output.duration(after)} idle" if after is not None else "")
 
 
 def strangers(row: Device) -> list[str]:
@@ -149,6 +167,6 @@ def strangers(row: Device) -> list[str]:
     others = [process for process in row.processes if not process.ours]
     return [
         f"{one.name or 'unseen'} (pid {one.pid}, {one.user or 'unknown user'}"
-        + (f", {size(one.memory)})" if one.memory is not None else ")")
+        + (f", {output.size(one.memory)})" if one.memory is not None else ")")
         for one in others
     ]

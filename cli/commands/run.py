@@ -1,7 +1,5 @@
 """lorad run, resume and fork: start a run, from a spec, a checkpoint or a version, and follow it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -10,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates
+from lorad.cli import candidates, launch, output
 from lorad.cli.follow import follow
-from lorad.cli.launch import connected
 from lorad.cli.options import AsJson, Detach, Run, WaitOver, refuse_both
-from lorad.cli.output import note, print_json
 from lorad.cli.overrides import from_here
 from lorad.errors import DaemonUnreachable, SpecError
 
@@ -75,18 +71,18 @@ def run(
     }
     given = [f"{key}={_as_yaml(value)}" for key, value in flags.items() if value is not None]
     text, source, cwd = read_spec(spec)
-    client = connected()
+    client = launch.connected()
     started = client.run(
         text, source=source, cwd=str(cwd), overrides=from_here([*(overrides or []), *given]), name=name
     )
     with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
         for warning in client.show(started.name).warnings:
-            note(f"warning: {warning}")
+            output.note(f"warning: {warning}")
     if detach or (as_json and not wait):
         if as_json:
-            print_json(started)
+            output.print_json(started)
         else:
-            note(f"{started.name} is {started.state}. `lorad show {started.name}` shows its progress.")
+            output.note(f"{started.name} is {started.state}. `lorad show {started.name}` shows its progress.")
         return
     follow(client, started.name, as_json=as_json)
 
@@ -117,12 +113,12 @@ def resume(
     The checkpoint fits every trainer and topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`.
     """
     refuse_both(detach, wait)
-    client = connected()
+    client = launch.connected()
     resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides or []))
     for warning in (*resumed.warnings, *resumed.changed_inputs):
-        note(f"warning: {warning}")
+        output.note(f"warning: {warning}")
     if detach or (as_json and not wait):
-        print_json(resumed) if as_json else note(f"{run} is {resumed.state}.")
+        output.print_json(resumed) if as_json else output.note(f"{run} is {resumed.state}.")
         return
     follow(client, run, as_json=as_json)
 
@@ -165,12 +161,12 @@ def fork(
     `lorad fork sorter@40 trainer.lr=1e-5 data.train=hard.jsonl --steps 100`.
     """
     refuse_both(detach, wait)
-    client = connected()
+    client = launch.connected()
     forked = client.fork(version, overrides=from_here(overrides or []), name=name, steps=steps, fresh=fresh)
     for warning in forked.warnings:
-        note(f"warning: {warning}")
+        output.note(f"warning: {warning}")
     if detach or (as_json and not wait):
-        print_json(forked) if as_json else note(f"{forked.name} is {forked.state}.")
+        output.print_json(forked) if as_json else output.note(f"{forked.name} is {forked.state}.")
         return
     follow(client, forked.name, as_json=as_json)
 

@@ -1,15 +1,12 @@
 """lorad samples RUN: what the model wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
-from lorad.cli.output import number, print_json, print_table
-from lorad.cli.table import Column, print_fields, terminal_width
 from lorad.client.client import Client
 from lorad.client.shapes import Sample
 from lorad.errors import NotFound
@@ -17,13 +14,17 @@ from lorad.errors import NotFound
 _SAMPLES = (
     *(
         "sample",
-        Column("step", 3),
+        table.Column("step", 3),
         "reward",
-        Column("advantage", 1),
-        Column("end", 2),
-        Column("prompt", kind="cut"),
+        table.Column("advantage", 1),
+        table.Column("end", 2),
+        table.Column("prompt", kind="cut"),
     ),
-    *(Column("answer", kind="cut"), Column("completion", kind="cut"), Column("error", kind="fold")),
+    *(
+        table.Column("answer", kind="cut"),
+        table.Column("completion", kind="cut"),
+        table.Column("error", kind="fold"),
+    ),
 )
 
 
@@ -46,11 +47,13 @@ def samples(
     rows = Client().samples(run, step=step, limit=limit if sample is None else sample)
     if sample is not None:
         one = _chosen(rows, sample, run)
-        print_json(one) if as_json else print_fields(_whole(one))
+        output.print_json(one) if as_json else table.print_fields(_whole(one))
     elif as_json:
-        print_json(rows)
+        output.print_json(rows)
     else:
-        print_table(_SAMPLES, _cells(rows, grouped=terminal_width() is not None), empty="No samples yet.")
+        output.print_table(
+            _SAMPLES, _cells(rows, grouped=table.terminal_width() is not None), empty="No samples yet."
+        )
 
 
 def _chosen(rows: Sequence[Sample], sample: int, run: str) -> Sample:
@@ -68,7 +71,7 @@ def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
     for place, row in enumerate(rows, 1):
         again = grouped and before is not None and row.prompt_id == before.prompt_id
         texts = ["" if again else row.prompt, "" if again else row.answer, row.completion, row.error]
-        figures = (number(row.reward, 2), number(row.advantage, 2), str(row.finish))
+        figures = (output.number(row.reward, 2), output.number(row.advantage, 2), str(row.finish))
         shown.append(
             (
                 str(place),
@@ -82,7 +85,7 @@ def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
 
 
 def _whole(sample: Sample) -> list[tuple[str, str]]:
-    figures = {"reward": number(sample.reward), "advantage": number(sample.advantage)}
+    figures = {"reward": output.number(sample.reward), "advantage": output.number(sample.advantage)}
     named = {
         "version": f"@{str(sample.version).rpartition('@')[2]}",
         "end": sample.finish,

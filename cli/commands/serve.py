@@ -1,17 +1,13 @@
 """lorad serve and generate: serve adapters on a base that stays warm, and try a version."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates
-from lorad.cli.launch import connected
+from lorad.cli import candidates, launch, output
 from lorad.cli.options import AsJson
-from lorad.cli.output import note, print_json, print_table, printable, tell_address
 from lorad.client.client import Client
 from lorad.client.requests import AdapterRequest, Sampling
 from lorad.client.shapes import StoppedServing
@@ -65,18 +61,20 @@ def serve(
     """
     if stop:
         stopped = _stopped_serving(Client(), model)
-        print_json(stopped) if as_json else note(f"{', '.join(stopped.runs)}: not kept warm any more.")
+        output.print_json(stopped) if as_json else output.note(
+            f"{', '.join(stopped.runs)}: not kept warm any more."
+        )
         return
-    client = connected()
+    client = launch.connected()
     named = [_split(adapter) for adapter in adapters or []]
     served = client.serve(model, named, cwd=str(Path.cwd()), overrides=overrides or [])
     if as_json:
-        print_json(served)
+        output.print_json(served)
         return
     rows = [(alias.alias, f"{alias.run}@{alias.version}", alias.attested) for alias in served.aliases]
-    print_table(("model", "version", "attested"), rows, empty="")
-    note(f"Pool {served.pool} stays warm; `lorad serve --stop {shlex.quote(model)}` lets it end.")
-    tell_address(served, str(served.aliases[0].alias))
+    output.print_table(("model", "version", "attested"), rows, empty="")
+    output.note(f"Pool {served.pool} stays warm; `lorad serve --stop {shlex.quote(model)}` lets it end.")
+    output.tell_address(served, str(served.aliases[0].alias))
 
 
 def _stopped_serving(client: Client, model: str) -> StoppedServing:
@@ -121,9 +119,9 @@ def generate(
 ) -> None:
     """Complete a prompt with a version; its pool is started if it is not warm."""
     sampling = Sampling(n, temperature, top_p, top_k, max_new_tokens, seed)
-    answer = connected().generate(version, prompt, sampling)
+    answer = launch.connected().generate(version, prompt, sampling)
     if as_json:
-        print_json(answer)
+        output.print_json(answer)
         return
     for completion in answer.completions:
-        print(printable(completion.text))
+        print(output.printable(completion.text))

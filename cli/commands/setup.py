@@ -1,7 +1,5 @@
 """lorad init and completion: a spec to start from, and the script with which a shell completes."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated

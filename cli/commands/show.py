@@ -1,16 +1,13 @@
 """lorad show RUN: everything about a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from lorad.alarms import alarms
 from lorad.box.config import config_of
+from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
-from lorad.cli.output import age, number, print_json, printable
-from lorad.cli.table import print_fields
 from lorad.client.client import Client
 from lorad.client.shapes import Attempt, Reference, Trainable
 from lorad.client.words import failures
@@ -23,7 +20,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
     client = Client()
     data = client.show(run)
     if as_json:
-        print_json(data)
+        output.print_json(data)
         return
     rates = data.rates
     lines = {
@@ -31,10 +28,13 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "state": data.state + (f" ({data.reason})" if data.reason else ""),
         "why": data.waiting or data.detail,
         "step": f"{data.step} of {data.steps}",
-        "reward": number(data.reward),
-        "eval": None if data.eval_first is None else f"{number(data.eval_first)} -> {number(data.eval_last)}",
+        "reward": output.number(data.reward),
+        "eval": None
+        if data.eval_first is None
+        else f"{output.number(data.eval_first)} -> {output.number(data.eval_last)}",
         "version": None if data.version is None else f"{data.name}@{data.version}",
-        "speed": f"{number(rates.tokens_per_second, 0)} tok/s, {number(rates.step_seconds, 2)} s a step"
+        "speed": f"{output.number(rates.tokens_per_second, 0)} tok/s, "
+        f"{output.number(rates.step_seconds, 2)} s a step"
         if rates.tokens_per_second is not None
         else None,
         "failures": failures(data),
@@ -44,7 +44,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "sweep": data.sweep,
         "pool": data.pool,
         "owner": data.owner,
-        "created": f"{age(data.created_at)} ago",
+        "created": f"{output.age(data.created_at)} ago",
         "directory": data.directory,
         "processes": ", ".join(f"{p.role} {p.pid}" for p in data.processes) or "none",
     }
@@ -53,7 +53,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
     raised = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
     spec = [("spec", line) for line in _spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]
-    print_fields([*fields, *attempts, *warnings, *raised, *spec])
+    table.print_fields([*fields, *attempts, *warnings, *raised, *spec])
 
 
 def _spec_lines(spec: Mapping[str, Any]) -> list[str]:  # a spec as plain data, with any keys
@@ -70,7 +70,7 @@ def _attempt_in_words(attempt: Attempt) -> str:
     """Say where an attempt started, what was changed for it, and how it ended."""
     start = "fresh" if attempt.resumed_from is None else f"from step {attempt.resumed_from}"
     changed = "".join(
-        f", {key}={printable(value if isinstance(value, str) else json.dumps(value))}"
+        f", {key}={output.printable(value if isinstance(value, str) else json.dumps(value))}"
         for key, value in attempt.changed.items()
     )
     return f"{start}{changed}, {attempt.reason or 'running'}{_why(attempt)}"
@@ -80,7 +80,7 @@ def _why(attempt: Attempt) -> str:
     """Return the first line of the cause when an attempt did not end as planned."""
     if attempt.reason in (None, "completed") or not attempt.detail:
         return ""
-    return f": {printable(attempt.detail.partition(chr(10))[0])}"
+    return f": {output.printable(attempt.detail.partition(chr(10))[0])}"
 
 
 def _reference(found: Reference | None) -> str | None:

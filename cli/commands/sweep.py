@@ -2,17 +2,13 @@
 early.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates
+from lorad.cli import candidates, launch, output
 from lorad.cli.commands.run import read_spec
-from lorad.cli.launch import connected
 from lorad.cli.options import AsJson, Detach, refuse_both
-from lorad.cli.output import note, print_json
 from lorad.cli.overrides import from_here
 from lorad.cli.sweeps import follow, show, summary
 from lorad.client.client import Client
@@ -75,14 +71,14 @@ def sweep(
         )
     text, source, cwd = read_spec(spec)
     wish = _wished(halving, eta, rungs, metric)
-    client = connected()
+    client = launch.connected()
     started = client.sweep(
         text, source=source, cwd=str(cwd), overrides=from_here(overrides or []), name=name, halving=wish
     )
     for warning in started.warnings:
-        note(f"warning: {warning}")
+        output.note(f"warning: {warning}")
     if detach or (as_json and not wait):
-        print_json(started) if as_json else note(summary(started))
+        output.print_json(started) if as_json else output.note(summary(started))
         return
     over = follow(client, started.sweep, quiet=as_json)
     if over is None:  # the user detached

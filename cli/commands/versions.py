@@ -1,22 +1,29 @@
 """lorad adapters, export, pin and unpin: the versions of adapters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates
+from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Version
-from lorad.cli.output import age, note, print_json, print_table
-from lorad.cli.table import Column
 from lorad.client.client import Client
 
 _VERSIONS = (
-    *("version", Column("step", 3), Column("sha256", 6), Column("rank", 7), Column("alpha", 8)),
-    *(Column("held", 2), Column("loaded", 4), Column("attested", 1), Column("age", 5)),
-    Column("path", 9, "whole"),
+    *(
+        "version",
+        table.Column("step", 3),
+        table.Column("sha256", 6),
+        table.Column("rank", 7),
+        table.Column("alpha", 8),
+    ),
+    *(
+        table.Column("held", 2),
+        table.Column("loaded", 4),
+        table.Column("attested", 1),
+        table.Column("age", 5),
+    ),
+    table.Column("path", 9, "whole"),
 )
 
 
@@ -32,7 +39,7 @@ def adapters(
     """List versions, oldest first, with their files, hashes, users and attestation."""
     versions = Client().adapters(run)
     if as_json:
-        print_json(versions)
+        output.print_json(versions)
         return
     rows = [
         (
@@ -44,12 +51,12 @@ def adapters(
             ", ".join(["pinned"] * v.pinned + v.aliases),
             "yes" if v.loaded else "",
             v.attested,
-            age(v.created_at),
+            output.age(v.created_at),
             v.path or "(files pruned)",
         )
         for v in versions
     ]
-    print_table(_VERSIONS, rows, empty="No versions yet.")
+    output.print_table(_VERSIONS, rows, empty="No versions yet.")
 
 
 def export(
@@ -61,17 +68,21 @@ def export(
 ) -> None:
     """Copy a version, verified, into a directory that PEFT, SGLang and vLLM load."""
     answer = Client().export(version, str(directory.expanduser().absolute()))
-    print_json(answer) if as_json else note(f"{answer.version} is in {answer.path} (sha256 {answer.sha256}).")
+    output.print_json(answer) if as_json else output.note(
+        f"{answer.version} is in {answer.path} (sha256 {answer.sha256})."
+    )
 
 
 def pin(version: Version, as_json: AsJson = False) -> None:
     """Keep a version's files, and keep it loaded while the pool of its base is up."""
     row = Client().pin(version)
-    print_json(row) if as_json else note(f"{row.run}@{row.version} is pinned.")
+    output.print_json(row) if as_json else output.note(f"{row.run}@{row.version} is pinned.")
 
 
 def unpin(version: Version, as_json: AsJson = False) -> None:
     """Remove a pin; an alias keeps its version without one."""
     row = Client().unpin(version)
     served = f", {', '.join(row.aliases)} still serves it" if row.aliases else ""
-    print_json(row) if as_json else note(f"{row.run}@{row.version} is no longer pinned{served}.")
+    output.print_json(row) if as_json else output.note(
+        f"{row.run}@{row.version} is no longer pinned{served}."
+    )

@@ -1,6 +1,4 @@
-"""Checks for `lorad doctor` that the database is sound and that the files it lists are on disk."""
-
-from __future__ import annotations
+"""Checks for `lorad doctor`: the database is sound, its files are there, and no process outlived its run."""
 
 import os
 import subprocess
@@ -13,7 +11,7 @@ import msgspec
 from lorad.box.paths import Home
 from lorad.children.interpreter import Finding
 from lorad.cli.output import size
-from lorad.client.box_shapes import Census, Repaired
+from lorad.client.box_shapes import Census, Orphan, Repaired
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
 
@@ -22,6 +20,11 @@ _REPAIR = (
     "runs continue meanwhile."
 )
 _T = TypeVar("_T")
+_SHOWN = 8
+_HINT = (
+    "Nothing needs them: `kill PID` ends one, `lorad daemon stop` and `lorad doctor --repair` all; runs "
+    "continue meanwhile, and the memory and devices that orphans hold become free."
+)
 
 
 def database_checks(home: Home) -> Iterator[Finding]:
@@ -31,7 +34,7 @@ def database_checks(home: Home) -> Iterator[Finding]:
     try:
         report = Client(home).database()
     except DaemonUnreachable:
-        report = without_daemon(home, "--check", Census)
+        report = _without_daemon(home, "--check", Census)
     except LoradError:  # a shared daemon answers only its admins
         return
     bytes_ = home.database.stat().st_size if home.database.exists() else 0
@@ -49,12 +52,12 @@ def repair(home: Home) -> Repaired:
     try:
         pid = Client(home).status().pid
     except DaemonUnreachable:
-        return without_daemon(home, "--repair", Repaired)
+        return _without_daemon(home, "--repair", Repaired)
     hint = "`lorad daemon stop` ends it, and runs continue; `lorad daemon start` afterwards takes them over."
     raise Conflict(f"the daemon (pid {pid}) works with the database", hint=hint)
 
 
-def without_daemon(home: Home, what: str, kind: type[_T]) -> _T:
+def _without_daemon(home: Home, what: str, kind: type[_T]) -> _T:
     """Run the daemon's own code on a home that has no daemon, and return its answer.
 
     Raises IntegrityError.
@@ -66,3 +69,35 @@ def without_daemon(home: Home, what: str, kind: type[_T]) -> _T:
         why = done.stderr.strip().removeprefix("lorad: ") or f"it ended with code {done.returncode}"
         raise IntegrityError(why, hint="Nothing was changed.")
     return msgspec.json.decode(done.stdout, type=kind)
+
+
+class _Orphans(msgspec.Struct):
+    """What the daemon's code prints about orphans."""
+
+    orphans: list[Orphan]
+
+
+def orphan_checks(home: Home) -> Iterator[Finding]:
+    """Check for orphans. Without a daemon the search runs here.
+
+    It yields nothing for a user who may not see them (a shared daemon shows them to its admins only).
+    """
+    try:
+        found = Client(home).orphans()
+    except DaemonUnreachable:
+        found = _without_daemon(home, "--orphans", _Orphans).orphans
+    except LoradError:
+        return
+    shown = [orphan_in_words(orphan) for orphan in found[:_SHOWN]]
+    more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    detail = "none" if not found else "outlived their run or pool: " + "; ".join([*shown, *more])
+    yield Finding("orphans", not found, detail, _HINT, {"orphans": msgspec.to_builtins(found)})
+
+
+def end_orphans(home: Home) -> list[Orphan]:
+    """End all orphans of a home that has no daemon, and return them."""
+    return _without_daemon(home, "--end-orphans", _Orphans).orphans
+
+
+def orphan_in_words(orphan: Orphan) -> str:
+    return f"pid {orphan.pid} of {orphan.user}: {orphan.command}"

@@ -3,8 +3,6 @@
 What logind is set to do, and in which part of systemd they live.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 from collections.abc import Iterator, Mapping

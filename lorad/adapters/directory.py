@@ -5,8 +5,6 @@ last, fsync of the directory, rename, fsync of the parent. A crash at any point 
 leftover that `sweep` removes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -5,8 +5,6 @@ servers load adapters with wrong ranks, missing halves or unknown parts without 
 the wrong model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

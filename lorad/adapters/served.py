@@ -4,8 +4,6 @@ Servers read less than PEFT writes. SGLang knows no rsLoRA, and dies of an adapt
 `up_proj` alone, since it computes q, k and v in one product, and gate and up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

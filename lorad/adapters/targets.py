@@ -8,8 +8,6 @@ An entry is one of
 - a wildcard over the full name: `*.layers.0.*.q_proj`, `*.layers.0.*.linear_qkv`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -5,8 +5,6 @@ Format: 8 bytes little-endian header length, JSON header, data; see the safetens
 `safetensors.numpy`, this reads bfloat16.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

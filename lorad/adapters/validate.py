@@ -4,8 +4,6 @@ SGLang dies of a wrong width at the first request; vLLM serves it; one NaN adapt
 answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whether a server is installed, and how to install it. Imports none of it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal

@@ -5,8 +5,6 @@ Writes JSON on stdout, one object a line: {"note": text} while something takes i
 Exits with 0 when it could say what is the matter, whatever that is.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging
@@ -18,14 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.backends.engine_install import (
-    DISTRIBUTIONS,
-    TRIED,
-    install_hint,
-    install_lines,
-    installed_version,
-    is_older,
-)
+from lorad.backends import engine_install
 from lorad.box.config import Backend, load
 from lorad.box.paths import MEMORY, Home, default_home
 from lorad.children.interpreter import Finding, Wanted, installation
@@ -42,7 +33,7 @@ _WANTED = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lorad.backends.engine_probe")
-    parser.add_argument("kind", choices=sorted(DISTRIBUTIONS))
+    parser.add_argument("kind", choices=sorted(engine_install.DISTRIBUTIONS))
     parser.add_argument("--no-start", action="store_true")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, handlers=[_Notes()])
@@ -66,7 +57,9 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
     if backend is None or backend.python is None or not first.ok:
         return
     device, sound = "cpu", True
-    for finding in installation(backend.python, backend.env, _WANTED[kind], install_hint(kind)):
+    for finding in installation(
+        backend.python, backend.env, _WANTED[kind], engine_install.install_hint(kind)
+    ):
         sound = sound and finding.ok
         device = "cuda:0" if finding.facts.get("cuda_available") else device
         yield finding
@@ -108,19 +101,23 @@ def _write(line: object) -> None:
 def _interpreter(kind: str, backend: Backend | None) -> Finding:
     """Is the server installed beside the interpreter that config.yaml names?"""
     if backend is None or backend.python is None:
-        lines = "\n".join(install_lines(kind))
+        lines = "\n".join(engine_install.install_lines(kind))
         return Finding(
             "interpreter", False, f"config.yaml names no `python` for {kind}", f"To install it:\n{lines}"
         )
     try:
-        version = installed_version(kind, backend.python)
+        version = engine_install.installed_version(kind, backend.python)
     except SpecError as error:
         return Finding("interpreter", False, error.message, error.hint)
-    old = is_older(version, kind)
-    about = f" (lorad was tried with {TRIED[kind]} and later)" if old else ""
+    old = engine_install.is_older(version, kind)
+    about = f" (lorad was tried with {engine_install.TRIED[kind]} and later)" if old else ""
     facts = {"python": str(backend.python), "version": version, "env": sorted(backend.env)}
     return Finding(
-        "interpreter", not old, f"{kind} {version} in {backend.python}{about}", install_hint(kind), facts
+        "interpreter",
+        not old,
+        f"{kind} {version} in {backend.python}{about}",
+        engine_install.install_hint(kind),
+        facts,
     )
 
 

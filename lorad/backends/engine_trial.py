@@ -2,8 +2,6 @@
 engine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The names of trainers and engines, and the classes behind them. Importing this imports no backend."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -66,7 +64,7 @@ def engine_class(name: str, override: str | None = None) -> type[Engine]:
     return _class_behind(name, override, ENGINES, Engine, what="engine", key="rollout.backend")
 
 
-def dialect_class(name: str) -> type[Dialect]:
+def dialect_class(name: str) -> "type[Dialect]":
     """Return the class that speaks with the servers of a backend in SERVERS. It imports no torch."""
     module, _, attribute = _DIALECTS[name].partition(":")
     found: type[Dialect] = getattr(importlib.import_module(module), attribute)

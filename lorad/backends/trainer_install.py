@@ -3,8 +3,6 @@
 Imports none of it.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

@@ -5,22 +5,13 @@ Writes JSON on stdout, {"check": Finding} for each. Exits with 0 when it could s
 whatever that is.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator
 
 import msgspec
 
-from lorad.backends.trainer_install import (
-    NEEDED,
-    TRIED,
-    installed_versions,
-    interpreter_of,
-    mending_hint,
-    older,
-)
+from lorad.backends import trainer_install
 from lorad.box.config import Backend, load
 from lorad.box.paths import Home, default_home
 from lorad.children.interpreter import Finding, Wanted, installation
@@ -40,7 +31,7 @@ WANTED = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lorad.backends.trainer_probe")
-    parser.add_argument("kind", choices=sorted(NEEDED))
+    parser.add_argument("kind", choices=sorted(trainer_install.NEEDED))
     for finding in _findings(parser.parse_args().kind):
         os.write(1, msgspec.json.encode({"check": finding}) + b"\n")
 
@@ -52,17 +43,19 @@ def _findings(kind: str) -> Iterator[Finding]:
         yield Finding("config", False, error.message, error.hint)
         return
     try:
-        python = interpreter_of(kind, backend.python)
-        versions = installed_versions(kind, python)
+        python = trainer_install.interpreter_of(kind, backend.python)
+        versions = trainer_install.installed_versions(kind, python)
     except LoradError as error:
         yield Finding("interpreter", False, error.message, error.hint)
         return
-    old = older(kind, versions)
-    told = ", ".join(f"{name} {versions[name]}" for name in TRIED[kind])
+    old = trainer_install.older(kind, versions)
+    told = ", ".join(f"{name} {versions[name]}" for name in trainer_install.TRIED[kind])
     about = f" ({'; '.join(old)})" if old else ""
     facts = {"python": str(python), "versions": dict(versions), "env": sorted(backend.env)}
-    yield Finding("interpreter", not old, f"{told} in {python}{about}", mending_hint(kind), facts)
-    yield from installation(python, backend.env, WANTED[kind], mending_hint(kind))
+    yield Finding(
+        "interpreter", not old, f"{told} in {python}{about}", trainer_install.mending_hint(kind), facts
+    )
+    yield from installation(python, backend.env, WANTED[kind], trainer_install.mending_hint(kind))
 
 
 if __name__ == "__main__":

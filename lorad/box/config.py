@@ -3,27 +3,24 @@
 What a key means stands once, under `Attributes:` of its section; docs/configuration.md shows it.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
 
 from lorad.bounds import SPEC_BYTES
 from lorad.box.paths import Home
 from lorad.errors import SpecError
 from lorad.files import read_file
 
-_Variable = Annotated[str, Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
-_PositiveSeconds = Annotated[float, Meta(gt=0)]
-_Positive = Annotated[float, Meta(gt=0)]
-_Share = Annotated[float, Meta(gt=0, le=1)]
+_Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
+_PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-class AlarmLimits(Struct, frozen=True, forbid_unknown_fields=True):
+class AlarmLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When an alarm is raised (`alarms` of config.yaml); null is never.
 
     Attributes:
@@ -42,10 +39,10 @@ class AlarmLimits(Struct, frozen=True, forbid_unknown_fields=True):
     truncated: _Share | None = 0.5
     zero_variance: _Share | None = 0.8
     logprob_difference: _Positive | None = 0.05
-    disk: Annotated[int, Meta(gt=0)] | None = 5 << 30
+    disk: Annotated[int, msgspec.Meta(gt=0)] | None = 5 << 30
 
 
-class Backend(Struct, frozen=True, forbid_unknown_fields=True):
+class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a backend that lorad knows is installed, or a backend of the user's own.
 
     Attributes:
@@ -64,7 +61,7 @@ class Backend(Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = {}
 
 
-class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
+class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How pools compute on this box; auto chooses for the model's size and the machine's load.
 
     Attributes:
@@ -73,7 +70,7 @@ class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
         malloc: auto lets malloc keep what a step frees; off leaves it as it is.
     """
 
-    threads: Annotated[int, Meta(gt=0, le=4096)] | Literal["auto"] = "auto"
+    threads: Annotated[int, msgspec.Meta(gt=0, le=4096)] | Literal["auto"] = "auto"
     wait_policy: Literal["auto", "passive", "active"] = "auto"
     malloc: Literal["auto", "off"] | bool = "auto"  # YAML reads a bare `off` as false
 
@@ -82,7 +79,7 @@ class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return self.malloc in ("auto", True)
 
 
-class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
+class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the gateway listens beside its socket; both keys are given, or none.
 
     Attributes:
@@ -91,7 +88,7 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
             stand there as `sha256:` and its digest.
     """
 
-    port: Annotated[int, Meta(gt=0, le=65535)] | None = None
+    port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | None = None
     tokens: Path | None = None
 
     def __post_init__(self) -> None:
@@ -104,7 +101,7 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
         return f"http://127.0.0.1:{self.port}/v1" if self.port else None
 
 
-class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
+class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When a process counts as hung, and how large logs become.
 
     Attributes:
@@ -116,10 +113,10 @@ class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
 
     hang: _PositiveSeconds = 120.0
     stall: _PositiveSeconds = 1800.0
-    log_bytes: Annotated[int, Meta(ge=1 << 16)] = 64 << 20
+    log_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 64 << 20
 
 
-class Limit(Struct, frozen=True, forbid_unknown_fields=True):
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one user may have at a time; null is no limit.
 
     Attributes:
@@ -130,13 +127,13 @@ class Limit(Struct, frozen=True, forbid_unknown_fields=True):
             exempt.
     """
 
-    devices: Annotated[int, Meta(ge=0)] | None = None
-    runs: Annotated[int, Meta(ge=0)] | None = None
-    disk: Annotated[int, Meta(ge=0)] | None = None
+    devices: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    runs: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    disk: Annotated[int, msgspec.Meta(ge=0)] | None = None
     priority: int = 0
 
 
-class Queue(Struct, frozen=True, forbid_unknown_fields=True):
+class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who runs next, and how much each user may have.
 
     Attributes:
@@ -155,7 +152,7 @@ class Queue(Struct, frozen=True, forbid_unknown_fields=True):
         return self.users.get(user, self.limits)
 
 
-class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
+class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who may do what in a daemon that several users share.
 
     Attributes:
@@ -167,27 +164,27 @@ class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
     admins: list[str] = []
 
 
-class Devices(Struct, frozen=True, forbid_unknown_fields=True):
+class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The devices of a machine without a GPU.
 
     Attributes:
         cpu_slots: how many pools compute on the CPU at a time.
     """
 
-    cpu_slots: Annotated[int, Meta(gt=0, le=64)] = 1
+    cpu_slots: Annotated[int, msgspec.Meta(gt=0, le=64)] = 1
 
 
-class Metrics(Struct, frozen=True, forbid_unknown_fields=True):
+class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures for Prometheus.
 
     Attributes:
         port: port on 127.0.0.1; every user of the machine can read what is served there.
     """
 
-    port: Annotated[int, Meta(gt=0, le=65535)] | None = None
+    port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | None = None
 
 
-class Tui(Struct, frozen=True, forbid_unknown_fields=True):
+class Tui(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How `lorad tui` looks and what it allows.
 
     Attributes:
@@ -201,7 +198,7 @@ class Tui(Struct, frozen=True, forbid_unknown_fields=True):
     readonly: bool = False
 
 
-class Config(Struct, frozen=True, forbid_unknown_fields=True):
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What holds for every run of a box.
 
     Attributes:
@@ -219,7 +216,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     storage: Path | None = None
     idle_timeout: float = 600.0
-    disk_budget: Annotated[int, Meta(gt=0)] | None = None
+    disk_budget: Annotated[int, msgspec.Meta(gt=0)] | None = None
     environment: list[_Variable] = []
     secrets: dict[_Variable, Path] = {}
     supervision: Supervision = Supervision()

@@ -6,8 +6,6 @@ A container or a batch system grants less than the machine has: by CPU affinity,
 it; the least counts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator

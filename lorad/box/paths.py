@@ -1,7 +1,5 @@
 """Where everything lies: `LORAD_HOME`, run directories, attempt directories, sockets."""
 
-from __future__ import annotations
-
 import grp
 import hashlib
 import os

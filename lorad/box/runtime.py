@@ -20,8 +20,6 @@ Who decides, strongest first; each setting on its own:
 The figures behind it are in `tests/benchmarks/NOTES.md`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ YAML, of owner -> token or list of tokens. A token may stand there as `sha256:` 
 file must be readable by its owner only, and is read again when it changes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

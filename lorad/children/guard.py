@@ -14,8 +14,6 @@ SIGTERM is passed on to the child; KILL_NOW kills it. The guard exits with the c
 signal.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

@@ -1,7 +1,5 @@
 """What another Python has installed and whether it works, found out by asking it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

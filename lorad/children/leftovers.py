@@ -5,8 +5,6 @@ there be one. `python -m lorad.children.leftovers DIRECTORY` does the same as `c
 another user, as that one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

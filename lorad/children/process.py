@@ -1,7 +1,5 @@
 """The life of one child process, which ends with the pool that started it, whatever dies first."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

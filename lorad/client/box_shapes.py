@@ -1,7 +1,5 @@
 """The answers of the daemon about pools, devices, itself and its files. UNSET: the answer has no such key."""
 
-from __future__ import annotations
-
 from msgspec import UNSET, Struct, UnsetType
 
 from lorad.protocol.status import Capacity

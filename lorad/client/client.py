@@ -6,8 +6,6 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
 LoradError.
 """
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -16,57 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from lorad.box.paths import Home, default_home
-from lorad.client.box_shapes import (
-    Census,
-    Collected,
-    Device,
-    Orphan,
-    Pool,
-    Shutdown,
-    Status,
-    Verification,
-)
-from lorad.client.requests import (
-    AdapterRequest,
-    CollectRequest,
-    ExportRequest,
-    ForkRequest,
-    GenerateRequest,
-    HalvingRequest,
-    ModelRequest,
-    ResumeRequest,
-    RunRequest,
-    Sampling,
-    ServeRequest,
-    ShutdownRequest,
-    SwapRequest,
-    SweepRequest,
-)
-from lorad.client.shapes import (
-    Checkpoint,
-    Evaluation,
-    Event,
-    Exported,
-    Forked,
-    Generated,
-    LogPart,
-    Move,
-    Removed,
-    RemovedAlias,
-    Resumed,
-    Run,
-    RunDetails,
-    Sample,
-    Served,
-    ServedAlias,
-    Serving,
-    StartedSweep,
-    Step,
-    StoppedServing,
-    Swapped,
-    Sweep,
-    Version,
-)
+from lorad.client import box_shapes, requests, shapes
 from lorad.client.transport import Transport
 from lorad.errors import LoradError, NotFound
 
@@ -85,191 +33,206 @@ class Client:
         self.home = home or Home(default_home())
         self._http = transport or Transport(self.home.socket, timeout)
 
-    def patient(self, timeout: float) -> Client:
+    def patient(self, timeout: float) -> "Client":
         """Make the same client with another timeout, in seconds."""
         return Client(self.home, transport=self._http.patient(timeout))
 
     # -- the daemon ------------------------------------------------------------------------------------------
-    def status(self) -> Status:
-        return _as(Status, self._http.get("/v1/status"))
+    def status(self) -> box_shapes.Status:
+        return _as(box_shapes.Status, self._http.get("/v1/status"))
 
-    def shutdown(self, *, gateway: bool = False, pools: bool = False) -> Shutdown:
+    def shutdown(self, *, gateway: bool = False, pools: bool = False) -> box_shapes.Shutdown:
         """Ask the daemon to exit; runs continue, and so do gateway and pools unless they are to end as well.
 
         A pool with a run at work does not end."""
-        return _as(Shutdown, self._http.post("/v1/shutdown", ShutdownRequest(gateway, pools)))
+        return _as(
+            box_shapes.Shutdown, self._http.post("/v1/shutdown", requests.ShutdownRequest(gateway, pools))
+        )
 
-    def database(self) -> Census:
+    def database(self) -> box_shapes.Census:
         """Check the whole database, and its rows against the disk."""
-        return _as(Census, self._http.get("/v1/database"))
+        return _as(box_shapes.Census, self._http.get("/v1/database"))
 
-    def orphans(self) -> builtins.list[Orphan]:
-        return _as(builtins.list[Orphan], self._http.list_of("/v1/orphans"))
+    def orphans(self) -> builtins.list[box_shapes.Orphan]:
+        return _as(builtins.list[box_shapes.Orphan], self._http.list_of("/v1/orphans"))
 
-    def pools(self) -> builtins.list[Pool]:
-        return _as(builtins.list[Pool], self._http.list_of("/v1/pools"))
+    def pools(self) -> builtins.list[box_shapes.Pool]:
+        return _as(builtins.list[box_shapes.Pool], self._http.list_of("/v1/pools"))
 
-    def stop_pool(self, pool: str, *, force: bool = False) -> Pool:
+    def stop_pool(self, pool: str, *, force: bool = False) -> box_shapes.Pool:
         """End a pool. Raises Conflict while a run or a request uses it, unless by force: the runs then end,
         and can be resumed."""
-        return _as(Pool, self._http.delete(f"/v1/pools/{quote(pool)}?force={int(force)}"))
+        return _as(box_shapes.Pool, self._http.delete(f"/v1/pools/{quote(pool)}?force={int(force)}"))
 
-    def devices(self) -> builtins.list[Device]:
-        return _as(builtins.list[Device], self._http.list_of("/v1/devices"))
+    def devices(self) -> builtins.list[box_shapes.Device]:
+        return _as(builtins.list[box_shapes.Device], self._http.list_of("/v1/devices"))
 
-    def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Event]:
+    def events(self, after: int = 0, *, run: str | None = None) -> Iterator[shapes.Event]:
         """Events with id > after, for ever, as they happen (NDJSON); `after=-1`: only new ones. An event of
         kind `idle` comes every few seconds when nothing happens, so that a reader can look up."""
         query = {"after": after} | ({"run": run} if run else {})
         for event in self._http.stream("GET", f"/v1/events?{urlencode(query)}", None):
-            yield _as(Event, event)
+            yield _as(shapes.Event, event)
 
-    def history(self, run: str | None = None, *, limit: int = 200) -> builtins.list[Event]:
+    def history(self, run: str | None = None, *, limit: int = 200) -> builtins.list[shapes.Event]:
         """List the last events, of all that the caller may see or of one run: oldest first, at most 1000."""
         query = {"last": limit} | ({"run": run} if run else {})
-        return _as(builtins.list[Event], self._http.list_of(f"/v1/events?{urlencode(query)}"))
+        return _as(builtins.list[shapes.Event], self._http.list_of(f"/v1/events?{urlencode(query)}"))
 
     # -- runs ------------------------------------------------------------------------------------------------
-    def run(self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], name: str | None) -> Run:
+    def run(
+        self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], name: str | None
+    ) -> shapes.Run:
         """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths."""
-        request = RunRequest(spec, source, cwd, [*overrides], name)
-        return _as(Run, self._http.post("/v1/runs", request))
+        request = requests.RunRequest(spec, source, cwd, [*overrides], name)
+        return _as(shapes.Run, self._http.post("/v1/runs", request))
 
-    def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[Run]:
+    def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[shapes.Run]:
         """List runs, newest first; without `all`, the active ones and those of the last day.
 
         limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
         """
-        return _as(builtins.list[Run], self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}"))
+        return _as(builtins.list[shapes.Run], self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}"))
 
-    def named(self, names: Sequence[str]) -> builtins.list[Run]:
+    def named(self, names: Sequence[str]) -> builtins.list[shapes.Run]:
         """List the runs with these names, at most 100, newest first."""
         return _as(
-            builtins.list[Run],
+            builtins.list[shapes.Run],
             self._http.list_of(f"/v1/runs?names={','.join(quote(name) for name in names)}"),
         )
 
-    def show(self, run: str) -> RunDetails:
-        return _as(RunDetails, self._http.get(_path(run)))
+    def show(self, run: str) -> shapes.RunDetails:
+        return _as(shapes.RunDetails, self._http.get(_path(run)))
 
     def resume(
         self, run: str, *, step: int | None = None, steps: int | None = None, overrides: Sequence[str] = ()
-    ) -> Resumed:
+    ) -> shapes.Resumed:
         """Queue a new attempt from the checkpoint at `step` (default: the newest whole one).
 
         overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the
             like.
         """
-        request = ResumeRequest(step, steps, [*overrides])
-        return _as(Resumed, self._http.post(f"{_path(run)}/resume", request))
+        request = requests.ResumeRequest(step, steps, [*overrides])
+        return _as(shapes.Resumed, self._http.post(f"{_path(run)}/resume", request))
 
-    def pause(self, run: str) -> Run:
-        return _as(Run, self._http.post(f"{_path(run)}/pause"))
+    def pause(self, run: str) -> shapes.Run:
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/pause"))
 
-    def stop(self, run: str) -> Run:
-        return _as(Run, self._http.post(f"{_path(run)}/stop"))
+    def stop(self, run: str) -> shapes.Run:
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/stop"))
 
-    def kill(self, run: str) -> Run:
-        return _as(Run, self._http.post(f"{_path(run)}/kill"))
+    def kill(self, run: str) -> shapes.Run:
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/kill"))
 
-    def remove(self, run: str) -> Removed:
+    def remove(self, run: str) -> shapes.Removed:
         """Delete an ended or paused run with its directory."""
-        return _as(Removed, self._http.delete(_path(run)))
+        return _as(shapes.Removed, self._http.delete(_path(run)))
 
-    def steps(self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1) -> builtins.list[Step]:
+    def steps(
+        self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1
+    ) -> builtins.list[shapes.Step]:
         """Steps of the surviving lineage with step > after, in order. every: only multiples of it, at most
         `limit`, and the last step of all."""
         query = {"after": after, "limit": limit} | ({"every": every} if every > 1 else {})
-        return _as(builtins.list[Step], self._http.list_of(f"{_path(run)}/steps?{urlencode(query)}"))
+        return _as(builtins.list[shapes.Step], self._http.list_of(f"{_path(run)}/steps?{urlencode(query)}"))
 
-    def evals(self, run: str) -> builtins.list[Evaluation]:
-        return _as(builtins.list[Evaluation], self._http.list_of(f"{_path(run)}/evals"))
+    def evals(self, run: str) -> builtins.list[shapes.Evaluation]:
+        return _as(builtins.list[shapes.Evaluation], self._http.list_of(f"{_path(run)}/evals"))
 
-    def samples(self, run: str, *, step: int | None = None, limit: int = 1000) -> builtins.list[Sample]:
+    def samples(
+        self, run: str, *, step: int | None = None, limit: int = 1000
+    ) -> builtins.list[shapes.Sample]:
         """Read the samples of one step; by default those of the last."""
         query = {"limit": limit} | ({} if step is None else {"step": step})
-        return _as(builtins.list[Sample], self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}"))
+        return _as(
+            builtins.list[shapes.Sample], self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}")
+        )
 
-    def logs(self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20) -> LogPart:
+    def logs(
+        self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20
+    ) -> shapes.LogPart:
         """Read a part of a log, from a byte offset (negative: from the end)."""
         return _as(
-            LogPart,
+            shapes.LogPart,
             self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}"),
         )
 
-    def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> LogPart:
+    def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> shapes.LogPart:
         """Read the log of the `daemon`, or of the caller's `gateway`, as `logs` does.
 
         An admin's gateway is the one that everybody asks; any other user's is the one of their own versions.
         """
         return _as(
-            LogPart, self._http.get(f"/v1/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
+            shapes.LogPart,
+            self._http.get(f"/v1/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}"),
         )
 
     # -- versions --------------------------------------------------------------------------------------------
-    def adapters(self, run: str | None = None) -> builtins.list[Version]:
+    def adapters(self, run: str | None = None) -> builtins.list[shapes.Version]:
         return _as(
-            builtins.list[Version],
+            builtins.list[shapes.Version],
             self._http.list_of(f"/v1/versions?{urlencode({'run': run} if run else {})}"),
         )
 
-    def checkpoints(self, run: str) -> builtins.list[Checkpoint]:
-        return _as(builtins.list[Checkpoint], self._http.list_of(f"{_path(run)}/checkpoints"))
+    def checkpoints(self, run: str) -> builtins.list[shapes.Checkpoint]:
+        return _as(builtins.list[shapes.Checkpoint], self._http.list_of(f"{_path(run)}/checkpoints"))
 
-    def export(self, version: str, directory: str) -> Exported:
+    def export(self, version: str, directory: str) -> shapes.Exported:
         """Copy a version, verified, as a PEFT directory. `version`: run@number."""
         path = f"/v1/versions/{quote(version, safe='')}/export"
-        return _as(Exported, self._http.post(path, ExportRequest(directory)))
+        return _as(shapes.Exported, self._http.post(path, requests.ExportRequest(directory)))
 
-    def pin(self, version: str) -> Version:
+    def pin(self, version: str) -> shapes.Version:
         """Keep a version loaded and its files safe. The next request for it starts its pool."""
-        return _as(Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/pin"))
+        return _as(shapes.Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/pin"))
 
-    def unpin(self, version: str) -> Version:
-        return _as(Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/unpin"))
+    def unpin(self, version: str) -> shapes.Version:
+        return _as(shapes.Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/unpin"))
 
-    def aliases(self) -> builtins.list[ServedAlias]:
-        return _as(builtins.list[ServedAlias], self._http.list_of("/v1/aliases"))
+    def aliases(self) -> builtins.list[shapes.ServedAlias]:
+        return _as(builtins.list[shapes.ServedAlias], self._http.list_of("/v1/aliases"))
 
-    def alias_moves(self, alias: str) -> builtins.list[Move]:
+    def alias_moves(self, alias: str) -> builtins.list[shapes.Move]:
         """List the moves of an alias, newest first."""
-        return _as(builtins.list[Move], self._http.list_of(f"/v1/aliases/{quote(alias, safe='')}/moves"))
+        return _as(
+            builtins.list[shapes.Move], self._http.list_of(f"/v1/aliases/{quote(alias, safe='')}/moves")
+        )
 
-    def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Swapped:
+    def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> shapes.Swapped:
         """Serve another version under an alias, or the one before (`rollback`).
 
         The version is loaded and attested first; a refused one changes nothing. It returns when the gateway
         answers."""
-        request = SwapRequest(version, rollback)
-        return _as(Swapped, self._http.post(f"/v1/aliases/{quote(alias, safe='')}", request))
+        request = requests.SwapRequest(version, rollback)
+        return _as(shapes.Swapped, self._http.post(f"/v1/aliases/{quote(alias, safe='')}", request))
 
-    def remove_alias(self, alias: str) -> RemovedAlias:
-        return _as(RemovedAlias, self._http.delete(f"/v1/aliases/{quote(alias, safe='')}"))
+    def remove_alias(self, alias: str) -> shapes.RemovedAlias:
+        return _as(shapes.RemovedAlias, self._http.delete(f"/v1/aliases/{quote(alias, safe='')}"))
 
-    def verify(self, run: str) -> Verification:
+    def verify(self, run: str) -> box_shapes.Verification:
         """Hash what a run wrote again, audit it, and attest again what is loaded of it."""
-        return _as(Verification, self._http.post(f"{_path(run)}/verify"))
+        return _as(box_shapes.Verification, self._http.post(f"{_path(run)}/verify"))
 
-    def gc(self, *, dry_run: bool = False) -> Collected:
+    def gc(self, *, dry_run: bool = False) -> box_shapes.Collected:
         """Delete files that nothing can ask for."""
-        return _as(Collected, self._http.post("/v1/gc", CollectRequest(dry_run)))
+        return _as(box_shapes.Collected, self._http.post("/v1/gc", requests.CollectRequest(dry_run)))
 
     def serve(
-        self, model: str, adapters: Sequence[AdapterRequest], *, cwd: str, overrides: Sequence[str]
-    ) -> Served:
+        self, model: str, adapters: Sequence[requests.AdapterRequest], *, cwd: str, overrides: Sequence[str]
+    ) -> shapes.Served:
         """Keep a base warm and serve PEFT directories under aliases.
 
         overrides: `key=value` of a spec: rollout, pool, resources."""
-        request = ServeRequest(model, cwd, [*adapters], [*overrides])
-        return _as(Served, self._http.post("/v1/serve", request))
+        request = requests.ServeRequest(model, cwd, [*adapters], [*overrides])
+        return _as(shapes.Served, self._http.post("/v1/serve", request))
 
-    def stop_serving(self, model: str) -> StoppedServing:
+    def stop_serving(self, model: str) -> shapes.StoppedServing:
         """Let the pool of a base end when it is idle. Aliases stay."""
-        return _as(StoppedServing, self._http.post("/v1/serve/stop", ModelRequest(model)))
+        return _as(shapes.StoppedServing, self._http.post("/v1/serve/stop", requests.ModelRequest(model)))
 
-    def serving(self, model: str) -> Serving:
+    def serving(self, model: str) -> shapes.Serving:
         """Start the pool of `model`, an alias or run@version, and load it. Returns what the gateway needs."""
-        return _as(Serving, self._http.post("/v1/serving", ModelRequest(model)))
+        return _as(shapes.Serving, self._http.post("/v1/serving", requests.ModelRequest(model)))
 
     def sweep(
         self,
@@ -279,30 +242,30 @@ class Client:
         cwd: str,
         overrides: Sequence[str],
         name: str | None,
-        halving: HalvingRequest | None,
-    ) -> StartedSweep:
+        halving: requests.HalvingRequest | None,
+    ) -> shapes.StartedSweep:
         """Queue a run for each point of the grid that overrides with several values span."""
-        request = SweepRequest(spec, source, cwd, [*overrides], name, halving)
-        return _as(StartedSweep, self._http.post("/v1/sweeps", request))
+        request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving)
+        return _as(shapes.StartedSweep, self._http.post("/v1/sweeps", request))
 
-    def sweeps(self, name: str | None = None) -> builtins.list[Sweep]:
+    def sweeps(self, name: str | None = None) -> builtins.list[shapes.Sweep]:
         """List the sweeps, newest first, or the one of that name."""
         return _as(
-            builtins.list[Sweep],
+            builtins.list[shapes.Sweep],
             self._http.list_of("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else "")),
         )
 
     def fork(
         self, version: str, *, overrides: Sequence[str], name: str | None, steps: int | None, fresh: bool
-    ) -> Forked:
+    ) -> shapes.Forked:
         """Make a new run that begins with a version and its optimizer's state (fresh: without it)."""
-        request = ForkRequest([*overrides], name, steps, fresh)
-        return _as(Forked, self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", request))
+        request = requests.ForkRequest([*overrides], name, steps, fresh)
+        return _as(shapes.Forked, self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", request))
 
-    def generate(self, version: str, prompt: str, sampling: Sampling) -> Generated:
+    def generate(self, version: str, prompt: str, sampling: requests.Sampling) -> shapes.Generated:
         """Complete a prompt. `version`: an alias, run@number, or a run's name for its current version."""
-        request = GenerateRequest(version, prompt, sampling)
-        return _as(Generated, self._http.post("/v1/generate", request))
+        request = requests.GenerateRequest(version, prompt, sampling)
+        return _as(shapes.Generated, self._http.post("/v1/generate", request))
 
 
 def _as(kind: type[T], answer: Any) -> T:

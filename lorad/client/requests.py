@@ -4,8 +4,6 @@ A daemon ignores fields that it does not know, except those of `Sampling`, and h
 client leaves out.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta, Struct

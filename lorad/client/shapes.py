@@ -6,8 +6,6 @@ client ignores fields that it does not know and has defaults for what an older d
 are required.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import Struct

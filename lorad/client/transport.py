@@ -7,8 +7,6 @@ Everything raises DaemonUnreachable when nobody answers or the answer breaks off
 was sent (see `lorad.errors`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import msgspec
-from msgspec import Struct
 
 from lorad import __version__
 from lorad.errors import DaemonUnreachable, from_wire
@@ -73,7 +70,7 @@ class Transport:
     def get(self, path: str) -> Json:
         return self.one("GET", path, None)
 
-    def post(self, path: str, body: Struct | None = None) -> Json:
+    def post(self, path: str, body: msgspec.Struct | None = None) -> Json:
         return self.one("POST", path, body)
 
     def delete(self, path: str) -> Json:
@@ -84,7 +81,7 @@ class Transport:
         items: _Items = answer["items"]
         return items
 
-    def one(self, method: str, path: str, body: Struct | None) -> Json:
+    def one(self, method: str, path: str, body: msgspec.Struct | None) -> Json:
         answer = self.request(method, path, body)
         try:
             with answer.file:
@@ -93,7 +90,7 @@ class Transport:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
         return found
 
-    def stream(self, method: str, path: str, body: Struct | None) -> Iterator[Json]:
+    def stream(self, method: str, path: str, body: msgspec.Struct | None) -> Iterator[Json]:
         answer = self.request(method, path, body)
         try:
             with answer.file:
@@ -102,7 +99,7 @@ class Transport:
         except _CUT_OFF as error:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
 
-    def request(self, method: str, path: str, body: Struct | None) -> _Answer:
+    def request(self, method: str, path: str, body: msgspec.Struct | None) -> _Answer:
         try:
             answer = self._asked(method, path, b"" if body is None else msgspec.json.encode(body))
         except _CUT_OFF as error:

@@ -1,7 +1,5 @@
 """Describe a run in one line."""
 
-from __future__ import annotations
-
 from lorad.client.shapes import Run
 
 

@@ -9,8 +9,6 @@
 --end-orphans: end them.
 """
 
-from __future__ import annotations
-
 import sys
 
 from lorad.box.paths import Home, default_home

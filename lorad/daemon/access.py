@@ -6,8 +6,6 @@ of its runs. Other users may read where `sharing.read` is `all`. Admins may do e
 own user and `sharing.admins`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar

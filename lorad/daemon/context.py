@@ -3,8 +3,6 @@
 The store is an index, the disk is the truth; a new daemon does without the rest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Coroutine

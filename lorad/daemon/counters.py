@@ -1,7 +1,5 @@
 """Counters since the daemon began: answers, swaps, and followers of events."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The daemon from start to end: lock, adopt, answer, reconcile."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The newest events, read and encoded once for all who follow them."""
 
-from __future__ import annotations
-
 from collections import deque
 from itertools import accumulate, takewhile
 from typing import NamedTuple

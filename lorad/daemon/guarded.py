@@ -1,7 +1,5 @@
 """Verbs of the reconcile loop, each guarded alone: what is wrong with one item holds up no other."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

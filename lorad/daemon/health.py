@@ -2,8 +2,6 @@
 the run resumes as after any loss.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """A home has one daemon: the lock that the daemon holds, and the check that the home can be written to."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -5,8 +5,6 @@ It holds one JSON object a line, fsynced: {at, kind, …}. Lines of kind `rows` 
 of the database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """The reconcile loop's own state: what wakes it, what runs beside it, and what it could not do."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -2,8 +2,6 @@
 neither may be behind the other unnoticed.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 

@@ -1,7 +1,5 @@
 """A pool as the daemon sees it: its `pool.json`, its process, and its last status."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

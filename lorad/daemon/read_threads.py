@@ -5,8 +5,6 @@ what that POST did. If reads overlapped for ever the WAL could never be reset: w
 wait for a moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -2,8 +2,6 @@
 daemon.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A new daemon does without all of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Now and then the logs of all that is alive are looked at: drivers, pools and gateways."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 `lorad doctor`, `lorad daemon status`, `lorad list` and the dashboard show it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -5,8 +5,6 @@ Exit codes: 0 the attempt ended as it should (completed or stopped), 1 it failed
 not be written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -6,8 +6,6 @@ published, the first ones from version 0. So the step alone decides which versio
 whatever the timing: two runs of one spec do the same, and so does a resumed run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace

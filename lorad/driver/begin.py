@@ -2,8 +2,6 @@
 evaluate.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

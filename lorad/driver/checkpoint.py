@@ -1,7 +1,5 @@
 """A checkpoint: the pool writes the slot's state, the driver its own, one rename makes it whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

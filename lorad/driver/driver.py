@@ -3,8 +3,6 @@
 It holds no model weights and never imports torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 

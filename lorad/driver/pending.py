@@ -4,8 +4,6 @@ same.
 Prompts are not among them, but their place in the data, where a resume finds them again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

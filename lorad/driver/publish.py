@@ -2,8 +2,6 @@
 journaled.
 """
 
-from __future__ import annotations
-
 from lorad.driver.session import Session
 from lorad.protocol.calls import Publish, Published
 from lorad.protocol.journal import VersionFact

@@ -2,8 +2,6 @@
 a line into the log.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

@@ -6,8 +6,6 @@ LIFELINE is the read end of a pipe whose write end only the driver holds: when t
 went, the kernel kills this process group, even one that is stuck inside C code.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import inspect

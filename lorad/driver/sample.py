@@ -2,8 +2,6 @@
 before.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Verbs two and three: score the samples with the reward, and turn rewards into advantages."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lorad.driver.rewards import Score

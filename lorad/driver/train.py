@@ -1,7 +1,5 @@
 """Verb four: gradients and optimizer steps on the samples."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

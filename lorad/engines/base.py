@@ -12,8 +12,6 @@ under names that are never reused (`sorter@12`). Rules that every engine keeps, 
 - Base log-probabilities are the same before and after any load, unload, sleep and wake.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext

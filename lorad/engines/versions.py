@@ -2,8 +2,6 @@
 and the check of an adapter before it is loaded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping

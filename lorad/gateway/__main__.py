@@ -3,8 +3,6 @@
 `HOME front` and `HOME owner` are those of a home that several users share: see `shared/front.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

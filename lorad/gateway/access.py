@@ -4,8 +4,6 @@ On the socket that is this user and root, by the kernel's word, or all users if 
 everything; on TCP it is who has a token, see `lorad/box/tokens.py`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

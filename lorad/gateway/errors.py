@@ -1,7 +1,5 @@
 """Errors as OpenAI's clients know them: {"error": {"message", "type", "param", "code"}}."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from lorad import errors

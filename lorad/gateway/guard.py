@@ -1,7 +1,5 @@
 """Handles what all answers have in common: who may have them, and what errors look like."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Limits on what one request and one caller may take."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Lists what is served in the form of OpenAI's models, from the table alone."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from aiohttp import web

@@ -3,14 +3,11 @@
 Any other that would change the answer is refused by its name, never ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
 
 from lorad.gateway.errors import ApiError, refused
 from lorad.protocol.batch import Sampling
@@ -48,19 +45,19 @@ _UNSUPPORTED = "unsupported_parameter"
 _MOST_STOPS = 16
 
 
-class _StreamOptions(Struct, frozen=True):
+class _StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """How to sample; the defaults are OpenAI's. top_k: as in vLLM, 0 and -1 mean all."""
 
     model: str
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] = 0
-    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=1 << 30)] = 0
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
     seed: int | None = None
     stop: str | list[str] = []
     stream: bool = False
@@ -92,7 +89,7 @@ class CompletionWish(Wish, frozen=True, kw_only=True):
     """logprobs: of the tokens that were chosen, and of no others, whatever the number."""
 
     prompt: str | list[Any]
-    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     best_of: int | None = None
 
 
@@ -105,7 +102,7 @@ class ChatWish(Wish, frozen=True, kw_only=True):
 
     messages: list[dict[str, Any]]
     chat_template_kwargs: dict[str, Any] = {}
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     logprobs: bool = False
 
 

@@ -1,13 +1,10 @@
 """Runs a gateway until SIGTERM: it listens on its socket, and on TCP if a port is set."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -25,7 +22,7 @@ _PORT_SECONDS = 5.0  # between two tries to have a port that somebody else has
 _LOCAL = "127.0.0.1"
 
 
-async def serve(gateway: AbstractAsyncContextManager[object]) -> None:
+async def serve(gateway: contextlib.AbstractAsyncContextManager[object]) -> None:
     """Raises Conflict when another one answers there."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -38,7 +35,7 @@ async def serve(gateway: AbstractAsyncContextManager[object]) -> None:
         log.info("the gateway ends")
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def listening(
     app: web.Application, path: Path, bounds: Bounds, *, mode: int = 0o600, port: int | None = None
 ) -> AsyncIterator[None]:

@@ -1,7 +1,5 @@
 """The table of what is served under which name, as the daemon last wrote it: `lorad/protocol/served.py`."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ bounded memory.
 The counts are written to a file, off the event loop; requests are served even if that fails.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -13,7 +11,6 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -191,7 +188,7 @@ def _is_refusal(error: BaseException | None) -> bool:
     return isinstance(known, ApiError) and known.status < 500
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def reporting(traffic: Traffic, path: Path) -> AsyncIterator[None]:
     """The file is there from here on, and gone at the end."""
     await asyncio.to_thread(put, path, traffic.report())

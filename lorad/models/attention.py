@@ -1,7 +1,5 @@
 """How a phase attends: the one part of the forward that differs between training, prefill and decode."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import Tensor

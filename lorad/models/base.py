@@ -1,13 +1,10 @@
 """The frozen base model in memory: fused weights that nobody writes to."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from lorad.models.config import ModelConfig
 
@@ -16,17 +13,17 @@ from lorad.models.config import ModelConfig
 class Layer:
     """One decoder layer. Linear weights are [out, in], those of one group stacked on out."""
 
-    input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 kv) * head_dim, hidden]
-    qkv_bias: Tensor | None
-    qk_norm: Tensor | None  # [heads + kv, head_dim]: q_norm and k_norm, repeated per head
-    o: Tensor  # [hidden, heads * head_dim]
-    o_bias: Tensor | None
-    post_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    gate_up_bias: Tensor | None
-    down: Tensor  # [hidden, intermediate]
-    down_bias: Tensor | None
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [(heads + 2 kv) * head_dim, hidden]
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None  # [heads + kv, head_dim]: q_norm and k_norm, repeated per head
+    o: torch.Tensor  # [hidden, heads * head_dim]
+    o_bias: torch.Tensor | None
+    post_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 * intermediate, hidden]
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor  # [hidden, intermediate]
+    down_bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +33,14 @@ class Base:
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
-    embed: Tensor  # [vocab, hidden]
+    embed: torch.Tensor  # [vocab, hidden]
     layers: tuple[Layer, ...]
-    norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the same tensor as `embed` when tied
-    cos: Tensor  # [max positions, head_dim]
-    sin: Tensor  # [max positions, head_dim], the first half negated (see `ops.Rope`)
+    norm: torch.Tensor  # [hidden]
+    head: torch.Tensor  # [vocab, hidden]; the same tensor as `embed` when tied
+    cos: torch.Tensor  # [max positions, head_dim]
+    sin: torch.Tensor  # [max positions, head_dim], the first half negated (see `ops.Rope`)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight once, under a stable name, in a stable order."""
         yield "embed", self.embed
         for index, layer in enumerate(self.layers):

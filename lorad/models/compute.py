@@ -1,7 +1,5 @@
 """The one thread that owns torch in a pool. Its quantum is one decode step or one micro-batch."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -6,12 +6,9 @@ out. Not
 computed: dropout, sliding windows, quantization, mixture of experts (see `lorad.models.config`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from lorad.models.attention import Attention
@@ -19,23 +16,23 @@ from lorad.models.base import Base, Layer
 from lorad.models.lora import LoraApply
 from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swiglu
 
-LayerForward = Callable[[Tensor], Tensor]
+LayerForward = Callable[[torch.Tensor], torch.Tensor]
 """One layer: [tokens, hidden] to the same."""
 
 
-def at_once(layer: LayerForward, x: Tensor) -> Tensor:
+def at_once(layer: LayerForward, x: torch.Tensor) -> torch.Tensor:
     """Run a layer plainly, without recomputation."""
     return layer(x)
 
 
 def hidden(
     base: Base,
-    ids: Tensor,
-    positions: Tensor,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
     attention: Attention,
     lora: LoraApply | None = None,
-    run: Callable[[LayerForward, Tensor], Tensor] = at_once,
-) -> Tensor:
+    run: Callable[[LayerForward, torch.Tensor], torch.Tensor] = at_once,
+) -> torch.Tensor:
     """Return the normalised last hidden state, [batch, time, hidden].
 
     ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`. run:
@@ -47,7 +44,7 @@ def hidden(
     x = F.embedding(ids.reshape(-1), base.embed)
     for index, layer in enumerate(base.layers):
 
-        def forward(x: Tensor, index: int = index, layer: Layer = layer) -> Tensor:
+        def forward(x: torch.Tensor, index: int = index, layer: Layer = layer) -> torch.Tensor:
             x = x + _attend(base, index, layer, x, ids.shape, rope, attention, lora)
             return x + _feed_forward(base, index, layer, x, lora)
 
@@ -55,7 +52,7 @@ def hidden(
     return rms_norm(x, base.norm, base.config.rms_norm_eps).view(*ids.shape, -1)
 
 
-def logits(base: Base, states: Tensor, lora: LoraApply | None = None) -> Tensor:
+def logits(base: Base, states: torch.Tensor, lora: LoraApply | None = None) -> torch.Tensor:
     """[..., hidden] -> [..., vocab].
 
     Select the positions first: a non-contiguous slice is copied before the matmul.
@@ -68,12 +65,12 @@ def _attend(
     base: Base,
     index: int,
     layer: Layer,
-    x: Tensor,
+    x: torch.Tensor,
     shape: torch.Size,
     rope: Rope,
     attention: Attention,
     lora: LoraApply | None,
-) -> Tensor:
+) -> torch.Tensor:
     config = base.config
     heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
@@ -83,14 +80,21 @@ def _attend(
     return _linear(out.reshape(-1, heads * dim), layer.o, layer.o_bias, index, "o", lora)
 
 
-def _feed_forward(base: Base, index: int, layer: Layer, x: Tensor, lora: LoraApply | None) -> Tensor:
+def _feed_forward(
+    base: Base, index: int, layer: Layer, x: torch.Tensor, lora: LoraApply | None
+) -> torch.Tensor:
     normed = rms_norm(x, layer.post_norm, base.config.rms_norm_eps)
     gate_up = _linear(normed, layer.gate_up, layer.gate_up_bias, index, "gate_up", lora)
     return _linear(swiglu(gate_up), layer.down, layer.down_bias, index, "down", lora)
 
 
 def _linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, group: str, lora: LoraApply | None
-) -> Tensor:
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    layer: int,
+    group: str,
+    lora: LoraApply | None,
+) -> torch.Tensor:
     y = linear(x, weight, bias)
     return y if lora is None else lora.apply(layer, group, x, y)

@@ -1,7 +1,5 @@
 """A model as a directory: where it is, what it is, and whether it is whole. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

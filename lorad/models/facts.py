@@ -4,8 +4,6 @@ files.
 The builtin backend computes few architectures, and says so; other backends take more. Imports no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -2,12 +2,9 @@
 masked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from lorad.models.attention import causal, masked
@@ -70,7 +67,7 @@ class KVCache:
         for layer in self.layers:
             layer[:, holes, :, :span] = layer[:, movers, :, :span]
 
-    def fill(self, start: int, other: KVCache, rows: Tensor) -> None:
+    def fill(self, start: int, other: "KVCache", rows: torch.Tensor) -> None:
         """Slots from `start` on become copies of the slots `rows` (int64) of another: one prompt, many
         samples.
         """
@@ -85,7 +82,7 @@ class PrefillAttention:
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         keys, values = self.cache.layers[layer]
         keys[:, :, : k.shape[1]] = k.transpose(1, 2)
         values[:, :, : v.shape[1]] = v.transpose(1, 2)
@@ -99,7 +96,7 @@ class ExtendAttention:
     sequence: padding goes there, and is never seen.
     """
 
-    def __init__(self, cache: KVCache, starts: Tensor, time: int) -> None:
+    def __init__(self, cache: KVCache, starts: torch.Tensor, time: int) -> None:
         self.cache = cache
         positions = starts[:, None] + torch.arange(time, device=starts.device)
         self.slots = torch.arange(cache.slots, device=starts.device)[:, None]
@@ -107,7 +104,7 @@ class ExtendAttention:
         seen = torch.arange(cache.length, device=starts.device) <= positions[..., None]
         self.mask = seen[:, None]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         keys, values = self.cache.layers[layer]
         keys[self.slots, :, self.places] = k
         values[self.slots, :, self.places] = v
@@ -122,7 +119,7 @@ class DecodeAttention:
     alone.
     """
 
-    def __init__(self, cache: KVCache, positions: Tensor, span: int) -> None:
+    def __init__(self, cache: KVCache, positions: torch.Tensor, span: int) -> None:
         self.cache, self.span, self.rows = cache, span, len(positions)
         heads, device, dtype = cache.shape[2], positions.device, cache.layers[0].dtype
         every = torch.arange(self.rows * heads, device=device) * cache.length
@@ -133,7 +130,7 @@ class DecodeAttention:
         self.scale = cache.shape[4] ** -0.5
         self.attend = self._fused if device.type == "cuda" else self._products
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         _, _, heads, _, dim = self.cache.shape
         keys, values = self.cache.layers[layer].unbind(0)
         keys.view(-1, dim).index_copy_(0, self.places, k.reshape(-1, dim))
@@ -142,11 +139,11 @@ class DecodeAttention:
         folded = q.reshape(self.rows, heads, -1, dim)  # the query heads of one kv head, side by side
         return self.attend(folded, keys[seen], values[seen]).reshape(q.shape)
 
-    def _fused(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _fused(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         mask = self.bias.expand(-1, -1, q.shape[2], -1)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
-    def _products(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _products(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Attend by two batched products: on a CPU they are faster than the fused kernel, which is made for
         long queries.
         """

@@ -1,13 +1,10 @@
 """Tensors from safetensors files into a `Base`. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from lorad.errors import SpecError
 from lorad.models.base import Base, Layer
@@ -54,10 +51,10 @@ class _Source:
                 ) from error
         self.rest = set(self.files)
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int) -> torch.Tensor:
         return self.stack([name], [shape[0]], *shape[1:])
 
-    def stack(self, names: Sequence[str], rows: Sequence[int], *columns: int) -> Tensor:
+    def stack(self, names: Sequence[str], rows: Sequence[int], *columns: int) -> torch.Tensor:
         """Return the tensors one above the other, in one allocation: no second copy of a weight exists at any
         time.
         """
@@ -67,12 +64,12 @@ class _Source:
             HEART.progress()
         return whole
 
-    def _mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A view of the file, to be copied before the next is asked for."""
         if name not in self.files:
             raise SpecError(f"{self.directory}: no tensor {name}", hint="complete the download")
         with safe_open(self.files[name], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
+            tensor: torch.Tensor = file.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise SpecError(
                 f"{self.files[name]}: {name} has shape {tuple(tensor.shape)}, config.json says {shape}",
@@ -81,7 +78,7 @@ class _Source:
         self.rest.discard(name)
         return tensor
 
-    def check_rest(self, embed: Tensor) -> None:
+    def check_rest(self, embed: torch.Tensor) -> None:
         """Check that unread tensors change nothing: a second copy of tied embeddings, frequencies that
         config.json implies.
         """
@@ -102,15 +99,15 @@ class _Source:
 def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
     prefix, shapes = f"model.layers.{index}.", linear_shapes(config)
 
-    def norm(name: str, size: int = config.hidden_size) -> Tensor:
+    def norm(name: str, size: int = config.hidden_size) -> torch.Tensor:
         return source.take(f"{prefix}{name}.weight", size)
 
-    def linear(group: str) -> Tensor:
+    def linear(group: str) -> torch.Tensor:
         modules = [prefix + module for module in GROUPS[group]]
         rows = [shapes[module][0] for module in modules]
         return source.stack([f"{module}.weight" for module in modules], rows, shapes[modules[0]][1])
 
-    def bias(group: str, there: bool) -> Tensor | None:
+    def bias(group: str, there: bool) -> torch.Tensor | None:
         modules = [prefix + module for module in GROUPS[group]]
         return (
             source.stack([f"{m}.bias" for m in modules], [shapes[m][0] for m in modules]) if there else None
@@ -131,6 +128,6 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
     )
 
 
-def _qk_norm(source: _Source, config: ModelConfig, prefix: str) -> Tensor:
+def _qk_norm(source: _Source, config: ModelConfig, prefix: str) -> torch.Tensor:
     q, k = (source.take(f"{prefix}self_attn.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm"))
     return torch.cat([q.expand(config.num_attention_heads, -1), k.expand(config.num_key_value_heads, -1)])

@@ -1,14 +1,11 @@
 """LoRA (arXiv 2106.09685) beside the fused base linears: y = W x + scale * B (A x)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from lorad.models.base import Base
@@ -16,14 +13,14 @@ from lorad.models.config import GROUPS
 from lorad.models.directory import linear_shapes
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
-_Pair = tuple[Tensor, Tensor]
+_Pair = tuple[torch.Tensor, torch.Tensor]
 """A fused (A [rank, in], B [out, rank]); the scale is already in B."""
 
 
 class LoraApply(Protocol):
     """What the forward asks of an adapter."""
 
-    def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
+    def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the group's output with the adapter: y + delta(x); y itself when the adapter has nothing
         there.
 
@@ -69,7 +66,7 @@ class FrozenLora:
             if pair is not None:
                 self.pairs[place] = (pair[0].to(base.device, base.dtype), pair[1].to(base.device, base.dtype))
 
-    def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
+    def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         pair = self.pairs.get((layer, group))
         if pair is None:
             return y
@@ -119,7 +116,7 @@ class MixedLora:
             self.stacks[place] = a, pair[1].new_zeros(self.count, pair[1].shape[0], rank)
         self.numbers = [0] * self.count
         self.fill(loras)
-        self.gather: Tensor | None = None
+        self.gather: torch.Tensor | None = None
         self.place = torch.zeros(0, dtype=torch.int64, device=base.device)
         if per and self.count > 1:
             self.gather = torch.zeros(self.count * per, dtype=torch.int64, device=base.device)
@@ -157,7 +154,7 @@ class MixedLora:
             self.gather.copy_(found)
             self.place[: len(owner)] = home
 
-    def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
+    def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         pair = self.stacks.get((layer, group))
         if pair is None:
             return y
@@ -170,7 +167,7 @@ class MixedLora:
         return y.add_(delta.index_select(0, self.place[: len(y)]))
 
 
-def _put(a: Tensor, b: Tensor, pair: _Pair | None) -> None:
+def _put(a: torch.Tensor, b: torch.Tensor, pair: _Pair | None) -> None:
     a.zero_()
     b.zero_()
     if pair is not None:

@@ -3,8 +3,6 @@
 For float32 on a CPU only: bfloat16 would round small adapters away, and a large base has little to gain.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Without a gradient to come they are the plain calls, so trainer and engine compu
 runs in the dtype of its input on any device; sums of squares are taken in fp32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

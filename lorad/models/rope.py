@@ -4,18 +4,17 @@ says.
 Everything is fp32 and in transformers' order of operations: the frequencies are the same to the last bit.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
-from torch import Tensor
 
 from lorad.models.config import ModelConfig
 from lorad.models.rope_parameters import RopeParameters
 
 
-def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(cos, sin), each [max positions, head_dim], the first half of sin negated; computed in fp32,
     then cast.
     """
@@ -28,7 +27,7 @@ def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     )
 
 
-def frequencies(rope: RopeParameters, dim: int) -> Tensor:
+def frequencies(rope: RopeParameters, dim: int) -> torch.Tensor:
     """Radians per position, fp32 [dim / 2], highest first."""
     powers = rope.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.rope_type == "linear":
@@ -40,7 +39,7 @@ def frequencies(rope: RopeParameters, dim: int) -> Tensor:
     return 1.0 / powers
 
 
-def _llama3(rope: RopeParameters, plain: Tensor) -> Tensor:
+def _llama3(rope: RopeParameters, plain: torch.Tensor) -> torch.Tensor:
     """Llama 3.1 (arXiv 2407.21783): long wavelengths are stretched, short ones kept, those between are
     blended.
     """
@@ -52,7 +51,7 @@ def _llama3(rope: RopeParameters, plain: Tensor) -> Tensor:
     return torch.where(wavelength > trained / low, plain / rope.factor, inner)
 
 
-def _yarn(rope: RopeParameters, powers: Tensor, dim: int) -> Tensor:
+def _yarn(rope: RopeParameters, powers: torch.Tensor, dim: int) -> torch.Tensor:
     """YaRN (arXiv 2309.00071): a ramp from kept to stretched between the dimensions that turn beta_fast and
     beta_slow times within the trained length.
     """

@@ -8,8 +8,6 @@ saves nothing, and a debt that it left is forgiven as rounds go by. So nobody st
 off by coming late.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -34,7 +32,7 @@ class Account(ABC):
 
     @property
     @abstractmethod
-    def parties(self) -> Collection[Party]:
+    def parties(self) -> "Collection[Party]":
         """Return the parties whose weight the account has, each once."""
 
 
@@ -50,7 +48,7 @@ class Party(Account):
         self.waited = 0.0
 
     @property
-    def parties(self) -> Collection[Party]:
+    def parties(self) -> "Collection[Party]":
         return (self,)
 
 

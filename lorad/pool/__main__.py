@@ -3,8 +3,6 @@
 Exit code 1: it could not start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

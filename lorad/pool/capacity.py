@@ -2,8 +2,6 @@
 and how trainer and engine share the memory of a device.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

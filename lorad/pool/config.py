@@ -1,7 +1,5 @@
 """Reading `pool.json`, and where the pool's log is."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

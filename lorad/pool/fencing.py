@@ -4,8 +4,6 @@ A mutating call becomes a task of its own, which no broken connection stops; its
 recorded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator

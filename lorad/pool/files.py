@@ -2,8 +2,6 @@
 publishing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor, wait

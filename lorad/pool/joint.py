@@ -3,8 +3,6 @@
 Calls that wait at the same time are done together, up to a number of tokens; larger ones go alone, in turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, field

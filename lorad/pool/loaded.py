@@ -5,8 +5,6 @@ The engine's name is the version's own; only when that was used before (a versio
 published again by a later attempt) it gets a suffix, because an engine never sees a name twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

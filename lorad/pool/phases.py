@@ -9,8 +9,6 @@ A trainer that can give its base back does so before the engine wakes, and has i
 sleeps: the trainer's base and the engine's cache are never there at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -107,7 +106,7 @@ class Service:
 
     async def _answer(self, wire: _Wire, call: Call) -> None:
         with contextlib.suppress(OSError):  # the peer is gone: its connection ends by itself
-            async with aclosing(_answers(self._pool, call)) as replies:
+            async with contextlib.aclosing(_answers(self._pool, call)) as replies:
                 async for reply in replies:
                     await wire.send(reply)
 
@@ -203,7 +202,7 @@ async def _answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
             if kind.item is None:
                 yield Answer(call.id, "result", await _plain(pool, call, kind, args))
                 return
-            async with aclosing(STREAMS[call.verb](pool, call, args)) as items:
+            async with contextlib.aclosing(STREAMS[call.verb](pool, call, args)) as items:
                 async for item in items:
                     yield Answer(call.id, "item" if isinstance(item, kind.item) else "result", item)
     except LoradError as error:

@@ -1,7 +1,5 @@
 """Everything that a pool is while it runs; verbs read and change it."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 

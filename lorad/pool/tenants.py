@@ -1,7 +1,5 @@
 """The runs in a pool: each has a slot, a current version, the ones before it, and turns by its priority."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """What a pool does: the trainer's work as tokens, seconds and memory, the tokens trained in the last seconds,
 and since when nobody has asked it for anything."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque
@@ -11,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
-from msgspec import Struct
 
 from lorad.models.turns import caller
 from lorad.protocol.batch import Batch
@@ -52,7 +49,7 @@ def peak_of(name: str) -> float | None:
     return _PEAKS[max(fitting, key=len)] if fitting else None
 
 
-class Rate(Struct, frozen=True):
+class Rate(msgspec.Struct, frozen=True):
     """parameters: of the base, those that one token meets. peak: flops per second of all of the trainer's
     devices.
     """

@@ -5,8 +5,6 @@ memory.
 `lorad.protocol.preflight`. What user code prints meanwhile goes to stderr. The exit code is 0.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

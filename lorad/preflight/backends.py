@@ -1,7 +1,5 @@
 """Backends of a spec, looked at before anything starts: their names, and the keys that are for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 

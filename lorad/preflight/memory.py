@@ -1,7 +1,5 @@
 """Memory that this process could still get, and what the bases of a run take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

@@ -3,8 +3,6 @@
 Imported late: it brings an HTTP client.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The calling side of the pool's protocol: a plain blocking connection, one call at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

@@ -1,7 +1,5 @@
 """`params.json` in the directory of an attempt, which the daemon writes and the driver reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

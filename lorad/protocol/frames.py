@@ -7,8 +7,6 @@ socket's.
 Arrays in a header are replaced by an extension (dtype, shape, buffer index).
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar

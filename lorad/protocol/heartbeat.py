@@ -6,8 +6,6 @@ anywhere. A process does nothing while it waits for another one that is judged b
 time-out: so a slow machine never makes it look stalled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Files that an attempt read beside the weights: what they were then, and whether they have changed."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

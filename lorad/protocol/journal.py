@@ -10,8 +10,6 @@ Kinds and their data (docs of the fields: the structs below):
     warning     something to look at: {message}           end         the attempt is over: EndFact
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """A Unix socket of one of our processes: for its owner (and root) only."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pwd

@@ -1,7 +1,5 @@
 """What a gateway serves under which name: `table.json` in its directory, which the daemon replaces whole."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 FILE = "table.json"

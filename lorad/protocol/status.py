@@ -1,7 +1,5 @@
 """What a pool is, and what it does now: the answers to `hello` and `status`."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 

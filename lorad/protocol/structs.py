@@ -5,8 +5,6 @@ code: two threads that are first at the same moment end the process by SIGSEGV (
 daemon that asked two pools at once how they are).
 """
 
-from __future__ import annotations
-
 import msgspec
 
 

@@ -1,7 +1,5 @@
 """Group-relative advantages of GRPO (Shao et al., 2024, DeepSeekMath, section 4.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
-from __future__ import annotations
-
 from lorad.errors import SpecError
 from lorad.spec.model import Spec
 

@@ -1,7 +1,5 @@
 """Builtin rewards, and what a reward function is given and may return."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation

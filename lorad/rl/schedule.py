@@ -1,7 +1,5 @@
 """The learning rate of a step, as a pure function: nothing to save, nothing to restore."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

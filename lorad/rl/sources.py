@@ -1,7 +1,5 @@
 """Rows of data files and hub datasets, each with the place that an error about it names."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 long or too much.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A model's tokenizer, read from its directory without transformers, and its chat template."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 the message names the key and what it may be.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from typing import Any, get_args

@@ -8,8 +8,6 @@ Every value is checked here as far as the value alone shows (types, ranges, name
 properties.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Numbers with bounds, as a spec and requests have them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta

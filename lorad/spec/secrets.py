@@ -1,8 +1,6 @@
 """Secrets have no place in a spec: it is stored, shown to all who may see the run, and copied into forks and
 logs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

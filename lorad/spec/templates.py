@@ -1,7 +1,5 @@
 """Specs to begin with: what `lorad init` writes and the form of a new run offers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

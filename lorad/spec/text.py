@@ -4,8 +4,6 @@ YAML as its 1.2 core schema reads it: `3e-5` is a number, `yes` and `1:30` are t
 errors say the line. Nothing in a spec can run code or blow up in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache

@@ -4,8 +4,6 @@ Keys come once, and errors say the line. Nothing in it can run code, or take mor
 should: what it holds is counted before any of it is made.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

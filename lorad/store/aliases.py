@@ -1,7 +1,5 @@
 """Aliases: names that serve a version each, and the log of their moves, which outlives them."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 For `lorad doctor`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections import Counter

@@ -1,7 +1,5 @@
 """Checkpoints from which a run can resume."""
 
-from __future__ import annotations
-
 import time
 
 from lorad.store.db import Rows, Store

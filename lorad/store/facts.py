@@ -4,8 +4,6 @@ What no driver of lorad writes is refused: the journal may belong to another use
 much is cut.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sqlite3

@@ -6,8 +6,6 @@ from its start: facts replace their own rows, rows whose record is gone no longe
 never seen before are new.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps and evaluations that count: those of the surviving lineage."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

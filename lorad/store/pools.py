@@ -1,7 +1,5 @@
 """Pools and the devices that they hold."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

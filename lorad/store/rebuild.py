@@ -1,7 +1,5 @@
 """A database built from facts: the rows in the daemon's journal, and the journals of the runs."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

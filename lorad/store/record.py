@@ -6,8 +6,6 @@ how far journal and database are relative to each other. Steps, versions and the
 of the runs and are not noted.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The rows of the database as the store returns them: one frozen Struct for each table."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal

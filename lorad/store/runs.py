@@ -1,7 +1,5 @@
 """Runs and their attempts."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import time

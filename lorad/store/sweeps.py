@@ -1,7 +1,5 @@
 """Sweeps: a grid of runs, and what successive halving decided of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

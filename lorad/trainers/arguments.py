@@ -1,7 +1,5 @@
 """What `trainer.backend_args` may say. Imports no backend: the preflight reads it, and every rank."""
 
-from __future__ import annotations
-
 ATTENTION = "attn_implementation"
 """The only argument of fsdp: a name, as transformers has them."""
 SPLITS = {

@@ -12,8 +12,6 @@ checked by `tests/conformance/trainer_suite.py`:
     fresh.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence

@@ -6,8 +6,6 @@ with them. Gradients are not among them: a checkpoint is taken after a step. Eve
 before anything is changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 arXiv 1711.05101) over flat vectors, and the norm that clipping looks at.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

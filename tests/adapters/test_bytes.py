@@ -2,8 +2,6 @@
 manifest.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Version and checkpoint directories: whole or not there, immutable, every byte accounted for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """PEFT directories: what is written loads elsewhere, what is read means exactly one adapter."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

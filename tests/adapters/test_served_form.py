@@ -1,7 +1,5 @@
 """The form in which servers read adapters: whole groups, one scale, and the same change of the base."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path

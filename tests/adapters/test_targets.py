@@ -1,7 +1,5 @@
 """Names of target modules, in every form that users write them."""
 
-from __future__ import annotations
-
 import pytest
 
 from lorad.adapters.targets import match_modules

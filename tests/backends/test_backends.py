@@ -1,7 +1,5 @@
 """Trainers and engines are found by name, or by the place of a class."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """`lorad doctor --engine`, where no server is installed, reports what is wrong and what to do about it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ Compare the
 ratios: the seconds belong to this machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """The table of `make bench`: what is compared with what, and what is wanted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The result of `make bench` as a table on stderr."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The table of `make bench`: every row is measured, and judged the right way round."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from tests.benchmarks.bench import line

@@ -1,7 +1,5 @@
 """Threads, waiting and malloc: what is chosen for which machine, and who may decide otherwise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

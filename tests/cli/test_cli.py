@@ -1,7 +1,5 @@
 """The command line, typed as a user would."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -2,8 +2,6 @@
 lorad's own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -4,8 +4,6 @@ What commands print is kept in tests/data/tables. `make snapshots` writes those 
 `git diff` changed before you keep it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

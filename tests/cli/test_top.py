@@ -1,7 +1,5 @@
 """`lorad top`: what the dashboard shows, in plain tables, for scripts, and again and again."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -5,8 +5,6 @@ A backend's test class derives from `EngineSuite` and gives two fixtures: `engin
 linears).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

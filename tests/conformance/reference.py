@@ -1,7 +1,5 @@
 """transformers and peft as the judge: a small random model, and what they say about a batch on it."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A slot on disk continues exactly where it was saved; a damaged one is refused."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

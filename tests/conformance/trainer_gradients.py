@@ -1,7 +1,5 @@
 """How gradients accumulate and how a step applies them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Gradients are not part of the protocol: they are seen through their norm and thr
 whose `eps` dwarfs them: with `PLAIN` at the rate `PLAIN.eps` a step subtracts the gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 

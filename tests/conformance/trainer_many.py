@@ -1,7 +1,5 @@
 """Several slots in one call: each gets what a call of its own would have given it."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path

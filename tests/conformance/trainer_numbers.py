@@ -1,7 +1,5 @@
 """What a trainer's numbers mean: transformers and peft are the judge."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

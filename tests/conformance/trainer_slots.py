@@ -1,7 +1,5 @@
 """Slots: what opens, what is refused, and that they touch neither the base nor each other."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

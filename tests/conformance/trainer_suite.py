@@ -2,8 +2,6 @@
 does.
 """
 
-from __future__ import annotations
-
 from tests.conformance.trainer_checkpoints import Checkpoints
 from tests.conformance.trainer_gradients import Gradients
 from tests.conformance.trainer_many import Many

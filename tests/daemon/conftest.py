@@ -1,7 +1,5 @@
 """What all tests of the daemon share."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

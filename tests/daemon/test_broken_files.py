@@ -2,8 +2,6 @@
 said.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

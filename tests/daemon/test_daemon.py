@@ -1,7 +1,5 @@
 """The daemon itself: its start and end, its socket, who may use it, what it costs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

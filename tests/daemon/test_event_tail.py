@@ -1,7 +1,5 @@
 """Followers of events get each event of theirs once, in order, however far behind they are."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Questions that take long hold up neither the loop nor the writer, and see what was answered before."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """The reconcile loop with processes that are real and small."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

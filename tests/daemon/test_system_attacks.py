@@ -1,7 +1,5 @@
 """One user of a shared daemon tries to make others wait, or to have them see what is not so."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -2,8 +2,6 @@
 files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Sampling ahead of training: which version makes which samples is fixed, and a kill changes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

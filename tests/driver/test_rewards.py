@@ -1,7 +1,5 @@
 """Rewards: the builtin ones, and a user's function that may do anything without hurting the run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -10,8 +10,6 @@ are made here, small. What cannot run has its reason in the page, in a comment t
 `make` targets that a sentence names are left to `tests/test_make_targets.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

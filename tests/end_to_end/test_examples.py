@@ -1,7 +1,5 @@
 """The recipes of `examples/`: what each says holds, and each runs, with a small base in place of its own."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

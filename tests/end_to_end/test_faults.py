@@ -1,7 +1,5 @@
 """What goes wrong in a run, seen from outside: it stops with its reason, and nothing is lost."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

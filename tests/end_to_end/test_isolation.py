@@ -2,8 +2,6 @@
 ninth.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """N steps, a stop or a kill, a resume and M steps are N + M steps: bit for bit on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

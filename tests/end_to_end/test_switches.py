@@ -1,7 +1,5 @@
 """Every switch of a spec, turned from outside: it changes what it names, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

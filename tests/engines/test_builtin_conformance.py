@@ -1,7 +1,5 @@
 """The builtin engine keeps the rules of every engine, with its calls apart and mixed into one batch."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

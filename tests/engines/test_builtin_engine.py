@@ -2,8 +2,6 @@
 share.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """Steps that are captured once and replayed on the same tensors, as on a GPU, give what exact ones give."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Counted in decode steps.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lorad.engines.builtin import engine

@@ -1,7 +1,5 @@
 """A server without work that hangs is noticed before somebody needs it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

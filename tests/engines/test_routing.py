@@ -1,7 +1,5 @@
 """Which of several servers takes a sample."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

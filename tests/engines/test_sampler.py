@@ -1,7 +1,5 @@
 """The sampler: draws that are even, decided by seed and position, and follow the distribution asked for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -2,8 +2,6 @@
 what is seen of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
@@ -14,8 +12,7 @@ import torch
 from lorad.engines.base import AdapterSource
 from lorad.engines.builtin.calls import Call, HeldLora
 from lorad.engines.builtin.decode import DecodeBatch
-from lorad.engines.builtin.engine import BuiltinEngine
-from lorad.engines.builtin.sharing import SharedDecode
+from lorad.engines.builtin.engine import BuiltinEngine, SharedDecode
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
 from lorad.models.kv import bytes_per_token

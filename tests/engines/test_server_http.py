@@ -1,7 +1,5 @@
 """HTTP to a server that dies, hangs or was never there."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How SGLang is started and spoken to, without a server: the flags, what is refused, what replies mean."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

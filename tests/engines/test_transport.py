@@ -1,7 +1,5 @@
 """The directories that adapters travel in, and the error of a server that did not start."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

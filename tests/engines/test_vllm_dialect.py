@@ -1,7 +1,5 @@
 """How lorad speaks to vLLM, as far as it shows without a server."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

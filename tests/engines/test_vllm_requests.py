@@ -1,7 +1,5 @@
 """What lorad asks a vLLM server, and what it makes of answers that no healthy server gives."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

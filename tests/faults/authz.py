@@ -6,8 +6,6 @@ The status is compared, and for lists whether they show what is the owner's (+ o
 something get what the request comes to (409: the run has ended already), all others 403.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

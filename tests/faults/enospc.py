@@ -7,8 +7,6 @@ small tmpfs.
     python -m tests.faults.enospc --rounds 8 --seed 0
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

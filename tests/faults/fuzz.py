@@ -7,8 +7,6 @@ its database is whole. The other half goes to moves of runs, see `fuzz_moves.py`
 violation.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -5,8 +5,6 @@ Handlers, reconcile loop, store and journals are the real ones; only drivers and
 every order of requests, deaths and restarts takes milliseconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

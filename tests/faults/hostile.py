@@ -1,7 +1,5 @@
 """Requests that no client of lorad makes: wrong shapes, sizes, names and bytes, for every route."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

@@ -10,8 +10,6 @@ nothing, and batches, samples, figures and digests must be those of each run alo
 the first difference.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -3,8 +3,6 @@
 `python -m tests.faults.newer_daemon [DIE]`, DIE as in `KILLS`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

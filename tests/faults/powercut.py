@@ -10,8 +10,6 @@ without its database to the same.
     python -m tests.faults.powercut --steps 150 --cuts 8 --seed 0
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -6,8 +6,6 @@ Prints for each kind how many were opened, how many were let go of and when, and
 meanwhile. Exits 1 when one stays beyond its time, or a list fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import random

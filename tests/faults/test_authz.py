@@ -1,7 +1,5 @@
 """Who may ask the daemon for what: every request by every kind of user, see `authz.py`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A full disk: what the daemon does, and a short version of `make enospc`."""
 
-from __future__ import annotations
-
 import random
 import resource
 from collections.abc import Iterator

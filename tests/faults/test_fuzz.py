@@ -1,7 +1,5 @@
 """A few seconds of `make fuzz`, with seeds of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

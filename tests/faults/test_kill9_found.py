@@ -1,7 +1,5 @@
 """What `make kill9` found, each by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The power goes: a short version of `make powercut`."""
 
-from __future__ import annotations
-
 from tests.faults.powercut import play
 
 

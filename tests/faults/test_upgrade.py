@@ -1,7 +1,5 @@
 """An upgrade is a restart of the daemon under running jobs, and there is a way back: see `upgrade.py`."""
 
-from __future__ import annotations
-
 from tests.faults.upgrade import upgrade
 
 

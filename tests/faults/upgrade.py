@@ -10,8 +10,6 @@ refuses the newer database with commands, which are then typed: it works again, 
 1 where one of these does not hold.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The front of a shared home before a gateway of an owner's, which may be whatever that user makes of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -13,7 +11,6 @@ import pytest
 
 from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
-from lorad.gateway.shared import owners
 from lorad.gateway.shared.front import fronting
 from lorad.protocol.listener import listen, user_name
 from tests.gateway.test_refusals import answers as listens
@@ -125,7 +122,7 @@ async def test_only_the_model_of_a_request_is_read(home: Path) -> None:
 
 
 async def test_who_is_another_user_is_sent_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "uid_of", lambda peer: os.getuid() + 1)
+    monkeypatch.setattr("lorad.gateway.shared.front.uid_of", lambda peer: os.getuid() + 1)
     world = Home(home)
     async with owner(world, b"") as seen, front(world) as client:
         assert ((await told(client))[0], seen) == (503, [])

@@ -1,7 +1,5 @@
 """The gateway in front of a real pool, as the official client sees it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts of the gateway that need no pool: text as it comes, tokens of TCP, the table, its connection."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """What the gateway refuses, and how it says so: parameters, models, strangers, more than it takes."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """A headless Chromium, driven over its DevTools protocol: just enough of it to use the terminal of a page."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

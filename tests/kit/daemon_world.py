@@ -1,7 +1,5 @@
 """A daemon for tests: a context whose drivers and pools are `daemon_fakes`, and ways to ask it for things."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -2,8 +2,6 @@
 kinds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -2,8 +2,6 @@
 terminal. A COMMAND is one word of the shell, as in 'show sorter'; all of them are run, one after the
 other."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import shlex

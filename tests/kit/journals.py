@@ -1,7 +1,5 @@
 """Journals as drivers write them, for tests: whole runs with resumes, and the rows that must come of them."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes that outlive what started them: found by the LORAD_HOME that they serve, and killed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Migrations of a lorad to come."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from sqlite_utils import Database, Migrations

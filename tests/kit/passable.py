@@ -4,8 +4,6 @@ Where the interpreter lies in a directory that is closed to others, as root's ho
 mount namespace of this process alone: nobody else sees it, and it is gone with the process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

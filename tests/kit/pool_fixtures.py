@@ -1,7 +1,5 @@
 """One pool for a test file, and a run of its own for each test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

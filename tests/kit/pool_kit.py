@@ -1,7 +1,5 @@
 """A real pool on `builtin:tiny` in a thread of the test, and what a driver asks of one."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

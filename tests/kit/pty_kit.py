@@ -1,7 +1,5 @@
 """Commands on a pseudo-terminal, as a user's terminal would be."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """`lorad tui --serve` as a process, and visitors who ask it by hand."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -2,8 +2,6 @@
 drivers and pools.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

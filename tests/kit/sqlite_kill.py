@@ -1,7 +1,5 @@
 """kill -9 at every statement that a piece of work sends to SQLite, one after the other."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """A terminal that a test types into and reads: tmux on a server of its own."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Samples and versions as a daemon would give them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

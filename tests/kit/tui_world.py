@@ -1,7 +1,5 @@
 """A client that answers from memory, for tests of what the screens draw."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """A home of its own and the `lorad` command in it, as a user would type it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The compute thread: one quantum after another, and nobody waits behind more than one of another's."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

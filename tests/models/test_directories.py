@@ -1,7 +1,5 @@
 """Where a model is, and whether it is whole: local directories, the hub cache, the hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

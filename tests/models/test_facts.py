@@ -1,7 +1,5 @@
 """What is known of a model from its configuration and the headers of its weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Qwen2, Qwen3 and Llama against transformers and PEFT, on small random models made here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The lean forward against transformers and PEFT, on random Qwen3 models made here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Hand-written backwards against autograd of the plain form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tables of rotary position embedding against transformers, at the sizes of published models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Turns: shares by weight, no starvation, no savings from idling, and counted waiting. Costs are made up."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Attestation: every fault in what an engine serves is found, and nothing else is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

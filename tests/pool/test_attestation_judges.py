@@ -1,7 +1,5 @@
 """What each test of an attestation says of given numbers."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

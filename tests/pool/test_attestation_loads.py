@@ -1,7 +1,5 @@
 """Versions that are loaded from their files: attested against the trainer, kept until they are let go."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How much room a pool on a CPU says it has for adapters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fencing: nothing is done twice, and nobody out of date changes anything."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Mode timesliced: the engine sleeps while the trainer trains, and neither waits for nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -1,7 +1,5 @@
 """The pool as its runs see it."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

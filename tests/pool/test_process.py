@@ -1,7 +1,5 @@
 """The process `python -m lorad.pool`: its configuration, its socket, its end."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import stat

@@ -1,7 +1,5 @@
 """Engines that were away, engines of several servers, engines that die: what the pool serves from them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The pool as others than its runs see it: served versions, slow and strange peers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

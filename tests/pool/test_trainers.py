@@ -2,8 +2,6 @@
 ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 from lorad.errors import LoradError, PoolLost, SpecError
 from lorad.models.facts import weights_sha256
-from lorad.pool import host, start
+from lorad.pool import host
 from lorad.pool.host import opened, watch_both
 from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
@@ -99,7 +97,7 @@ def test_builtin_engine_serves_beside_another_trainer(tmp_path: Path) -> None:
 
 
 def test_pool_with_outside_parts_loads_no_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(start, "load_base")
+    monkeypatch.delattr(host, "load_base")
     with running_pool(tmp_path, **apart(mode="resident")):
         pass
 

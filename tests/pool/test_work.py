@@ -1,7 +1,5 @@
 """What the trainer's work comes to: tokens, memory, the share of what its devices could compute."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

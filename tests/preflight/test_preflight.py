@@ -1,7 +1,5 @@
 """What a spec names is looked at before anything starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

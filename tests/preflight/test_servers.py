@@ -1,7 +1,5 @@
 """Rollout backends that are servers: everything about them is looked at before anything starts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

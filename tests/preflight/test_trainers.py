@@ -1,7 +1,5 @@
 """Trainers that have ranks: everything about them is looked at before anything starts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a connection may cost: deadlines, how many of them, and readers that do not read."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The journal: what was written is read, what is torn or damaged is not, and one process writes."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

@@ -2,8 +2,6 @@
 does not.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Advantages, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Chat templates: text and token ids as transformers makes them; and templates that never end."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers and data: where prompts come from, in which order, and what is wrong with them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

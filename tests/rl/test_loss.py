@@ -1,7 +1,5 @@
 """The loss by hand: every expected number is written out as the arithmetic that gives it."""
 
-from __future__ import annotations
-
 from math import exp, log
 
 import pytest

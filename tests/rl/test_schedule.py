@@ -1,7 +1,5 @@
 """Learning rates by hand."""
 
-from __future__ import annotations
-
 from math import cos, pi
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The YAML of a spec and its overrides: numbers as people write them, errors with their line, no traps."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

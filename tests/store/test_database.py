@@ -1,7 +1,5 @@
 """The database: transactions, one writer at a time, and damage that is found before it spreads."""
 
-from __future__ import annotations
-
 import resource
 import sqlite3
 import threading

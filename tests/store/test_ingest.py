@@ -1,7 +1,5 @@
 """Ingest: every fact of a journal is in the index exactly once, whatever happened to either of them."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator

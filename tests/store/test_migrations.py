@@ -2,8 +2,6 @@
 leaves half a schema.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import random

@@ -1,7 +1,5 @@
 """The store: one writer, moves as compare-and-swap with their events, and the rows that clients see."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """The builtin trainer keeps the rules of every trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is the builtin trainer's own: its micro-batches, its optimizer, its arithmetic, its files."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches cut into micro-batches, rows without padding, and the blocks that attention makes of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What the dashboard knows and how little it asks for; and how it shows numbers and events."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`lorad tui --serve` in a real browser: a headless Chromium, by its keys and its mouse."""
 
-from __future__ import annotations
-
 import os
 import struct
 import zlib

@@ -2,8 +2,6 @@
 and several distinct runs.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 

@@ -1,7 +1,5 @@
 """The curves of runs: what is kept of their steps, how it is read, and what the keys and the mouse do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

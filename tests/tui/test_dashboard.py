@@ -2,8 +2,6 @@
 say.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The filter of the dashboard: which runs some words want."""
 
-from __future__ import annotations
-
 import pytest
 
 from lorad.client.client import Client

@@ -2,8 +2,6 @@
 alone.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

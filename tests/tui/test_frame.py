@@ -2,8 +2,6 @@
 and the feed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -14,12 +12,11 @@ from lorad.box.config import Config, Tui
 from lorad.client.box_shapes import Caller, Status
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError
-from lorad.tui import consequences, themes
+from lorad.tui import consequences
 from lorad.tui.actions import ACTIONS, ALIASES, POOLS, RUNS, VERSIONS
-from lorad.tui.app import LoradApp
+from lorad.tui.app import NAMES, LoradApp
 from lorad.tui.feed import Changes, Failed, Feed, Fresh, restricted
-from lorad.tui.screens.ask import Ask
-from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.dialogs import Ask, Confirm
 from lorad.tui.screens.help import Help, key_names
 from lorad.tui.widgets.line import Line
 from tests.kit.tui_world import (
@@ -351,7 +348,7 @@ def test_unknown_ids_and_themes_are_refused(tui: Tui, told: str) -> None:
     assert "run.kill" in refused.value.hint or "contrast" in refused.value.hint
 
 
-@pytest.mark.parametrize(("theme", "textual"), [("contrast", themes.NAMES["contrast"]), ("nord", "nord")])
+@pytest.mark.parametrize(("theme", "textual"), [("contrast", NAMES["contrast"]), ("nord", "nord")])
 async def test_every_theme_shows_the_same(theme: str, textual: str) -> None:
     async with using(World(a_run("sorter")), config=Config(tui=Tui(theme=theme))) as user:
         await until(user, lambda: "● running" in screen_text(user))
@@ -361,11 +358,11 @@ async def test_every_theme_shows_the_same(theme: str, textual: str) -> None:
 async def test_a_key_goes_through_the_themes() -> None:
     async with using(World(a_run("sorter"))) as user:
         seen = {user.app.theme}
-        for _ in range(len(themes.NAMES)):
+        for _ in range(len(NAMES)):
             await user.press("T")
             seen.add(user.app.theme)
             await until(user, lambda: "● running" in screen_text(user))
-        assert seen == set(themes.NAMES.values())
+        assert seen == set(NAMES.values())
 
 
 # -- the palette ---------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The keys at the bottom of every screen."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import pytest

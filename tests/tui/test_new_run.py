@@ -1,7 +1,5 @@
 """The screen of a new run, by keys alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from lorad.tui.new_run.choice import Choice
 from lorad.tui.new_run.pick import Pick
 from lorad.tui.new_run.screen import NewRun
 from lorad.tui.run.screen import RunScreen
-from lorad.tui.screens.ask import Ask
-from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.dialogs import Ask, Confirm
 from lorad.tui.screens.help import Help
 from tests.kit.tui_world import User, World, a_run, line, screen_text, until, using
 from tests.tui.test_form import a_spec

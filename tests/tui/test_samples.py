@@ -1,7 +1,5 @@
 """The samples tab: what the model wrote, step by step, searched, ordered and compared."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -10,10 +8,9 @@ import pytest
 from lorad.client.shapes import Sample
 from lorad.tui.new_run.screen import NewRun
 from lorad.tui.samples.groups import Group, grouped, hits, ordered
-from lorad.tui.widgets.folding import folded
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
-from lorad.tui.widgets.text_view import Reader
+from lorad.tui.widgets.text_view import Reader, folded
 from tests.kit.tui_samples import a_sample, a_world, counted, opened, samples_of
 from tests.kit.tui_world import User, screen_text, shaped, until, using
 

@@ -1,7 +1,5 @@
 """The serving screen and its chat, on prepared data."""
 
-from __future__ import annotations
-
 import shlex
 import threading
 import time
@@ -18,10 +16,9 @@ from lorad.client.shapes import ServedAlias
 from lorad.errors import NotFound, SpecError
 from lorad.text import one_line
 from lorad.tui.run.screen import RunScreen
-from lorad.tui.screens.ask import Ask
+from lorad.tui.screens.dialogs import Ask
 from lorad.tui.serving.alias_rows import Data, cells, milliseconds, title, values
-from lorad.tui.serving.chat import Chat
-from lorad.tui.serving.questions import MOST, Question, sampling_of
+from lorad.tui.serving.chat import MOST, Chat, Question, sampling_of
 from lorad.tui.serving.screen import Serving
 from lorad.tui.widgets.line import Line
 from tests.kit.tui_world import HOSTILE, SHOWN, User, World, a_run, line, screen_text, shaped, until, using

@@ -1,8 +1,6 @@
 """Every screen as it looks on the frozen world: `make snapshots` takes the pictures again; look at them
 before you keep them."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A table of many rows: pages, marks, an order, and a cursor that stays with its row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A session over SSH, as it were: the real program in tmux, a real daemon and real runs, by keys alone."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

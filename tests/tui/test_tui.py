@@ -2,8 +2,6 @@
 daemon.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from lorad.client.client import Client
 from lorad.tui import keys
 from lorad.tui.app import LoradApp
 from lorad.tui.run.screen import RunScreen
-from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.dialogs import Confirm
 from lorad.tui.screens.help import Help
 from lorad.tui.widgets.table import Rows
 from tests.kit.tui_world import (

@@ -1,7 +1,5 @@
 """`lorad tui --serve`: who comes in and who does not; sessions are few and end with their browsers."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

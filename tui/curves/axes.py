@@ -1,7 +1,5 @@
 """Round numbers along an axis, and numbers in few characters."""
 
-from __future__ import annotations
-
 import math
 
 _CLOSER = 0.7  # rather more numbers than wanted than fewer

@@ -3,8 +3,6 @@
 Each line is made once and kept until it changes.
 """
 
-from __future__ import annotations
-
 from rich.color import Color as RichColor
 from rich.segment import Segment
 from rich.style import Style
@@ -97,7 +95,7 @@ class Chart(Widget):
             return None
         return GUTTER + self._picture.across(step) // 2
 
-    def _head(self, looks: Looks) -> Strip:
+    def _head(self, looks: "Looks") -> Strip:
         cut = f"{self._picture.cut} beyond " if self._picture and self._picture.cut else ""
         flags, width = f" {cut}{self._flags}".rstrip(), self.size.width
         room = max(width - len(flags), 0)

@@ -1,7 +1,5 @@
 """Decides what is drawn of the runs' steps, and how: metrics, smoothing, windows, and the notes beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

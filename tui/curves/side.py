@@ -1,7 +1,5 @@
 """The column beside the curves: the figures of a step and, if there is room, where its seconds went."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from rich.text import Text

@@ -3,8 +3,6 @@
 Of a run with very many steps the server sends every n-th one; of the window that is looked at, more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures of a step as a small table, and where its seconds went as bars."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

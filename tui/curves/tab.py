@@ -1,16 +1,15 @@
 """The curves of a run, with those of others over them, and what a step was made of."""
 
-from __future__ import annotations
-
 import asyncio
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
-from textual import work
+from textual import events, work
 from textual.app import ComposeResult
-from textual.containers import Horizontal
+from textual.containers import Grid, Horizontal
+from textual.message import Message
 
 from lorad.client.client import Client
 from lorad.client.shapes import Run, RunDetails
@@ -18,9 +17,7 @@ from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.curves.axes import short
-from lorad.tui.curves.chart_grid import Charts
 from lorad.tui.curves.chart_widget import RUNS, Chart, Looks
-from lorad.tui.curves.metric_bar import Names
 from lorad.tui.curves.plot import LETTERS, legend, names, plot, title
 from lorad.tui.curves.side import Side
 from lorad.tui.curves.step_reader import Part, StepReader
@@ -32,11 +29,82 @@ from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.picker import Choose
 
-if TYPE_CHECKING:
-    from lorad.tui.screens.base import Base
-
+_MOST = 9
+_WIDTH, _HEIGHT = 50, 15  # of a chart that is worth looking at
 _BESIDE = ((130, 44), (100, 30), (72, 25))  # width of the table, from a width of the tab on
 _LISTED = 500  # runs that ended, to choose from
+
+
+class Charts(Grid, can_focus=True):
+    """places: how many charts there is room for. `use` shows the first so many."""
+
+    DEFAULT_CSS = "Charts { width: 1fr; height: 100%; grid-gutter: 0 1; }"
+
+    class Placed(Message):
+        """There is room for more of them, or for fewer."""
+
+    places = 1
+
+    def compose(self) -> ComposeResult:
+        for index in range(_MOST):
+            yield Chart(index)
+
+    def on_mount(self) -> None:
+        self.use(1)
+
+    def on_resize(self) -> None:
+        places = self._columns() * max(1, min(self.size.height // _HEIGHT, 3))
+        if places != self.places:
+            self.places = places
+            self.post_message(self.Placed())
+
+    def _columns(self) -> int:
+        return max(1, min(self.size.width // _WIDTH, 3))
+
+    def use(self, many: int) -> list[Chart]:
+        columns = 1 if many == 1 else self._columns()
+        charts = list(self.query(Chart))
+        for chart in charts:
+            chart.display = chart.index < many
+        self.styles.grid_size_columns, self.styles.grid_size_rows = columns, -(-many // columns)
+        return charts[:many]
+
+
+class Names(Line):
+    class Picked(Message):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+    _ends: tuple[int, ...] = ()
+
+    def offer(self, names: Sequence[str], shown: range, current: int) -> None:
+        """shown: those whose charts are on the screen; from as far left as lets the current one be seen."""
+        text, ends = Text(no_wrap=True, overflow="ellipsis"), list[int]()
+        skipped = self._skipped(names, current)
+        for index, name in enumerate(names):
+            if index >= skipped:
+                look = "bold reverse" if index == current else "bold" if index in shown else "dim"
+                text.append(f" {name} ", look)
+            ends.append(text.cell_len)
+        self._ends = tuple(ends)
+        self.say(text)
+
+    def _skipped(self, names: Sequence[str], current: int) -> int:
+        widths = [Text(name).cell_len + 2 for name in names]
+        return next(
+            (i for i in range(current + 1) if sum(widths[i : current + 1]) <= max(self.size.width, 20)),
+            current,
+        )
+
+    def on_click(self, event: events.Click) -> None:
+        index = next((i for i, end in enumerate(self._ends) if event.x < end), None)
+        if index is not None:
+            self.post_message(self.Picked(index))
+
+
+if TYPE_CHECKING:
+    from lorad.tui.screens.base import Base
 
 
 class Curves(RunTab):
@@ -64,7 +132,7 @@ class Curves(RunTab):
         yield Line(id="curves-where")
 
     @property
-    def _on(self) -> Base:
+    def _on(self) -> "Base":
         return cast("Base", self.screen)
 
     # -- reading ---------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 not, quotes around what has blanks. Case is nothing to it; what is not whole yet narrows by as much as there
 is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple

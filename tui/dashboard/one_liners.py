@@ -1,7 +1,5 @@
 """Pools, devices, events and alarms where there is little room: a line or a few."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

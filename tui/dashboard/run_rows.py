@@ -1,7 +1,5 @@
 """A run as a row of the table: its cells, and what it is ordered by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """Everything at once: runs, pools, devices, what happens, and what calls for a look."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 from typing import TypeVar

@@ -3,25 +3,28 @@
 It reads as little as possible: all runs once, then those with events. It does not use Textual.
 """
 
-from __future__ import annotations
-
+import contextlib
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from lorad.alarms import MEASURED, Alarm, alarms, order
 from lorad.box.config import AlarmLimits
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
 from lorad.client.shapes import Event, Run
-from lorad.tui.dashboard.acknowledged import Acknowledged
+from lorad.errors import NotAllowed
+from lorad.files import read_file
 
-if TYPE_CHECKING:
-    from lorad.tui.feed import Changes
-
+_KEPT = 48 * 3600.0  # seconds after a run's end: no alarm of it is older
+_LARGEST = 1 << 20  # bytes
 _NAMES = 100  # that one request takes; when more runs changed, all are listed
 _DAY = 24 * 3600.0  # how long a run that ended is among those that are listed without `all`
 _LISTED = 300.0  # seconds after which all runs are listed again, whatever happened
@@ -31,6 +34,54 @@ _ROUTINE = frozenset({"step", "version", "excused"})  # what a run that is well 
 HELD = 15.0  # seconds that an alarm of one step stays
 _PER_STEP = frozenset(kind for _, _, kind, _ in MEASURED)
 _PASSING = frozenset({"queued", "starting"})  # why they wait changes without an event
+
+
+def _default_path() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "lorad" / "acknowledged.json"
+
+
+class _Acknowledged:
+    """Keeps what is in the file at first, and what is added. One thread reads it while another one adds."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or _default_path()
+        self._ended = self._read()  # by run and end, when it ended
+
+    def has(self, run: Run) -> bool:
+        return _key(run) in self._ended
+
+    def add(self, runs: Iterable[Run]) -> None:
+        """Raises NotAllowed where the file cannot be written: it holds until the end of this session then."""
+        added = {_key(run): float(run.ended_at or time.time()) for run in runs}
+        self._ended = {**self._read(), **self._ended, **added}
+        try:
+            self._write({one: at for one, at in self._ended.items() if time.time() - at < _KEPT})
+        except OSError as error:
+            raise NotAllowed(
+                f"Acknowledged until this session ends: {self._path}: {error.strerror}.",
+                hint="XDG_STATE_HOME names another directory.",
+            ) from error
+
+    def _read(self) -> dict[str, float]:
+        with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
+            return msgspec.json.decode(read_file(self._path, _LARGEST), type=dict[str, float])
+        return {}
+
+    def _write(self, ended: dict[str, float]) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = self._path.with_name(f".{self._path.name}-{os.getpid()}")
+        beside.write_bytes(msgspec.json.encode(ended))
+        beside.replace(self._path)
+
+
+def _key(run: Run) -> str:
+    """A run that is resumed and ends again has other alarms."""
+    return f"{run.name} {run.ended_at}"
+
+
+if TYPE_CHECKING:
+    from lorad.tui.feed import Changes
 
 
 @dataclass(frozen=True)
@@ -64,10 +115,10 @@ class Board:
     ended and whose alarms are left out."""
 
     def __init__(
-        self, limits: AlarmLimits, acknowledged: Acknowledged | None = None, *, all: bool = False
+        self, limits: AlarmLimits, acknowledged: _Acknowledged | None = None, *, all: bool = False
     ) -> None:
         self.all = all
-        self.acknowledged = acknowledged or Acknowledged()
+        self.acknowledged = acknowledged or _Acknowledged()
         self._limits = limits
         self._runs: dict[str, Run] = {}
         self._events: deque[Event] = deque(maxlen=_EVENTS)
@@ -77,7 +128,7 @@ class Board:
         self._raised: dict[tuple[str, str], tuple[float, Alarm]] = {}
         self._listed, self._told, self._minute = 0.0, Snapshot(), 0
 
-    def read(self, client: Client, changes: Changes) -> Snapshot | None:
+    def read(self, client: Client, changes: "Changes") -> Snapshot | None:
         """Return the current snapshot, or None when nothing in it changed."""
         everything, names = changes.everything, self._names(changes)
         if everything or len(names) > _NAMES or time.monotonic() - self._listed > _LISTED:
@@ -93,7 +144,7 @@ class Board:
         return self._news(everything)
 
     # -- runs ------------------------------------------------------------------------------------------------
-    def _names(self, changes: Changes) -> list[str]:
+    def _names(self, changes: "Changes") -> list[str]:
         """Return the names to ask for: runs with events, and with a tick those that may have changed without
         one.
         """

@@ -1,7 +1,5 @@
 """Pools, devices, events and alarms where there is room: a table each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,19 +9,7 @@ from lorad.alarms import Alarm
 from lorad.client.box_shapes import Device, Engine, Pool, Trainer
 from lorad.client.shapes import Event
 from lorad.text import one_line
-from lorad.tui.dashboard.one_liners import (
-    base,
-    busy,
-    clock,
-    counted,
-    holder,
-    memory,
-    others,
-    phase,
-    slots,
-    speed,
-    used,
-)
+from lorad.tui.dashboard import one_liners
 from lorad.tui.dashboard.run_rows import LEVELS, bar, cell
 from lorad.tui.event_words import event_text
 from lorad.tui.widgets.columns import Column, Columns, Values
@@ -134,7 +120,7 @@ class Alarms(Pane):
     def fill(self, alarms: Sequence[Alarm]) -> None:
         keyed = {f"{alarm.kind} {alarm.subject or alarm.says}": alarm for alarm in alarms}
         self._runs = {key: alarm.subject for key, alarm in keyed.items() if alarm.on == "run"}
-        if (title := counted(len(alarms), "alarm")) != self.border_title:
+        if (title := one_liners.counted(len(alarms), "alarm")) != self.border_title:
             self.border_title = title
         self.show_from_top({key: _alarm_cells(alarm) for key, alarm in keyed.items()})
 
@@ -147,12 +133,12 @@ def _pool_cells(pool: Pool) -> Cells:
     return _made(
         {
             "pool": pool.pool,
-            "base": base(pool.model),
+            "base": one_liners.base(pool.model),
             "runs": str(len(pool.tenants)),
-            "slots": slots(pool),
-            "sampled": speed(pool.engine_tokens_per_second),
-            "trained": speed(pool.trainer_tokens_per_second),
-            "phase": phase(pool) if state == "ready" or pool.runs else state,
+            "slots": one_liners.slots(pool),
+            "sampled": one_liners.speed(pool.engine_tokens_per_second),
+            "trained": one_liners.speed(pool.trainer_tokens_per_second),
+            "phase": one_liners.phase(pool) if state == "ready" or pool.runs else state,
             "engine": _part(pool.engine),
             "trainer": _part(pool.trainer),
         }
@@ -168,27 +154,27 @@ def _part(about: Engine | Trainer) -> str:
 
 def _pool_values(pool: Pool) -> Values:
     figures = {"sampled": pool.engine_tokens_per_second, "trained": pool.trainer_tokens_per_second}
-    return {"pool": pool.pool, "base": base(pool.model), "runs": len(pool.tenants), **figures}
+    return {"pool": pool.pool, "base": one_liners.base(pool.model), "runs": len(pool.tenants), **figures}
 
 
 def _device_cells(device: Device) -> Cells:
     return _made(
         {
             "device": device.device,
-            "memory": f"{bar(memory(device), 6)} {used(device)}",
-            "busy": busy(device),
-            "lease": holder(device),
-            "others": others(device),
+            "memory": f"{bar(one_liners.memory(device), 6)} {one_liners.used(device)}",
+            "busy": one_liners.busy(device),
+            "lease": one_liners.holder(device),
+            "others": one_liners.others(device),
         }
     )
 
 
 def _device_values(device: Device) -> Values:
-    return {"device": device.device, "memory": memory(device), "busy": device.utilization}
+    return {"device": device.device, "memory": one_liners.memory(device), "busy": device.utilization}
 
 
 def _event_cells(event: Event) -> Cells:
-    return _made({"at": clock(event), "run": event.run or "", "what": event_text(event)})
+    return _made({"at": one_liners.clock(event), "run": event.run or "", "what": event_text(event)})
 
 
 def _alarm_cells(alarm: Alarm) -> Cells:

@@ -1,7 +1,5 @@
 """A field with one of a few words: the arrows turn it, a letter goes to the next word that begins with it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -24,12 +22,12 @@ class Choice(Static, can_focus=True):
     """
 
     class Changed(Message):
-        def __init__(self, choice: Choice) -> None:
+        def __init__(self, choice: "Choice") -> None:
             super().__init__()
             self.choice = choice
 
         @property
-        def control(self) -> Choice:
+        def control(self) -> "Choice":
             return self.choice
 
     def __init__(self, words: Sequence[str], default: str, value: str) -> None:

@@ -1,7 +1,5 @@
 """Picks what a new run starts from: a template, a file, or another run; typing narrows the list."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

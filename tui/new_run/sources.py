@@ -2,8 +2,6 @@
 to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The checkpoints of a run, from which it can continue."""
 
-from __future__ import annotations
-
 import shlex
 from typing import NamedTuple
 

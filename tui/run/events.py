@@ -1,7 +1,5 @@
 """The events of a run, newest first: of all kinds, of one kind, or those that contain some words."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections import deque

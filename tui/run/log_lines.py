@@ -1,7 +1,5 @@
 """The lines of a log that grows: as many as are kept, and those that a filter wants. No Textual here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

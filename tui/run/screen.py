@@ -1,7 +1,5 @@
 """The screen of one run: a head that describes it, and tabs with everything about it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 

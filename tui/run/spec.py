@@ -1,7 +1,5 @@
 """The spec of a run: as YAML, and beside that of another one."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shlex

@@ -2,21 +2,19 @@
 forked from it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from lorad.client.shapes import Run, Version
 from lorad.text import age, coarse_age, one_line, size
-from lorad.tui.run import version_tree
 from lorad.tui.widgets.columns import Column
 
+DEEPEST = 12  # levels; what forks further in is drawn as deep as this
+_RAIL, _JOINT = "│ ", "├─"
 Cells = dict[str, Text]
 LIMIT = 5000  # versions that are shown, the newest, and those that are held
-
 COLUMNS = (
     Column("version", 8, 44, 0),
     Column("step", 4, 9, 2, right=True),
@@ -30,6 +28,82 @@ COLUMNS = (
 )
 ORIGIN, FORK = "origin", "fork "  # keys of rows that are no versions; a version's is its number
 _ATTESTED = {"passed": ("✔", "green"), "inconclusive": ("≈", "yellow"), "failed": ("✖", "bold red")}
+
+
+class _Row(NamedTuple):
+    """rails: what stands before the sign of the node, two cells a level."""
+
+    key: str
+    rails: str
+
+
+def drawn(
+    parents: Mapping[str, str | None], tip: str | None = None, leaves: Collection[str] = ()
+) -> list[_Row]:
+    """Lay out the tree so that every node appears once.
+
+    parents: by node, oldest first, each parent before its children; a parent that is not there counts as
+        none.
+    tip: its ancestors are the trunk, without rails; elsewhere a line continues with what grew last.
+    leaves: no line continues with one of them if it can continue with something else.
+
+    A branch stands right above the node that it grew from, its first node beside a joint.
+    """
+    heirs, others, roots = _lines(parents, tip, leaves)
+    inherits = set(heirs.values())
+    # (node, level, whether its line is yet to be laid)
+    rows, todo = list[_Row](), [(root, 0, True) for root in roots]
+    while todo:
+        node, level, is_whole = todo.pop()
+        if not is_whole:
+            rows.append(_Row(node, _rails(level, node not in inherits)))
+            continue
+        for one in _line(node, heirs):  # the last to be put there is taken first
+            todo.append((one, level, False))
+            todo += [(branch, level + 1, True) for branch in others.get(one, ())]
+    return rows
+
+
+def _line(node: str, heirs: Mapping[str, str]) -> list[str]:
+    """Return the nodes of a line from its first node on."""
+    line = [node]
+    while (heir := heirs.get(line[-1])) is not None:
+        line.append(heir)
+    return line
+
+
+def _rails(level: int, is_first: bool) -> str:
+    if not level:
+        return ""
+    level = min(level, DEEPEST)
+    return _RAIL * (level - 1) + (_JOINT if is_first else _RAIL)
+
+
+def _lines(
+    parents: Mapping[str, str | None], tip: str | None, leaves: Collection[str]
+) -> tuple[dict[str, str], dict[str, list[str]], Sequence[str]]:
+    """Return who continues the line of each node, who else grew from it, and the roots; oldest first."""
+    children, newest, roots = dict[str, list[str]](), {key: n for n, key in enumerate(parents)}, list[str]()
+    for key, parent in parents.items():
+        (children.setdefault(parent, []) if parent is not None and parent in parents else roots).append(key)
+    for key in reversed(list(parents)):
+        if (parent := parents[key]) is not None and parent in newest:
+            newest[parent] = max(newest[parent], newest[key])
+    trunk = set(_ancestors(parents, tip))
+    heirs = {
+        key: max(grown, key=lambda one: (one in trunk, one not in leaves, newest[one]))
+        for key, grown in children.items()
+        if key != tip
+    }
+    others = {key: [one for one in grown if one != heirs.get(key)] for key, grown in children.items()}
+    return heirs, others, roots
+
+
+def _ancestors(parents: Mapping[str, str | None], node: str | None) -> Iterator[str]:
+    """Yield the node and its ancestors."""
+    while node is not None and node in parents:
+        yield node
+        node = parents[node]
 
 
 class History(NamedTuple):
@@ -61,8 +135,8 @@ def forks(runs: Sequence[Run], run: str) -> dict[str, int]:
     return found
 
 
-def layout(known: History) -> list[version_tree.Row]:
-    """Newest first; see `tree.drawn`."""
+def layout(known: History) -> list[_Row]:
+    """Newest first; see `drawn`."""
     parents: dict[str, str | None] = {ORIGIN: None} if known.origin else {}
     for one in known.versions:
         number, parent = one.version, one.parent
@@ -73,7 +147,7 @@ def layout(known: History) -> list[version_tree.Row]:
     }
     leaves = {key for key in parents if key.startswith(FORK)}
     tip = None if known.current is None else str(known.current)
-    return version_tree.drawn(parents, tip, leaves)
+    return drawn(parents, tip, leaves)
 
 
 class Painter:
@@ -91,9 +165,7 @@ class Painter:
         self._made = made
         return {key: cells for key, (_, cells) in made.items()}
 
-    def _row(
-        self, row: version_tree.Row, version: Version | None, known: History, counts: bool
-    ) -> tuple[Any, Cells]:
+    def _row(self, row: _Row, version: Version | None, known: History, counts: bool) -> tuple[Any, Cells]:
         is_current = version is not None and version.version == known.current
         facts = (
             row,
@@ -111,7 +183,7 @@ class Painter:
         return facts, _cells(version, row.rails, is_current=is_current, counts=counts)
 
 
-def _stranger(row: version_tree.Row, known: History) -> Cells:
+def _stranger(row: _Row, known: History) -> Cells:
     """Return the row of a node that is not a version of this run."""
     empty = {column.key: Text() for column in COLUMNS}
     if row.key == ORIGIN:

@@ -1,7 +1,5 @@
 """The versions of a run: the tree that they make, and what is done with them."""
 
-from __future__ import annotations
-
 import shlex
 from typing import NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """Samples of other steps of a run, to look at beside those that are shown. Called on threads."""
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The prompts of a step as rows of a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -2,8 +2,6 @@
 what the model made of one of them on the right.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """A group of samples as a text to read, alone or beside that of another step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import zip_longest

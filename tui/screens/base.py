@@ -1,7 +1,5 @@
 """The frame of every screen: title, banner, body, status line, keys; and how an action is done from it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -19,8 +17,7 @@ from lorad.tui import keys
 from lorad.tui.actions import ACTIONS, Action
 from lorad.tui.feed import Changes, Failed, Fresh
 from lorad.tui.port import AppPort
-from lorad.tui.screens.ask import Ask
-from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.dialogs import Ask, Confirm
 from lorad.tui.widgets.keybar import KeyBar
 from lorad.tui.widgets.line import Line
 

@@ -1,7 +1,5 @@
 """The keys, straight from their one list."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import cast
 

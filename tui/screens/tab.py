@@ -1,7 +1,5 @@
 """The base class of the tabs of the run's screen."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any, ClassVar
 

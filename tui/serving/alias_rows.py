@@ -1,7 +1,5 @@
 """Rows of aliases: what they serve, who asks for them, and how quick the answers are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

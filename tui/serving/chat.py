@@ -1,11 +1,12 @@
 """A prompt for one version, or for two side by side, and what they say."""
 
-from __future__ import annotations
-
 import contextlib
+import shlex
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -15,24 +16,99 @@ from textual.suggester import SuggestFromList
 from textual.timer import Timer
 from textual.widgets import Input, Label
 
+from lorad.client.client import Client
+from lorad.client.requests import Sampling
+from lorad.client.shapes import Generated
 from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
 from lorad.text import one_line, printable
 from lorad.tui import keys
 from lorad.tui.port import AppPort
-from lorad.tui.serving import questions as asking
-from lorad.tui.serving.questions import Answer, Question
 from lorad.tui.widgets.line import Line
 
+MOST = 8  # answers that are waited for, dropped ones among them
 _SIDES = ("left", "right")
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _HISTORY = 100  # prompts
 _SIGN = "✖"
 
 
+@dataclass(frozen=True)
+class Question:
+    """target: an alias, run@12, or a run."""
+
+    target: str
+    prompt: str
+    sampling: Sampling
+
+    @property
+    def command(self) -> str:
+        how = self.sampling
+        words = ["lorad", "generate", self.target, self.prompt]
+        flags = ["--temperature", f"{how.temperature:g}"]
+        flags += ["--max-new-tokens", str(how.max_new_tokens), "--seed", str(how.seed)]
+        if self.target.startswith("-") or self.prompt.startswith("-"):
+            words, flags = [*words[:2], *flags, "--", *words[2:]], []
+        return shlex.join([*words, *flags])
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer, or the reason why there is none.
+
+    version: the one that answered.
+    wrong: why there is no answer.
+    """
+
+    version: str = ""
+    text: str = ""
+    tokens: int = 0
+    finish: str = ""
+    seconds: float = 0.0
+    wrong: str = ""
+
+
+def sampling_of(temperature: str, most: str, seed: str) -> Sampling:
+    """Read the sampling parameters that were typed. Raises SpecError."""
+    return Sampling(
+        temperature=_typed(float, temperature or "0", 0, "temperature", "a number from 0 on"),
+        max_new_tokens=_typed(int, most or "64", 1, "max tokens", "a whole number from 1 on"),
+        seed=_typed(int, seed or "0", 0, "seed", "a whole number from 0 on"),
+    )
+
+
+def _typed(kind: Callable[[str], Any], text: str, least: int, what: str, wanted: str) -> Any:
+    try:
+        value = kind(text.strip())
+    except ValueError:
+        value = None
+    if value is None or not least <= value < 2**63:  # nan is neither
+        raise SpecError(f"{what}: {text!r} is not {wanted}.")
+    return value
+
+
+def ask(client: Client, question: Question, report: Callable[[_Answer], object]) -> None:
+    """Report the answer from a thread, which nobody waits for: leaving never waits for a pool."""
+
+    def work() -> None:
+        began = time.monotonic()
+        try:
+            report(_answer_of(client.generate(question.target, question.prompt, question.sampling), began))
+        except LoradError as error:
+            report(_Answer(wrong=f"{error.message} {error.hint}".strip(), seconds=time.monotonic() - began))
+
+    threading.Thread(target=work, name="chat", daemon=True).start()
+
+
+def _answer_of(found: Generated, began: float) -> _Answer:
+    (completion, *_) = found.completions
+    seconds, finish = time.monotonic() - began, completion.finish or ""
+    return _Answer(str(found.version), completion.text, len(completion.tokens), finish, seconds)
+
+
 class Answered(Message):
     """Carries an answer from a thread to the chat. number: the number of the question."""
 
-    def __init__(self, number: int, side: str, answer: Answer) -> None:
+    def __init__(self, number: int, side: str, answer: _Answer) -> None:
         super().__init__()
         self.number, self.side, self.answer = number, side, answer
 
@@ -76,7 +152,7 @@ class Side(Vertical):
                 Text(f"{_SPINNER[int(waited * 4) % len(_SPINNER)]} {one_line(self.target)}  {waited:.0f} s")
             )
 
-    def end(self, answer: Answer) -> None:
+    def end(self, answer: _Answer) -> None:
         self.since = None
         if answer.wrong:
             self.head.say(Text(f"{_SIGN} {one_line(self.target)}", style="bold red"))
@@ -92,7 +168,7 @@ class Side(Vertical):
             self.head.say(Text(f"{one_line(self.target)}  dropped", style="dim"))
 
 
-def _about(target: str, answer: Answer) -> Text:
+def _about(target: str, answer: _Answer) -> Text:
     who = target if target == answer.version else f"{target} → {answer.version}"
     pace = f" · {answer.tokens / answer.seconds:.0f} tok/s" if answer.seconds > 0 else ""
     figures = f"{answer.tokens} tok · {answer.seconds:.1f} s · {answer.finish}{pace}"
@@ -213,7 +289,7 @@ class Chat(Vertical):
 
     def _questions(self) -> Sequence[Question]:
         """Raises SpecError."""
-        sampling = asking.sampling_of(self.value("temperature"), self.value("most"), self.value("seed"))
+        sampling = sampling_of(self.value("temperature"), self.value("most"), self.value("seed"))
         prompt = self.query_one("#prompt", Input).value
         targets = [target for target in (self.value("left"), self.value("right")) if target]
         if not targets or not prompt:
@@ -229,7 +305,7 @@ class Chat(Vertical):
             raise NotAllowed("Read-only: nothing is asked.", hint="It might start a pool.")
         if self.is_waiting:
             raise Conflict("The answer to the last prompt is still coming.", hint="esc drops it.")
-        if self.under_way + count > asking.MOST:
+        if self.under_way + count > MOST:
             raise Conflict(
                 f"{self.under_way} answers that were dropped are under way.", hint="Wait for some."
             )
@@ -240,13 +316,13 @@ class Chat(Vertical):
         self.set_class(len(questions) > 1, "-two")
         for name, side, question in zip(_SIDES, self.sides, questions, strict=False):
             side.begin(question.target)
-            asking.ask(cast(AppPort, self.app).client, question, self._told(self._number, name))
+            ask(cast(AppPort, self.app).client, question, self._told(self._number, name))
         if self._timer is not None:
             self._timer.resume()
         self.post_message(self.Asked("; ".join(question.command for question in questions)))
 
-    def _told(self, number: int, side: str) -> Callable[[Answer], None]:
-        def tell(answer: Answer) -> None:
+    def _told(self, number: int, side: str) -> Callable[[_Answer], None]:
+        def tell(answer: _Answer) -> None:
             with contextlib.suppress(RuntimeError):  # the interface has ended
                 self.post_message(Answered(number, side, answer))
 

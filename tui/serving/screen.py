@@ -2,8 +2,6 @@
 versions.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 
@@ -17,17 +15,7 @@ from lorad.client.client import Client
 from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import Base
-from lorad.tui.serving.alias_rows import (
-    COLUMNS,
-    Data,
-    Reader,
-    cells,
-    details,
-    moves_text,
-    title,
-    values,
-    version_of,
-)
+from lorad.tui.serving import alias_rows
 from lorad.tui.serving.chat import Chat
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
@@ -65,12 +53,12 @@ class Serving(Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self._reader = Reader()
-        self._data: Data | None = None
+        self._reader = alias_rows.Reader()
+        self._data: alias_rows.Data | None = None
         self._settling: Timer | None = None
 
     def body(self) -> Iterable[Widget]:
-        yield Rows(COLUMNS, id="aliases")
+        yield Rows(alias_rows.COLUMNS, id="aliases")
         yield Static(_NONE, id="none", markup=False)
         yield Line(id="about")
         with VerticalScroll(id="moves"):
@@ -91,19 +79,21 @@ class Serving(Base):
         return self.query_one(Chat)
 
     # -- what is shown ---------------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes) -> Data | None:
+    def read(self, client: Client, changes: Changes) -> alias_rows.Data | None:
         return self._reader.read(client, changes)
 
-    def show(self, data: Data) -> None:
+    def show(self, data: alias_rows.Data) -> None:
         self._data = data
         self.table.show(
-            {row.alias: cells(row, data) for row in data.aliases},
-            {row.alias: values(row, data) for row in data.aliases},
+            {row.alias: alias_rows.cells(row, data) for row in data.aliases},
+            {row.alias: alias_rows.values(row, data) for row in data.aliases},
         )
         self.set_class(not data.aliases, "-none")
-        self.say_title(title(data))
+        self.say_title(alias_rows.title(data))
         names = (
-            {row.alias for row in data.aliases} | {version_of(row) for row in data.aliases} | set(data.pools)
+            {row.alias for row in data.aliases}
+            | {alias_rows.version_of(row) for row in data.aliases}
+            | set(data.pools)
         )
         self.chat.suggest(sorted(names))
         self.tell()
@@ -117,8 +107,10 @@ class Serving(Base):
             about.say("")
             moves.say(Text())
             return
-        about.say(details(row, data))
-        moves.say(moves_text(data.moves[:_MOVES]) if data.alias == alias else Text("…", style="dim"))
+        about.say(alias_rows.details(row, data))
+        moves.say(
+            alias_rows.moves_text(data.moves[:_MOVES]) if data.alias == alias else Text("…", style="dim")
+        )
 
     def on_rows_moved(self) -> None:
         alias, chosen = self.table.key, self.targets("alias")
@@ -139,7 +131,7 @@ class Serving(Base):
         if on != "version":
             return chosen if on == "alias" else []
         rows = [self._data.of(alias) for alias in chosen] if self._data else []
-        return [version_of(row) for row in rows if row is not None]
+        return [alias_rows.version_of(row) for row in rows if row is not None]
 
     def has(self, target: str) -> bool:
         return self._data is None or self._data.of(target) is not None
@@ -165,11 +157,11 @@ class Serving(Base):
         if data is None or alias is None or row is None:
             return "", ""
         before = (
-            (version_of(move) for move in data.moves if move.version is not None)
+            (alias_rows.version_of(move) for move in data.moves if move.version is not None)
             if data.alias == alias
             else ()
         )
-        return alias, next((version for version in before if version != version_of(row)), "")
+        return alias, next((version for version in before if version != alias_rows.version_of(row)), "")
 
     def on_chat_asked(self, message: Chat.Asked) -> None:
         self.say_command(message.line)

@@ -7,8 +7,6 @@ under that path. The name of the host must be loopback's own (a stranger's domai
 and pages from elsewhere may ask nothing.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable

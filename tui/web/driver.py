@@ -1,7 +1,5 @@
 """Writes a session's screens to stdout as textual-serve's packets."""
 
-from __future__ import annotations
-
 from textual import messages
 from textual.drivers.web_driver import WebDriver
 

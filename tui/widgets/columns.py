@@ -1,7 +1,5 @@
 """Decides which columns of a table fit, and how wide they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 all of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -57,7 +55,7 @@ class KeyBar(Widget):
     def on_mount(self) -> None:
         self.screen.bindings_updated_signal.subscribe(self, self.changed)
 
-    def changed(self, screen: Screen[object]) -> None:
+    def changed(self, screen: "Screen[object]") -> None:
         if not screen.app.app_focus or screen is not self.screen:
             return
         active = screen.active_bindings
@@ -76,7 +74,7 @@ class KeyBar(Widget):
             self.keys, self.palette = keys, palette
             self.refresh()
 
-    def _key(self, active: ActiveBinding) -> _Key:
+    def _key(self, active: "ActiveBinding") -> _Key:
         binding = active.binding
         display, is_kept = self.app.get_key_display(binding), binding.id in ALWAYS
         return _Key(binding.key, display, binding.description, active.enabled, is_kept)

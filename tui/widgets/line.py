@@ -1,7 +1,5 @@
 """A line or a few of text."""
 
-from __future__ import annotations
-
 from rich.text import Text
 from textual.widgets import Static
 

@@ -5,8 +5,6 @@ Textual's DataTable lays out all of its rows and draws each cell through a conso
 key and every refresh, beside runs that take the same cores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Picks one of many by typing a part of its name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rich.text import Text

@@ -1,7 +1,5 @@
 """Numbers as a line of bars."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import TypeGuard

@@ -4,8 +4,6 @@ with its row, so that keys never hit another one.
 A page has at most PAGE rows: only theirs are made, and only they decide how wide columns are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -36,7 +34,7 @@ class Rows(Lines):
     class Moved(Message):
         """The cursor, the page, the marks, the order, or what is under the cursor changed."""
 
-        def __init__(self, rows: Rows) -> None:
+        def __init__(self, rows: "Rows") -> None:
             super().__init__()
             self.rows = rows
 
@@ -46,7 +44,7 @@ class Rows(Lines):
     class Selected(Message):
         """A row was opened."""
 
-        def __init__(self, rows: Rows, key: str) -> None:
+        def __init__(self, rows: "Rows", key: str) -> None:
             super().__init__()
             self.rows, self.key = rows, key
 

@@ -4,12 +4,11 @@ line.
 Of blocks that have a name the middle is hidden while there is little room, so that what follows them is seen.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.events import Resize
 from textual.geometry import Region, Size
@@ -17,15 +16,58 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from lorad.tui import keys
-from lorad.tui.widgets.folding import folded
 
+_MOST = 4  # characters to a cell of the width, at most: characters without width continue in the next line
+_Piece = tuple[int, int]  # begin and end of a line
 _BESIDE = 56  # cells from which on two columns stand side by side; below that one under the other
 _BAR = " │ "
 # lines that are seen of a block with a name: so many, or this part of the height if that is more
 _LEAST, _SHARE = 3, 6
 _UNFOLD = "z"  # the key, as it is shown
-
 Span = tuple[int, int, str]  # begin, end, style
+
+
+def folded(text: str, width: int) -> Iterator[_Piece]:
+    """Fold text at line ends and spaces, and within words that are longer than a line."""
+    width = max(width, 2)
+    start = 0
+    while True:
+        end = text.find("\n", start)
+        stop = len(text) if end < 0 else end
+        yield from _paragraph(text, start, stop, width)
+        if end < 0:
+            return
+        start = end + 1
+
+
+def _paragraph(text: str, start: int, stop: int, width: int) -> Iterator[_Piece]:
+    while True:
+        end = start + _fitting(text[start : min(start + width * _MOST, stop)], width)
+        if end >= stop:
+            yield start, stop
+            return
+        space = text.rfind(" ", start, end + 1)
+        if space > start + width // 3:
+            yield start, space
+            start = space + 1
+        else:
+            yield start, end
+            start = end
+        if start >= stop:
+            return
+
+
+def _fitting(text: str, width: int) -> int:
+    """Return how many characters fit, at least one if there is one."""
+    if text[:width].isascii():
+        return min(len(text), width)
+    low, high = 1, len(text)  # so many fit, more do not
+    if cell_len(text) <= width:
+        return len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if cell_len(text[:middle]) <= width else (low, middle - 1)
+    return low
 
 
 class Block(NamedTuple):

@@ -1,7 +1,5 @@
 """A request as handlers see it: path, query and body, whole, in time and checked."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated, Any, NamedTuple, TypeVar
 

@@ -5,8 +5,6 @@ The rest is since the daemon began, of gateways since they began. Labels with na
 active runs only, RUNS at most, those of ALIASES aliases, and only where everybody may see every run.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -2,8 +2,6 @@
 and to nobody who came by another name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

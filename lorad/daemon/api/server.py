@@ -2,8 +2,6 @@
 permissions.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """Rows as clients see them: the shapes of `lorad.client`."""
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """The devices of this machine: the slots of the CPU; or each GPU of the machine, locked by its UUID."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

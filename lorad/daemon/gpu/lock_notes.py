@@ -6,8 +6,6 @@ the lock alone decides who has a GPU. A note is believed only where its file bel
 and shown printable.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

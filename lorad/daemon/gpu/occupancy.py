@@ -4,8 +4,6 @@ placed.
 NVML is read in a thread: a driver in trouble answers late or never, and the daemon must not wait for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

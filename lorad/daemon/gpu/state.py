@@ -1,7 +1,5 @@
 """What is known of the devices of this machine, and of the machine itself."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The life of pools: find or make, start, look at, put away when idle, clear up after."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

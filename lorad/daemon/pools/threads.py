@@ -6,8 +6,6 @@ another load and M steps are N + M steps bit for bit. The file is on disk before
 Where it was removed, the setup of the run's pool is used instead.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Who computes on GPUs beside this daemon's pools."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -2,8 +2,6 @@
 clues.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Sequence

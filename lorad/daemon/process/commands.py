@@ -5,8 +5,6 @@ Secrets are stored nowhere else: `secrets` in config.yaml names a file for each 
 process (`command.json`) names the files again; the shim reads them just before it starts the program.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass

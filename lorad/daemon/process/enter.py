@@ -5,8 +5,6 @@ It begins with the powers of the daemon and ends without any: no capability, no 
 one back (no_new_privs), no other group. CWD is entered as that user; what they may not enter becomes `/`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -6,8 +6,6 @@ is lost; elsewhere those of an instant are. The file then begins with a line tha
 all, so that byte offsets stay valid: see `api/verbs/logs.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

@@ -3,8 +3,6 @@
 What gives itself another title writes over that; it is known by its stdout or stderr, a log of the attempt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

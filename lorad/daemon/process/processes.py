@@ -3,8 +3,6 @@
 A process is known by (boot id, pid, start time), never by its pid alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

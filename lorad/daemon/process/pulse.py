@@ -1,7 +1,5 @@
 """Told from heartbeats: which process hangs, which one is stuck, and which one is only slow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lorad.box.config import Supervision

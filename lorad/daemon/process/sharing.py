@@ -4,8 +4,6 @@ What differs between the two stands here, and the rest of the daemon asks withou
 only a shared daemon has something to do, `shared` says so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from abc import ABC, abstractmethod

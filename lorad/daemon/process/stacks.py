@@ -1,7 +1,5 @@
 """Write where a hung process and its descendants are right now into its log, where py-spy is installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -11,8 +11,6 @@ can put something else in their place.
 Without users (`user` None) all belongs to the daemon, and nothing here does anything.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -2,8 +2,6 @@
 up nobody else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

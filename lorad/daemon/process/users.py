@@ -2,8 +2,6 @@
 them.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

@@ -4,8 +4,6 @@ A daemon that wants a GPU of another one's idle pool leaves a note; the other da
 `queue.idle_timeout_wanted`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ A run over a limit waits and says why; `queue/obstacles.py` has the limit of dev
 It claims nothing: the runs behind it in the queue are placed as if it were not there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

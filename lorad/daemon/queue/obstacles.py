@@ -1,7 +1,5 @@
 """What keeps a run from devices: runs before it in the queue, limits of its user, pools, and other people."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

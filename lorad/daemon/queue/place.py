@@ -6,8 +6,6 @@ A run that finds no room lets others pass that do. But where a run waits for the
 waits for room, no run of a lower priority: so a run that waits for others to leave is not passed for ever.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping, Sequence

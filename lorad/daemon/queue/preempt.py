@@ -5,8 +5,6 @@ vain: not where something else would still be in the way, nor while somebody lea
 the room takes.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 

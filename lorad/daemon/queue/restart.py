@@ -7,8 +7,6 @@ pool that is lost again and again give up one at a time, the last that came firs
 The store holds what a new daemon needs to continue.
 """
 
-from __future__ import annotations
-
 import time
 
 from lorad.box.paths import AttemptDir

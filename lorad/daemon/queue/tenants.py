@@ -6,8 +6,6 @@ that it is started with count. What a run will take counts from its placing: a b
 same room twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 

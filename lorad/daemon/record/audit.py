@@ -8,8 +8,6 @@ attestation (or was inconclusive with proved delivery) before the step was recor
 the attempt allows.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterator

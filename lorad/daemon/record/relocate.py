@@ -5,8 +5,6 @@ Only `runs.directory` and `lora.adapter_path` of a spec hold paths of the home; 
 relative to the run's directory.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ The new one is built beside the old one, which is kept; one rename puts it in it
 continue meanwhile: the next daemon finds them as it always does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,8 +1,6 @@
 """The rows against the disk, both ways: what something needs and is not there, and what nobody knows. Looks
 at names only; `lorad verify` reads the bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

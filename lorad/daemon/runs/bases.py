@@ -3,8 +3,6 @@
 Another base with the same shapes would take the adapter without an error.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Making a run: its name, its directory, its row. What `run`, `sweep`, `fork` and `serve` have in common."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

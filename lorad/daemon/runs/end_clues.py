@@ -1,7 +1,5 @@
 """What can be seen of how a process ended: its status, its logs, the kernel's log."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

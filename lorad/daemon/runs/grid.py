@@ -5,8 +5,6 @@ Commas inside brackets, braces and quotes belong to a value. A key that takes a 
 here, as a comma may separate its items elsewhere. Pure.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args, get_origin

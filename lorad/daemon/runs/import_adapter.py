@@ -5,8 +5,6 @@ Everything is prepared in a directory of its own. Nothing else is touched before
 attested, so that an adapter that is refused leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

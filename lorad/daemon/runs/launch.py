@@ -1,7 +1,5 @@
 """Start the processes of a run that was placed: the pool's, unless it is warm, and the driver's."""
 
-from __future__ import annotations
-
 import json
 import os
 from datetime import datetime

@@ -3,8 +3,6 @@
 The daemon imports none of the user's code.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

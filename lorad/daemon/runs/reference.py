@@ -5,8 +5,6 @@ The run keeps a copy of its own, `runs/<name>/reference/`, which nothing prunes:
 and a directory may change.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import uuid

@@ -1,7 +1,5 @@
 """Find out how an attempt ended, once its driver is gone."""
 
-from __future__ import annotations
-
 import logging
 import signal
 from typing import NamedTuple

@@ -2,8 +2,6 @@
 misses its pool.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import time

@@ -10,8 +10,6 @@ reward counts. Of ETA runs one continues, and so does every run with exactly the
 that does: a name never decides between equal runs. (ASHA, Li et al., 2020, keeps by a threshold, too.)
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -3,8 +3,6 @@
 Another user's journal contains whatever that user wrote.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

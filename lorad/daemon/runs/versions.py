@@ -1,7 +1,5 @@
 """Find the version that a request names, and keep its files while they are needed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Requests that use a pool and are no runs: find or start a pool for them, and load their version there."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

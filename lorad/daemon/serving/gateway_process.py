@@ -4,8 +4,6 @@ when unused.
 All state is read from its attempt directories, so that a new daemon knows what the one before did.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import signal

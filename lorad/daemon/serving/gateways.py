@@ -4,8 +4,6 @@ A daemon of one user has one gateway. A shared daemon has a front, which is the 
 users; behind it each owner of what is served has a gateway, which runs as that user and reads their files.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

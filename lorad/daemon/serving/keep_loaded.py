@@ -2,8 +2,6 @@
 others.
 """
 
-from __future__ import annotations
-
 import time
 
 from lorad.daemon.context import Context

@@ -1,7 +1,5 @@
 """Keep a pool up for each base that is served, whenever devices are free for it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ In a shared daemon the front uses this table; each owner's gateway has a table o
 `gateway/owners/UID/table.json`, which that user may read, in a directory of the daemon's.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from lorad.daemon.context import Context, request_of

@@ -5,8 +5,6 @@ only about aliases of that user's versions. If anything is wrong with a file, th
 request waits for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path

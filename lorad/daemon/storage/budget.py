@@ -6,8 +6,6 @@ user named: by a pin, an alias, a fork, an export, a spec or an import. The log 
 so does a warning to the run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Measure how many bytes lie where. A file that several directories share is counted once."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `lorad gc` deletes: all that nothing can ask for, of runs, of pools and of what was removed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Only the daemon may.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

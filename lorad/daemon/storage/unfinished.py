@@ -1,7 +1,5 @@
 """What an earlier daemon did not finish: runs that were being removed or made."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """What is being generated: calls, the samples they wait for, and when a sample ends."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -115,17 +113,17 @@ class Group:
 
     tokens: np.ndarray
     samples: list[Sample]
-    call: Call
+    call: "Call"
     prompt: int  # so many of the tokens are the prompt
 
-    def split(self, count: int) -> tuple[Group, Group]:
+    def split(self, count: int) -> "tuple[Group, Group]":
         """Split off the first samples; returns them and the others."""
         first, rest = self.samples[:count], self.samples[count:]
         return Group(self.tokens, first, self.call, self.prompt), Group(
             self.tokens, rest, self.call, self.prompt
         )
 
-    def resumed(self, sample: Sample) -> Group:
+    def resumed(self, sample: Sample) -> "Group":
         """Make the group that recomputes the keys and values of a sample that gave up its row."""
         made = np.array(sample.tokens, self.tokens.dtype)
         return Group(np.concatenate([self.tokens[: self.prompt], made]), [sample], self.call, self.prompt)

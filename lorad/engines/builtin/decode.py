@@ -5,8 +5,6 @@ What happens, and in which order, depends on the calls in the batch alone, never
 call in it gives the same bits whenever it is run.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,7 +12,6 @@ from itertools import chain
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lorad.engines.builtin.calls import Call, Group, Sample
 from lorad.engines.builtin.prefix import PrefixCache, prefill
@@ -220,7 +217,7 @@ class DecodeBatch:
         self.bound = False
         self._retain([True] * start + alive)
 
-    def _first(self, samples: Sequence[Sample], scores: Tensor) -> tuple[Tensor, list[bool]]:
+    def _first(self, samples: Sequence[Sample], scores: torch.Tensor) -> tuple[torch.Tensor, list[bool]]:
         """Draw the first token after the prefill of each sample; returns the tokens, and which samples
         continue.
         """
@@ -348,7 +345,7 @@ class DecodeBatch:
         self.bound = False
 
 
-def _push(samples: Sequence[Sample], tokens: Tensor, logprobs: Tensor) -> list[bool]:
+def _push(samples: Sequence[Sample], tokens: torch.Tensor, logprobs: torch.Tensor) -> list[bool]:
     """Append to each sample its token; returns which of them continue."""
     rows = zip(samples, tokens.tolist(), logprobs.tolist(), strict=True)
     return [one.push(token, logprob) for one, token, logprob in rows]

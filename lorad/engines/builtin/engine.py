@@ -3,13 +3,12 @@
 The asyncio loop keeps the books; every tensor is touched on the pool's compute thread.
 """
 
-from __future__ import annotations
-
 import asyncio
+import contextlib
 import statistics
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from lorad.engines.base import (
 from lorad.engines.builtin.calls import Call, Decoder, HeldLora
 from lorad.engines.builtin.decode import SEEN, DecodeBatch, Report
 from lorad.engines.builtin.prefix import PrefixCache
-from lorad.engines.builtin.sharing import Budget, SharedDecode
 from lorad.engines.versions import Versions, receive
 from lorad.errors import Conflict, SpecError
 from lorad.models.attention import CausalAttention
@@ -41,7 +39,7 @@ from lorad.models.directory import linear_shapes
 from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
-from lorad.models.turns import FIRST_SHARE, WORK, caller
+from lorad.models.turns import FIRST_SHARE, WORK, Account, Party, Work, caller
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the next in line
@@ -52,6 +50,75 @@ _FORWARD_TOKENS = 8192  # per micro-batch, padding included
 _LOGITS = 1 << 24  # numbers held at once
 _Row = tuple[np.ndarray, int]
 """(tokens of prompt and completion, length of the prompt)"""
+
+
+class SharedDecode(Account, Work):
+    """The decode batch as one party in the turns: it has the summed weight of all that have a call in it.
+
+    A party whose share of the rows exceeds its share of the weight owes the difference, which lowers what
+    others owe.
+    """
+
+    # who trains joins it the sooner: a step with everybody's rows costs little more than one with a few
+    haste = 0.03
+
+    def __init__(self, batch: DecodeBatch) -> None:
+        self.batch = batch
+
+    @property
+    def parties(self) -> Collection[Party]:
+        return dict.fromkeys(call.caller.party for call in self.batch.calls)
+
+    @property
+    def account(self) -> Account:
+        return self
+
+    def parts(self) -> Iterable[tuple[Account, float]]:
+        parties = self.parties
+        parts: list[tuple[Account, float]] = [(self, 1.0)]
+        if len(parties) > 1 and self.batch.groups:
+            rows = Counter(group.call.caller.party for group in self.batch.groups)
+            weight = sum(party.weight for party in parties)
+            parts += [(party, rows[party] / rows.total() - party.weight / weight) for party in parties]
+        return parts
+
+    def wait(self, seconds: float) -> None:
+        for call in self.batch.calls:
+            call.caller.wait(seconds)
+
+    def ran(self, seconds: float) -> None:
+        """A quantum has ended: calls without a row have waited for it as well."""
+        if self.batch.pending:
+            with_rows = {group.call for group in self.batch.groups}
+            for call in self.batch.calls:
+                if call not in with_rows:
+                    call.caller.wait(seconds)
+
+
+class _Budget:
+    """So many bytes, first come first served; who wants more than all of them gets all.
+
+    Belongs to one asyncio loop.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = self.left = most
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, wanted: int) -> AsyncIterator[None]:
+        """Wait until so much is free, and give it back in the end."""
+        wanted = min(wanted, self.most)
+        async with self._turn:
+            while wanted > self.left:
+                self._freed.clear()
+                await self._freed.wait()
+            self.left -= wanted
+        try:
+            yield
+        finally:
+            self.left += wanted
+            self._freed.set()
 
 
 class BuiltinEngine(Engine):
@@ -84,7 +151,7 @@ class BuiltinEngine(Engine):
         prefix_bytes = cache_bytes // _PREFIX_SHARE if self._mix_calls else 0
         self._cache_bytes = cache_bytes - prefix_bytes
         self._prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
-        self._budget, self._first = Budget(self._cache_bytes), Budget(int(FIRST_SHARE * self._cache_bytes))
+        self._budget, self._first = _Budget(self._cache_bytes), _Budget(int(FIRST_SHARE * self._cache_bytes))
         self._shared: DecodeBatch | None = None
         self._tasks: dict[DecodeBatch, asyncio.Task[None]] = {}
         self._calls: list[Call] = []
@@ -153,7 +220,7 @@ class BuiltinEngine(Engine):
                 call.aborted = True
                 self._calls.remove(call)
 
-    def _own(self, call: Call) -> Budget:
+    def _own(self, call: Call) -> _Budget:
         """Return the memory budget of a call whose batch is its own."""
         return self._first if call.goes_first and not self._mix_calls else self._budget
 

@@ -2,15 +2,12 @@
 and prompts through the model, beginning where these end.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lorad.engines.builtin.calls import Group, HeldLora
 from lorad.models.decoder import hidden, logits
@@ -30,7 +27,7 @@ class PrefixCache:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.bytes = most_bytes, 0
-        self.blocks: OrderedDict[bytes, list[Tensor]] = OrderedDict()
+        self.blocks: OrderedDict[bytes, list[torch.Tensor]] = OrderedDict()
 
     def find(self, version: str, tokens: np.ndarray) -> list[bytes]:
         """Keys of the leading blocks that are here, the last token never among them: something must be
@@ -72,13 +69,13 @@ def _keys(version: str, tokens: np.ndarray) -> list[bytes]:
     return keys
 
 
-def _bytes(block: list[Tensor]) -> int:
+def _bytes(block: list[torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in block)
 
 
 def prefill(
     models: Merger, groups: Sequence[Group], held: HeldLora, prefixes: PrefixCache | None
-) -> tuple[Tensor, KVCache]:
+) -> tuple[torch.Tensor, KVCache]:
     """(logits [groups, vocab] after each prompt, a cache with one slot per prompt), all under one version."""
     known = [prefixes.find(held.identity, group.tokens) if prefixes else [] for group in groups]
     starts = [len(keys) * BLOCK for keys in known]
@@ -95,7 +92,7 @@ def prefill(
 
 def _forward(
     models: Merger, groups: Sequence[Group], starts: Sequence[int], cache: KVCache, held: HeldLora
-) -> Tensor:
+) -> torch.Tensor:
     """Logits after the last token of each prompt, whose first tokens (`starts`) the cache holds already."""
     base, lora = models.alone(held.lora)
     rest = [group.tokens[start:] for group, start in zip(groups, starts, strict=True)]

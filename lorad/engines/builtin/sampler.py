@@ -4,14 +4,11 @@ alone.
 Left out: penalties, beam search, minimum lengths, grammars.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lorad.protocol.batch import Sampling
 
@@ -19,7 +16,7 @@ _GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 _FACTORS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
 
-def mix(x: Tensor) -> Tensor:
+def mix(x: torch.Tensor) -> torch.Tensor:
     """SplitMix64's output function (Steele, Lea & Flood, 2014) on int64 tensors,
     whose products wrap around.
     """
@@ -28,11 +25,11 @@ def mix(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
-def _shift_right(x: Tensor, bits: int) -> Tensor:
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def uniforms(keys: Tensor, counts: Tensor) -> Tensor:
+def uniforms(keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """float64 [n] in [0, 1): the `counts`-th draw of each key (both int64 [n])."""
     return _shift_right(mix(keys + (counts + 1) * _GAMMA), 11).double() * 2.0**-53
 
@@ -45,7 +42,7 @@ class Steps(NamedTuple):
     greedy: bool
 
     @classmethod
-    def of(cls, samplings: Iterable[Sampling]) -> Steps:
+    def of(cls, samplings: Iterable[Sampling]) -> "Steps":
         some = list(samplings)
         return cls(
             scaled=any(s.temperature not in (0.0, 1.0) for s in some),
@@ -54,20 +51,20 @@ class Steps(NamedTuple):
         )
 
 
-def keys_of(seeds: np.ndarray) -> Tensor:
+def keys_of(seeds: np.ndarray) -> torch.Tensor:
     """int64 [n] from uint64 seeds [n]: what `uniforms` draws from."""
     return mix(torch.from_numpy(seeds.astype(np.uint64).view(np.int64)))
 
 
-def parameters_of(samplings: Sequence[Sampling]) -> Tensor:
+def parameters_of(samplings: Sequence[Sampling]) -> torch.Tensor:
     """float32 [n, 3]: temperature, top_p, top_k of each row."""
     rows = [(s.temperature, s.top_p, float(s.top_k)) for s in samplings]
     return torch.tensor(rows, dtype=torch.float32).reshape(-1, 3)
 
 
 def sample(
-    logits: Tensor, keys: Tensor, counts: Tensor, parameters: Tensor, steps: Steps
-) -> tuple[Tensor, Tensor]:
+    logits: torch.Tensor, keys: torch.Tensor, counts: torch.Tensor, parameters: torch.Tensor, steps: Steps
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens int64 [n], logprobs float32 [n]) from logits [n, vocab]: the `counts`-th token (int64 [n]) of
     each row.
 
@@ -86,7 +83,7 @@ def sample(
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
 
 
-def _truncate(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+def _truncate(probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     """Zero outside the top k, then outside the smallest set of them that holds top_p of their mass."""
     ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
@@ -96,7 +93,7 @@ def _truncate(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     return torch.zeros_like(probabilities).scatter_(1, places, ordered.masked_fill(outside, 0.0))
 
 
-def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Inverse-CDF sampling: int64 [n] from (unnormalised) probabilities [n, vocab] and uniforms [n] in [0,
     1).
 

@@ -2,15 +2,12 @@
 launching costs nothing.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lorad.engines.builtin.calls import Sample
 from lorad.engines.builtin.sampler import Steps, keys_of, parameters_of, sample
@@ -20,7 +17,7 @@ from lorad.models.kv import DecodeAttention, KVCache
 from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, number_of, signature
 from lorad.models.merge import Merger
 
-Result = tuple[Tensor, Tensor]  # tokens int64 [rows], logprobs float32 [rows]
+Result = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [rows], logprobs float32 [rows]
 _Loras = Sequence[FrozenLora | None]
 Capture = Callable[[Callable[[], Result]], Callable[[], Result]]
 _Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
@@ -58,7 +55,7 @@ class Rows:
     def capacity(self) -> int:
         return len(self.tokens)
 
-    def _tensors(self) -> tuple[Tensor, ...]:
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
         return self.tokens, self.lengths, self.keys, self.counts, self.parameters
 
     def grow(self, capacity: int, used: int) -> None:
@@ -67,19 +64,21 @@ class Rows:
             new[:used] = old[:used]
         self.tokens, self.lengths, self.keys, self.counts, self.parameters = larger._tensors()
 
-    def copy(self) -> Rows:
+    def copy(self) -> "Rows":
         twin = Rows(0, self.tokens.device)
         twin.tokens, twin.lengths, twin.keys, twin.counts, twin.parameters = (
             t.clone() for t in self._tensors()
         )
         return twin
 
-    def restore(self, before: Rows) -> None:
+    def restore(self, before: "Rows") -> None:
         """Be again what `copy` gave."""
         for tensor, old in zip(self._tensors(), before._tensors(), strict=True):
             tensor.copy_(old)
 
-    def put(self, start: int, samples: Sequence[Sample], tokens: Tensor, lengths: Sequence[int]) -> None:
+    def put(
+        self, start: int, samples: Sequence[Sample], tokens: torch.Tensor, lengths: Sequence[int]
+    ) -> None:
         """Fill rows from `start` on with samples whose last token is in `tokens`, not yet in the cache."""
         device, some = self.tokens.device, slice(start, start + len(samples))
         self.tokens[some] = tokens
@@ -94,13 +93,13 @@ class Rows:
             tensor[list(targets)] = tensor[list(sources)]
 
 
-def seeds_of(samples: Sequence[Sample]) -> Tensor:
+def seeds_of(samples: Sequence[Sample]) -> torch.Tensor:
     return keys_of(np.array([sample.seed for sample in samples], np.uint64))
 
 
 def _step(
     base: Base, lora: LoraApply | None, rows: Rows, cache: KVCache, shape: Shape
-) -> tuple[Tensor, Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
     some = slice(None, shape.rows)
     positions = rows.lengths[some].clamp(max=cache.length - 1)  # rows that are padding run on and on

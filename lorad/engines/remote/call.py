@@ -2,8 +2,6 @@
 log-probabilities of given completions.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

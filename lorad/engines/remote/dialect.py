@@ -1,7 +1,5 @@
 """How one kind of server is started and spoken to; everything else about servers is common to all kinds."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence

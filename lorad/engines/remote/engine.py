@@ -5,33 +5,24 @@ dies is started again, loaded with what it has to hold, compared with what was a
 from. Meanwhile the others continue; without any, calls wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
-from lorad.engines.base import (
-    AdapterSource,
-    Engine,
-    EngineCapabilities,
-    EngineHealth,
-    LoadedVersion,
-    Scorer,
-    check_request,
-)
+from lorad.engines import base
 from lorad.engines.remote.call import TRIES, Call, score, scores
-from lorad.engines.remote.dialect import Dialect, ServerSettings
+from lorad.engines.remote.dialect import Dialect, Metrics, ServerSettings
 from lorad.engines.remote.fleet import Directories, Fleet
 from lorad.engines.remote.holdings import Holdings, Shapes
 from lorad.engines.remote.http import NotFinite, ServerGone
-from lorad.engines.remote.meter import Meter
 from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.engines.remote.transport import Transport
 from lorad.errors import Conflict, EngineGone, LoradError, SpecError
@@ -39,11 +30,90 @@ from lorad.models.facts import read_facts
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 from lorad.protocol.pool_setup import ServerSetup
 
+N = TypeVar("N", int, float)
+_RATE_SECONDS = 5.0
+_HITS_SECONDS = 60.0
+_FRESH_SECONDS = 1.0  # what servers said is repeated for so long
+_ANSWER_SECONDS = 1.0
 _settled: ContextVar[bool] = ContextVar("settled", default=False)
 _BACK = "It restarts automatically; the log of the engine says why it died (`lorad logs RUN --of engine`)."
 
 
-class RemoteEngine(Engine):
+class _Meter:
+    """All methods belong to the engine's asyncio loop."""
+
+    def __init__(self) -> None:
+        self._tokens: deque[tuple[float, int]] = deque()
+        self._prompts: deque[tuple[float, int, int]] = deque()  # time, prompt tokens and cached ones so far
+        self._told: list[Metrics] = []
+        self._told_at = float("-inf")
+
+    def count(self, tokens: int) -> None:
+        """Count new tokens."""
+        self._tokens.append((time.monotonic(), tokens))
+        while self._tokens and self._tokens[0][0] < time.monotonic() - _RATE_SECONDS:
+            self._tokens.popleft()
+
+    async def health(self, fleet: Fleet, calls: Sequence[Call]) -> base.EngineHealth:
+        if time.monotonic() - self._told_at > _FRESH_SECONDS:
+            told = await asyncio.gather(*(_ask(server) for server in fleet.serving))
+            self._told, self._told_at = [metrics for metrics in told if metrics is not None], time.monotonic()
+            self._note_prompts()
+        since = time.monotonic() - _RATE_SECONDS
+        return base.EngineHealth(
+            alive=any(server.state not in ("failed", "closed") for server in fleet.servers),
+            asleep=fleet.asleep,
+            running=sum(call.running for call in calls),
+            waiting=sum(call.waiting for call in calls),
+            tokens_per_second=sum(count for at, count in self._tokens if at >= since) / _RATE_SECONDS,
+            slots_used=_most([metrics.slots_used for metrics in self._told]),
+            slots=_most([metrics.slots for metrics in self._told]),
+            prefix_hits=self._hits(),
+            cache_used=_most([metrics.cache_used for metrics in self._told]),
+            detail=_detail(fleet.servers),
+        )
+
+    def _note_prompts(self) -> None:
+        told = [m for m in self._told if m.prompt_tokens is not None and m.cached_tokens is not None]
+        if told:
+            total, cached = sum(m.prompt_tokens or 0 for m in told), sum(m.cached_tokens or 0 for m in told)
+            if self._prompts and total < self._prompts[-1][1]:
+                self._prompts.clear()  # a server began again
+            self._prompts.append((time.monotonic(), total, cached))
+        while len(self._prompts) > 2 and self._prompts[0][0] < time.monotonic() - _HITS_SECONDS:
+            self._prompts.popleft()
+
+    def _hits(self) -> float | None:
+        if len(self._prompts) < 2 or self._prompts[-1][1] == self._prompts[0][1]:
+            return None
+        (_, total, cached), (_, total_now, cached_now) = self._prompts[0], self._prompts[-1]
+        return (cached_now - cached) / (total_now - total)
+
+
+async def _ask(server: Server) -> Metrics | None:
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return await server.dialect.metrics(server.http)
+    except (LoradError, TimeoutError):
+        return None
+
+
+def _most(values: Sequence[N | None]) -> N | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _detail(servers: Sequence[Server]) -> str:
+    up = sum(server.state in ("up", "asleep") for server in servers)
+    trouble = [_trouble(server) for server in servers if server.state not in ("up", "asleep")]
+    return "; ".join([f"{up} of {len(servers)} servers serve", *trouble]) if trouble else ""
+
+
+def _trouble(server: Server) -> str:
+    why = f": {server.error.message.splitlines()[0]}" if server.error else ""
+    return f"server {server.index} is {server.state}{why}"
+
+
+class RemoteEngine(base.Engine):
     """Made by `open`."""
 
     dialect: ClassVar[type[Dialect]]
@@ -80,13 +150,13 @@ class RemoteEngine(Engine):
         self._versions = holdings.versions
         self._calls: dict[str, Call] = {}
         self._joining = asyncio.Lock()  # which servers serve; taken before `holdings.changing`
-        self._meter = Meter()
+        self._meter = _Meter()
         # by digest: the lives of servers in which it gave NaN
         self._not_finite: dict[str, set[tuple[int, int]]] = {}
-        self._check: Callable[[Scorer], Awaitable[None]] | None = None
+        self._check: Callable[[base.Scorer], Awaitable[None]] | None = None
 
-    def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
+    def capabilities(self) -> base.EngineCapabilities:
+        return base.EngineCapabilities(
             dtype=self._settings.dtype,
             max_rank=self._settings.max_rank,
             max_versions=self._settings.max_versions,
@@ -99,17 +169,17 @@ class RemoteEngine(Engine):
     def software(self) -> dict[str, str]:
         return {self.dialect.name: self._fleet.software}
 
-    def on_return(self, check: Callable[[Scorer], Awaitable[None]]) -> None:
+    def on_return(self, check: Callable[[base.Scorer], Awaitable[None]]) -> None:
         self._check = check
 
-    async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
+    async def load(self, name: str, source: base.AdapterSource) -> base.LoadedVersion:
         await self._some()
         return (await self._holdings.add(name, source)).describe()
 
     async def unload(self, name: str) -> None:
         await self._holdings.remove(name)
 
-    async def loaded(self) -> Sequence[LoadedVersion]:
+    async def loaded(self) -> Sequence[base.LoadedVersion]:
         """List the versions that every serving server reports as loaded, with the digests of what it was
         given.
         """
@@ -120,7 +190,7 @@ class RemoteEngine(Engine):
     async def generate(
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
     ) -> AsyncIterator[Chunk]:
-        check_request(prompts, sampling, self._vocab_size, self._fleet.max_tokens)
+        base.check_request(prompts, sampling, self._vocab_size, self._fleet.max_tokens)
         if wrong := self._fleet.dialect.check(sampling, self._settings):
             raise SpecError(f"{self.dialect.name} cannot sample like this: {wrong}", hint="Change that.")
         await self._fleet.opened()
@@ -204,7 +274,7 @@ class RemoteEngine(Engine):
             self._fleet.release()
         await self._holdings.clear_up()
 
-    async def health(self) -> EngineHealth:
+    async def health(self) -> base.EngineHealth:
         return await self._meter.health(self._fleet, list(self._calls.values()))
 
     def stop_waiting(self) -> None:

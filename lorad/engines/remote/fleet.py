@@ -2,8 +2,6 @@
 prompt where its keys and values are.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

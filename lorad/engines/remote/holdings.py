@@ -1,7 +1,5 @@
 """Which versions the servers hold, and the directories that they read them from."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping

@@ -2,8 +2,6 @@
 trying again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -12,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from msgspec import Struct
 
 from lorad.errors import LoradError
 
@@ -54,7 +51,7 @@ class NotFinite(LoradError):
         )
 
 
-class Address(Struct, frozen=True):
+class Address(msgspec.Struct, frozen=True):
     """Where a server listens: a Unix socket, or a URL (http://host:port). Keys: "" without one.
 
     admin_key: for routes that change the server, where it distinguishes two kinds; "": `key` is for all.

@@ -5,8 +5,6 @@ up, asleep -> down -> starting    it died, or was lost; `RemoteEngine` brings it
 starting -> failed                it serves something else than was attested, or dies again and again
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

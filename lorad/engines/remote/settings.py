@@ -1,7 +1,5 @@
 """Turn what the daemon asks for into what a server is started with, and where it listens."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

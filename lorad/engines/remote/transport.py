@@ -5,8 +5,6 @@ They lie in memory (/dev/shm) where there is room: an adapter is written and rea
 nothing here has to survive, since the version's own files do.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

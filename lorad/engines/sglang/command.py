@@ -1,7 +1,5 @@
 """The command line and the environment of an SGLang server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

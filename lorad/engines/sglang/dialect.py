@@ -1,7 +1,5 @@
 """How SGLang servers are started and spoken to. Checked against SGLang 0.5.23."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import uuid

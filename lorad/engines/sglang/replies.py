@@ -1,14 +1,11 @@
 """What an SGLang server answers, checked."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from lorad.engines.remote.http import NotFinite, ServerRefused
 from lorad.errors import LoradError
@@ -16,13 +13,13 @@ from lorad.errors import LoradError
 _Logprob = tuple[float | None, int, Any]  # of a token: value, id, text
 
 
-class FinishReason(Struct, frozen=True):
+class FinishReason(msgspec.Struct, frozen=True):
     type: str
     matched: int | str | list[int] | None = None
     message: str = ""
 
 
-class _Meta(Struct, frozen=True):
+class _Meta(msgspec.Struct, frozen=True):
     """completion_tokens: of the sample so far, whatever the reply holds of them."""
 
     completion_tokens: int = 0
@@ -31,12 +28,12 @@ class _Meta(Struct, frozen=True):
     input_token_logprobs: list[_Logprob] = []
 
 
-class _Reply(Struct, frozen=True):
+class _Reply(msgspec.Struct, frozen=True):
     output_ids: list[int] = []
     meta_info: _Meta = _Meta()
 
 
-class _Failure(Struct, frozen=True):
+class _Failure(msgspec.Struct, frozen=True):
     message: str = ""
     code: int = 400
 

@@ -1,7 +1,5 @@
 """The command line and the environment of a vLLM server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How vLLM servers are started and spoken to. Checked against vLLM 0.32.0."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -2,8 +2,6 @@
 and keeps its weights.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 from lorad.engines.remote.http import Http, ServerRefused

@@ -1,7 +1,5 @@
 """What a vLLM server answers, checked."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -12,7 +10,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from lorad.engines.remote.dialect import Metrics, Piece
 from lorad.engines.remote.http import Http, NotFinite, ServerRefused
@@ -30,15 +27,15 @@ _FINISHES: dict[str | None, Finish | None] = {
 _TEXT_LIMIT = 500
 
 
-class _TokenLogprobs(Struct, frozen=True):
+class _TokenLogprobs(msgspec.Struct, frozen=True):
     token_logprobs: list[float | None] = []
 
 
-class _PromptLogprob(Struct, frozen=True):
+class _PromptLogprob(msgspec.Struct, frozen=True):
     logprob: float | None = None
 
 
-class _Choice(Struct, frozen=True):
+class _Choice(msgspec.Struct, frozen=True):
     """token_ids: of this reply alone, in a stream those that are new."""
 
     token_ids: list[int] | None = None
@@ -47,11 +44,11 @@ class _Choice(Struct, frozen=True):
     prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
 
 
-class _Reply(Struct, frozen=True):
+class _Reply(msgspec.Struct, frozen=True):
     choices: list[_Choice]
 
 
-class _Failure(Struct, frozen=True):
+class _Failure(msgspec.Struct, frozen=True):
     message: str = ""
     code: int = 500
 
@@ -159,7 +156,7 @@ class Events:
         self._error: Exception | None = None
         self._reader = asyncio.create_task(self._read(_stream(http, path, body)))
 
-    async def __aenter__(self) -> Events:
+    async def __aenter__(self) -> "Events":
         return self
 
     async def __aexit__(self, *_: object) -> None:

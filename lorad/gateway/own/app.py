@@ -1,11 +1,8 @@
 """The routes: models, completions, chat completions; each answer names the version that made it."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -72,7 +69,7 @@ class Gateway:
         self.resolver.close()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """The gateway of a home that belongs to one user."""
     gateway = Gateway(Resolver(home, home.gateway / served.FILE), Access(settings.tokens))
@@ -87,7 +84,7 @@ async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gate
         await gateway.close()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
     """The one of a user, this process's, behind the front of a shared home. When it hangs, it ends."""
     resolver = Resolver(home, home.gateway_of(uid) / served.FILE)
@@ -134,7 +131,7 @@ async def _answered(
     request: web.Request, wish: Wish, generation: Generation, shape: Shape, counted: Counted
 ) -> web.StreamResponse:
     headers = {VERSION: generation.served.name}
-    async with aclosing(generation.items):
+    async with contextlib.aclosing(generation.items):
         if not wish.stream:
             body = shape.whole(await gathered(generation))
             counted.whole()
@@ -152,7 +149,7 @@ async def _stream(
 ) -> None:
     """Send server-sent events. An error can now only be sent as one of them; then `[DONE]` is missing."""
     try:
-        async with aclosing(generation.pieces()) as all_pieces:
+        async with contextlib.aclosing(generation.pieces()) as all_pieces:
             async for pieces in all_pieces:
                 await _send_events(response, [chunk for piece in pieces for chunk in shape.chunks(piece)])
         await _send_events(response, shape.last(), b"data: [DONE]\n\n")

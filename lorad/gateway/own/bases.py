@@ -1,7 +1,5 @@
 """What the gateway needs to use a base model: its tokenizer, its limits, and the connections to pools."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from functools import lru_cache

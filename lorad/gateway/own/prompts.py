@@ -1,7 +1,5 @@
 """Prompts of a request as tokens of the base that serves it."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from typing import Any

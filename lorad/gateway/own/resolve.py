@@ -1,7 +1,5 @@
 """Finds the version that a name in a request means, and the pool that serves it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Generations as OpenAI writes them: text_completion, chat.completion, and the chunks of both."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Turns tokens, as they come, into text that never has half a character or anything from a stop string on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lorad.rl.tokenizer import Tokenizer

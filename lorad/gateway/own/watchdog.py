@@ -3,8 +3,6 @@
 What a user's files make a library do may hold the interpreter for ever: a thread in C watches.
 """
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 from collections.abc import AsyncIterator

@@ -2,8 +2,6 @@
 table, or else by asking the daemon, which starts nothing for that and answers at once.
 """
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from typing import Any

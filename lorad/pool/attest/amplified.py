@@ -6,8 +6,6 @@ noise. Then rel and z (direct.py) show a dropped target, a doubled scale, a stal
 where a direct comparison sees nothing but rounding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable
 

@@ -11,8 +11,6 @@ with it before anybody is served by that part. Bit for bit the same, it is what 
 be the same within the limits of the direct comparison, and the next version of each run is amplified again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

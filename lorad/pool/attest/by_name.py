@@ -6,8 +6,6 @@ resolves to, and nothing about the loader, which both have gone through. A name 
 or the previous version's log-probabilities too prove nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ Near-certain tokens carry neither noise nor signal, so more are sampled than nee
 stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -13,8 +13,6 @@ it, so that noise alone fails nothing, and where they have grown too large to pr
 inconclusive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

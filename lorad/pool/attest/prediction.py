@@ -3,8 +3,6 @@
 All of it inside `Phases.with_base`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

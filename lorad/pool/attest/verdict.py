@@ -1,7 +1,5 @@
 """What is claimed of a version, what the tests of its attestation found, and the verdict over all of them."""
 
-from __future__ import annotations
-
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace

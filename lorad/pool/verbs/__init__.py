@@ -4,13 +4,11 @@ A plain verb is `(pool, call, args) -> result`. A stream is an async generator o
 the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from lorad.pool.state import Pool
-from lorad.pool.verbs import about, generate, open_close, publish, train, versions
+from lorad.pool.verbs import about, generate, open_close, train, versions
 from lorad.protocol.calls import Call
 
 _Plain = Callable[[Pool, Call, Any], Awaitable[Any]]
@@ -22,7 +20,7 @@ PLAIN: dict[str, _Plain] = {
     "optim_step": train.optim_step,
     "discard_grads": train.discard_grads,
     "logprobs": train.logprobs,
-    "publish": publish.publish,
+    "publish": versions.publish,
     "save": train.save,
     "unload": versions.unload,
     "close": open_close.close_slot,

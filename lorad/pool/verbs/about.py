@@ -1,7 +1,5 @@
 """`hello`, `status` and `shutdown`: calls about the pool itself."""
 
-from __future__ import annotations
-
 import psutil
 
 from lorad.pool.capacity import capacity

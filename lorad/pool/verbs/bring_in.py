@@ -2,8 +2,6 @@
 and attest it again where one look was inconclusive.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar

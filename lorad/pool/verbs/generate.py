@@ -4,8 +4,6 @@ for.
 Each chunk goes out as it comes, unless nobody reads the stream as it comes: then all of them together.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """`open` and `close`: a run joins and leaves."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

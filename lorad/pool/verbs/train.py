@@ -1,29 +1,17 @@
 """`forward_backward`, `optim_step`, `discard_grads`, `logprobs` and `save`: what a run asks of its slot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from lorad.errors import StorageError
 from lorad.pool.state import Pool
+from lorad.protocol import calls
 from lorad.protocol.batch import Batch, LossStats
-from lorad.protocol.calls import (
-    Call,
-    ForwardBackward,
-    Logprobs,
-    LogprobsResult,
-    Nothing,
-    OptimStep,
-    Save,
-    Saved,
-    Stepped,
-)
 from lorad.trainers.base import GradientWork, Policy
 
 
-async def forward_backward(pool: Pool, call: Call, args: ForwardBackward) -> LossStats:
+async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBackward) -> LossStats:
     slot = pool.tenant(call).run
     _check(args.batch, pool.vocab_size)
     work = GradientWork(slot, args.batch, args.targets, args.loss, args.normaliser)
@@ -35,7 +23,7 @@ async def forward_backward(pool: Pool, call: Call, args: ForwardBackward) -> Los
     return stats
 
 
-async def optim_step(pool: Pool, call: Call, args: OptimStep) -> Stepped:
+async def optim_step(pool: Pool, call: calls.Call, args: calls.OptimStep) -> calls.Stepped:
     tenant = pool.tenant(call)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
@@ -43,21 +31,23 @@ async def optim_step(pool: Pool, call: Call, args: OptimStep) -> Stepped:
     done, mfu = pool.work.take(tenant.run, recomputes=tenant.spec.activation_checkpointing)
     memory, peak = await pool.work.take_memory()
     waited = pool.parties.take(tenant.run)
-    return Stepped(result.grad_norm, result.applied, done.tokens, done.seconds, mfu, memory, peak, waited)
+    return calls.Stepped(
+        result.grad_norm, result.applied, done.tokens, done.seconds, mfu, memory, peak, waited
+    )
 
 
-async def discard_grads(pool: Pool, call: Call, _: Nothing) -> Nothing:
+async def discard_grads(pool: Pool, call: calls.Call, _: calls.Nothing) -> calls.Nothing:
     await pool.trainer.discard_grads(pool.tenant(call).run)
-    return Nothing()
+    return calls.Nothing()
 
 
-async def logprobs(pool: Pool, call: Call, args: Logprobs) -> LogprobsResult:
+async def logprobs(pool: Pool, call: calls.Call, args: calls.Logprobs) -> calls.LogprobsResult:
     tenant = pool.tenant(call)
     _check(args.batch, pool.vocab_size)
     policy = Policy() if args.of == "base" else Policy(tenant.run if args.of == "slot" else tenant.reference)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
-            return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
+            return calls.LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
 
 
 def _check(batch: Batch, vocab_size: int) -> None:
@@ -70,7 +60,7 @@ def _check(batch: Batch, vocab_size: int) -> None:
             raise ValueError(f"{name} hold token ids outside 0..{vocab_size - 1}")
 
 
-async def save(pool: Pool, call: Call, args: Save) -> Saved:
+async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:
     """Raises StorageError when the disk does not take it, or did not take a version."""
     tenant = pool.tenant(call)
     try:
@@ -81,4 +71,4 @@ async def save(pool: Pool, call: Call, args: Save) -> Saved:
             hint="Free some space (`lorad rm` deletes a run), then resume.",
         ) from error
     await pool.files.flush(tenant.run)
-    return Saved(files)
+    return calls.Saved(files)

@@ -1,37 +1,40 @@
-"""`load_version`, `let_go` and `unload`: versions for others than their run, and those that their run is done
-with.
+"""`publish`, `load_version`, `let_go` and `unload`: versions of a run, and those for others than their run.
+
+A version of a run is exported, loaded, attested; only then it is current. Its files follow in the
+background.
 """
 
-from __future__ import annotations
-
 import asyncio
+import time
 from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import read_peft
 from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource
-from lorad.errors import IntegrityError
+from lorad.errors import AdapterRefused, Conflict, IntegrityError
 from lorad.pool.attest.amplified import Prediction
+from lorad.pool.attest.canaries import Canaries
 from lorad.pool.attest.prediction import Files
 from lorad.pool.attest.verdict import Claim
 from lorad.pool.loaded import Entry
 from lorad.pool.state import Pool
-from lorad.pool.verbs.bring_in import Predict, again, bring
-from lorad.protocol.calls import Attestation, Call, LetGo, Loaded, LoadVersion, Nothing, Unload
+from lorad.pool.tenants import Tenant
+from lorad.pool.verbs.bring_in import Live, Predict, again, bring
+from lorad.protocol import calls
 
 _CHANGED = "Its files were changed, and nothing was loaded; use another version."
 
 
-async def load_version(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
+async def load_version(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> calls.Loaded:
     """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed, Conflict (no
     room).
     """
     entry = await pool.loaded.serve(args.version, args.sha256, lambda: _bring(pool, args), keep=args.keep)
-    return Loaded(entry.verdict)
+    return calls.Loaded(entry.verdict)
 
 
-async def attest_reference(pool: Pool, wanted: LoadVersion) -> Attestation:
+async def attest_reference(pool: Pool, wanted: calls.LoadVersion) -> calls.Attestation:
     """Return the verdict on an adapter that nobody samples from: as of a version that is loaded, which then
     goes again.
 
@@ -42,21 +45,21 @@ async def attest_reference(pool: Pool, wanted: LoadVersion) -> Attestation:
     return entry.verdict
 
 
-async def let_go(pool: Pool, _: Call, args: LetGo) -> Nothing:
+async def let_go(pool: Pool, _: calls.Call, args: calls.LetGo) -> calls.Nothing:
     pool.loaded.let_go(args.version)
-    return Nothing()
+    return calls.Nothing()
 
 
-async def unload(pool: Pool, call: Call, args: Unload) -> Nothing:
+async def unload(pool: Pool, call: calls.Call, args: calls.Unload) -> calls.Nothing:
     """Release one of a run's versions. Raises Conflict when it is not one of its loaded ones."""
     tenant = pool.tenant(call)
     entry = tenant.attested(args.version)
     tenant.versions.remove(entry)
     pool.loaded.release(entry)
-    return Nothing()
+    return calls.Nothing()
 
 
-async def attest_again(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
+async def attest_again(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> calls.Loaded:
     """Raises NotFound (not loaded), IntegrityError (loaded, or on disk, are other bytes)."""
     with pool.loaded.use(args.version) as entry:
         if entry.digest != args.sha256:
@@ -65,10 +68,12 @@ async def attest_again(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
             )
         adapter = await _read(pool, args)
         claim, predict = await _claim(pool, args, adapter)
-        return Loaded(await again(pool, entry, AdapterSource(args.sha256, adapter=adapter), claim, predict))
+        return calls.Loaded(
+            await again(pool, entry, AdapterSource(args.sha256, adapter=adapter), claim, predict)
+        )
 
 
-async def _bring(pool: Pool, args: LoadVersion) -> Entry:
+async def _bring(pool: Pool, args: calls.LoadVersion) -> Entry:
     adapter = await _read(pool, args)
     claim, predict = await _claim(pool, args, adapter)
     return (
@@ -76,7 +81,7 @@ async def _bring(pool: Pool, args: LoadVersion) -> Entry:
     ).entry
 
 
-async def _claim(pool: Pool, args: LoadVersion, adapter: Adapter) -> tuple[Claim, Predict]:
+async def _claim(pool: Pool, args: calls.LoadVersion, adapter: Adapter) -> tuple[Claim, Predict]:
     """Compute what the trainer makes of the same files, for the engine to be compared with."""
     files, predictor = Files(Path(args.directory), adapter.config), pool.attester.predictor
     every = await pool.attester.any_canaries()
@@ -94,7 +99,7 @@ async def _claim(pool: Pool, args: LoadVersion, adapter: Adapter) -> tuple[Claim
     return Claim(few, trainer, prediction=prediction), predict
 
 
-async def _read(pool: Pool, args: LoadVersion) -> Adapter:
+async def _read(pool: Pool, args: calls.LoadVersion) -> Adapter:
     def read() -> tuple[Adapter, str]:
         adapter = read_peft(Path(args.directory))
         validate(adapter, pool.trainer.modules())
@@ -107,3 +112,106 @@ async def _read(pool: Pool, args: LoadVersion) -> Adapter:
             hint=_CHANGED,
         )
     return adapter
+
+
+async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Published:
+    """Raises AdapterRefused, AttestationFailed, StorageError (of an earlier version); the old version serves
+    then.
+    """
+    tenant = pool.tenant(call)
+    if args.number <= tenant.number:
+        raise Conflict(
+            f"{tenant.run}@{args.number} cannot follow {tenant.run}@{tenant.number}",
+            hint="Version numbers only grow.",
+        )
+    await pool.files.room(tenant.run)
+    pool.files.check(tenant.run)
+    version = f"{tenant.run}@{args.number}"
+    is_amplified = await _amplifies(pool, tenant)
+    async with pool.phases.with_base(tenant.run):
+        started = time.perf_counter()
+        adapter, digest = await _export(pool, tenant, args)
+        exported = time.perf_counter()
+        claim = await _publishing_claim(pool, tenant, is_amplified=is_amplified)
+    scored = time.perf_counter()
+    source = AdapterSource(digest, adapter=adapter)
+    live = await bring(
+        pool, version, source, claim, lambda more: _predict(pool, tenant, more=more), run=tenant.run
+    )
+    _go_live(pool, tenant, args, live, claim, adapter)
+    pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest, live))
+    seconds = exported - started + live.load_seconds
+    attest_seconds = scored - exported + live.attest_seconds
+    return calls.Published(version, digest, adapter.bytes, seconds, attest_seconds, live.entry.verdict)
+
+
+async def _export(pool: Pool, tenant: Tenant, args: calls.Publish) -> tuple[Adapter, str]:
+    adapter = await pool.trainer.export(tenant.run)
+
+    def checked() -> str:
+        validate(adapter, pool.trainer.modules())
+        return adapter.digest()
+
+    try:
+        return adapter, await asyncio.to_thread(checked)
+    except AdapterRefused as error:
+        raise AdapterRefused(
+            f"{tenant.run}@{args.number} at step {args.step}: {error.message}", hint=error.hint
+        ) from None
+
+
+async def _amplifies(pool: Pool, tenant: Tenant) -> bool:
+    """Return whether this version is amplified; then the one before it is on disk."""
+    attester = pool.attester
+    will_return = pool.info.mode == "timesliced" and not attester.returned_the_same
+    is_due = will_return or tenant.proof.is_due(tenant.spec.amplified_every, attester.returns)
+    if attester.is_direct_enough or not is_due:
+        return False
+    await pool.files.flush(tenant.run)
+    return True
+
+
+async def _publishing_claim(pool: Pool, tenant: Tenant, *, is_amplified: bool) -> Claim:
+    few = pool.attester.few(tenant.canaries)
+    return Claim(
+        few,
+        await pool.attester.predictor.plain(tenant.run, few),
+        tenant.change,
+        tenant.current,
+        await _amplified(pool, tenant, tenant.canaries) if is_amplified else None,
+        proven=tenant.proof.returns,
+    )
+
+
+async def _predict(pool: Pool, tenant: Tenant, *, more: bool) -> Prediction | None:
+    await pool.files.flush(tenant.run)
+    canaries = await pool.attester.twice(tenant.canaries, tenant.run) if more else tenant.canaries
+    async with pool.phases.with_base(tenant.run):
+        return await _amplified(pool, tenant, canaries)
+
+
+async def _amplified(pool: Pool, tenant: Tenant, canaries: Canaries) -> Prediction | None:
+    return await pool.attester.predictor.amplified(tenant.run, canaries, tenant.files, tenant.proof.times)
+
+
+def _go_live(
+    pool: Pool, tenant: Tenant, args: calls.Publish, live: Live, claim: Claim, adapter: Adapter
+) -> None:
+    tenant.proof.count(live.outcome, pool.attester.returns)
+    pool.loaded.adopt(live.entry)
+    files = Files(Path(args.directory), adapter.config, tenant.spec.lora_type)
+    for gone in tenant.advance(args.number, live.entry, claim.change, files):
+        pool.loaded.release(gone)
+
+
+def _facts(pool: Pool, tenant: Tenant, args: calls.Publish, digest: str, live: Live) -> dict[str, object]:
+    return {
+        "run": tenant.run,
+        "version": args.number,
+        "step": args.step,
+        "parent": args.parent,
+        "sha256": digest,
+        "delivered_sha256": live.entry.verdict.delivered_sha256,
+        "model": pool.info.model,
+        "base_checksum": pool.info.base_checksum,
+    }

@@ -5,8 +5,6 @@ Attention wants rectangles, so sequences of similar lengths make up a block: onl
 is padded, nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Tokens lie flat in one row and without padding, slot by slot: the prompts of its
 its completions (all but the last token of each). Linears see one long row; only attention knows of sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ before the next chunk's logits are made, and the body of the model is walked bac
 are read when all of that has been asked for, so that a GPU is not waited for between chunks.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Each of the four kinds of numbers is one flat fp32 vector with the same layout, 
 calls; logical names are views into them. Its files: see `lorad/trainers/checkpoint.py`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Mapping

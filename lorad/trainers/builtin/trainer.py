@@ -3,8 +3,6 @@
 Contracts are stated in `trainers/base.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

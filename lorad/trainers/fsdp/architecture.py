@@ -1,7 +1,5 @@
 """A Hugging Face causal LM without its weights, and what a trainer has to know about how it is built."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

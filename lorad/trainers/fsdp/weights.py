@@ -1,7 +1,5 @@
 """The weights of a sharded model: each rank reads its own rows, so that the whole model is in no memory."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Megatron's model as a body: one base per set of model-parallel ranks, one adapter in it at a time."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -2,8 +2,6 @@
 scored.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

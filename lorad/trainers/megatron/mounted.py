@@ -1,7 +1,5 @@
 """An adapter inside the model: Bridge's own modules around Megatron's, put in and taken out again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 One micro-batch is under way at a time, so all stages but one wait: memory is shared out, not time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Build Megatron's model, frozen and without adapters, from a Hugging Face directory and a spec's numbers."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What the pool writes for the ranks of its trainer, where they find it, and the environment they run in."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -5,8 +5,6 @@ A rank that waits for another in vain has a heartbeat: what it waits for has tim
 heartbeat of the pool shows that there is no progress.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -5,8 +5,6 @@ _GRACE_SECONDS is killed. They also end with this process, whatever ends it (_PR
 after SIGTERM and when the first rank that ended said 0.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import json

@@ -2,8 +2,6 @@
 their end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

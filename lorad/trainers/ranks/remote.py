@@ -1,7 +1,5 @@
 """A trainer whose ranks are processes of their own: the trainer protocol in the pool."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Literal, Self

@@ -4,8 +4,6 @@ Everything else (slots, micro-batches, losses, AdamW, files) is the same for all
 package. Every rank makes the same calls in the same order: most of them talk to the other ranks.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """A batch cut into micro-batches: sequences one after another in one row, each seeing itself alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ share and the shares are joined: ZeRO stage 1 (Rajbhandari et al., 2020, arXiv 1
 distributed optimizer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Contracts are stated in `trainers/base.py`. What can be refused is refused befor
 same grounds everywhere; where ranks may disagree (files), they ask each other first.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What this machine can do at best: the limits that decoding and training are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

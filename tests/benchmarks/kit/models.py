@@ -5,8 +5,6 @@ They are Qwen3 directories that lorad and transformers both load. They have no e
 every sample is as long as it was asked for.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """lorad's side: the builtin trainer and engine in this process, on one base and one compute thread."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 with text that stays text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

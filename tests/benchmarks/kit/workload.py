@@ -5,8 +5,6 @@ Everything is CPU time of one process on one thread: wall time on a shared box m
 prompt comes twice, neither in a turn nor in another round, so that no cache of any side can help.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -6,8 +6,6 @@ Each command is a cold start of the CLI; the two homes take turns. Then the daem
 idle.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

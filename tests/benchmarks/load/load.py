@@ -6,8 +6,6 @@ Phases take turns: nobody asks, 200 clients ask. The time of a step is that of t
 jobs are paused and the daemon is watched. Everything shares the cores of this machine, the clients too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

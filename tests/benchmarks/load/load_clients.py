@@ -6,8 +6,6 @@ commands do: a connection for each request. Prints {kind: {count, errors: {words
 milliseconds, as JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -9,8 +9,6 @@ in rank, task and seed. The figure is wall time, since it covers what the runs s
 beside the pool.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A program in a pseudo-terminal, and when it wrote which bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

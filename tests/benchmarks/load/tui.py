@@ -10,8 +10,6 @@ for the next row. Both are wall time, beside the runs that train on the same cor
 shows in how much later than asked for a sleeper wakes up.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ same on any machine. For each decode step it holds how many rows decode and how 
 somebody waits, nearly all rows should be busy; they cannot all be, because several are admitted at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

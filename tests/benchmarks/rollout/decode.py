@@ -5,8 +5,6 @@ prefill and everything else that a call costs once drops out. Weights count once
 two FLOP for each weight and row (B = 128); attention, norms and sampling count as nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 

@@ -4,8 +4,6 @@ Against the same rows without any adapter, and against 8 batches of 16 rows, one
 another. Times are of the decode steps alone: the difference of a long and a short run, as in `decode.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ tiny: 16 prompts x 8 samples of 32 tokens. 100m-fp32 and 100m-bf16: 4 random pro
     of 16.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -8,8 +8,6 @@ alone, see `decode.py`; with group size and adapters they are those of whole cal
 LoRA is active. JSON on stdout, progress on stderr.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

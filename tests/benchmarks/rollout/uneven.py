@@ -7,8 +7,6 @@ call of its own, all at once, and has 128 rows, which requests enter as others l
 the same order, in padded batches of 128; a batch ends with its longest sample.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from tokenizers import Tokenizer

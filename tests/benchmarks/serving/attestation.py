@@ -9,8 +9,6 @@ again for each run of 20. *fused* is one process with one fp32 base, where the d
 prompts with 8 samples each of 64 tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

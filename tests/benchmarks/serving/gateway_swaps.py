@@ -10,8 +10,6 @@ to stderr, JSON to stdout or FILE. Milliseconds are wall time under full load on
 phases.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

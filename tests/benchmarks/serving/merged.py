@@ -2,8 +2,6 @@
 as TRL does.
 """
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

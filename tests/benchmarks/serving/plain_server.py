@@ -1,7 +1,5 @@
 """A real SGLang or vLLM without LoRA whose weights are replaced as a whole: the server of TRL's way."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager

@@ -4,8 +4,6 @@ A swap loads version n + 1, turns the traffic to it and unloads version n, whose
 Names are never used twice and no two versions are alike.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -8,8 +8,6 @@ interpreters of the servers, as `make test-engines` has them. The table goes to 
 FILE. Milliseconds are wall time under full load on a CPU: compare the engines' behaviour, not their speed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """The benchmark of swaps sees what it is there to see."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -11,8 +11,6 @@ evaluation in twenty lies outside by chance. The last line compares whole curves
 after the first step.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -2,8 +2,6 @@
 version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

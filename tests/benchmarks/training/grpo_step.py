@@ -2,8 +2,6 @@
 PEFT.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from tests.benchmarks.kit.workload import TINY, Figures, Turn, play, problems_of

@@ -9,8 +9,6 @@ no checkpoints fall between.
 share = own / (own + computing without attestation)
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ again, all samples are padded to one length, torch differentiates the loss, Adam
 packed or skipped.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from typing import Any

@@ -6,8 +6,6 @@ there. Attestation is left out. CPU milliseconds; of the files, wall millisecond
 disk).
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 import time

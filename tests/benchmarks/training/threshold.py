@@ -6,8 +6,6 @@ own. This base is one in which the right answer is among several learnt modes: t
 not of learning something new.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from tests.benchmarks.kit.ours import opened

@@ -11,8 +11,6 @@ gemm: the share counts the FLOP that this step cannot do without: prompts once, 
 nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import nullcontext
 from functools import partial

@@ -3,8 +3,6 @@
 `make snapshots` writes those files again; look at what `git diff` changed before you keep it.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The daemon as its clients see it: every request of the API."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The daemon's figures are what Prometheus reads, and say what is so."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

@@ -2,8 +2,6 @@
 and the notes by which daemons announce their leases.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """What a killed pool left is cleared up by the daemon, whichever daemon sees that it is over."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

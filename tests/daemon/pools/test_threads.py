@@ -2,8 +2,6 @@
 pools say so.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

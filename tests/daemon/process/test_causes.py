@@ -1,7 +1,5 @@
 """Ends become reasons with advice."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """Logs of what is alive stay small, and lose nothing on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

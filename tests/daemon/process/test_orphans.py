@@ -1,7 +1,5 @@
 """Processes that outlive their attempt are found, reported and ended; no others are."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

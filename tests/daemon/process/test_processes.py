@@ -1,7 +1,5 @@
 """Starting, adopting and signalling processes without a doubt."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

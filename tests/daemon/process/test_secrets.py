@@ -1,7 +1,5 @@
 """Secrets reach the processes of a run and no other place; specs that hold some are refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The shim records one process life to its end, whatever dies."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """What one user may have at a time: more than that waits, says why, and delays nobody else."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

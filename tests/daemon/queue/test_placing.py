@@ -1,7 +1,5 @@
 """Where runs go on a machine with several GPUs: neighbours, each held by one pool."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The setup that the daemon gives a pool: which server a run needs, and which runs share one."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two daemons on one machine: each respects what the other holds, says so, and gets it when it is idle."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Restarts by themselves: after which ends, how soon, how often; and what is said of an end."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

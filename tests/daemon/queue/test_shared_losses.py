@@ -1,7 +1,5 @@
 """What the end of a run or a pool means for the others in it."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

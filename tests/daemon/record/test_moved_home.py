@@ -1,7 +1,5 @@
 """A home that was moved while nothing of it ran is the same home."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

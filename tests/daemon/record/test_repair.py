@@ -1,7 +1,5 @@
 """The database is an index: it can be rebuilt from the journals and the directories of the runs."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import sys

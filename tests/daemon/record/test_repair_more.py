@@ -1,7 +1,5 @@
 """A repair may read files that are damaged, strange, or of another lorad: only what they hold is lost."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -2,8 +2,6 @@
 or pruned is no problem.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

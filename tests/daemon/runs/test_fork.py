@@ -1,7 +1,5 @@
 """A fork begins with a version and its optimizer's state, whatever becomes of its parent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes that live and do nothing are distinguished from slow ones, and replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -1,7 +1,5 @@
 """What KL is measured against: a copy of the run's own, attested, whatever becomes of where it came from."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A resume may use another trainer, engine or topology; what defines the run stays as it was."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from contextlib import nullcontext

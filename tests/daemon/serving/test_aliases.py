@@ -2,8 +2,6 @@
 and that a failure changes nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The gateway as a process: started by the daemon, adopted, started again, and alive without the daemon."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -2,8 +2,6 @@
 warm.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What is counted of requests at the gateway, and how the daemon comes to know it."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """What `lorad gc` deletes, and what it leaves alone."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -3,8 +3,6 @@
 Without one its tests skip.
 """
 
-from __future__ import annotations
-
 import inspect
 import shutil
 import tempfile

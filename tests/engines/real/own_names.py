@@ -1,7 +1,5 @@
 """A server is started once for many tests; each of them finds an engine that nobody has used."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing

@@ -1,7 +1,5 @@
 """Where the real servers are, and what they are started with here."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

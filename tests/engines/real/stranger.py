@@ -8,8 +8,6 @@ It is started as root and takes the user's identity itself: the user need not be
 Python.
 """
 
-from __future__ import annotations
-
 import encodings.idna  # noqa: F401 - what is imported later may be out of the user's reach
 import errno
 import http.client

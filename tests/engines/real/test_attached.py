@@ -1,7 +1,5 @@
 """A server that somebody else runs: lorad comes and goes, and the server stays as it was."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The real SGLang and the real vLLM keep the rules of every engine."""
 
-from __future__ import annotations
-
 from tests.conformance.engine_suite import EngineSuite
 
 

@@ -1,7 +1,5 @@
 """`lorad doctor --engine` with the real servers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What kills or misleads the real servers, and that it does not happen behind the engine protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Real servers that die, hang and come back, one of them or one of several."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the real servers compute is what transformers and PEFT compute, for each version, alone and mixed."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

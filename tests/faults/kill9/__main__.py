@@ -19,8 +19,6 @@ Exits 1 after the first round in which one of these does not. The seed decides o
 the rest is timing.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -1,7 +1,5 @@
 """A home whose every process is watched from outside: what /proc says, not what lorad says of itself."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

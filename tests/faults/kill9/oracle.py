@@ -1,7 +1,5 @@
 """What must hold when all runs of a round are complete, and when everything has been asked to end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sqlite3

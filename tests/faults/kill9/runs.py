@@ -1,7 +1,5 @@
 """The runs of a round: small, different, each with what it must become however often it is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

@@ -1,7 +1,5 @@
 """Whom to kill and when: a deck of strikes that has every victim, every phase and every exact point."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Clients that ask all the time and remember every answer: what they saw must still hold at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -5,8 +5,6 @@ They do what `LORAD_HOME/behaviour.json` says: {"driver": {...}, "pool": {...}};
 `tests.kit.fakes.fake_pool`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

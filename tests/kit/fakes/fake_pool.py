@@ -1,7 +1,5 @@
 """The stand-in for a pool: it answers what the daemon asks, and keeps in a file what it was asked to load."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

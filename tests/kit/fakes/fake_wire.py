@@ -1,8 +1,6 @@
 """What the stand-ins of `daemon_fakes` need of frames and adapters, without numpy: its import would take
 longer than everything else that they do."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

@@ -5,8 +5,6 @@ says of its versions and every comparison are left as they are. (`SaysWhatItGot`
 bytes.)
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Adapters of random numbers, whose effect no engine can miss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import numpy as np

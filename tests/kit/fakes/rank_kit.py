@@ -3,8 +3,6 @@
 It fails and waits on demand.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 world.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

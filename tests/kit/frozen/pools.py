@@ -1,7 +1,5 @@
 """What pools and NVML would say in the frozen world."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -2,8 +2,6 @@
 have left.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Prompts, completions and logs of the frozen world: usual ones, and such as attack a terminal."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

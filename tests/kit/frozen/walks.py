@@ -1,7 +1,5 @@
 """The ways to every screen of the TUI on the frozen world, and pictures of what is there."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import time

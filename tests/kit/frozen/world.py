@@ -7,8 +7,6 @@ say is prepared. `python -m tests.kit.frozen.world DIR` serves it from a directo
 `LORAD_HOME=DIR lorad tui` shows it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -73,7 +71,7 @@ def standing_still() -> Iterator[None]:
             time, "localtime", lambda seconds=None: time.gmtime(NOW if seconds is None else seconds)
         )
         patch.setattr(time, "strftime", lambda format, at=None: strftime(format, at or time.gmtime(NOW)))
-        patch.setattr("lorad.tui.serving.questions.time", Steady())
+        patch.setattr("lorad.tui.serving.chat.time", Steady())
         yield
 
 

@@ -1,7 +1,5 @@
 """Real trainers and engines, which `make test-backends` installs; at the end the pairs of them as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from pathlib import Path
 

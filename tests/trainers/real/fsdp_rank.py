@@ -3,8 +3,6 @@
 python -m tests.trainers.real.fsdp_rank RANK WORLD DIRECTORY   (with the models `dense` and `experts` in it)
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

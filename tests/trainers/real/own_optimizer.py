@@ -6,8 +6,6 @@ leaves `lorad.safetensors` and `megatron.safetensors` there: the adapter after t
 Megatron's optimizer wants of a GPU is put in its way here, since nothing of lorad's needs it.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the real backends are, and what `config.yaml` says of them here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The real backends of trainers, as they are started here."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Megatron and FSDP over one and two ranks keep the rules of every trainer."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Coroutine, Iterator

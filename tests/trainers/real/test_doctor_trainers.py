@@ -1,7 +1,5 @@
 """`lorad doctor --trainer`: what is there, and what is not with what to do about it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

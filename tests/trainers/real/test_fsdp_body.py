@@ -1,7 +1,5 @@
 """The FSDP body on one rank and on two, against transformers and PEFT in one piece."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

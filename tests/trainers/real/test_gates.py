@@ -1,7 +1,5 @@
 """What must hold between trainers and topologies: the same numbers, and checkpoints that move."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial

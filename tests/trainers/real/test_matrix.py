@@ -4,8 +4,6 @@
 other trainer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A run continues from its checkpoint on another trainer, as a user would ask for it."""
 
-from __future__ import annotations
-
 from tests.kit.world import SMALL, world
 
 

@@ -2,8 +2,6 @@
 adapter.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A trainer of two processes answers the pool, and nothing of it is left behind, whichever process dies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What KL is measured against stays the same when a run moves to another trainer."""
 
-from __future__ import annotations
-
 from tests.daemon.runs.test_kl_reference import told
 from tests.kit.world import world
 

@@ -1,7 +1,5 @@
 """The checkpoints tab: where a run can be resumed, and how to ask for it."""
 
-from __future__ import annotations
-
 import time
 
 from msgspec.structs import replace
@@ -11,7 +9,7 @@ from lorad.client.shapes import Checkpoint, RunDetails
 from lorad.client.transport import Json
 from lorad.tui.feed import Changes
 from lorad.tui.run.checkpoints import Checkpoints
-from lorad.tui.screens.ask import Ask
+from lorad.tui.screens.dialogs import Ask
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 from tests.kit.tui_samples import counted, opened

@@ -1,7 +1,5 @@
 """The events tab lists what happened to a run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

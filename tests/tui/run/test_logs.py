@@ -1,7 +1,5 @@
 """The logs of a run: followed, filtered, of one process or another, and never more than fits into memory."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,8 +10,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
 from lorad.tui.feed import Changes
 from lorad.tui.run.log_lines import LogLines, clean, level, wanted, words
-from lorad.tui.run.log_view import LogView
-from lorad.tui.run.logs import BEGIN, Logs, sources
+from lorad.tui.run.logs import BEGIN, Logs, LogView, sources
 from lorad.tui.run.screen import RunScreen
 from tests.kit.tui_world import (
     HOSTILE,

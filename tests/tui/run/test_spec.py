@@ -1,7 +1,5 @@
 """The spec tab: what is shown of a spec, searched, compared with another run's, and copied."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

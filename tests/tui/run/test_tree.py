@@ -1,7 +1,5 @@
 """The tree of versions, and what differs between two texts."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -10,8 +8,7 @@ from hypothesis import strategies as st
 
 from lorad.client.shapes import Run, Version
 from lorad.tui import text_diff
-from lorad.tui.run.version_rows import LIMIT, forks, history, layout
-from lorad.tui.run.version_tree import DEEPEST, drawn
+from lorad.tui.run.version_rows import DEEPEST, LIMIT, drawn, forks, history, layout
 from tests.kit.tui_samples import a_version
 from tests.kit.tui_world import shaped
 

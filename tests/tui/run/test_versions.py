@@ -1,7 +1,5 @@
 """The versions tab: the tree, what is said about each version, and what is done with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from lorad.client.transport import Json
 from lorad.tui.feed import PAUSE, Pace
 from lorad.tui.run.screen import RunScreen
-from lorad.tui.screens.ask import Ask
+from lorad.tui.screens.dialogs import Ask
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import PAGE, Rows
 from tests.kit.tui_samples import a_version, opened

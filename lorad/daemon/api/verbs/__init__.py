@@ -1,7 +1,5 @@
 """The handlers of requests, in files by subject; `ROUTES` are those of `lorad.client`."""
 
-from __future__ import annotations
-
 from lorad.daemon.access import Access
 from lorad.daemon.api.verbs import (
     aliases,

@@ -1,7 +1,5 @@
 """List aliases, move them to other versions, and remove them."""
 
-from __future__ import annotations
-
 import time
 
 from lorad.client.requests import SwapRequest

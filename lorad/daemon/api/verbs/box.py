@@ -1,7 +1,5 @@
 """Describe and end the daemon, and look at this machine: its devices, the database and left processes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """End runs, pause them, and delete those that are over."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

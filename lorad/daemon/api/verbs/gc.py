@@ -2,8 +2,6 @@
 directories of runs that were removed.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from itertools import groupby

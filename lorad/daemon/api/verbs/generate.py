@@ -1,7 +1,5 @@
 """Ask one version for completions, in the pool of its base."""
 
-from __future__ import annotations
-
 import contextlib
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read what processes print, by byte offset: those of a run, the daemon and the gateways."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

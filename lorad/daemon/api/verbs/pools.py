@@ -1,7 +1,5 @@
 """List the pools that are up, and stop one."""
 
-from __future__ import annotations
-
 from lorad.client.box_shapes import Pool
 from lorad.daemon.access import sees
 from lorad.daemon.api.call import Call

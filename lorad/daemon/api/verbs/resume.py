@@ -1,7 +1,5 @@
 """Queue a new attempt from a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Queue runs, list them, and read what they measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The samples of one step, from their own hashed file."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bring up what a gateway needs for a model, and stop serving it."""
 
-from __future__ import annotations
-
 from lorad.client.requests import ModelRequest
 from lorad.client.shapes import Serving, ServingOwner, StoppedServing
 from lorad.daemon.access import must_own, must_see, of_run, owns

@@ -1,7 +1,5 @@
 """Start a run for each point of a grid, all of them or none, and list such sweeps."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

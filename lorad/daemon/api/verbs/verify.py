@@ -1,7 +1,5 @@
 """Re-hash everything that a run wrote, and attest again what is loaded of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lorad.client.box_shapes import Check, Verification

@@ -1,7 +1,5 @@
 """List versions and checkpoints, pin versions, and copy them out of lorad."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -6,8 +6,6 @@
 - `sgl_kernel` beside this file stands in for the kernels.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

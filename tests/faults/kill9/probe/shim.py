@@ -1,7 +1,5 @@
 """lorad's shim, which kills itself where the trap says so: `python -I -S shim.py ATTEMPT_DIR`."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -7,8 +7,6 @@ point for the `after`-th time kill itself, having renamed the trap to `sprung.js
 there are beyond lorad's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

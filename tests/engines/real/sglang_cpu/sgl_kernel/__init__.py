@@ -4,8 +4,6 @@ On a CPU without AMX, SGLang 0.5.23 takes torch's own kernels everywhere but for
 sampling, which is here, after `sglang/kernels/ops/sampling/murmur_hash.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NoReturn
 
