@@ -12,11 +12,13 @@ from typing import Any, get_args, get_origin
 import msgspec
 import typer
 from msgspec import Struct
+from msgspec.structs import asdict
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from lorad.box.config import Config
 from lorad.cli.app import app
+from lorad.spec.algorithm import PRESETS
 from lorad.spec.model import Spec
 from lorad.tui.spec_fields import in_words, meanings
 from lorad.tui.spec_lines import value_text
@@ -46,7 +48,7 @@ def _section(part: type[Struct], name: str) -> Iterator[str]:
         if section := _struct_in(field.type):
             inside.append((section, f"{path}.NAME" if get_origin(field.type) is dict else path))
         if section is None or not isinstance(field.type, type):
-            values = in_words(field.type).replace("none", "null")
+            values = in_words(field.type).replace("or none", "or null")
             rows.append(f"| `{path}` | {_default(field)} | {_cell(values)} | {_cell(means[field.name])} |")
     if rows:
         yield from ("| key | default | values | meaning |", "|---|---|---|---|", *rows, "")
@@ -122,7 +124,31 @@ def _parameter(parameter: Any, context: Any) -> str:
     return f"| `{_cell(' '.join(record[0].split()))}` | {_cell(' '.join(record[1].split()))} |"
 
 
-MADE: dict[str, Callable[[], str]] = {"spec": keys_of_spec, "config": keys_of_config, "commands": commands}
+# -- algorithms ----------------------------------------------------------------------------------------------
+def presets() -> str:
+    usual = PRESETS["grpo"]
+    shown = {key: value for key, value in asdict(usual).items() if value and key not in usual.without_effect}
+    grpo = ", ".join(f"{key} {value_text(_plain(value))}" for key, value in shown.items())
+    rows = [f"| `grpo` | {grpo} |"]
+    for name, parts in PRESETS.items():
+        other = {key: value for key, value in asdict(parts).items() if value != getattr(usual, key)}
+        if other:
+            rows.append(
+                f"| `{name}` | {', '.join(f'{k} {value_text(_plain(v))}' for k, v in other.items())} |"
+            )
+    return "\n".join(("| name | its parts; of all but grpo, what differs |", "|---|---|", *rows, ""))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+MADE: dict[str, Callable[[], str]] = {
+    "spec": keys_of_spec,
+    "config": keys_of_config,
+    "commands": commands,
+    "presets": presets,
+}
 
 
 def whole(text: str) -> str:

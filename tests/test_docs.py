@@ -64,6 +64,7 @@ def test_every_made_part_is_in_a_page() -> None:
         for name in re.findall(r"made from the code: (\w+)", text)
     ]
     assert sorted(parts) == [
+        ("docs/algorithms.md", "presets"),
         ("docs/cli.md", "commands"),
         ("docs/configuration.md", "config"),
         ("docs/spec.md", "spec"),

@@ -331,6 +331,10 @@ def test_lorad_list_costs_at_most_twenty_bare_interpreters() -> None:
 
 
 def test_what_a_test_leaves_running_is_killed(home: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    kill_leftovers(home)
-    assert process.wait(timeout=10) == -signal.SIGKILL
+    code = "import time; print('up', flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout and process.stdout.readline()  # before, /proc may not have its environment yet
+        kill_leftovers(home)
+        assert process.wait(timeout=10) == -signal.SIGKILL

@@ -22,7 +22,7 @@ _USUAL: dict[str, tuple[str, ...]] = {
     "": ("name", "seed"),
     "model": ("path", "dtype"),
     "lora": ("rank", "alpha", "target_modules", "dropout", "type"),
-    "algorithm": ("group_size", "clip", "kl.coef", "advantage", "loss_level"),
+    "algorithm": ("name", "group_size", "clip", "kl.coef", "scale", "level"),
     "data": ("train", "eval", "prompts_per_step", "max_prompt_tokens"),
     "reward": ("",),
     "trainer": (

@@ -19,6 +19,7 @@ from lorad.driver.ahead import Ahead
 from lorad.driver.publish import publish
 from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Session, State, StopFlag
+from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
 from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
@@ -60,6 +61,7 @@ def begin(session: Session) -> PoolInfo:
     Leaves `session.ahead` to be entered by the caller, if sampling is to run ahead.
     """
     info: PoolInfo = session.pool.call("hello", Nothing())
+    refuse_unknown_loss(session, info)
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
     compare_with_before(session, info, records)
@@ -82,6 +84,16 @@ def begin(session: Session) -> PoolInfo:
     if session.spec.rollout.max_staleness:
         session.ahead = Ahead(session, made)
     return info
+
+
+def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
+    """Raise Conflict when the pool's trainer lacks a term of the loss: a warm pool of an older lorad."""
+    if missing := [term for term in policy_loss(session.spec).needs if term not in info.losses]:
+        raise Conflict(
+            f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",
+            hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {session.params.run}` starts one "
+            "that does.",
+        )
 
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:

@@ -60,7 +60,9 @@ def _metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trai
     reward, reward_std: of the samples that have one; response_length, truncated: of all; entropy, ratio,
     clip_fraction, loss, kl (only with a coefficient): of those that were trained on. logprob_difference:
     |trainer - engine| in nats, absent where samples are of older weights; then staleness_difference has that
-    and staleness together. updates: optimizer steps; skipped_updates: that loss or gradient forbade;
+    and staleness together. rejected, importance_max: share of tokens that algorithm.correction leaves out,
+    and the greatest weight that it gives. updates: optimizer steps; skipped_updates: that loss or gradient
+    forbade;
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
@@ -104,6 +106,9 @@ def _policy_metrics(
             found["kl"] = total.kl / total.tokens
     if first.tokens:
         found["entropy"] = first.entropy / first.tokens
+    if trained.importance is not None:
+        found |= {"rejected": float((trained.importance == 0).mean())}
+        found |= {"importance_max": float(trained.importance.max())}
     if norms := [step.grad_norm for step in trained.steps]:
         found["grad_norm"] = sum(norms) / len(norms)
     if trained.mismatch is not None:

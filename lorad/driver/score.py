@@ -5,7 +5,7 @@ import numpy as np
 from lorad.driver.rewards import Score
 from lorad.driver.session import Rollout, Session, Weighed
 from lorad.errors import LoradError
-from lorad.rl.advantage import group_advantages, zero_variance
+from lorad.rl.advantage import advantages, zero_variance
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
@@ -35,21 +35,21 @@ def weigh(session: Session, rollout: Rollout, scores: list[Score]) -> Weighed:
     """Group-relative advantages of the samples that have a reward. The others take part in nothing: not in
     the mean and standard deviation of their group, nor in the loss. Groups whose rewards are all equal may be
     dropped, those with fewer than two rewards always are."""
-    algorithm = session.spec.algorithm
+    algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
     with session.timed("weigh"):
         scored = np.array([s.value is not None for s in scores], np.bool_)
         rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
         ends = np.cumsum([len(group) for group in rollout.groups])
         sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
         flat = zero_variance(rewards, sizes)
-        drop = algorithm.drop_zero_variance and not algorithm.kl.coef  # the KL term acts on every sample
-        advantages = np.zeros(len(scores), np.float32)
-        advantages[scored] = group_advantages(rewards, sizes, algorithm.advantage)
+        lengths = np.array([s.tokens.size for s in rollout.samples])[scored]
+        found = np.zeros(len(scores), np.float32)
+        found[scored] = advantages(rewards, sizes, parts.baseline, parts.scale, lengths)
         return Weighed(
             scores=scores,
             scored=scored,
             rewards=rewards,
-            advantages=advantages,
-            alive=~flat if drop else sizes > 1,
+            advantages=found,
+            alive=~flat if algorithm.drops else sizes > (parts.baseline != "zero"),
             flat=flat,
         )

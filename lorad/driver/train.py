@@ -8,6 +8,8 @@ import numpy as np
 from lorad.driver.session import Rollout, Sample, Session, Weighed
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import ForwardBackward, Logprobs, LogprobsOf, Nothing, OptimStep, Stepped
+from lorad.rl.correction import correction
+from lorad.rl.levels import level_weights, normaliser
 from lorad.rl.schedule import learning_rate
 from lorad.spec.model import Spec
 
@@ -37,14 +39,18 @@ class _Mismatch:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the updates of one step did. first: statistics of the first epoch. mismatch: None where it is not
-    known.
+    """What the updates of one step did.
+
+    first: statistics of the first epoch.
+    mismatch: None where it is not known.
+    importance: float, of all trained tokens; None without algorithm.correction.
     """
 
     lr: float
     updates: list[_Update]
     first: LossStats
     mismatch: _Mismatch | None
+    importance: np.ndarray | None = None
 
     @property
     def total(self) -> LossStats:
@@ -66,12 +72,14 @@ class _MiniBatch:
     only.
 
     has_gradient: False where it is zero for certain: all advantages are 0, and there is no KL term.
+    importance: float [T], see algorithm.correction; None without one.
     """
 
     batch: Batch
     targets: PolicyTargets
     normaliser: float
     has_gradient: bool
+    importance: np.ndarray | None
 
 
 def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
@@ -85,7 +93,8 @@ def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
     first = sum(early, LossStats())
     if measured is None and first.tokens and _is_current(session, rollout) and not _is_noisy(session.spec):
         measured = _Mismatch(first.sampler_difference / first.tokens, first.sampler_difference_max)
-    return Trained(rate, updates, first, measured)
+    weights = [m.importance for m in minibatches if m is not None and m.importance is not None]
+    return Trained(rate, updates, first, measured, np.concatenate(weights) if weights else None)
 
 
 def untrained(session: Session) -> Trained:
@@ -117,16 +126,20 @@ def _importance_cap(spec: Spec) -> float | None:
     2025, arXiv 2505.24298; truncation: Yao et al., 2025, "Your efficient RL framework secretly brings you
     off-policy training").
     """
-    cap = spec.algorithm.importance_cap
-    return _ASYNC_CAP if cap is None and spec.rollout.max_staleness else cap
+    algorithm = spec.algorithm
+    is_open = algorithm.importance_cap is None and algorithm.correction is None
+    return _ASYNC_CAP if is_open and spec.rollout.max_staleness else algorithm.importance_cap
 
 
 def _needs_old(spec: Spec) -> bool:
     """Return whether the policy before the update differs from that of the update's own forward pass.
 
-    It does when there are several updates, or when importance weights would have the noise of dropout.
+    It does when there are several updates, or when importance weights would have the noise of dropout. A
+    correction needs it beforehand.
     """
     algorithm = spec.algorithm
+    if algorithm.correction is not None:
+        return True
     is_weighed = _importance_cap(spec) is not None
     return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
 
@@ -175,17 +188,27 @@ def _update(session: Session, m: _MiniBatch | None, rate: float) -> _Update:
     return _Update(stats, step) if step.applied else _Update(is_finite=False)
 
 
-def _gradient(session: Session, m: _MiniBatch) -> LossStats:
-    a = session.spec.algorithm
-    loss = PolicyLoss(
-        clip_low=a.clip[0],
-        clip_high=a.clip[1],
+def policy_loss(spec: Spec) -> PolicyLoss:
+    """Return the loss that the spec asks for."""
+    a, parts = spec.algorithm, spec.algorithm.parts
+    return PolicyLoss(
+        surrogate=parts.surrogate,
+        ratio=parts.ratio,
+        anchor=parts.anchor,
+        clip_low=parts.clip[0],
+        clip_high=parts.clip[1],
+        dual=parts.dual,
+        bounds=parts.bounds,
+        negative_bounds=parts.negative_bounds,
         kl_coef=a.kl.coef,
         kl_type=a.kl.type,
-        level=a.loss_level,
-        importance_cap=_importance_cap(session.spec),
-        temperature=session.spec.rollout.temperature,
+        importance_cap=_importance_cap(spec),
+        temperature=spec.rollout.temperature,
     )
+
+
+def _gradient(session: Session, m: _MiniBatch) -> LossStats:
+    loss = policy_loss(session.spec)
     stats: LossStats = session.pool.call(
         "forward_backward", ForwardBackward(m.batch, m.targets, loss, m.normaliser)
     )
@@ -216,20 +239,34 @@ def _minibatch(
     scored = {g: [i for i in range(size) if weighed.scored[g * size + i]] for g in groups}
     everything = [rollout.groups[g][i] for g in groups for i in scored[g]]
     samples = [rollout.groups[g][i] for g in alive for i in scored[g]]
-    advantages = weighed.advantages[[g * size + i for g in alive for i in scored[g]]]
+    lengths = np.array([s.tokens.size for s in samples])
+    advantages = np.repeat(weighed.advantages[[g * size + i for g in alive for i in scored[g]]], lengths)
     batch = Batch.of(
         [(_prompt(rollout.groups[g]), [rollout.groups[g][i].tokens for i in scored[g]]) for g in alive]
     )
     reference: LogprobsOf = "reference" if session.params.reference else "base"
+    sampler = np.concatenate([s.logprobs for s in samples])
+    old = _logprobs(session, "slot", batch) if _needs_old(session.spec) else None
+    importance = None
+    if (wanted := algorithm.correction) is not None and old is not None:
+        importance = correction(old, sampler, lengths, wanted.kind, wanted.low, wanted.high)
+        advantages = (advantages * importance).astype(np.float32)
     targets = PolicyTargets(
         advantages=advantages,
-        sampler_logprobs=np.concatenate([s.logprobs for s in samples]),
-        old_logprobs=_logprobs(session, "slot", batch) if _needs_old(session.spec) else None,
+        sampler_logprobs=sampler,
+        old_logprobs=old,
         reference_logprobs=_logprobs(session, reference, batch) if algorithm.kl.coef else None,
+        weights=level_weights(lengths, algorithm.parts.level, batch.group_sizes),
     )
-    tokens = sum(s.tokens.size for s in everything)
-    normaliser = float(tokens if algorithm.loss_level == "token" else len(everything))
-    return _MiniBatch(batch, targets, normaliser, has_gradient=bool(algorithm.kl.coef or advantages.any()))
+    total = normaliser(
+        np.array([s.tokens.size for s in everything]),
+        algorithm.parts.level,
+        np.array([len(scored[g]) for g in groups]),
+        length=session.spec.rollout.max_new_tokens,
+    )
+    return _MiniBatch(
+        batch, targets, total, has_gradient=bool(algorithm.kl.coef or advantages.any()), importance=importance
+    )
 
 
 def _prompt(group: list[Sample]) -> np.ndarray:

@@ -358,6 +358,7 @@ def _info(
         },
         model_sha256=model_sha256,
         parameters=facts.parameters,
+        losses=trainer.losses,
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from msgspec import Struct
+
+from lorad.spec.algorithm import Anchor, Ratio
 
 Finish = Literal["stop", "length", "abort"]
 FINISHES: tuple[Finish | None, ...] = (None, "stop", "length", "abort")
@@ -169,30 +171,78 @@ class Batch(Struct, frozen=True):
 
 
 class PolicyTargets(Struct, frozen=True):
-    """What a policy-gradient loss needs beside the tokens. S samples, T completion tokens as in the batch.
+    """What a policy loss needs beside the tokens. T completion tokens as in the batch; all float32 [T].
 
-    advantages: float32 [S]. sampler_logprobs: float32 [T], the engine's. old_logprobs: float32 [T], the
-    trainer's before the first update on these samples; None: the current policy itself (on-policy, ratio 1).
-    reference_logprobs: float32 [T], those of the base or of the run's reference; None when the KL coefficient
-        is 0.
+    advantages: what the surrogate weighs each token with.
+    sampler_logprobs: those of the engine that sampled; None for tokens that no engine sampled.
+    old_logprobs: those of the trainer before the first update on these samples; None: the current policy
+        itself (on-policy, ratio 1).
+    reference_logprobs: those of the base or of the run's reference; None when the KL coefficient is 0.
+    weights: what each token's loss counts; a token of weight 0 is not trained. None: 1 for each.
     """
 
     advantages: np.ndarray
-    sampler_logprobs: np.ndarray
+    sampler_logprobs: np.ndarray | None = None
     old_logprobs: np.ndarray | None = None
     reference_logprobs: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+
+Surrogate = Literal["clip", "weighted", "soft", "divergence", "dro", "rectified", "linear"]
+KlType = Literal["k1", "abs", "k2", "k3", "k3+"]
 
 
 class PolicyLoss(Struct, frozen=True):
-    """The clipped policy-gradient loss of GRPO; see `lorad/rl/loss.py` for the formula and its sources."""
+    """A policy-gradient loss; see `lorad/rl/loss.py` for the formulas and their sources.
 
+    surrogate: the loss of a token. `linear` carries every loss whose derivatives the caller knows.
+    ratio: whether the importance ratio is that of a token or of its whole sample.
+    anchor: the policy that the ratio compares with.
+    clip_low, clip_high: how far the ratio (geometric: its logarithm; divergence: the probability) may move.
+    dual: the most that a token of negative advantage may count, in units of it; None is no bound.
+    bounds: of the ratio in `weighted`.
+    negative_bounds: of the ratio in `weighted` where the advantage is not positive; that of other tokens is 1
+        then. None: `bounds` hold for all.
+    drops: `weighted` leaves out tokens outside of the bounds, instead of bounding their ratio.
+    taus: temperatures of `soft` for positive and for other advantages.
+    beta: weight of the square in `dro`.
+    kl_weighed: weighs the KL term with the ratio, so that its gradient is unbiased.
+    importance_cap: cap of the importance weights of the trainer against the engine; None is off.
+    """
+
+    surrogate: Surrogate = "clip"
+    ratio: Ratio = "token"
+    anchor: Anchor = "old"
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual: float | None = None
+    bounds: tuple[float, float] = (0.0, 5.0)
+    negative_bounds: tuple[float, float] | None = None
+    drops: bool = False
+    taus: tuple[float, float] = (1.0, 1.05)
+    beta: float = 0.1
     kl_coef: float = 0.0
-    kl_type: Literal["k1", "k2", "k3"] = "k3"
-    level: Literal["token", "sequence"] = "token"
+    kl_type: KlType = "k3"
+    kl_weighed: bool = False
     importance_cap: float | None = None
     temperature: float = 1.0
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Name what a trainer has to know for it; `LOSSES` are all that there are."""
+        terms = (
+            f"surrogate:{self.surrogate}",
+            f"ratio:{self.ratio}",
+            f"kl:{self.kl_type}" * bool(self.kl_coef),
+        )
+        return tuple(term for term in terms if term)
+
+
+LOSSES = tuple(
+    f"{what}:{name}"
+    for what, kind in (("surrogate", Surrogate), ("ratio", Ratio), ("kl", KlType))
+    for name in get_args(kind)
+)
 
 
 class LossStats(Struct, frozen=True):

@@ -10,6 +10,7 @@ class PoolInfo(Struct, frozen=True):
         them differently (sharded, fused) have other checksums.
     model_sha256: sha256 over the weight files, the same for all trainers.
     parameters: number of parameters of the base; 0 where it is not known.
+    losses: what its trainer knows of `LOSSES` in lorad/protocol/batch.py.
     """
 
     pool: str
@@ -27,6 +28,7 @@ class PoolInfo(Struct, frozen=True):
     versions: dict[str, str]  # versions of software: lorad, torch, the backends
     model_sha256: str = ""
     parameters: int = 0
+    losses: tuple[str, ...] = ()
 
 
 class Tenant(Struct, frozen=True):

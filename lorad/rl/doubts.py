@@ -13,6 +13,49 @@ def refuse_contradictions(spec: Spec) -> None:
             key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
         )
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    for key, reason in parts.without_effect.items():
+        if getattr(algorithm, key) is not None:
+            raise SpecError(
+                f"it has no effect with algorithm {algorithm.name}: {reason}",
+                key=f"algorithm.{key}",
+                hint="Leave it out, or choose the surrogate and ratio that it belongs to.",
+            )
+    for key, least, most in (
+        ("bounds", *parts.bounds),
+        ("negative_bounds", *(parts.negative_bounds or (0, 0))),
+        ("correction.low", *((c.low, c.high) if (c := algorithm.correction) else (0, 0))),
+    ):
+        if least > most:
+            raise SpecError(
+                f"{least:g} is more than {most:g}", key=f"algorithm.{key}", hint="Name the least first."
+            )
+    if algorithm.correction is not None and algorithm.importance_cap is not None:
+        raise SpecError(
+            "it weighs the mismatch of trainer and engine a second time",
+            key="algorithm.importance_cap",
+            hint=f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same.",
+        )
+    kind = algorithm.correction.kind if algorithm.correction else ""
+    if kind and (parts.surrogate == "dro" or (parts.ratio == "geometric" and kind.startswith("token"))):
+        raise SpecError(
+            f"{kind} cannot weigh the loss of surrogate {parts.surrogate} with ratio {parts.ratio}",
+            key="algorithm.correction",
+            hint="Choose another surrogate, or the correction sequence_mask with ratio geometric.",
+        )
+    if parts.baseline == "loo" and parts.scale in ("std", "batch_std"):
+        raise SpecError(
+            f"a baseline of the others divided by {parts.scale} grows without bound where rewards are nearly "
+            "equal",
+            key="algorithm.scale",
+            hint="Choose scale one with baseline loo, or baseline group.",
+        )
+    if algorithm.drop_zero_variance and (parts.baseline == "zero" or parts.scale == "whiten"):
+        raise SpecError(
+            f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
+            key="algorithm.drop_zero_variance",
+            hint="Leave it out.",
+        )
 
 
 def doubts(spec: Spec) -> list[str]:
@@ -29,6 +72,12 @@ def doubts(spec: Spec) -> list[str]:
         "k2 and k3 do": kl.coef > 0 and kl.type == "k1",
         f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
             kl.reference is not None and not kl.coef
+        ),
+        f"algorithm.name: {algorithm.name} has the gradient of grpo at the same level here: with one update "
+        "a step and no staleness every ratio is 1": (
+            algorithm.name in ("gspo", "gmpo", "cispo", "sapo")
+            and algorithm.epochs == algorithm.minibatches == 1
+            and not spec.rollout.max_staleness
         ),
         f"algorithm.minibatches: {algorithm.minibatches} is more than the {prompts} of "
         f"data.prompts_per_step; an epoch has {prompts}, of one prompt each": algorithm.minibatches > prompts,

@@ -1,34 +1,41 @@
-"""The policy-gradient loss of GRPO, token by token. Flat tensors: T completion tokens, in the order of the
-batch.
+"""Policy-gradient losses, token by token. Flat tensors: T completion tokens, in the order of the batch.
 
-    loss_t = w_t * min(cap, mu_t) * max(-r_t A_t, -clip(r_t, 1 - clip_low, 1 + clip_high) A_t) + w_t * kl_coef
-    * KL_t
+    loss_t = w_t * (mu_t * l_t + kl_coef * KL_t),   minimised is sum_t loss_t / normaliser
 
-- r_t = exp(logprob - old) and the clipped surrogate: PPO (Schulman et al., 2017, arXiv 1707.06347), with one
-    advantage
-  A for all tokens of a sample: GRPO (Shao et al., 2024, arXiv 2402.03300). Two clip bounds: DAPO (arXiv
-  2503.14476).
-- mu_t = exp(old - sampler), truncated at `cap` and never differentiated: truncated importance sampling for
-    the gap
-  between trainer and engine (Ionides, 2008; Yao et al., 2025). It does not weigh the KL term.
-- KL_t: one of Schulman's estimators ("Approximating KL divergence", 2020) of KL(policy || reference):
-    `kl_estimate`.
-- w_t: 1 for level "token"; 1 / length of its sample for level "sequence".
+- w_t: the caller's weights; see `lorad/rl/levels.py`.
+- mu_t = min(cap, exp(old - sampler)), never differentiated: truncated importance sampling for the gap between
+  trainer and engine (Ionides, 2008; Yao et al., 2025). It does not weigh the KL term.
+- KL_t: one of Schulman's estimators ("Approximating KL divergence", 2020): `kl_estimate`.
+- l_t, the surrogate, with the advantage A and r = exp(logprob - anchor):
 
-What is minimised is sum_t loss_t / normaliser. Left out: value functions, entropy bonus, sequence-level
-ratios (GSPO).
+    clip        max(-r A, -clip(r, 1 - low, 1 + high) A): PPO (Schulman et al., 2017, arXiv 1707.06347),
+                GRPO (Shao et al., 2024, arXiv 2402.03300); two bounds: DAPO (arXiv 2503.14476); where A < 0
+                at most -dual A: dual-clip PPO (Ye et al., 2020, arXiv 1912.09729)
+    weighted    -sg(clip(r, bounds)) A logprob: CISPO (MiniMax, 2025, arXiv 2506.13585); with bounds for
+                A <= 0 alone TOPR (Le Roux et al., 2025, arXiv 2503.14286)
+    soft        -4 / tau sigmoid(tau (r - 1)) A: SAPO (Gao et al., 2025, arXiv 2511.20347)
+    divergence  -r A where the probability moved at most by the clip in the direction of A: DPPO-TV
+    dro         -(A logprob - beta / 2 (logprob - anchor)^2): Richemond et al., 2024, arXiv 2405.19107
+    rectified   -sg(exp(logprob)) logprob: DFT (Wu et al., 2025, arXiv 2508.05629)
+    linear      -A logprob: the negative log-likelihood for A = 1, and any other loss for A = -dloss/dlogprob
+
+- ratio `sequence`: r_t = sg(s) exp(logprob - sg(logprob)) with s = exp(mean over the trained tokens of the
+  sample of logprob - anchor): GSPO (Zheng et al., 2025, arXiv 2507.18071). `geometric`: the mean of the log
+  ratios that were clipped first: GMPO (Zhao et al., 2025, arXiv 2507.20673); the weights of a sample's tokens
+  are to be equal then.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lorad.protocol.batch import LossStats, PolicyLoss
+from lorad.protocol.batch import KlType, LossStats, PolicyLoss, PolicyTargets
 
 _FAR = 3.0
 """Nats below the reference from which on k3 is linear: a token pulls as much as 1 - exp(3) = -19 at most."""
@@ -37,22 +44,27 @@ _FAR = 3.0
 class TokenTargets(NamedTuple):
     """What a token's loss needs beside its log-probability; each [T] fp32.
 
-    `old` None: the current policy, detached.
+    `old` None: the current policy, detached. sequence: see `sequence_ratios`.
     """
 
     advantages: Tensor
-    sampler: Tensor
     weights: Tensor
+    sampler: Tensor | None = None
     old: Tensor | None = None
     reference: Tensor | None = None
+    sequence: Tensor | None = None
 
     def at(self, tokens: slice) -> TokenTargets:
         """Return the targets of some of the tokens."""
-        old = None if self.old is None else self.old[tokens]
-        reference = None if self.reference is None else self.reference[tokens]
-        return TokenTargets(
-            self.advantages[tokens], self.sampler[tokens], self.weights[tokens], old, reference
-        )
+        return TokenTargets(*(None if values is None else values[tokens] for values in self))  # type: ignore[arg-type]
+
+    def anchor(self, loss: PolicyLoss, current: Tensor) -> Tensor:
+        """Return the log-probabilities that the ratio compares with. Raises ValueError without them."""
+        if loss.anchor == "old":
+            return current if self.old is None else self.old
+        if self.sampler is None:
+            raise ValueError("a ratio to the sampler needs its log-probabilities")
+        return self.sampler
 
 
 class TokenLosses(NamedTuple):
@@ -65,6 +77,24 @@ class TokenLosses(NamedTuple):
     sampler_difference: Tensor
 
 
+def token_targets(targets: PolicyTargets, tokens: slice | np.ndarray, device: torch.device) -> TokenTargets:
+    """Move the targets of some tokens of a batch to the device. tokens: a slice, or int64 places."""
+
+    def moved(array: np.ndarray | None) -> Tensor | None:
+        return None if array is None else torch.from_numpy(np.array(array[tokens], np.float32)).to(device)
+
+    advantages = moved(targets.advantages)
+    assert advantages is not None
+    weights = moved(targets.weights)
+    return TokenTargets(
+        advantages=advantages,
+        weights=torch.ones_like(advantages) if weights is None else weights,
+        sampler=moved(targets.sampler_logprobs),
+        old=moved(targets.old_logprobs),
+        reference=moved(targets.reference_logprobs),
+    )
+
+
 def token_losses(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> TokenLosses:
     """Return the loss of each token. logprobs: [T] fp32 with a gradient, at `loss.temperature` as all other
     log-probabilities.
@@ -73,51 +103,132 @@ def token_losses(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> T
     """
     current = logprobs.detach()
     old = current if targets.old is None else targets.old
-    ratio = (logprobs - old).exp()
-    bounded = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
-    free, held = -ratio * targets.advantages, -bounded * targets.advantages
-    surrogate = torch.maximum(free, held)
+    sampler = old if targets.sampler is None else targets.sampler
+    surrogate, ratio, clipped = _surrogate(logprobs, targets, loss)
     if loss.importance_cap is not None:
-        surrogate = surrogate * (old - targets.sampler).exp().clamp(max=loss.importance_cap)
+        surrogate = surrogate * (old - sampler).exp().clamp(max=loss.importance_cap)
     if targets.reference is None and loss.kl_coef:
         raise ValueError("a KL coefficient needs the reference's log-probabilities")
     kl = torch.zeros_like(current)
     if targets.reference is not None:
         kl = kl_estimate(logprobs, targets.reference, loss.kl_type)
-    total = (surrogate + loss.kl_coef * kl) if loss.kl_coef else surrogate
+    penalty = kl * (logprobs - old).exp() if loss.kl_weighed else kl
+    total = (surrogate + loss.kl_coef * penalty) if loss.kl_coef else surrogate
     return TokenLosses(
         loss=targets.weights * total,
         ratio=ratio.detach(),
-        clipped=(held > free).detach().float(),
+        clipped=clipped.detach().float(),
         kl=kl.detach(),
-        sampler_difference=(old - targets.sampler).abs(),
+        sampler_difference=(old - sampler).abs(),
     )
 
 
-def kl_estimate(logprobs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "k3"]) -> Tensor:
+def _surrogate(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, ratio, whether it was clipped) of each token, before weights."""
+    a, current = targets.advantages, logprobs.detach()
+    anchor = targets.anchor(loss, current)
+    log_ratio = logprobs - anchor
+    if targets.sequence is not None:
+        one = _within_bounds(log_ratio, a, loss) if loss.ratio == "geometric" else log_ratio
+        log_ratio = targets.sequence + one - one.detach()
+    ratio = log_ratio.exp()
+    never = torch.zeros_like(current, dtype=torch.bool)
+    match loss.surrogate:
+        case "linear":
+            return -a * logprobs, ratio, never
+        case "rectified":
+            return -current.exp() * logprobs, ratio, never
+        case "dro":
+            return -(a * logprobs - loss.beta / 2 * (logprobs - anchor).square()), ratio, never
+        case "soft":
+            tau = torch.where(a > 0, loss.taus[0], loss.taus[1])
+            return -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * a, ratio, never
+        case "divergence":
+            moved = current.exp() - anchor.exp()
+            far = torch.where(a > 0, moved > loss.clip_high, moved < -loss.clip_low)
+            return -ratio * a * ~far, ratio, far
+        case "weighted":
+            bounded, far = _bounded(ratio.detach(), a, loss)
+            return -bounded * a * logprobs, ratio, far
+    if loss.ratio == "geometric":
+        return -ratio * a, ratio, (one != logprobs - anchor)
+    free, held = -ratio * a, -ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high) * a
+    clipped = torch.maximum(free, held)
+    if loss.dual is None:
+        return clipped, ratio, held > free
+    most = -loss.dual * a
+    return (
+        torch.where(a < 0, torch.minimum(clipped, most), clipped),
+        ratio,
+        (held > free) | (clipped > most) & (a < 0),
+    )
+
+
+def _bounded(ratio: Tensor, advantages: Tensor, loss: PolicyLoss) -> tuple[Tensor, Tensor]:
+    """(importance weight, whether its bounds changed it) of each token."""
+    low, high = loss.bounds
+    outside = (ratio <= low) | (ratio >= high)
+    bounded = ratio.masked_fill(outside, 0.0) if loss.drops else ratio.clamp(low, high)
+    if loss.negative_bounds is not None:
+        bounded = torch.where(advantages > 0, 1.0, ratio.clamp(*loss.negative_bounds))
+    return bounded, bounded != ratio
+
+
+def _within_bounds(log_ratio: Tensor, advantages: Tensor, loss: PolicyLoss) -> Tensor:
+    """Clip each token's log ratio where that makes the loss larger, as PPO clips the ratio."""
+    sign = advantages.sign()
+    return sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-loss.clip_low, loss.clip_high))
+
+
+@torch.no_grad()
+def sequence_ratios(
+    logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss, lengths: Tensor
+) -> TokenTargets:
+    """Add the mean log ratio of its sample to each token, where the loss asks for that of samples.
+
+    logprobs: [T], of whole samples. lengths: int64 [S], sums to T. Tokens of weight 0 leave the mean.
+    """
+    if loss.ratio == "token":
+        return targets
+    log_ratio = logprobs - targets.anchor(loss, logprobs)
+    if loss.ratio == "geometric":
+        log_ratio = _within_bounds(log_ratio, targets.advantages, loss)
+    trained = (targets.weights > 0).to(log_ratio.dtype)
+    owner = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
+    nothing = torch.zeros(lengths.numel(), dtype=log_ratio.dtype, device=log_ratio.device)
+    sums = nothing.index_add(0, owner, log_ratio * trained)
+    counts = nothing.index_add(0, owner, trained).clamp(min=1)
+    return targets._replace(sequence=(sums / counts)[owner])
+
+
+def kl_estimate(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:
     """Schulman's estimate of KL(policy || reference) from a sample of the policy, token by token.
 
-    With d = logprob - reference: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, >= 0), k3 =
-    exp(-d) + d - 1 (unbiased, >= 0). Differentiated as it stands, as GRPO does: d(k1) = d(logprob), zero in
-    the mean, so k1 is a statistic and no penalty; d(k2) = d * d(logprob), the gradient of the reverse KL;
-    d(k3) = (1 - exp(-d)) * d(logprob), that of the forward KL (Tang & Munos, 2025, arXiv 2506.09477).
+    With d = logprob - reference: k1 = d (unbiased, may be negative), abs = |d|, k2 = d^2 / 2 (biased, >= 0),
+    k3 = exp(-d) + d - 1 (unbiased, >= 0), k3+ = the value of k3 with the gradient of k2. Differentiated as it
+    stands, as GRPO does: d(k1) = d(logprob), zero in the mean, so k1 is a statistic and no penalty; d(k2) =
+    d * d(logprob), the gradient of the reverse KL; d(k3) = (1 - exp(-d)) * d(logprob), that of the forward KL
+    (Tang & Munos, 2025, arXiv 2506.09477).
 
     k3 is exact for d >= -FAR. Below, where exp(-d) would let one token outweigh all others, it continues
-    along its
-    tangent: k3(-FAR) + (1 - exp(FAR)) * (d + FAR). Its slope there is the steepest one there is, and never
-    zero: the pull back stays, which a clamp of the value, as in verl and SkyRL, takes away just where the
-    policy is far off. So does Huber (1964) with a square; here it is the gradient's importance weight exp(-d)
-    that is truncated at exp(FAR).
+    along its tangent: k3(-FAR) + (1 - exp(FAR)) * (d + FAR). Its slope there is the steepest that there is,
+    and never zero: the pull back stays, which a clamp of the value, as in verl and SkyRL, takes away just
+    where the policy is far off. So does Huber (1964) with a square; here it is the gradient's importance
+    weight exp(-d) that is truncated at exp(FAR).
     """
     difference = logprobs - reference
     if kind == "k1":
         return difference
+    if kind == "abs":
+        return difference.abs()
+    square = difference.square() / 2
     if kind == "k2":
-        return difference.square() / 2
+        return square
     near = difference.clamp(min=-_FAR)  # finite everywhere, also where it is not chosen
     exact = torch.exp(-near) + near - 1
     tangent = math.exp(_FAR) - _FAR - 1 + (1 - math.exp(_FAR)) * (difference + _FAR)
-    return torch.where(difference < -_FAR, tangent, exact)
+    k3 = torch.where(difference < -_FAR, tangent, exact)
+    return square + (k3 - square).detach() if kind == "k3+" else k3
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -160,12 +271,6 @@ class _TokenLogprobs(Function):
         powers.mul_(grad / -total)
         powers.scatter_(-1, places, powers.gather(-1, places) + grad)
         return powers.to(ctx.dtype), None, None
-
-
-def level_weights(lengths: Tensor, level: Literal["token", "sequence"]) -> Tensor:
-    """Return the weight of each token, [sum of lengths] fp32; lengths: int64 [S], of whole samples."""
-    weights = torch.ones_like(lengths, dtype=torch.float32) if level == "token" else 1 / lengths.float()
-    return weights.repeat_interleave(lengths)
 
 
 def loss_stats(losses: TokenLosses, entropy: Tensor, normaliser: float) -> LossStats:

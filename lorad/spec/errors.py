@@ -4,7 +4,7 @@ the message names the key and what it may be.
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -81,8 +81,8 @@ def advice(spec: type[Struct], key: str) -> str:
     kind, default = found
     if key == "name":
         return NAME_HINT
-    if choices := [value for value in get_args(kind) if isinstance(value, str)]:
-        return f"Choose one of: {', '.join(choices)}."
+    if named := _named(kind):
+        return f"Choose one of: {', '.join(named)}."
     if (section := _section(kind)) is not None:
         return f"Its keys: {', '.join(section.__struct_fields__)}."
     return f"The default is {msgspec.json.encode(default).decode()}."
@@ -106,7 +106,15 @@ def choices(spec: type[Struct], key: str) -> list[str]:
     """Return the values that a dotted key can have, where they are few."""
     found = _field_at(spec, key)
     kinds = () if found is None else (found[0], *get_args(found[0]))
-    return [kind for kind in kinds if isinstance(kind, str)] or ["true", "false"] * (bool in kinds)
+    return (_named(found[0]) if found else []) or ["true", "false"] * (bool in kinds)
+
+
+def _named(kind: Any) -> list[str]:
+    """Return the values of a Literal, also of one that may be null."""
+    values = [value for value in get_args(kind) if isinstance(value, str)]
+    return values or [
+        value for inner in get_args(kind) if get_origin(inner) is Literal for value in get_args(inner)
+    ]
 
 
 def readable(message: str) -> SpecError:

@@ -12,22 +12,19 @@ import re
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import replace
 
 from lorad.errors import SpecError
+from lorad.spec.algorithm import Algorithm
 from lorad.spec.errors import advice, readable, without, without_unknown
-from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Seed
+from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat, Seed
 
 _Probability = Annotated[float, Meta(ge=0, lt=1)]
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
 _LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 _MOST_ERRORS = 20  # that are found at once
-
-
-class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A section of the spec."""
 
 
 class Model(Part, frozen=True):
@@ -76,53 +73,6 @@ class Lora(Part, frozen=True):
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 
-class Kl(Part, frozen=True):
-    """A penalty towards a reference.
-
-    Attributes:
-        coef: weight of the penalty; 0 turns it off.
-        type: estimator of Schulman, "Approximating KL divergence".
-        reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
-            `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
-            and for a fork, as in TRL, and base for any other run.
-    """
-
-    coef: NonNegativeFloat = 0.0
-    type: Literal["k1", "k2", "k3"] = "k3"
-    reference: Annotated[str, Meta(min_length=1)] | None = None
-
-
-class Algorithm(Part, frozen=True):
-    """GRPO (Shao et al., 2024, DeepSeekMath) with its usual switches.
-
-    Attributes:
-        name: the algorithm.
-        group_size: samples for each prompt; a sample's advantage is computed within its group.
-        clip: how far the importance ratio may fall below and rise above 1.
-        epochs: passes over the samples of a step.
-        minibatches: optimizer steps in an epoch, each over a part of the prompts.
-        advantage: std is (reward - mean) / std of the group, mean is reward - mean (Dr. GRPO).
-        loss_level: token averages over all tokens of a batch, sequence over each sample first.
-        drop_zero_variance: leave out groups whose samples all have the same reward.
-        skip_empty_updates: a step without any gradient changes neither Adam's moments nor the weights nor the
-            version.
-        importance_cap: cap of truncated importance sampling against the engine; null is off, and 2 with
-            rollout.max_staleness.
-    """
-
-    name: Literal["grpo"] = "grpo"
-    group_size: Annotated[int, Meta(ge=2)] = 8
-    clip: tuple[NonNegativeFloat, NonNegativeFloat] = (0.2, 0.2)
-    kl: Kl = Kl()
-    epochs: Positive = 1
-    minibatches: Positive = 1
-    advantage: Literal["std", "mean"] = "std"
-    loss_level: Literal["token", "sequence"] = "token"
-    drop_zero_variance: bool = True
-    skip_empty_updates: bool = True
-    importance_cap: PositiveFloat | None = None
-
-
 class Data(Part, frozen=True):
     """Where prompts come from.
 
@@ -149,7 +99,7 @@ class Data(Part, frozen=True):
     max_prompt_tokens: Positive = 512
     too_long: Literal["drop", "truncate"] = "drop"
     chat_template: Literal["auto", "never"] = "auto"
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     system: str | None = None
     shuffle: bool = True
 
@@ -180,7 +130,9 @@ class RewardSpec(Part, frozen=True):
     timeout: PositiveFloat = 10.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 1
     max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3
-    env: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]] = []
+    env: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]] = msgspec.field(
+        default_factory=list
+    )
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
@@ -240,7 +192,7 @@ class Trainer(Part, frozen=True):
     dp: Positive = 1
     cp: Positive = 1
     ep: Positive = 1
-    backend_args: dict[str, Any] = {}
+    backend_args: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -272,13 +224,13 @@ class Rollout(Part, frozen=True):
     temperature: _Temperature = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: NonNegative = 0
-    stop: list[Annotated[str, Meta(min_length=1)]] = []
+    stop: list[Annotated[str, Meta(min_length=1)]] = msgspec.field(default_factory=list)
     servers: Positive = 1
     tp: Positive = 1
     url: str | Annotated[list[str], Meta(min_length=1)] | None = None
     key_file: str | None = None
     admin_key_file: str | None = None
-    engine_args: dict[str, Any] = {}
+    engine_args: dict[str, Any] = msgspec.field(default_factory=dict)
     max_staleness: Annotated[int, Meta(ge=0, le=16)] = 0
 
     @property

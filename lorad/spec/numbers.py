@@ -1,8 +1,8 @@
-"""Numbers with bounds, as a spec and requests have them."""
+"""What sections of a spec are made of: numbers with bounds, and the section itself."""
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 COUNT_LIMIT = 2**31 - 1
 Positive = Annotated[int, Meta(gt=0, le=COUNT_LIMIT)]
@@ -10,3 +10,7 @@ NonNegative = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
+
+
+class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A section of the spec."""

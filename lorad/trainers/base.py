@@ -23,13 +23,16 @@ from msgspec import Struct
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.errors import Conflict, NotFound
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import LOSSES, Batch, LossStats, PolicyLoss, PolicyTargets
 
 LoraType = Literal["lora", "canonical_lora"]
 
 
 class TrainerCapabilities(Struct, frozen=True):
-    """What a trainer can do; a pool asks for nothing else."""
+    """What a trainer can do; a pool asks for nothing else.
+
+    losses: the terms of `PolicyLoss.needs` that it knows.
+    """
 
     dtype: str  # of the base's arithmetic; adapters, gradients and Adam are fp32
     max_tokens: int  # prompt and completion together
@@ -37,6 +40,7 @@ class TrainerCapabilities(Struct, frozen=True):
     deterministic: bool  # the same calls give the same bits, with the same number of threads
     offload: bool
     parameters: int = 0  # of the base; 0: unknown
+    losses: tuple[str, ...] = LOSSES
 
 
 class Optimizer(Struct, frozen=True):
@@ -149,11 +153,10 @@ class Trainer(ABC):
     ) -> LossStats:
         """Add the gradient of sum(token losses) / normaliser to the slot's.
 
-        The caller gives the normaliser of the whole (mini-)batch: its number of completion tokens for level
-        "token", of samples for level "sequence". Split into micro-batches inside by `tokens_per_microbatch`,
-        whose activations are recomputed in the backward with `activation_checkpointing`: less memory, more
-        time, the same gradients. Raises NotFound and ValueError (see `check_work`) before anything is
-        computed.
+        The caller gives the normaliser of the whole (mini-)batch, see `lorad/rl/levels.py`. Split into
+        micro-batches inside by `tokens_per_microbatch`, whose activations are recomputed in the backward with
+        `activation_checkpointing`: less memory, more time, the same gradients. Raises NotFound and ValueError
+        (see `check_work`) before anything is computed.
         """
 
     async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
@@ -246,11 +249,9 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: Trai
         raise ValueError("a slot is named twice: join its batches, or make two calls")
     for item in work:
         check_batch(item.batch, takes, item.loss.temperature)
-        _check_targets(item.batch, item.targets)
+        _check_targets(item.batch, item.targets, item.loss)
         if item.batch.completions.size and not 0 < item.normaliser < math.inf:
             raise ValueError(f"the normaliser is {item.normaliser}, not a positive number")
-        if item.loss.kl_coef and item.targets.reference_logprobs is None:
-            raise ValueError("a KL coefficient needs the reference's log-probabilities")
 
 
 def refuse_frozen(slot: str, spec: SlotSpec) -> None:
@@ -278,13 +279,18 @@ def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) ->
         raise ValueError(f"the temperature is {temperature}, not a positive number")
 
 
-def _check_targets(batch: Batch, targets: PolicyTargets) -> None:
-    if targets.advantages.size != batch.completion_lengths.size:
-        raise ValueError("there must be one advantage for each sample")
-    if not np.issubdtype(targets.advantages.dtype, np.number):
-        raise ValueError("the advantages are no numbers")
-    for array in (targets.sampler_logprobs, targets.old_logprobs, targets.reference_logprobs):
+def _check_targets(batch: Batch, targets: PolicyTargets, loss: PolicyLoss) -> None:
+    if loss.kl_coef and targets.reference_logprobs is None:
+        raise ValueError("a KL coefficient needs the reference's log-probabilities")
+    if loss.anchor == "sampler" and targets.sampler_logprobs is None:
+        raise ValueError("a ratio to the sampler needs the sampler's log-probabilities")
+    for name in targets.__struct_fields__:
+        array = getattr(targets, name)
         if array is not None and array.size != batch.completions.size:
-            raise ValueError("there must be one log-probability for each completion token")
+            raise ValueError(
+                f"{name} has {array.size} numbers for {batch.completions.size} completion tokens"
+            )
         if array is not None and not np.issubdtype(array.dtype, np.number):
-            raise ValueError("the log-probabilities are no numbers")
+            raise ValueError(f"{name} has no numbers")
+    if targets.weights is not None and not (np.isfinite(targets.weights) & (targets.weights >= 0)).all():
+        raise ValueError("a weight is negative or not finite")

@@ -34,7 +34,7 @@ TYPED = (  # what is typed before the tabulator, and what is then on the line
     ("lorad resume bold-lr --from 11", "lorad resume bold-lr --from 110 "),
     ("lorad daemon stat", "lorad daemon status "),
     ("lorad run my-s", "lorad run my-spec.yaml "),
-    ("lorad run my-spec.yaml algorithm.adv", "lorad run my-spec.yaml algorithm.advantage="),
+    ("lorad run my-spec.yaml algorithm.sc", "lorad run my-spec.yaml algorithm.scale="),
     ("lorad run my-spec.yaml trainer.schedule=cos", "lorad run my-spec.yaml trainer.schedule=cosine "),
     ("lorad run my-spec.yaml data.train=my-r", "lorad run my-spec.yaml data.train=my-rows.jsonl "),
 )

@@ -47,16 +47,14 @@ class Gradients(TrainerCase):
         whole_stats = await accumulate(trainer, "plain", batch)
         whole = await self.gradient(trainer, "plain")
         await self.open_plain(trainer, start)
-        stats, place, sample = LossStats(), 0, 0
+        stats, place = LossStats(), 0
         for group in batch.groups():
             half = Batch.of([group])
-            tokens, samples = (
-                slice(place, place + half.completions.size),
-                slice(sample, sample + len(group[1])),
-            )
-            place, sample = tokens.stop, samples.stop
+            tokens = slice(place, place + half.completions.size)
+            place = tokens.stop
             targets = targets_for(batch)
-            part = PolicyTargets(targets.advantages[samples], targets.sampler_logprobs[tokens])
+            assert targets.sampler_logprobs is not None
+            part = PolicyTargets(targets.advantages[tokens], targets.sampler_logprobs[tokens])
             stats += await trainer.forward_backward(
                 "plain", half, part, PolicyLoss(), float(batch.completions.size)
             )
@@ -115,9 +113,8 @@ class Gradients(TrainerCase):
         steps = []
         for batch, advantages in ((twice, [1.5, -0.5]), (once, [1.0])):
             await self.open_plain(trainer, start)
-            targets = PolicyTargets(
-                np.array(advantages, np.float32), np.zeros(batch.completions.size, np.float32)
-            )
+            each = np.repeat(np.array(advantages, np.float32), batch.completion_lengths)
+            targets = PolicyTargets(each, np.zeros(batch.completions.size, np.float32))
             stats = await trainer.forward_backward("plain", batch, targets, PolicyLoss(), 3.0)
             assert stats.tokens == batch.completions.size
             steps.append(await self.gradient(trainer, "plain"))
@@ -186,7 +183,7 @@ class Gradients(TrainerCase):
         batch = random_batch(5)
         for slot in ("healthy", "poisoned"):
             await open_trained(trainer, slot)
-        poison = np.where(np.arange(batch.completion_lengths.size) == 0, np.nan, 1.0).astype(np.float32)
+        poison = np.where(np.arange(batch.completions.size) == 0, np.nan, 1.0).astype(np.float32)
         stats = await accumulate(
             trainer, "poisoned", batch, advantages=targets_for(batch).advantages * poison
         )

@@ -33,6 +33,7 @@ def spec_for(trainer: Trainer, **settings: object) -> SlotSpec:
 def targets_for(batch: Batch, seed: int = 0) -> PolicyTargets:
     rng = np.random.default_rng(seed)
     advantages = rng.normal(size=batch.completion_lengths.size).astype(np.float32)
+    advantages = np.repeat(advantages, batch.completion_lengths)
     return PolicyTargets(advantages, rng.normal(-3, 1, batch.completions.size).astype(np.float32))
 
 

@@ -36,7 +36,7 @@ class Many(TrainerCase):
         some = tuple(sorted(name for name in trainer.modules() if name.endswith(("o_proj", "down_proj"))))
         return {
             "plain": (spec_for(trainer, seed=1), work_for("plain", 1)),
-            "hot": (spec_for(trainer, rank=2, seed=2), work_for("hot", 2, temperature=0.7, level="sequence")),
+            "hot": (spec_for(trainer, rank=2, seed=2), work_for("hot", 2, temperature=0.7, ratio="sequence")),
             "dropped": (spec_for(trainer, dropout=0.3, seed=3), work_for("dropped", 3, clip_high=0.3)),
             "narrow": (spec_for(trainer, modules=some, alpha=3, seed=4), work_for("narrow", 4, kl_coef=0.1)),
             "cut": (spec_for(trainer, dropout=0.1, tokens_per_microbatch=30), work_for("cut", 5, groups=5)),
@@ -158,7 +158,7 @@ class Many(TrainerCase):
 
     async def test_a_group_without_samples_changes_nothing(self, trainer: Trainer) -> None:
         prompt, sample, other = (np.array(ids, np.int32) for ids in ([1, 2, 3], [4, 5], [9] * 20))
-        targets, steps = PolicyTargets(np.ones(2, np.float32), np.zeros(4, np.float32)), []
+        targets, steps = PolicyTargets(np.ones(4, np.float32), np.zeros(4, np.float32)), []
         for empty in (False, True):
             between: list[tuple[np.ndarray, list[np.ndarray]]] = [(other, [])] if empty else []
             batch = Batch.of([*between, (prompt, [sample]), *between, (prompt, [sample]), *between])

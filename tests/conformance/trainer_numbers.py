@@ -99,7 +99,7 @@ class Numbers(TrainerCase):
         write_peft(await trainer.export("a"), tmp_path, str(base))
         model, batch = reference_model(base, tmp_path), random_batch(5)
         await accumulate(trainer, "a", batch)
-        weights = np.repeat(targets_for(batch).advantages, batch.completion_lengths) / batch.completions.size
+        weights = targets_for(batch).advantages / batch.completions.size
         logprobs = reference_logprobs(model, batch)
         logprobs.backward(-logprobs.new_tensor(weights))
         squares = [float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None]
@@ -115,7 +115,7 @@ class Numbers(TrainerCase):
         assert stats.ratio == pytest.approx(stats.tokens)
         assert stats.sampler_difference == pytest.approx(0.25 * stats.tokens, rel=1e-3)
         assert stats.sampler_difference_max == pytest.approx(0.25, rel=1e-3)
-        weighed = np.repeat(targets_for(batch).advantages, batch.completion_lengths)
+        weighed = targets_for(batch).advantages
         assert stats.loss == pytest.approx(-weighed.mean(), rel=1e-4)
 
     async def test_training_makes_a_rewarded_sample_likelier(self, trainer: Trainer) -> None:
@@ -123,6 +123,6 @@ class Numbers(TrainerCase):
         batch = random_batch(0, groups=1, samples=1)
         before = await trainer.logprobs(Policy("a"), batch)
         for _ in range(3):
-            await accumulate(trainer, "a", batch, advantages=np.ones(1, np.float32))
+            await accumulate(trainer, "a", batch, advantages=np.ones(batch.completions.size, np.float32))
             await trainer.optim_step("a", 1e-2, 0.0)
         assert (await trainer.logprobs(Policy("a"), batch)).sum() > before.sum() + 1

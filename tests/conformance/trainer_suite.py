@@ -3,11 +3,11 @@ does.
 """
 
 from tests.conformance.trainer_checkpoints import Checkpoints
-from tests.conformance.trainer_gradients import Gradients
+from tests.conformance.trainer_losses import Losses
 from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_slots import Slots
 
 
-class TrainerSuite(Numbers, Gradients, Slots, Many, Checkpoints):
+class TrainerSuite(Numbers, Losses, Slots, Many, Checkpoints):
     """Every rule; fixtures and tolerances are those of `TrainerCase`."""

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from lorad.driver.begin import refuse_unknown_loss
 from lorad.driver.rewards import Score
 from lorad.driver.score import weigh
 from lorad.driver.session import Session, Weighed
+from lorad.errors import Conflict
+from lorad.protocol.batch import LOSSES
 from lorad.spec.text import load_spec
 
 SPEC = "{model: {path: builtin:tiny}, data: {train: sort, prompts_per_step: 3}, algorithm: {group_size: 2}}"
@@ -27,7 +31,8 @@ def weighed(
         spec=load_spec(SPEC, overrides=overrides), seconds={} if seconds is None else seconds
     )
     session.timed = lambda verb: Session.timed(session, verb)
-    rollout: Any = SimpleNamespace(groups=[[None] * size] * (len(rewards) // size))
+    samples = [SimpleNamespace(tokens=np.zeros(3, np.int32))] * len(rewards)
+    rollout: Any = SimpleNamespace(groups=[[None] * size] * (len(rewards) // size), samples=samples)
     return weigh(cast(Session, session), rollout, [Score(reward) for reward in rewards])
 
 
@@ -56,3 +61,26 @@ def test_the_verb_is_timed_as_the_others_are() -> None:
     seconds: dict[str, float] = {}
     weighed(seconds=seconds)
     assert seconds["weigh"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("override", "unknown"),
+    [("algorithm.name=gspo", "ratio:sequence"), ("algorithm={kl: {coef: 0.1, type: k2}}", "kl:k2")],
+)
+def test_pool_that_lacks_the_loss_is_refused(override: str, unknown: str) -> None:
+    session: Any = SimpleNamespace(
+        spec=load_spec(SPEC, overrides=[override]), params=SimpleNamespace(run="a")
+    )
+    info: Any = SimpleNamespace(pool="tiny-1", losses=LOSSES)
+    refuse_unknown_loss(session, info)
+    info.losses = tuple(term for term in LOSSES if term != unknown)
+    with pytest.raises(Conflict, match=f"pool tiny-1 does not know {unknown}") as refused:
+        refuse_unknown_loss(session, info)
+    assert "lorad pools stop tiny-1" in refused.value.hint
+
+
+def test_rewards_are_compared_as_the_algorithm_says() -> None:
+    plain = weighed("algorithm.name=reinforce", rewards=(1.0, 1.0, 0.5, 0.0))
+    assert plain.advantages.tolist() == [1.0, 1.0, 0.5, 0.0] and plain.alive.all()
+    others = weighed("algorithm.name=rloo", rewards=(1.0, 1.0, 0.5, 0.0))
+    assert others.advantages.tolist() == [0.0, 0.0, 0.5, -0.5] and others.alive.tolist() == [False, True]

@@ -125,7 +125,7 @@ def test_resume_repeats_the_failed_step_after_mending(made: World) -> None:
 def test_nonfinite_gradient_skips_its_step_and_warns(made: World) -> None:
     overrides = (
         "reward=rewards.py:huge_once",
-        "algorithm.advantage=mean",
+        "algorithm.scale=one",
         "trainer.steps=3",
         "trainer.weight_decay=0.1",
     )
@@ -150,7 +150,7 @@ def test_several_skipped_steps_end_the_run(made: World) -> None:
     """A resume then takes other data."""
     overrides = (
         "reward=rewards.py:huge",
-        "algorithm.advantage=mean",
+        "algorithm.scale=one",
         "trainer.max_skipped_steps=2",
         "checkpoint.every=50",
     )

@@ -60,7 +60,8 @@ class Run(NamedTuple):
         groups = [[whole[prompt.id, index] for index in range(prompt.seeds.size)] for prompt in prompts]
         completions = [[chunk.tokens for chunk in group] for group in groups]
         made = Batch.of(list(zip([p.tokens for p in prompts], completions, strict=True)))
-        advantages = np.array([np.sin(c.sum()) for group in completions for c in group], np.float32)
+        each = np.array([np.sin(c.sum()) for group in completions for c in group], np.float32)
+        advantages = np.repeat(each, made.completion_lengths)
         logprobs = np.concatenate([chunk.logprobs for group in groups for chunk in group])
         return ForwardBackward(made, PolicyTargets(advantages, logprobs), PolicyLoss(), float(logprobs.size))
 
@@ -151,7 +152,8 @@ def same(found: dict[Run, Trace], alone: dict[Run, Trace]) -> bool:
     for run, trace in found.items():
         for mine, its in zip(trace.batches, alone[run].batches, strict=True):
             assert mine.batch.completions.tolist() == its.batch.completions.tolist(), run
-            assert mine.targets.sampler_logprobs.tolist() == its.targets.sampler_logprobs.tolist(), run
+            ours, theirs = mine.targets.sampler_logprobs, its.targets.sampler_logprobs
+            assert ours is not None and theirs is not None and ours.tolist() == theirs.tolist(), run
         assert (trace.losses, trace.digests) == (alone[run].losses, alone[run].digests), run
     return True
 
@@ -191,7 +193,10 @@ def spoils_itself(running: Running, name: str, directory: Path) -> None:
         connection.call("open", RUNS[2].open)
         good = batch()
         bad = msgspec.structs.replace(
-            good, targets=msgspec.structs.replace(good.targets, advantages=np.full(8, np.nan, np.float32))
+            good,
+            targets=msgspec.structs.replace(
+                good.targets, advantages=good.targets.advantages * np.float32(np.nan)
+            ),
         )
         connection.call("forward_backward", bad)
         assert not connection.call("optim_step", OptimStep(LR, 1.0)).applied

@@ -52,9 +52,12 @@ def metric(made: World, run: str, key: str) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "override"),
     [
-        ("mean", "algorithm.advantage=mean"),
-        ("sequence", "algorithm.loss_level=sequence"),
+        ("mean", "algorithm.scale=one"),
+        ("sequence", "algorithm.level=sequence"),
+        ("loo", "algorithm.name=rloo"),
+        ("weighted", "algorithm={name: cispo, epochs: 2, group_size: 4, bounds: [0.99, 1.0]}"),
         ("cap", "algorithm.importance_cap=0.5"),
+        ("correction", "algorithm.correction={kind: token_truncate, high: 0.5}"),
         ("clip", "algorithm={epochs: 2, group_size: 4, clip: [0.001, 0.001]}"),
         ("decay", "trainer.weight_decay=1.0"),
         ("norm", "trainer.max_grad_norm=1.0e-6"),
@@ -217,7 +220,7 @@ def test_kills_and_an_older_checkpoint_leave_one_lineage(made: World) -> None:
         (("run", "spec.yaml", "lora.alpha=1e999"), 2, "not a finite number"),
         (("run", "spec.yaml", "seed=18446744073709551616"), 2, "seed: Expected int <="),
         (("run", "spec.yaml", "trainer.steps=9223372036854775808"), 2, "trainer.steps: Expected int <="),
-        (("run", "spec.yaml", "algorithm.loss_level=word"), 2, "Choose one of: token, sequence"),
+        (("run", "spec.yaml", "algorithm.level=word"), 2, "Choose one of: token, sequence"),
         (("run", "spec.yaml", "rollout.temperature=1e-300"), 2, "rollout.temperature"),
         (("run", "spec.yaml", "rollout.engine_args={a: 1}"), 2, "the builtin engine takes none"),
         (("run", "/dev/zero"), 2, "larger than 1 MiB"),

@@ -116,7 +116,8 @@ def batch(seed: int = 0, samples: int = 8) -> ForwardBackward:
     ]
     made = Batch.of(groups)
     tokens = made.completions.size
-    targets = PolicyTargets(rng.normal(size=samples).astype(np.float32), np.full(tokens, -4.0, np.float32))
+    advantages = np.repeat(rng.normal(size=samples).astype(np.float32), made.completion_lengths)
+    targets = PolicyTargets(advantages, np.full(tokens, -4.0, np.float32))
     return ForwardBackward(made, targets, PolicyLoss(), float(tokens))
 
 

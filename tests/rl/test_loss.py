@@ -10,7 +10,6 @@ from lorad.rl.loss import (
     TokenLosses,
     TokenTargets,
     kl_estimate,
-    level_weights,
     loss_stats,
     token_logprobs,
     token_losses,
@@ -155,14 +154,6 @@ def test_a_reference_without_a_coefficient_is_a_statistic() -> None:
 def test_a_coefficient_without_a_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="reference"):
         losses_of((1.0,), (1.0,), PolicyLoss(kl_coef=0.1))
-
-
-def test_level_sequence_gives_each_sample_the_same_weight() -> None:
-    lengths = torch.tensor([1, 4])
-    assert level_weights(lengths, "token").tolist() == [1, 1, 1, 1, 1]
-    assert level_weights(lengths, "sequence").tolist() == [1, 0.25, 0.25, 0.25, 0.25]
-    found, _ = losses_of((1.0,) * 5, (8.0,) * 5, PolicyLoss(), weights=level_weights(lengths, "sequence"))
-    assert found.loss.tolist() == [-8, -2, -2, -2, -2]
 
 
 def test_temperature_scales_logprobs_and_entropy() -> None:

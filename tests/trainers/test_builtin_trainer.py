@@ -88,7 +88,7 @@ async def test_gradients_on_lm_head_equal_pefts(
     write_peft(await trainer.export("a"), tmp_path, str(untied))
     model, batch = reference_model(untied, tmp_path), random_batch(5)
     await accumulate(trainer, "a", batch)
-    weights = np.repeat(targets_for(batch).advantages, batch.completion_lengths) / batch.completions.size
+    weights = targets_for(batch).advantages / batch.completions.size
     logprobs = reference_logprobs(model, batch)
     logprobs.backward(-logprobs.new_tensor(weights))
     theirs = {
@@ -98,6 +98,17 @@ async def test_gradients_on_lm_head_equal_pefts(
     assert "lm_head.lora_B.weight" in slot.shapes
     for name, ours in slot.views(slot.grads).items():
         torch.testing.assert_close(ours, theirs[f"base_model.model.{name}"], atol=1e-5, rtol=1e-4)
+
+
+async def test_sequence_ratios_draw_no_other_dropout(trainer: BuiltinTrainer) -> None:
+    batch, gradients = random_batch(5), []
+    for ratio in ("token", "sequence"):  # on-policy both ratios are 1
+        await open_trained(trainer, ratio, dropout=0.3)
+        loss, total = PolicyLoss(ratio=ratio), float(batch.completions.size)
+        await trainer.forward_backward(ratio, batch, targets_for(batch), loss, total)
+        gradients.append(trainer._slots[ratio].grads)
+    assert gradients[0].norm() > 0.1
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 async def test_chunks_of_logits_give_the_same_gradients(

@@ -17,10 +17,18 @@ from lorad.models.base import Base
 from lorad.models.decoder import LayerForward, at_once, hidden, logits
 from lorad.models.ops import recomputed
 from lorad.protocol.batch import LossStats, PolicyLoss
-from lorad.rl.loss import TokenLosses, TokenTargets, level_weights, loss_stats, token_logprobs, token_losses
+from lorad.rl.loss import (
+    TokenLosses,
+    TokenTargets,
+    loss_stats,
+    sequence_ratios,
+    token_logprobs,
+    token_losses,
+    token_targets,
+)
 from lorad.trainers.base import GradientWork
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.microbatch import Microbatch, Piece
+from lorad.trainers.builtin.microbatch import Microbatch
 
 LOGITS, ROWS = 2**22, 128
 """A chunk of logits on a CPU: so many numbers (16 MiB in fp32, of which two live at a time), but at least so
@@ -52,8 +60,8 @@ def forward_backward(
     each.
     """
     states = _predicting_states(base, rows, lora, _recomputing(lora) if checkpointing else at_once)
-    wanted = [_token_targets(piece, w, base.device) for piece, w in zip(rows.pieces, work, strict=True)]
     temperature = _temperatures(rows, [w.loss for w in work])
+    wanted = _targets(base, rows, lora, work, states.detach(), temperature)
     found: list[list[_Found]] = [[] for _ in work]
     gradients = torch.empty_like(states)
     for chunk in _chunks(base, rows):
@@ -77,6 +85,38 @@ def forward_backward(
     if states.requires_grad:
         torch.autograd.backward(states, gradients)
     return [_stats(parts, w.normaliser) for parts, w in zip(found, work, strict=True)]
+
+
+@torch.no_grad()
+def _targets(
+    base: Base,
+    rows: Microbatch,
+    lora: SlotLora,
+    work: Sequence[GradientWork],
+    states: Tensor,
+    temperature: float | Tensor,
+) -> list[TokenTargets]:
+    """Return the targets of each piece. Ratios of whole samples need all log-probabilities before the first
+    chunk's gradient, so the head is passed once more for them, with the dropout of the pass that follows.
+    """
+    wanted = [
+        token_targets(w.targets, piece.tokens, base.device)
+        for piece, w in zip(rows.pieces, work, strict=True)
+    ]
+    if all(w.loss.ratio == "token" for w in work):
+        return wanted
+    parts, drawn = [], [generator.get_state() for generator in lora.generators]
+    for chunk in _chunks(base, rows):
+        some = temperature[chunk] if isinstance(temperature, Tensor) else temperature
+        made = logits(base, states[chunk], lora.at(_within(rows.tokens, chunk)))
+        parts.append(token_logprobs(made, rows.targets[chunk], some)[0])
+    for generator, state in zip(lora.generators, drawn, strict=True):
+        generator.set_state(state)
+    logprobs, found = torch.cat(parts), []
+    for piece, w, those, tokens in zip(rows.pieces, work, wanted, rows.tokens, strict=True):
+        lengths = torch.from_numpy(piece.batch.completion_lengths[piece.samples].astype(np.int64))
+        found.append(sequence_ratios(logprobs[tokens], those, w.loss, lengths.to(base.device)))
+    return found
 
 
 class _Found(NamedTuple):
@@ -150,19 +190,3 @@ def _temperatures(rows: Microbatch, losses: Sequence[PolicyLoss]) -> float | Ten
     sizes = [tokens.stop - tokens.start for tokens in rows.tokens]
     each = np.repeat(np.array([loss.temperature for loss in losses], np.float32), sizes)
     return torch.from_numpy(each).to(rows.targets.device)
-
-
-def _token_targets(piece: Piece, work: GradientWork, device: torch.device) -> TokenTargets:
-    targets, tokens = work.targets, piece.tokens
-    lengths = piece.batch.completion_lengths[piece.samples].astype(np.int64)
-
-    def moved(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.array(array, np.float32)).to(device)
-
-    return TokenTargets(
-        advantages=moved(np.repeat(targets.advantages[piece.samples], lengths)),
-        sampler=moved(targets.sampler_logprobs[tokens]),
-        weights=level_weights(torch.from_numpy(lengths), work.loss.level).to(device),
-        old=None if targets.old_logprobs is None else moved(targets.old_logprobs[tokens]),
-        reference=None if targets.reference_logprobs is None else moved(targets.reference_logprobs[tokens]),
-    )

@@ -22,7 +22,7 @@ from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.loss import TokenTargets, level_weights, loss_stats, token_logprobs, token_losses
+from lorad.rl.loss import loss_stats, sequence_ratios, token_logprobs, token_losses, token_targets
 from lorad.trainers import checkpoint
 from lorad.trainers.base import (
     GradientWork,
@@ -62,31 +62,14 @@ class Losses:
                 return logits.sum() * 0.0  # the graph is walked all the same: other ranks wait for this one
             work = self._work
             logprobs, entropy = token_logprobs(logits, rows.targets, work.loss.temperature)
-            losses = token_losses(logprobs, self._targets(rows), work.loss)
+            lengths = torch.from_numpy(work.batch.completion_lengths[rows.samples].astype(np.int64))
+            targets = token_targets(work.targets, rows.places, self._device)
+            targets = sequence_ratios(logprobs.detach(), targets, work.loss, lengths.to(self._device))
+            losses = token_losses(logprobs, targets, work.loss)
             self.stats += loss_stats(losses._replace(loss=losses.loss.detach()), entropy, work.normaliser)
             return losses.loss.sum() / work.normaliser
 
         return loss_of
-
-    def _targets(self, rows: Rows) -> TokenTargets:
-        targets, lengths = (
-            self._work.targets,
-            self._work.batch.completion_lengths[rows.samples].astype(np.int64),
-        )
-
-        def moved(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.array(array, np.float32)).to(self._device)
-
-        def tokens(array: np.ndarray | None) -> Tensor | None:
-            return None if array is None else moved(array[rows.places])
-
-        return TokenTargets(
-            advantages=moved(np.repeat(targets.advantages[rows.samples], lengths)),
-            sampler=moved(targets.sampler_logprobs[rows.places]),
-            weights=level_weights(torch.from_numpy(lengths), self._work.loss.level).to(self._device),
-            old=tokens(targets.old_logprobs),
-            reference=tokens(targets.reference_logprobs),
-        )
 
 
 def _over_ranks(mine: LossStats, dp: DataParallel, device: torch.device) -> LossStats:

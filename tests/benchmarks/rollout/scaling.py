@@ -102,6 +102,7 @@ class Subject:
         groups = completions.reshape(prompts, group, NEW)
         batch = Batch.of([(ids[p], list(groups[p])) for p in range(prompts)])
         advantages = np.random.default_rng(number).normal(size=prompts * group).astype(np.float32)
+        advantages = np.repeat(advantages, batch.completion_lengths)
         return batch, PolicyTargets(advantages, np.full(completions.size, -5.0, np.float32))
 
 

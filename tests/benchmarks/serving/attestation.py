@@ -140,7 +140,8 @@ def step(run: Connection, root: Path, number: int) -> float:
     texts = {key: np.concatenate([c.tokens for c in parts]) for key, parts in samples.items()}
     batch = Batch.of([(p.tokens, [texts[p.id, i] for i in range(SAMPLES)]) for p in prompts])
     logprobs = np.concatenate([c.logprobs for p in prompts for i in range(SAMPLES) for c in samples[p.id, i]])
-    targets = PolicyTargets(rng.normal(size=PROMPTS * SAMPLES).astype(np.float32), logprobs)
+    each = rng.normal(size=PROMPTS * SAMPLES).astype(np.float32)
+    targets = PolicyTargets(np.repeat(each, batch.completion_lengths), logprobs)
     run.call("forward_backward", ForwardBackward(batch, targets, PolicyLoss(), float(batch.completions.size)))
     run.call("optim_step", OptimStep(1e-4, 1.0))
     directory = str(root / "sorter" / "versions" / f"{number:06d}")

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from lorad.adapters.adapter import AdapterConfig
 from lorad.engines.base import AdapterSource
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets, Prompt, Sampling
-from lorad.rl.advantage import group_advantages
+from lorad.rl.advantage import advantages
 from lorad.rl.tasks import Problem
 from lorad.trainers.base import SlotSpec
 from tests.benchmarks.kit.ours import Lorad, Sample, made, prompts_of
@@ -54,7 +54,7 @@ class Loop:
         samples = await self.lorad.complete(f"{SLOT}@{self.version}", prompts, sampling)
         rollout = watch.lap()
         rewards = self.score(problems, samples)
-        weights = group_advantages(rewards, np.full(len(prompts), GROUP))
+        weights = advantages(rewards, np.full(len(prompts), GROUP))
         await self.train(prompts, samples, weights)
         await self.publish()
         self.figures["rollout"].append(rollout)
@@ -86,8 +86,9 @@ class Loop:
         kept = [p for p in range(len(prompts)) if weights[p * GROUP : (p + 1) * GROUP].any()]
         if kept:
             batch = Batch.of([(prompts[p].tokens, [tokens for tokens, _ in samples[p]]) for p in kept])
+            each = np.concatenate([weights[p * GROUP : (p + 1) * GROUP] for p in kept])
             targets = PolicyTargets(
-                advantages=np.concatenate([weights[p * GROUP : (p + 1) * GROUP] for p in kept]),
+                advantages=np.repeat(each, batch.completion_lengths),
                 sampler_logprobs=np.concatenate([logprobs for p in kept for _, logprobs in samples[p]]),
             )
             await self.lorad.trainer.forward_backward(

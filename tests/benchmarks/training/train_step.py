@@ -72,7 +72,8 @@ def lorad(turn: Turn, dtype: str) -> Figures:
                 prompts, completions, advantages = data(turn.call(index))
                 groups = completions.reshape(PROMPTS, GROUP, NEW)
                 batch = Batch.of([(prompts[p], list(groups[p])) for p in range(PROMPTS)])
-                targets = PolicyTargets(advantages, np.full(completions.size, -10.0, np.float32))
+                each = np.repeat(advantages, batch.completion_lengths)
+                targets = PolicyTargets(each, np.full(completions.size, -10.0, np.float32))
                 watch = Stopwatch()
                 await held.trainer.forward_backward(
                     "bench", batch, targets, PolicyLoss(), float(completions.size)

@@ -16,6 +16,7 @@ import msgspec
 from lorad.box.paths import AttemptDir
 from lorad.errors import AttestationFailed, LoradError, to_wire
 from lorad.pool.config import log_directory
+from lorad.protocol.batch import LOSSES
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus
 from tests.kit.fakes.fake_wire import Wire
@@ -88,7 +89,7 @@ def answer(connection: socket.socket, setup: dict[str, Any], parent: int, engine
     wire = Wire(connection)
     names = ("pool", "model", "model_path", "trainer", "engine", "mode", "device", "dtype", "threads")
     about = {name: setup[name] for name in names}
-    info = PoolInfo(**about, pid=parent, base_checksum="", max_tokens=64, versions={})
+    info = PoolInfo(**about, pid=parent, base_checksum="", max_tokens=64, versions={}, losses=LOSSES)
     info = msgspec.structs.replace(info, model_sha256=behaviour("pool").get("model_sha256", ""))
     capacity = Capacity(**told) if (told := behaviour("pool").get("capacity")) else None
     while True:

@@ -117,7 +117,7 @@ def batch(*extra: int) -> Batch:
 
 def targets(of: Batch) -> PolicyTargets:
     return PolicyTargets(
-        advantages=np.array([1, -1, 0.5, -0.5], np.float32),
+        advantages=np.repeat(np.array([1, -1, 0.5, -0.5], np.float32), of.completion_lengths),
         sampler_logprobs=np.full(of.completions.size, -3.0, np.float32),
     )
 

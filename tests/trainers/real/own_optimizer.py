@@ -52,7 +52,8 @@ def work(number: int) -> GradientWork:
 
     batch = Batch.of([(tokens(3, 9), [tokens(1, 8) for _ in range(4)]) for _ in range(3)])
     advantages = rng.normal(size=batch.completion_lengths.size).astype(np.float32)
-    targets = PolicyTargets(advantages, np.zeros(batch.completions.size, np.float32))
+    each = np.repeat(advantages, batch.completion_lengths)
+    targets = PolicyTargets(each, np.zeros(batch.completions.size, np.float32))
     return GradientWork("a", batch, targets, PolicyLoss(), float(batch.completions.size))
 
 

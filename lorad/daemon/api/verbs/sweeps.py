@@ -29,7 +29,8 @@ from lorad.daemon.runs.sweeps import halving_of
 from lorad.errors import LoradError
 from lorad.protocol.preflight import SpecFacts
 from lorad.rl.doubts import doubts, refuse_contradictions
-from lorad.spec.model import Algorithm, Attest, Checkpoint, Resources, Spec, Trainer, to_json
+from lorad.spec.algorithm import Algorithm
+from lorad.spec.model import Attest, Checkpoint, Resources, Spec, Trainer, to_json
 from lorad.spec.text import load_task
 from lorad.store import runs, sweeps
 from lorad.store.rows import RunRow, SweepRow

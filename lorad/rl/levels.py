@@ -1,0 +1,49 @@
+"""What each token's loss counts, and what their sum is divided by. S samples, T completion tokens.
+
+The normaliser is that of the whole (mini-)batch, whatever micro-batches and ranks it is cut into. Tokens that
+are not trained leave the sum and the normaliser; samples whose advantage is 0 stay in the normaliser.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lorad.spec.algorithm import Level
+
+
+def level_weights(
+    lengths: np.ndarray, level: Level, groups: np.ndarray, trained: np.ndarray | None = None
+) -> np.ndarray:
+    """float32 [T]. lengths: int [S]. groups: int [G], samples of each. trained: bool [T]; None: all are.
+
+    token, constant, sum: 1 for each. sequence: 1 / trained tokens of the sample (GRPO). prompt: 1 / trained
+    tokens of all samples of the prompt. 0 for tokens that are not trained.
+    """
+    mask = np.ones(int(lengths.sum()), np.float64) if trained is None else trained.astype(np.float64)
+    owner = np.repeat(np.arange(lengths.size), lengths)
+    if level == "prompt":
+        owner = np.repeat(np.arange(groups.size), groups)[owner]
+    if level in ("sequence", "prompt"):
+        counts = np.bincount(owner, mask, minlength=1)
+        mask = mask / np.maximum(counts, 1)[owner]
+    return mask.astype(np.float32)
+
+
+def normaliser(
+    lengths: np.ndarray, level: Level, groups: np.ndarray, trained: np.ndarray | None = None, length: int = 0
+) -> float:
+    """What the sum of the weighted token losses is divided by; 0 where nothing is trained.
+
+    token: trained tokens (DAPO). sequence: samples that have any (GRPO). prompt: prompts that have any.
+    constant: samples times `length`, the most tokens that a sample may have (Liu et al., 2025, Dr. GRPO,
+    arXiv 2503.20783). sum: 1.
+    """
+    mask = np.ones(int(lengths.sum()), bool) if trained is None else trained.astype(bool)
+    owner = np.repeat(np.arange(lengths.size), lengths)[mask]
+    if level == "token":
+        return float(mask.sum())
+    if level == "sequence":
+        return float(np.unique(owner).size)
+    if level == "prompt":
+        return float(np.unique(np.repeat(np.arange(groups.size), groups)[owner]).size)
+    return float(lengths.size * length) if level == "constant" else 1.0

@@ -1,0 +1,185 @@
+"""What is trained on: the section `algorithm` of the spec, and what its names stand for. `lorad/rl/` has the
+formulas.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from lorad.spec.numbers import NonNegativeFloat, Part, Positive, PositiveFloat
+
+_Name = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce",
+    "maxrl",
+    "gspo",
+    "gmpo",
+    "cispo",
+    "sapo",
+    "dppo",
+    "topr",
+]
+Baseline = Literal["group", "loo", "length", "zero"]
+Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
+Ratio = Literal["token", "sequence", "geometric"]
+Anchor = Literal["old", "sampler"]
+Surrogate = Literal["clip", "weighted", "soft", "divergence", "dro"]
+Level = Literal["token", "sequence", "prompt", "constant", "sum"]
+CorrectionKind = Literal[
+    "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask"
+]
+
+
+class _Parts(Struct, frozen=True):
+    """An algorithm. Fields are keys of `algorithm` in the spec."""
+
+    baseline: Baseline = "group"
+    scale: Scale = "std"
+    surrogate: Surrogate = "clip"
+    ratio: Ratio = "token"
+    anchor: Anchor = "old"
+    clip: tuple[float, float] = (0.2, 0.2)
+    dual: float | None = None
+    bounds: tuple[float, float] = (0.0, 5.0)
+    negative_bounds: tuple[float, float] | None = None
+    level: Level = "token"
+
+    @property
+    def without_effect(self) -> dict[str, str]:
+        """Map each key that does nothing here to the reason."""
+        takes_clip = self.surrogate in ("clip", "divergence")
+        is_plain = self.surrogate == "clip" and self.ratio != "geometric"
+        reasons = {
+            "clip": "" if takes_clip else f"{self.surrogate} has no clip",
+            "dual": "" if is_plain else "it bounds the surrogate clip with ratio token or sequence",
+            "bounds": "" if self.surrogate == "weighted" else "they are of the surrogate weighted",
+            "negative_bounds": "" if self.surrogate == "weighted" else "they are of the surrogate weighted",
+            "ratio": "the surrogate dro has no ratio" * (self.surrogate == "dro")
+            or "geometric is of the surrogate clip"
+            * (self.ratio == "geometric" and self.surrogate != "clip"),
+        }
+        return {key: reason for key, reason in reasons.items() if reason}
+
+
+PRESETS: dict[_Name, _Parts] = {
+    "grpo": _Parts(),
+    "dr_grpo": _Parts(scale="one", level="constant"),
+    "rloo": _Parts(baseline="loo", scale="one"),
+    "reinforce": _Parts(baseline="zero", scale="one"),
+    "maxrl": _Parts(scale="mean"),
+    "gspo": _Parts(ratio="sequence", clip=(3e-4, 4e-4), level="sequence"),
+    "gmpo": _Parts(ratio="geometric", clip=(0.4, 0.4), level="sequence"),
+    "cispo": _Parts(surrogate="weighted"),
+    "sapo": _Parts(surrogate="soft", level="sequence"),
+    "dppo": _Parts(scale="one", surrogate="divergence", anchor="sampler"),
+    "topr": _Parts(scale="one", surrogate="weighted", negative_bounds=(0.0, 1.0)),
+}
+
+
+class Kl(Part, frozen=True):
+    """A penalty towards a reference.
+
+    Attributes:
+        coef: weight of the penalty; 0 turns it off.
+        type: estimator of Schulman, "Approximating KL divergence".
+        reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
+            `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
+            and for a fork, as in TRL, and base for any other run.
+    """
+
+    coef: NonNegativeFloat = 0.0
+    type: Literal["k1", "k2", "k3"] = "k3"
+    reference: Annotated[str, Meta(min_length=1)] | None = None
+
+
+class Correction(Part, frozen=True):
+    """Weights for the mismatch of trainer and engine, by rho = exp(trainer's - engine's log-probability).
+
+    Attributes:
+        kind: truncate bounds rho, mask leaves out what is outside of the bounds. token is rho of each token,
+            sequence the product over its sample, geometric the geometric mean.
+        low: the least rho.
+        high: the greatest rho.
+    """
+
+    kind: CorrectionKind = "token_truncate"
+    low: NonNegativeFloat = 0.0
+    high: PositiveFloat = 2.0
+
+
+class Algorithm(Part, frozen=True):
+    """What is trained on. A name stands for the parts below it, of which each may be given by itself.
+
+    Attributes:
+        name: the algorithm.
+        group_size: samples for each prompt; a sample's advantage is computed within its group.
+        baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
+            length the mean by tokens, zero nothing.
+        scale: what the difference is divided by. std is the group's standard deviation, batch_std that of the
+            step, mean the group's mean (MaxRL), whiten centres and scales over all tokens, one is nothing.
+        surrogate: loss of a token. clip is PPO's, weighted CISPO's, soft SAPO's, divergence DPPO's and dro
+            DRO's.
+        ratio: importance ratio of a token, of its sequence (GSPO), or geometric (GMPO).
+        anchor: the policy that the ratio compares with. old is the trainer's before the step, sampler the
+            engine's.
+        clip: how far the importance ratio may fall below and rise above 1; for geometric its logarithm below
+            and above 0, for divergence the probability.
+        dual: bound of the loss of a token with negative advantage, in units of the advantage; null is none.
+        bounds: least and greatest importance ratio of weighted.
+        negative_bounds: those of weighted for advantages that are not positive; the ratio of the others is 1
+            then.
+        level: what is averaged. token is over all tokens of a batch, sequence over each sample first, prompt
+            over the samples of each prompt first; constant divides by samples times rollout.max_new_tokens
+            (Dr. GRPO), sum by nothing.
+        kl: a penalty towards a reference.
+        epochs: passes over the samples of a step.
+        minibatches: optimizer steps in an epoch, each over a part of the prompts.
+        drop_zero_variance: leave out groups whose samples all have the same reward; null does so where they
+            have no gradient.
+        skip_empty_updates: a step without any gradient changes neither Adam's moments nor the weights nor the
+            version.
+        importance_cap: cap of truncated importance sampling against the engine; null is off, and 2 with
+            rollout.max_staleness.
+        correction: another form of it, which costs a forward pass more.
+    """
+
+    name: _Name = "grpo"
+    group_size: Annotated[int, Meta(ge=2)] = 8
+    baseline: Baseline | None = None
+    scale: Scale | None = None
+    surrogate: Surrogate | None = None
+    ratio: Ratio | None = None
+    anchor: Anchor | None = None
+    clip: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
+    dual: PositiveFloat | None = None
+    bounds: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
+    negative_bounds: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
+    level: Level | None = None
+    kl: Kl = Kl()
+    epochs: Positive = 1
+    minibatches: Positive = 1
+    drop_zero_variance: bool | None = None
+    skip_empty_updates: bool = True
+    importance_cap: PositiveFloat | None = None
+    correction: Correction | None = None
+
+    @property
+    def parts(self) -> _Parts:
+        """Return the parts that the name stands for, with those that are given."""
+        given = {key: getattr(self, key) for key in _Parts.__struct_fields__}
+        given = {key: value for key, value in given.items() if value is not None}
+        return replace(PRESETS[self.name], **given)
+
+    @property
+    def drops(self) -> bool:
+        """Whether groups of equal rewards are left out: with a baseline of the group they have no gradient.
+        The KL term acts on every sample.
+        """
+        is_centred = self.parts.baseline != "zero" and self.parts.scale != "whiten"
+        wanted = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
+        return wanted and not self.kl.coef

@@ -1,0 +1,86 @@
+"""Each mistake that rivals made, put into the code, is seen by a golden case."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.conformance import goldens
+from tests.conformance.goldens import ADVANTAGES, CASES, POLICIES, given
+
+MUTATIONS = {
+    "std of the population": ("advantage", "group.std(ddof=1)", "group.std(ddof=0)"),
+    "loo with the group's size": ("advantage", "group.size / (group.size - 1)", "1.0"),
+    "MaxRL without its guard": ("advantage", "if mean > 0 else np.zeros(group.size)", ""),
+    "whitened by samples": ("advantage", "(found * tokens).sum() / total", "found.mean()"),
+    "upper clip ignored": (
+        "loss",
+        "1 - loss.clip_low, 1 + loss.clip_high)",
+        "1 - loss.clip_low, 1 + loss.clip_low)",
+    ),
+    "weights with a gradient": ("loss", "_bounded(ratio.detach(), a, loss)", "_bounded(ratio, a, loss)"),
+    "GSPO by the sum": ("loss", "(sums / counts)[owner]", "sums[owner]"),
+    "GMPO unclipped": (
+        "loss",
+        'if loss.ratio == "geometric":\n        log_ratio =',
+        "if False:\n        log_ratio =",
+    ),
+    "dual clip for all": (
+        "loss",
+        "torch.where(a < 0, torch.minimum(clipped, most), clipped)",
+        "torch.minimum(clipped, most)",
+    ),
+    "taus swapped": (
+        "loss",
+        "torch.where(a > 0, loss.taus[0], loss.taus[1])",
+        "torch.where(a > 0, loss.taus[1], loss.taus[0])",
+    ),
+    "TV of one side": (
+        "loss",
+        "torch.where(a > 0, moved > loss.clip_high, moved < -loss.clip_low)",
+        "moved > loss.clip_high",
+    ),
+    "TOPR bounds for all": (
+        "loss",
+        "torch.where(advantages > 0, 1.0, ratio",
+        "torch.where(advantages > 9, 1.0, ratio",
+    ),
+    "k3 the other way round": ("loss", "torch.exp(-near) + near - 1", "torch.exp(near) - near - 1"),
+    "k3+ with k3's gradient": ("loss", "square + (k3 - square).detach()", "k3"),
+    "KL weighed without gradient": ("loss", "kl * (logprobs - old).exp()", "kl * (current - old).exp()"),
+    "masked tokens in the mean": ("levels", "float(mask.sum())", "float(mask.size)"),
+    "mask of the sum of ratios": ("correction", "sums / lengths if", "sums if"),
+    "truncation as a mask": ("correction", "weights.clip(low, high)", "weights * (weights <= high)"),
+}
+
+
+def mutated(name: str, before: str, after: str) -> ModuleType:
+    """A copy of a module of lorad/rl with one piece of its text replaced."""
+    real = importlib.import_module(f"lorad.rl.{name}")
+    text = Path(str(real.__file__)).read_text()
+    assert text.count(before) == 1, f"{before!r} is in lorad/rl/{name}.py {text.count(before)} times"
+    module = ModuleType(f"mutated_{name}")
+    exec(compile(text.replace(before, after), str(real.__file__), "exec"), module.__dict__)
+    return module
+
+
+def is_off(found: object, wanted: object) -> bool:
+    return not np.allclose(np.array(found), np.array(wanted), atol=1e-5)
+
+
+@pytest.mark.parametrize("mistake", MUTATIONS)
+def test_mistake_is_seen_by_a_golden(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = mutated(*MUTATIONS[mistake])
+    for name in vars(module).keys() & vars(goldens).keys():
+        if callable(getattr(module, name)) and getattr(module, name).__module__ == module.__name__:
+            monkeypatch.setattr(goldens, name, getattr(module, name))
+    seen = [name for name in ADVANTAGES if is_off(goldens.advantages_of(name), CASES[name]["advantages"])]
+    for name in POLICIES:
+        loss, gradient = goldens.loss_and_gradient(*goldens.policy_targets(name), given("logprob"))
+        if is_off(loss, CASES[name]["loss"]) or is_off(gradient, CASES[name]["grad"]):
+            seen.append(name)
+    assert seen

@@ -1,0 +1,30 @@
+"""Losses, gradients and advantages against numbers computed with the code of TRL, verl, SkyRL, prime-rl,
+OpenRLHF, ROLL and open-instruct: `tests/data/losses/goldens.json` names the function of each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conformance.goldens import (
+    ADVANTAGES,
+    CASES,
+    POLICIES,
+    advantages_of,
+    given,
+    loss_and_gradient,
+    policy_targets,
+)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_loss_and_gradient_are_the_rivals(name: str) -> None:
+    loss, gradient = loss_and_gradient(*policy_targets(name), given("logprob"))
+    assert loss == pytest.approx(CASES[name]["loss"], rel=1e-6, abs=2e-7)
+    np.testing.assert_allclose(gradient, CASES[name]["grad"], atol=2e-7)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantages_are_the_rivals(name: str) -> None:
+    np.testing.assert_allclose(advantages_of(name), CASES[name]["advantages"], atol=2e-6)

@@ -1,0 +1,68 @@
+"""Names of algorithms, the parts that they stand for, and parts that do nothing together."""
+
+from __future__ import annotations
+
+import pytest
+
+from lorad.errors import SpecError
+from lorad.rl.doubts import doubts, refuse_contradictions
+from lorad.spec.algorithm import PRESETS, Algorithm
+from lorad.spec.model import Spec
+from lorad.spec.text import load_spec
+
+
+def spec(algorithm: str) -> Spec:
+    return load_spec(f"algorithm: {algorithm}")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_name_stands_for_its_parts(name: str) -> None:
+    algorithm = spec(f"{{name: {name}}}").algorithm
+    assert algorithm.parts == PRESETS[algorithm.name]
+    refuse_contradictions(spec(f"{{name: {name}}}"))
+
+
+def test_given_part_wins_over_the_name() -> None:
+    parts = spec("{name: gspo, clip: [0.1, 0.3], baseline: loo, scale: one}").algorithm.parts
+    assert (parts.clip, parts.baseline, parts.ratio, parts.level) == (
+        (0.1, 0.3),
+        "loo",
+        "sequence",
+        "sequence",
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [
+        ("{name: cispo, clip: [0.1, 0.1]}", "algorithm.clip"),
+        ("{name: cispo, dual: 3.0}", "algorithm.dual"),
+        ("{name: gmpo, dual: 3.0}", "algorithm.dual"),
+        ("{bounds: [0.0, 2.0]}", "algorithm.bounds"),
+        ("{negative_bounds: [0.0, 1.0]}", "algorithm.negative_bounds"),
+        ("{surrogate: dro, ratio: sequence}", "algorithm.ratio"),
+        ("{surrogate: soft, ratio: geometric}", "algorithm.ratio"),
+        ("{baseline: loo}", "algorithm.scale"),
+        ("{name: reinforce, drop_zero_variance: true}", "algorithm.drop_zero_variance"),
+        ("{scale: whiten, drop_zero_variance: true}", "algorithm.drop_zero_variance"),
+        ("{importance_cap: 2.0, correction: {}}", "algorithm.importance_cap"),
+        ("{surrogate: dro, correction: {}}", "algorithm.correction"),
+        ("{name: gmpo, correction: {kind: token_mask}}", "algorithm.correction"),
+        ("{correction: {low: 3.0}}", "algorithm.correction.low"),
+        ("{name: cispo, bounds: [2.0, 1.0]}", "algorithm.bounds"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(algorithm: str, key: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        refuse_contradictions(spec(algorithm))
+    assert refused.value.key == key and refused.value.hint
+
+
+def test_names_that_are_grpo_here_warn() -> None:
+    assert [text for text in doubts(spec("{name: gspo}")) if text.startswith("algorithm.name: gspo")]
+    assert not [text for text in doubts(spec("{name: gspo, minibatches: 2}")) if "algorithm.name" in text]
+
+
+def test_groups_without_gradient_are_left_out() -> None:
+    assert Algorithm().drops and not Algorithm(drop_zero_variance=False).drops
+    assert not Algorithm(name="reinforce").drops and not Algorithm(scale="whiten").drops
