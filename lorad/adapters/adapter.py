@@ -4,8 +4,6 @@ Names are `model.layers.0.self_attn.q_proj.lora_A.weight` (shape [rank, in]) and
 rank]), without PEFT's `base_model.model.` prefix, whatever backend trained them.
 """
 
-from __future__ import annotations
-
 import builtins
 import hashlib
 from collections.abc import Callable, Mapping
@@ -70,7 +68,7 @@ class Adapter(Struct, frozen=True, dict=True):
         """Return whether `digest` and `is_finite` cost nothing any more."""
         return {"_sha256", "_finite"} <= self.__dict__.keys()
 
-    def amplified(self, times: float) -> Adapter:
+    def amplified(self, times: float) -> "Adapter":
         """Return the same tensors with an alpha so many times as large; what is known of them stays known."""
         made = Adapter(replace(self.config, alpha=times * self.config.alpha), self.tensors)
         made.__dict__.update(self.__dict__)

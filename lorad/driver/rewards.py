@@ -1,7 +1,5 @@
 """Scoring samples. User code runs in a child process that can be killed; builtins run here."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -135,7 +133,7 @@ class Rewarder:
         with self._busy:
             self._stop()
 
-    def __enter__(self) -> Rewarder:
+    def __enter__(self) -> "Rewarder":
         return self
 
     def __exit__(self, *error: object) -> None:

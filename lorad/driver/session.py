@@ -2,8 +2,6 @@
 step.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,13 +66,13 @@ class _Sampler(Protocol):
     def go_on(self, step: int) -> None:
         """Ask the version of `step`, which is the current one, for what may be sampled now."""
 
-    def take(self, step: int) -> Rollout:
+    def take(self, step: int) -> "Rollout":
         """Wait for the rollout for the step after `step`. Raises what its making raised."""
 
-    def put_back(self, rollout: Rollout) -> None:
+    def put_back(self, rollout: "Rollout") -> None:
         """Keep the rollout that was taken last: it is not trained on now."""
 
-    def made(self) -> list[Rollout]:
+    def made(self) -> "list[Rollout]":
         """Wait for the rollouts of versions before the current one. Raises what their making raised."""
 
 

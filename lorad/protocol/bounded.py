@@ -5,8 +5,6 @@ aiohttp waits for ever for the first byte of a request, for the rest of its head
 not read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource
@@ -43,7 +41,7 @@ class Doorkeeper:
     def __call__(self) -> RequestHandler:
         return _Guarded(self)
 
-    def let_in(self, guarded: _Guarded, uid: int | None) -> str:
+    def let_in(self, guarded: "_Guarded", uid: int | None) -> str:
         """Say why it is refused; "" when it is not."""
         if not self._is_looking:
             self._is_looking = True
@@ -61,7 +59,7 @@ class Doorkeeper:
         """
         return self.bounds.of_own if uid in (None, os.getuid()) else self.bounds.of_one
 
-    def let_go(self, guarded: _Guarded) -> None:
+    def let_go(self, guarded: "_Guarded") -> None:
         if guarded in self.there:
             self._counts[self.there.pop(guarded)] -= 1
             self._counts += Counter()  # forget who has none

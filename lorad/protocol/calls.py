@@ -7,8 +7,6 @@ never done twice. A call of an older attempt raises Fenced. The first call of a 
 older one has in flight and must be `open`, which starts the slot afresh.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np
@@ -56,7 +54,7 @@ class Open(Struct, frozen=True):
     amplified_every: int = 10
     kept: int = 2
     priority: int = 0
-    reference: LoadVersion | None = None
+    reference: "LoadVersion | None" = None
 
 
 class Opened(Struct, frozen=True):
@@ -68,7 +66,7 @@ class Opened(Struct, frozen=True):
     parameters: int
     tensors: int
     bytes: int
-    reference: Attestation | None = None
+    reference: "Attestation | None" = None
 
 
 class Generate(Struct, frozen=True):

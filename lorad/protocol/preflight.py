@@ -1,7 +1,5 @@
 """What the daemon asks the process that checks a spec, and what it answers: one JSON line each way."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -84,7 +82,7 @@ class ErrorSaid(Struct, frozen=True):
     where: str = ""
     key: str = ""
     problem: str = ""
-    others: list[ErrorSaid] = []
+    others: "list[ErrorSaid]" = []
 
 
 class Answer(Struct, frozen=True, kw_only=True):

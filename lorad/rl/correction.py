@@ -4,8 +4,6 @@ They multiply the advantages: each surrogate of `lorad/rl/loss.py` but `dro` and
 the advantage, so a weight c >= 0 of its loss is a weight of the advantage. The KL term is not weighed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from lorad.spec.algorithm import CorrectionKind

@@ -4,8 +4,6 @@ The normaliser is that of the whole (mini-)batch, whatever micro-batches and ran
 are not trained leave the sum and the normaliser; samples whose advantage is 0 stay in the normaliser.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from lorad.spec.algorithm import Level

@@ -25,8 +25,6 @@
   are to be equal then.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -54,7 +52,7 @@ class TokenTargets(NamedTuple):
     reference: Tensor | None = None
     sequence: Tensor | None = None
 
-    def at(self, tokens: slice) -> TokenTargets:
+    def at(self, tokens: slice) -> "TokenTargets":
         """Return the targets of some of the tokens."""
         return TokenTargets(*(None if values is None else values[tokens] for values in self))  # type: ignore[arg-type]
 

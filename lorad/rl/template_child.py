@@ -5,8 +5,6 @@ limited by the kernel, which ends the process, as a template that loops holds th
 loads torch.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import inspect
@@ -119,7 +117,7 @@ def _set_clock(date: str | None) -> None:
 
     class Then(datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> Then:
+        def now(cls, tz: Any = None) -> "Then":
             return cls.fromisoformat(str(date))
 
     vars(chat_template_utils)["datetime"] = datetime if date is None else Then

@@ -1,7 +1,5 @@
 """The database: one connection, one writer, one thread."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -106,7 +104,7 @@ class Reader(Rows):
             self._connection.close()
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[Reader]:
+    def at_once(self) -> "Iterator[Reader]":
         """Answer all reads within the block from the same moment."""
         with self._in_words():
             self._connection.execute("BEGIN")

@@ -1,7 +1,5 @@
 """Events: who did what, append-only, numbered in order. They outlive the runs that they are about."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections.abc import Mapping

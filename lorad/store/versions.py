@@ -1,7 +1,5 @@
 """Versions of adapters: immutable, so that only what is said about them changes here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The golden cases as lorad expresses them: the settings of a loss, and what the driver gives it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every loss of `lorad/rl/loss.py` in a trainer: the golden cases, with gradients in place of derivatives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

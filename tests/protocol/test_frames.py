@@ -1,7 +1,5 @@
 """Frames: arrays travel as they are, many chunks in few arrays; a peer with another format gets an error."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any

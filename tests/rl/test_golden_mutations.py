@@ -1,7 +1,5 @@
 """Each mistake that rivals made, put into the code, is seen by a golden case."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from types import ModuleType

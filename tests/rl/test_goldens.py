@@ -2,8 +2,6 @@
 OpenRLHF, ROLL and open-instruct: `tests/data/losses/goldens.json` names the function of each.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

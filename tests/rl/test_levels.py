@@ -1,7 +1,5 @@
 """Weights and normalisers by hand: three samples of two prompts, [1, 2 | 3] tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

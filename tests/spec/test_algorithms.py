@@ -1,7 +1,5 @@
 """Names of algorithms, the parts that they stand for, and parts that do nothing together."""
 
-from __future__ import annotations
-
 import pytest
 
 from lorad.errors import SpecError

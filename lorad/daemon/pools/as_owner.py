@@ -1,7 +1,5 @@
 """What the daemon does with the files and sockets of a user, as that user."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Which pool a run asks for: on each group of devices to train there, and of which base to be served."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

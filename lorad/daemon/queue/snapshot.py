@@ -5,8 +5,6 @@ runs and pools anew (`with_runs_of`). What is on the devices does not change in 
 end outside of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -107,7 +105,7 @@ class Snapshot:
         others = self.taken.keys() | self.occupied.keys()
         return sum(device.name not in others and not self.pools_on((device,)) for device in self.devices)
 
-    def with_runs_of(self, ctx: Context) -> Snapshot:
+    def with_runs_of(self, ctx: Context) -> "Snapshot":
         """Take the active runs and the pools anew."""
         active, pools = runs.in_states(ctx.store, *ACTIVE), tuple(ctx.pools.values())
         tenants: dict[str, list[RunRow]] = {}

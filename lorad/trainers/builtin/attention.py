@@ -4,8 +4,6 @@ Both gather; what several sequences add to one prompt is added in their order, s
 products do. No sequence's numbers reach another's, not even as 0 x NaN.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +37,9 @@ class _Products(NamedTuple):
     weights: Tensor
 
     @classmethod
-    def forward(cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, _Products]:
+    def forward(
+        cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor
+    ) -> "tuple[Tensor, _Products]":
         assert block.bias is not None
         scores = torch.baddbmm(block.bias, q, k.transpose(1, 2), alpha=scale)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
@@ -64,7 +64,7 @@ class _Fused(NamedTuple):
     out: Tensor
 
     @classmethod
-    def forward(cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, _Fused]:
+    def forward(cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor) -> "tuple[Tensor, _Fused]":
         sequences, _, queries, _ = block.shape
         q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
         heads = q.view(sequences, -1, queries, q.shape[-1])

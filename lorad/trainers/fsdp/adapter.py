@@ -5,8 +5,6 @@ linears are wrapped before, with an adapter that is thrown away after; PEFT's wr
 sizes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import warnings
@@ -72,7 +70,7 @@ class AdapterRoom:
             self._peft.delete_adapter(_NAME)
             self._holds = False
 
-    def put(self, key: MountKey, dtype: torch.dtype, device: torch.device) -> _ReplicatedAdapter:
+    def put(self, key: MountKey, dtype: torch.dtype, device: torch.device) -> "_ReplicatedAdapter":
         """An adapter of zeros on exactly the modules of `key`, in the place of the one that is there.
 
         Raises AdapterRefused, and holds none, for modules that the model does not have.

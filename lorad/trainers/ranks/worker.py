@@ -5,8 +5,6 @@ Rank 0 talks to the pool and passes on what it hears; all ranks do each call; ra
 refused changes nothing. Any other failure ends the rank, and with it the trainer.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import importlib.metadata
@@ -82,7 +80,7 @@ def _opener(place: str) -> Callable[[BodySettings], Body]:
     return found
 
 
-def _serve(trainer: RankTrainer, calls: Calls, pool: _Pool, rank: int) -> None:
+def _serve(trainer: RankTrainer, calls: Calls, pool: "_Pool", rank: int) -> None:
     """Answer calls until the pool closes the connection."""
     while not isinstance(call := _request(calls.spread(pool.hear())).call, End):
         answer: Answer[object]
@@ -134,7 +132,7 @@ class _Pool:
             for part in frames.encode(message):
                 self._socket.sendall(part)
 
-    def __enter__(self) -> _Pool:
+    def __enter__(self) -> "_Pool":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,8 +2,6 @@
 and how data-parallel ones add up.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def join(rank: int, world: int, meeting: Path, device: torch.device) -> Calls:
+def join(rank: int, world: int, meeting: Path, device: torch.device) -> "Calls":
     """Meet the other ranks over a file that did not exist before; from then on `torch.distributed` is ready.
 
     gloo listens on the loopback interface alone. A file needs no port that others could connect to.

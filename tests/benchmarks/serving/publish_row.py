@@ -11,8 +11,6 @@ itself: /update_weights_from_disk (SGLang), reload_weights by /collective_rpc (v
 one run; milliseconds are wall time, CPU milliseconds are of all processes of the run together.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -67,7 +65,7 @@ class Laps:
         self.phases[phase] = 1e3 * (now - self._last)
         self._last = now
 
-    def end(self, megabytes: float) -> Laps:
+    def end(self, megabytes: float) -> "Laps":
         self.cpu = 1e3 * (cpu_seconds() - self._cpu_began)
         self.megabytes = megabytes
         return self

@@ -1,7 +1,5 @@
 """GPUs that are not there: devices with locks of their own, and NVML as far as lorad calls it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time
@@ -54,7 +52,7 @@ class Nvml:
         self.gpus = {uuid.replace("_", "-"): gpu for uuid, gpu in gpus.items()}
         self.refuses: set[str] = set()
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> "Nvml":
         monkeypatch.setattr(devices, "bindings", lambda: self)
         return self
 

@@ -5,8 +5,6 @@ They are the builtin trainer with a base and a thread of its own; what needs the
 error.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -37,7 +35,7 @@ class Lodges(BuiltinTrainer):
     left: starts without an end.
     """
 
-    newest: Lodges
+    newest: "Lodges"
     left: ClassVar[int] = 0
 
     @classmethod

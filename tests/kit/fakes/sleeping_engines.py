@@ -4,8 +4,6 @@
 They are the builtin engine, which gives nothing back; what is asked of them in their sleep is an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -42,7 +40,7 @@ class Sleeps(BuiltinEngine):
     be.
     """
 
-    newest: Sleeps
+    newest: "Sleeps"
 
     def __init__(self, base: Base, compute: Compute, directory: Path, **options: Any) -> None:
         super().__init__(base, compute, directory, **options)
@@ -239,7 +237,9 @@ class Served(Sleeps):
     opens, left = 0, 0
 
     @classmethod
-    async def open(cls, setup: ServerSetup, settings: ServerSettings, shapes: Shapes, **told: Any) -> Served:
+    async def open(
+        cls, setup: ServerSetup, settings: ServerSettings, shapes: Shapes, **told: Any
+    ) -> "Served":
         compute = Compute()
         Served.opens, Served.left = Served.opens + 1, Served.left + 1
         try:

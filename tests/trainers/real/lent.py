@@ -2,8 +2,6 @@
 each test finds one as if nobody had used it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
@@ -33,7 +31,7 @@ class Lender:
         self._trainers: list[Trainer] = []
         self._lent: list[Lent] = []
 
-    def lend(self) -> Lent:
+    def lend(self) -> "Lent":
         """One that is not lent, started if need be."""
         if len(self._lent) == len(self._trainers):
             started = asyncio.run_coroutine_threadsafe(self._start(), self._loop)

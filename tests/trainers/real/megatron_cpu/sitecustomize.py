@@ -5,8 +5,6 @@ Nothing is imported before Megatron is, so other interpreters that find this fil
 Written for megatron-bridge 0.6.2 and megatron-core 0.19.2 (which say Python 3.12 and run on 3.11).
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import sys
@@ -27,7 +25,7 @@ class _Stream:
     def __hash__(self) -> int:
         return 0
 
-    def record_event(self) -> _Stream:
+    def record_event(self) -> "_Stream":
         return self
 
     def synchronize(self) -> None: ...
