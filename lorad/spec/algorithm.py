@@ -84,14 +84,15 @@ class Kl(Part, frozen=True):
 
     Attributes:
         coef: weight of the penalty; 0 turns it off.
-        type: estimator of Schulman, "Approximating KL divergence".
+        type: estimator of Schulman, "Approximating KL divergence"; k3+ has the value of k3 and the gradient
+            of k2.
         reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
             `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
             and for a fork, as in TRL, and base for any other run.
     """
 
     coef: NonNegativeFloat = 0.0
-    type: Literal["k1", "k2", "k3"] = "k3"
+    type: Literal["k1", "abs", "k2", "k3", "k3+"] = "k3"
     reference: Annotated[str, Meta(min_length=1)] | None = None
 
 
