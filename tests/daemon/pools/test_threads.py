@@ -97,6 +97,7 @@ async def test_killed_run_keeps_threads_under_new_daemon(home: Path) -> None:
         assert (await until_state(ctx, "a", "ended")).reason == "lost"
         (pool,) = ctx.pools.values()
         os.kill(pool.process.pid or 0, signal.SIGKILL)
+        await all_pools_gone(ctx)
     async with reconciling(home) as ctx:
         give(ctx, IDLE)
         resume(ctx, "a")
