@@ -127,9 +127,7 @@ def _parameter(parameter: Any, context: Any) -> str:
 # -- algorithms ----------------------------------------------------------------------------------------------
 def presets() -> str:
     usual = PRESETS["grpo"]
-    shown = {key: value for key, value in asdict(usual).items() if value and key not in usual.without_effect}
-    grpo = ", ".join(f"{key} {value_text(_plain(value))}" for key, value in shown.items())
-    rows = [f"| `grpo` | {grpo} |"]
+    rows = [f"| `grpo` | {usual.in_words} |"]
     for name, parts in PRESETS.items():
         other = {key: value for key, value in asdict(parts).items() if value != getattr(usual, key)}
         if other:

@@ -39,6 +39,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         else None,
         "failures": failures(data),
         "trainable": _trainable(data.trainable),
+        "algorithm": _algorithm(data.spec),
         "origin": data.origin,
         "reference": _reference(data.reference),
         "sweep": data.sweep,
@@ -54,6 +55,19 @@ def show(run: Run, as_json: AsJson = False) -> None:
     spec = [("spec", line) for line in _spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]
     table.print_fields([*fields, *attempts, *warnings, *raised, *spec])
+
+
+def _algorithm(spec: Mapping[str, Any]) -> str:  # a spec as plain data, with any keys
+    """Say what the run's algorithm is made of; "" for a spec of another lorad."""
+    from msgspec import ValidationError, convert
+
+    from lorad.spec.algorithm import Algorithm
+
+    try:
+        algorithm = convert(spec.get("algorithm", {}), Algorithm)
+    except ValidationError:
+        return ""
+    return f"{algorithm.name}: {algorithm.parts.in_words}"
 
 
 def _spec_lines(spec: Mapping[str, Any]) -> list[str]:  # a spec as plain data, with any keys

@@ -5,7 +5,7 @@ formulas.
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from lorad.spec.numbers import NonNegativeFloat, Part, Positive, PositiveFloat
 
@@ -62,6 +62,16 @@ class _Parts(Struct, frozen=True):
             * (self.ratio == "geometric" and self.surrogate != "clip"),
         }
         return {key: reason for key, reason in reasons.items() if reason}
+
+    @property
+    def in_words(self) -> str:
+        """List the parts that have an effect."""
+        parts = {key: value for key, value in asdict(self).items() if key not in self.without_effect}
+        return ", ".join(
+            f"{key} {list(value) if isinstance(value, tuple) else value}"
+            for key, value in parts.items()
+            if value is not None
+        )
 
 
 PRESETS: dict[_Name, _Parts] = {
