@@ -127,8 +127,10 @@ def _importance_cap(spec: Spec) -> float | None:
     off-policy training").
     """
     algorithm = spec.algorithm
-    is_open = algorithm.importance_cap is None and algorithm.correction is None
-    return _ASYNC_CAP if is_open and spec.rollout.max_staleness else algorithm.importance_cap
+    if algorithm.importance_cap is not None or algorithm.correction is not None:
+        return algorithm.importance_cap
+    is_off = algorithm.parts.anchor == "sampler"  # whose ratio weighs it already
+    return None if is_off or not spec.rollout.max_staleness else _ASYNC_CAP
 
 
 def _needs_old(spec: Spec) -> bool:

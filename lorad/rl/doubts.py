@@ -36,6 +36,13 @@ def refuse_contradictions(spec: Spec) -> None:
             key="algorithm.importance_cap",
             hint=f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same.",
         )
+    given = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
+    if given and parts.anchor == "sampler":
+        raise SpecError(
+            "with anchor sampler the ratio weighs the mismatch of trainer and engine already",
+            key=f"algorithm.{given[0]}",
+            hint="Leave it out, or choose anchor old.",
+        )
     kind = algorithm.correction.kind if algorithm.correction else ""
     if kind and (parts.surrogate == "dro" or (parts.ratio == "geometric" and kind.startswith("token"))):
         raise SpecError(

@@ -13,6 +13,7 @@ from lorad.driver.begin import refuse_unknown_loss
 from lorad.driver.rewards import Score
 from lorad.driver.score import weigh
 from lorad.driver.session import Session, Weighed
+from lorad.driver.train import policy_loss
 from lorad.errors import Conflict
 from lorad.protocol.batch import LOSSES
 from lorad.spec.text import load_spec
@@ -84,3 +85,12 @@ def test_rewards_are_compared_as_the_algorithm_says() -> None:
     assert plain.advantages.tolist() == [1.0, 1.0, 0.5, 0.0] and plain.alive.all()
     others = weighed("algorithm.name=rloo", rewards=(1.0, 1.0, 0.5, 0.0))
     assert others.advantages.tolist() == [0.0, 0.0, 0.5, -0.5] and others.alive.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cap"),
+    [("{}", 2.0), ("{importance_cap: 3.0}", 3.0), ("{correction: {}}", None), ("{name: dppo}", None)],
+)
+def test_stale_samples_are_weighed_once(algorithm: str, cap: float | None) -> None:
+    ahead = load_spec(f"{{algorithm: {algorithm}, rollout: {{max_staleness: 1}}}}")
+    assert policy_loss(ahead).importance_cap == cap

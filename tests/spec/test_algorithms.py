@@ -44,6 +44,8 @@ def test_given_part_wins_over_the_name() -> None:
         ("{name: reinforce, drop_zero_variance: true}", "algorithm.drop_zero_variance"),
         ("{scale: whiten, drop_zero_variance: true}", "algorithm.drop_zero_variance"),
         ("{importance_cap: 2.0, correction: {}}", "algorithm.importance_cap"),
+        ("{name: dppo, importance_cap: 2.0}", "algorithm.importance_cap"),
+        ("{name: dppo, correction: {}}", "algorithm.correction"),
         ("{surrogate: dro, correction: {}}", "algorithm.correction"),
         ("{name: gmpo, correction: {kind: token_mask}}", "algorithm.correction"),
         ("{correction: {low: 3.0}}", "algorithm.correction.low"),
