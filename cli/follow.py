@@ -136,11 +136,21 @@ def _progress(run: Run) -> list[tuple[str, int]]:
 def _ranked(m: Metrics) -> list[tuple[str, int]]:
     """Figures of a step, each with what is left out first of a narrow line: the highest. What was not
     measured is a dash."""
+    speed = f"{output.number(m['tokens_per_second'], 0)} tok/s"
+    if "trained_tokens" in m:
+        figures = (("loss", 4, 0), ("perplexity", 3, 1), ("held_out_loss", 4, 2))
+        return [
+            *(
+                (f"{key.replace('_', ' ')} {output.number(m[key], digits)}", rank)
+                for key, digits, rank in figures
+                if m.get(key) is not None
+            ),
+            (speed, 3),
+        ]
     reward, loss, kl = (
         f"{key} {output.number(m.get(key), digits) or '-'}"
         for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
     )
-    speed = f"{output.number(m['tokens_per_second'], 0)} tok/s"
     failed = [(f"{m['failed_rewards']:.0f} rewards failed", 1)] if m.get("failed_rewards") else []
     return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *failed]
 

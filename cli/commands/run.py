@@ -76,7 +76,10 @@ def run(
         text, source=source, cwd=str(cwd), overrides=from_here([*(overrides or []), *given]), name=name
     )
     with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
-        for warning in client.show(started.name).warnings:
+        shown = client.show(started.name)
+        if shown.data_format:
+            output.note(f"data.train is read as {shown.data_format}")
+        for warning in shown.warnings:
             output.note(f"warning: {warning}")
     if detach or (as_json and not wait):
         if as_json:

@@ -40,6 +40,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "failures": failures(data),
         "trainable": _trainable(data.trainable),
         "algorithm": _algorithm(data.spec),
+        "data": data.data_format and f"read as {data.data_format}",
         "origin": data.origin,
         "reference": _reference(data.reference),
         "sweep": data.sweep,
@@ -67,7 +68,7 @@ def _algorithm(spec: Mapping[str, Any]) -> str:  # a spec as plain data, with an
         algorithm = convert(spec.get("algorithm", {}), Algorithm)
     except ValidationError:
         return ""
-    return f"{algorithm.name}: {algorithm.parts.in_words}"
+    return f"{algorithm.name}: {algorithm.in_words}"
 
 
 def _spec_lines(spec: Mapping[str, Any]) -> list[str]:  # a spec as plain data, with any keys

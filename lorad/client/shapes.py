@@ -111,6 +111,7 @@ class RunDetails(Run, frozen=True):
     sweep: str | None = None
     serving: bool = False
     spec: dict[str, Any] = {}  # the whole spec as JSON, see lorad/spec/model.py
+    data_format: str = ""  # what the rows of its data are, where completions are trained on
     processes: list[RunProcess] = []
     attempts: list[Attempt] = []
     trainable: Trainable | None = None  # as the newest attempt has it
@@ -140,7 +141,8 @@ class Step(Struct, frozen=True):
     (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over what was trained on),
     grad_norm, logprob_difference, logprob_difference_max, staleness_difference, seconds_publish,
     seconds_attest (a part of the one before), trainer_tokens_per_second, trainer_memory, trainer_memory_peak
-    (bytes), mfu.
+    (bytes), mfu. A step of sft has no rewards, groups and ratios; it has perplexity, trained_tokens, and with
+    an evaluation held_out_loss and held_out_perplexity.
     """
 
     step: int

@@ -19,6 +19,7 @@ from lorad.driver.ahead import Ahead
 from lorad.driver.publish import publish
 from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Session, State, StopFlag
+from lorad.driver.supervised import NLL, held_out_nll
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
@@ -80,7 +81,7 @@ def begin(session: Session) -> PoolInfo:
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
-        evaluate(session)
+        evaluate(session, held_out_nll(session))
     if session.spec.rollout.max_staleness:
         session.ahead = Ahead(session, made)
     return info
@@ -88,7 +89,8 @@ def begin(session: Session) -> PoolInfo:
 
 def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
     """Raise Conflict when the pool's trainer lacks a term of the loss: a warm pool of an older lorad."""
-    if missing := [term for term in policy_loss(session.spec).needs if term not in info.losses]:
+    loss = policy_loss(session.spec) if session.spec.algorithm.kind == "rl" else NLL
+    if missing := [term for term in loss.needs if term not in info.losses]:
         raise Conflict(
             f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",
             hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {session.params.run}` starts one "

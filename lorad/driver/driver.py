@@ -1,4 +1,4 @@
-"""The loop of a run: sample, score, weigh, train, publish.
+"""The loop of a run: sample, score, weigh, train, publish; `supervised.py` has the steps of sft.
 
 It holds no model weights and never imports torch.
 """
@@ -6,9 +6,9 @@ It holds no model weights and never imports torch.
 import contextlib
 import time
 
-from lorad.driver import checkpoint
+from lorad.driver import checkpoint, supervised
 from lorad.driver.begin import begin
-from lorad.driver.publish import publish
+from lorad.driver.publish import publish, publish_changes
 from lorad.driver.record import record
 from lorad.driver.sample import evaluate, evaluation_due, sample
 from lorad.driver.score import score, too_many_failed, weigh
@@ -27,8 +27,10 @@ def drive(session: Session) -> EndFact:
     info = begin(session)
     with session.ahead or contextlib.nullcontext():
         while session.steps_left and not session.stop.wanted:
-            _step(session)
+            supervised.step(session) if session.spec.algorithm.kind == "sft" else _step(session)
+            _keep(session)
         if session.state.step and not checkpoint.is_due(session):
+            publish_changes(session, session.state.step)
             checkpoint.checkpoint(session)
     closed: Closed = session.pool.call("close", Nothing())
     if closed.base_checksum != info.base_checksum:
@@ -39,8 +41,7 @@ def drive(session: Session) -> EndFact:
 
 def _step(session: Session) -> None:
     """One step on samples of the current version, or of one that is not too old. Without an update there is
-    no new version. Raises LoradError where too many rewards failed, or too many steps in a row were
-    skipped."""
+    no new version. Raises LoradError where too many rewards failed."""
     started = time.perf_counter()
     session.seconds = {}
     rollout = sample(session)
@@ -56,10 +57,15 @@ def _step(session: Session) -> None:
     if session.ahead is not None:
         session.ahead.go_on(session.state.step + 1)
     record(session, rollout, weighed, trained, started)
-    endless = _endless_skips(session)
     if evaluation_due(session):
         evaluate(session)
+
+
+def _keep(session: Session) -> None:
+    """Checkpoint a step where that is due. Raises LoradError where too many steps in a row were skipped."""
+    endless = _endless_skips(session)
     if endless or checkpoint.is_due(session):
+        publish_changes(session, session.state.step)
         checkpoint.checkpoint(session)
     if endless:
         raise endless

@@ -5,12 +5,14 @@ a line into the log.
 import hashlib
 import os
 import time
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from lorad.driver.session import Rollout, Session, Weighed
 from lorad.driver.train import Trained
+from lorad.driver.update import Update
 from lorad.protocol.calls import Stepped
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
@@ -23,9 +25,8 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
     state = session.state
     step = state.step + 1
     state.failed_rewards += int((~weighed.scored).sum())
-    state.skipped_updates += trained.skipped
-    state.skipped_steps = state.skipped_steps + 1 if trained.skipped and not trained.steps else 0
-    path, digest = _write_samples(session, step, rollout, weighed)
+    count_skips(session, trained.updates)
+    path, digest = write_samples(session, step, _samples(step, rollout, weighed))
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
         version=rollout.plan.version,
@@ -35,13 +36,7 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
         samples_sha256=digest,
         metrics=_metrics(session, rollout, weighed, trained),
     )
-    session.journal.append("step", step, fact)
-    state.step = step
-    if trained.skipped:
-        session.warn(
-            f"{trained.skipped} of {len(trained.updates)} updates of step {step} were skipped: "
-            "loss or gradient was not finite"
-        )
+    finish(session, fact, trained.updates)
     told = {
         key: number(fact.metrics.get(key), digits) or "-"
         for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
@@ -52,6 +47,26 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
         f"{session.seconds['total']:.2f} s",
         flush=True,
     )
+
+
+def count_skips(session: Session, updates: list[Update]) -> None:
+    """Add the updates of a step that were skipped to those of the run."""
+    state, skipped = session.state, sum(not update.is_finite for update in updates)
+    state.skipped_updates += skipped
+    is_skipped = skipped and all(update.step is None for update in updates)
+    state.skipped_steps = state.skipped_steps + 1 if is_skipped else 0
+
+
+def finish(session: Session, fact: StepFact, updates: list[Update]) -> None:
+    """Journal a step, which is over then."""
+    step, skipped = session.state.step + 1, sum(not update.is_finite for update in updates)
+    session.journal.append("step", step, fact)
+    session.state.step = step
+    if skipped:
+        session.warn(
+            f"{skipped} of {len(updates)} updates of step {step} were skipped: "
+            "loss or gradient was not finite"
+        )
 
 
 def _metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained) -> dict[str, float]:
@@ -138,33 +153,34 @@ def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     return found
 
 
-def _write_samples(session: Session, step: int, rollout: Rollout, weighed: Weighed) -> tuple[str, str]:
+def _samples(step: int, rollout: Rollout, weighed: Weighed) -> list[dict[str, Any]]:
+    rows = zip(rollout.samples, weighed.scores, weighed.advantages, strict=True)
+    return [
+        {
+            "step": step,
+            "version": s.version,
+            "prompt_id": s.example.id,
+            "index": s.index,
+            "prompt": s.example.prompt,
+            "completion": s.text,
+            "answer": s.example.answer,
+            "reward": score.value,
+            "advantage": None if score.value is None else float(advantage),
+            "finish": s.finish,
+            "error": score.error,
+            "tokens": s.tokens.tolist(),
+            "logprobs": s.logprobs.tolist(),
+        }
+        for s, score, advantage in rows
+    ]
+
+
+def write_samples(session: Session, step: int, samples: list[dict[str, Any]]) -> tuple[str, str]:
     """JSON lines, one for each sample; (path relative to the run, sha256)."""
     directory = session.run_dir.samples
     directory.mkdir(exist_ok=True)
     path = directory / f"{step:06d}-a{session.params.attempt}.jsonl"
-    rows = zip(rollout.samples, weighed.scores, weighed.advantages, strict=True)
-    lines = [
-        msgspec.json.encode(
-            {
-                "step": step,
-                "version": s.version,
-                "prompt_id": s.example.id,
-                "index": s.index,
-                "prompt": s.example.prompt,
-                "completion": s.text,
-                "answer": s.example.answer,
-                "reward": score.value,
-                "advantage": None if score.value is None else float(advantage),
-                "finish": s.finish,
-                "error": score.error,
-                "tokens": s.tokens.tolist(),
-                "logprobs": s.logprobs.tolist(),
-            }
-        )
-        for s, score, advantage in rows
-    ]
-    data = b"\n".join(lines) + b"\n"
+    data = b"\n".join(map(msgspec.json.encode, samples)) + b"\n"
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -39,7 +39,8 @@ class State(Struct):
     """What a resume restores. `position`: prompts consumed by the steps done; `version`: the current one's
     number.
 
-    changed: the step whose update made the present weights. failed_rewards, skipped_updates: so many in the
+    changed: the step whose update made the present weights; published: the step whose weights `version` has.
+    failed_rewards, skipped_updates: so many in the
     run until now; skipped_steps: the last so many in a row had no update but ones that were skipped, see
     `Trained`.
     """
@@ -49,6 +50,7 @@ class State(Struct):
     version: int = -1
     next_version: int = 0
     changed: int = 0
+    published: int = 0
     failed_rewards: int = 0
     skipped_updates: int = 0
     skipped_steps: int = 0
@@ -80,7 +82,8 @@ class _Sampler(Protocol):
 class Session:
     """One attempt of one run.
 
-    ahead: None where no sampling runs ahead of training.
+    ahead: None where no sampling runs ahead of training. scores_evals: whether held-out problems have what
+        the reward needs.
     """
 
     spec: Spec
@@ -96,6 +99,7 @@ class Session:
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
+    scores_evals: bool = True
 
     @property
     def steps_left(self) -> bool:

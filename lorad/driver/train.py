@@ -1,30 +1,18 @@
 """Verb four: gradients and optimizer steps on the samples."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from lorad.driver.session import Rollout, Sample, Session, Weighed
+from lorad.driver.update import Update, current_rate, logprobs, update
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.protocol.calls import ForwardBackward, Logprobs, LogprobsOf, Nothing, OptimStep, Stepped
+from lorad.protocol.calls import ForwardBackward, LogprobsOf, Stepped
 from lorad.rl.correction import correction
 from lorad.rl.levels import level_weights, normaliser
-from lorad.rl.schedule import learning_rate
 from lorad.spec.model import Spec
 
 _ASYNC_CAP = 2.0  # of importance weights where sampling runs ahead; see `_importance_cap`
-
-
-@dataclass(frozen=True)
-class _Update:
-    """stats: None where nothing was computed, or it was not finite. step: what the pool said of the
-    optimizer's step, None where it made none. is_finite: False where loss or gradient was not, so that the
-    update was skipped."""
-
-    stats: LossStats | None = None
-    step: Stepped | None = None
-    is_finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,7 @@ class Trained:
     """
 
     lr: float
-    updates: list[_Update]
+    updates: list[Update]
     first: LossStats
     mismatch: _Mismatch | None
     importance: np.ndarray | None = None
@@ -84,7 +72,7 @@ class _MiniBatch:
 
 def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
     """epochs x minibatches updates, as far as there is a gradient and it is finite."""
-    algorithm, rate = session.spec.algorithm, _lr(session)
+    algorithm, rate = session.spec.algorithm, current_rate(session)
     with session.timed("train"):
         minibatches = _minibatches(session, rollout, weighed)
         measured = _measured(session, rollout) if _must_measure(session, rollout, minibatches) else None
@@ -99,22 +87,7 @@ def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
 
 def untrained(session: Session) -> Trained:
     """Return the result of a step in which nothing is trained."""
-    return Trained(_lr(session), [], LossStats(), None)
-
-
-def _lr(session: Session) -> float:
-    """Return the learning rate of the step that is being made (the first step is number 0 to
-    the schedule).
-    """
-    trainer = session.spec.trainer
-    return learning_rate(
-        session.state.step,
-        lr=trainer.lr,
-        schedule=trainer.schedule,
-        horizon=trainer.schedule_steps or session.params.steps,
-        warmup_steps=trainer.warmup_steps,
-        min_lr=trainer.min_lr,
-    )
+    return Trained(current_rate(session), [], LossStats(), None)
 
 
 def _importance_cap(spec: Spec) -> float | None:
@@ -173,21 +146,11 @@ def _measured(session: Session, rollout: Rollout) -> _Mismatch:
     return _Mismatch(float(difference.mean()), float(difference.max()))
 
 
-def _update(session: Session, m: _MiniBatch | None, rate: float) -> _Update:
-    """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
-
-    Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
-    either.
-    """
-    skips = session.spec.algorithm.skip_empty_updates
+def _update(session: Session, m: _MiniBatch | None, rate: float) -> Update:
     if m is None:
-        return _Update(step=None if skips else _step(session, rate))
-    stats = _gradient(session, m)
-    if not math.isfinite(stats.loss) or (skips and not m.has_gradient):
-        session.pool.call("discard_grads", Nothing())
-        return _Update(stats) if math.isfinite(stats.loss) else _Update(is_finite=False)
-    step = _step(session, rate)
-    return _Update(stats, step) if step.applied else _Update(is_finite=False)
+        return update(session, None, rate)
+    wanted = ForwardBackward(m.batch, m.targets, policy_loss(session.spec), m.normaliser)
+    return update(session, wanted, rate, has_gradient=m.has_gradient)
 
 
 def policy_loss(spec: Spec) -> PolicyLoss:
@@ -207,19 +170,6 @@ def policy_loss(spec: Spec) -> PolicyLoss:
         importance_cap=_importance_cap(spec),
         temperature=spec.rollout.temperature,
     )
-
-
-def _gradient(session: Session, m: _MiniBatch) -> LossStats:
-    loss = policy_loss(session.spec)
-    stats: LossStats = session.pool.call(
-        "forward_backward", ForwardBackward(m.batch, m.targets, loss, m.normaliser)
-    )
-    return stats
-
-
-def _step(session: Session, rate: float) -> Stepped:
-    result: Stepped = session.pool.call("optim_step", OptimStep(rate, session.spec.trainer.max_grad_norm))
-    return result
 
 
 def _minibatches(session: Session, rollout: Rollout, weighed: Weighed) -> list[_MiniBatch | None]:
@@ -276,6 +226,4 @@ def _prompt(group: list[Sample]) -> np.ndarray:
 
 
 def _logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:
-    args = Logprobs(of, batch, session.spec.rollout.temperature)
-    result: np.ndarray = session.pool.call("logprobs", args).logprobs
-    return result
+    return logprobs(session, of, batch, session.spec.rollout.temperature)

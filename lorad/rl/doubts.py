@@ -1,6 +1,7 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
 from lorad.errors import SpecError
+from lorad.rl.idle import refuse_idle_keys
 from lorad.spec.model import Spec
 
 
@@ -13,6 +14,9 @@ def refuse_contradictions(spec: Spec) -> None:
             key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
         )
+    refuse_idle_keys(spec)
+    if spec.algorithm.kind != "rl":
+        return
     algorithm, parts = spec.algorithm, spec.algorithm.parts
     for key, reason in parts.without_effect.items():
         if getattr(algorithm, key) is not None:

@@ -21,7 +21,9 @@ _Name = Literal[
     "sapo",
     "dppo",
     "topr",
+    "sft",
 ]
+Kind = Literal["rl", "sft"]
 Baseline = Literal["group", "loo", "length", "zero"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
 Ratio = Literal["token", "sequence", "geometric"]
@@ -125,7 +127,8 @@ class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
     Attributes:
-        name: the algorithm.
+        name: the algorithm. sft trains on the completions in the data, all others on rewards of samples; keys
+            that only the others read are refused with it.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
             length the mean by tokens, zero nothing.
@@ -178,11 +181,21 @@ class Algorithm(Part, frozen=True):
     correction: Correction | None = None
 
     @property
+    def kind(self) -> Kind:
+        """Return what its steps learn from: rewards of samples, or the completions in the data."""
+        return "sft" if self.name == "sft" else "rl"
+
+    @property
     def parts(self) -> _Parts:
-        """Return the parts that the name stands for, with those that are given."""
+        """Return the parts that the name stands for, with those that are given. Only kind rl has any."""
         given = {key: getattr(self, key) for key in _Parts.__struct_fields__}
         given = {key: value for key, value in given.items() if value is not None}
-        return replace(PRESETS[self.name], **given)
+        return replace(PRESETS.get(self.name, _Parts()), **given)
+
+    @property
+    def in_words(self) -> str:
+        """Say what is minimised."""
+        return self.parts.in_words if self.kind == "rl" else "negative log-likelihood of the completions"
 
     @property
     def drops(self) -> bool:
