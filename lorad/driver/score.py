@@ -6,7 +6,7 @@ from lorad.driver.rewards import Score
 from lorad.driver.session import Rollout, Scored, Session
 from lorad.errors import LoradError
 from lorad.rl.advantage import best_of, zero_variance
-from lorad.rl.shaping import shaped, shaping_of
+from lorad.rl.shaping import shaped
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
@@ -42,9 +42,8 @@ def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
     scored = np.array([s.value is not None for s in scores], np.bool_)
     rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
     cut = np.array([s.finish == "length" for s in samples], np.bool_)
-    worth = shaped(
-        rewards, np.array([s.tokens.size for s in samples])[scored], cut[scored], shaping_of(session.spec)
-    )
+    lengths = np.array([s.tokens.size for s in samples])
+    worth = shaped(session.spec, rewards, lengths[scored], cut[scored])
     ends = np.cumsum([len(group) for group in rollout.groups])
     sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
     flat = zero_variance(worth, sizes)

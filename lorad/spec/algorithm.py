@@ -143,7 +143,7 @@ class Correction(Part, frozen=True):
     high: PositiveFloat = 2.0
 
 
-class DynamicSampling(Part, frozen=True):
+class _DynamicSampling(Part, frozen=True):
     """More prompts are sampled in place of groups that teach nothing (DAPO, Yu et al., 2025).
 
     Attributes:
@@ -155,7 +155,7 @@ class DynamicSampling(Part, frozen=True):
     keep: tuple[float, float] | None = None
 
 
-class Overlong(Part, frozen=True):
+class _Overlong(Part, frozen=True):
     """What long samples cost (DAPO).
 
     Attributes:
@@ -228,8 +228,8 @@ class Algorithm(Part, frozen=True):
     kl: Kl = Kl()
     entropy_coef: NonNegativeFloat = 0.0
     truncated: Literal["keep", "mask", "penalise"] = "keep"
-    overlong: Overlong | None = None
-    dynamic_sampling: DynamicSampling | None = None
+    overlong: _Overlong | None = None
+    dynamic_sampling: _DynamicSampling | None = None
     epochs: Positive = 1
     minibatches: Positive = 1
     drop_zero_variance: bool | None = None
@@ -284,9 +284,9 @@ class Algorithm(Part, frozen=True):
         return self.kl.type or ("k1" if self.kl_place == "reward" else "k3")
 
     @property
-    def refill(self) -> DynamicSampling | None:
-        return self.dynamic_sampling or (DynamicSampling() if self.name == "dapo" else None)
+    def refill(self) -> _DynamicSampling | None:
+        return self.dynamic_sampling or (_DynamicSampling() if self.name == "dapo" else None)
 
     @property
-    def cost_of_length(self) -> Overlong | None:
-        return self.overlong or (Overlong() if self.name == "dapo" else None)
+    def cost_of_length(self) -> _Overlong | None:
+        return self.overlong or (_Overlong() if self.name == "dapo" else None)
