@@ -115,7 +115,7 @@ def _policy_metrics(
     if total.tokens:
         found["loss"] = total.loss / (len(trained.updates) - trained.skipped)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
-        if session.spec.algorithm.kl.coef:
+        if session.spec.algorithm.kl_coef:
             found["kl"] = total.kl / total.tokens
         if importance_cap(session.spec) is not None:
             found |= {

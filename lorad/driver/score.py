@@ -22,7 +22,7 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     """
     failed = [s for s in scores if s.value is None]
     reward, run = session.spec.reward_spec, session.params.run
-    if len(failed) <= reward.max_failures * len(scores):
+    if len(failed) <= reward.max_failures * len(scores) or not session.spec.algorithm.reads_reward:
         return None
     return LoradError(
         f"the reward failed on {len(failed)} of {len(scores)} samples of step {session.state.step + 1}, and "
@@ -48,8 +48,9 @@ def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
     sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
     flat = zero_variance(worth, sizes)
     alive = ~flat if algorithm.drops else sizes > (algorithm.has_baseline and algorithm.least is None)
+    alive |= not algorithm.reads_reward
     masked = cut if algorithm.truncated == "mask" else np.zeros_like(cut)
-    counted = scored & ~masked
+    counted = (scored if algorithm.reads_reward else np.ones_like(scored)) & ~masked
     if parts.surrogate == "nll":
         counted[scored] &= best_of(worth, sizes, algorithm.best, algorithm.least)
     return Scored(

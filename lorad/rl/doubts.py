@@ -124,15 +124,31 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.kl.type",
             hint="Leave it out, or set algorithm.kl.where to loss.",
         )
-    if in_reward and kl.coef and algorithm.parts.surrogate == "nll":
+    if in_reward and algorithm.kl_coef and algorithm.parts.surrogate == "nll":
         yield SpecError("the surrogate nll reads no reward", key="algorithm.kl.where", hint="Set it to loss.")
-    if in_reward and kl.coef and algorithm.truncated == "mask":
+    if in_reward and algorithm.kl_coef and algorithm.truncated == "mask":
         yield SpecError(
             "a masked sample is not looked at, so that its KL penalty is not known",
             key="algorithm.truncated",
             hint="Choose keep or penalise, or algorithm.kl.where loss.",
         )
-    if kl.target is not None and not kl.coef:
+    if algorithm.name == "distill" and (kl.reference is None or not algorithm.kl_coef):
+        yield SpecError(
+            "distill needs a teacher",
+            key="algorithm.kl.reference" if kl.reference is None else "algorithm.kl.coef",
+            hint="Name a version (run@number) or a PEFT directory, and a coefficient above 0.",
+        )
+    if algorithm.name == "distill" and algorithm.kl_place == "loss":
+        yield SpecError(
+            "the teacher of distill is in the reward", key="algorithm.kl.where", hint="Leave it out."
+        )
+    if algorithm.reward_coef is not None and algorithm.name != "distill":
+        yield SpecError(
+            "it is the weight of the reward beside the teacher of distill",
+            key="algorithm.reward_coef",
+            hint="Leave it out.",
+        )
+    if kl.target is not None and not algorithm.kl_coef:
         yield SpecError(
             "there is no coefficient to adapt while algorithm.kl.coef is 0",
             key="algorithm.kl.target",
@@ -151,9 +167,9 @@ def doubts(spec: Spec) -> list[str]:
         f"trainer.schedule_steps: {trainer.schedule} ends at step {horizon}, so that later steps, up to "
         f"{trainer.steps}, are made at trainer.min_lr {trainer.min_lr:g}": horizon < trainer.steps,
         "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; "
-        "k2 and k3 do": kl.coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
+        "k2 and k3 do": algorithm.kl_coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
         f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
-            kl.reference is not None and not kl.coef
+            kl.reference is not None and not algorithm.kl_coef
         ),
         f"algorithm.name: {algorithm.name} has the gradient of grpo at the same level here: with one update "
         "a step and no staleness every ratio is 1": (

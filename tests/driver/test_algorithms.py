@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from lorad.protocol.journal import Reference
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
 
 DAPO = "algorithm={name: dapo, group_size: 4, overlong: {buffer: 3}}"
+DISTILL = "algorithm={name: distill, group_size: 2, kl: {reference: teacher@7}}"
 ALGORITHMS = {
     "dapo": (DAPO,),
     "dapo ahead": (DAPO, "rollout.max_staleness=2"),
@@ -19,6 +22,8 @@ ALGORITHMS = {
     "kl in the reward": ("algorithm={name: reinforce++, group_size: 1, kl: {coef: 0.1}}",),
     "moving baseline": ("algorithm={name: reinforce, baseline: moving, group_size: 1}",),
     "rft": ("algorithm={name: rft, group_size: 4}",),
+    "distill": (DISTILL,),
+    "distill with rewards": (DISTILL.replace("distill,", "distill, reward_coef: 1.0,"),),
 }
 
 
@@ -28,10 +33,22 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield pool
 
 
+@pytest.fixture(scope="module")
+def teacher(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    run = Driven(running, tmp_path_factory.mktemp("teacher"), "teacher", "seed=7")
+    assert run.drive().reason == "completed"
+    made = run.facts("version")[-1].data
+    return Reference("teacher@7", made["sha256"], str(run.run.root / made["path"]))
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_kill_changes_nothing(running: Running, tmp_path: Path, algorithm: str) -> None:
+def test_kill_changes_nothing(running: Running, teacher: Reference, tmp_path: Path, algorithm: str) -> None:
     overrides = (*ALGORITHMS[algorithm], "data.prompts_per_step=6")
-    calm, killed = (Driven(running, tmp_path, f"{name}-{len(algorithm)}", *overrides) for name in "ck")
+    place = list(ALGORITHMS).index(algorithm)
+    calm, killed = (Driven(running, tmp_path, f"{name}{place}", *overrides) for name in "ck")
+    if "distill" in algorithm:
+        for run in (calm, killed):
+            run.params = replace(run.params, reference=teacher)
     assert calm.drive().reason == "completed"
     assert killed.struck(4, signal.SIGKILL) == -signal.SIGKILL
     assert killed.drive().reason == "completed"
@@ -64,3 +81,13 @@ def test_adapted_coefficient_is_reported(running: Running, tmp_path: Path) -> No
     for before, after in pairwise(seen):
         error = np.clip(before["kl"] / 0.01 - 1, -0.2, 0.2)
         assert after["kl_coef"] == pytest.approx(before["kl_coef"] * (1 + error * 16 / 50))
+
+
+def test_student_comes_closer_to_its_teacher(running: Running, teacher: Reference, tmp_path: Path) -> None:
+    """Without a reward: the KL per token falls, and each token's advantage is its own log-ratio."""
+    run = Driven(running, tmp_path, "student", DISTILL, "reward={name: regex, pattern: never}")
+    run.params = replace(run.params, reference=teacher)
+    assert run.drive().reason == "completed"
+    kl = [record.data["metrics"]["kl"] for record in run.facts("step")]
+    assert len(kl) == 7 and kl[-1] < kl[0]
+    assert {record.data["metrics"]["reward"] for record in run.facts("step")} == {0.0}

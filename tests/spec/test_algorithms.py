@@ -15,9 +15,9 @@ def spec(algorithm: str) -> Spec:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_name_stands_for_its_parts(name: str) -> None:
-    algorithm = spec(f"{{name: {name}}}").algorithm
-    assert algorithm.parts == PRESETS[algorithm.name]
-    refuse_contradictions(spec(f"{{name: {name}}}"))
+    found = spec(f"{{name: {name}, kl: {{reference: teacher@1}}}}")
+    assert found.algorithm.parts == PRESETS[found.algorithm.name]
+    refuse_contradictions(found)
 
 
 def test_given_part_wins_over_the_name() -> None:
@@ -60,6 +60,10 @@ def test_given_part_wins_over_the_name() -> None:
         ("{least: 0.5}", "algorithm.least"),
         ("{name: rft, scale: std}", "algorithm.scale"),
         ("{name: rft, importance_cap: 2.0}", "algorithm.importance_cap"),
+        ("{name: distill}", "algorithm.kl.reference"),
+        ("{name: distill, kl: {reference: a@1, coef: 0}}", "algorithm.kl.coef"),
+        ("{name: distill, kl: {reference: a@1, where: loss}}", "algorithm.kl.where"),
+        ("{reward_coef: 1.0}", "algorithm.reward_coef"),
         ("{dynamic_sampling: {keep: [0.9, 0.1]}}", "algorithm.dynamic_sampling.keep"),
     ],
 )
