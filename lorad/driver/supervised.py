@@ -14,7 +14,8 @@ from lorad.driver.publish import publish_changes
 from lorad.driver.record import count_skips, finish, trainer_metrics, write_samples
 from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Session
-from lorad.driver.update import Update, current_rate, logprobs, update
+from lorad.driver.update import Update, current_rate, update
+from lorad.driver.weigh import logprobs
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import ForwardBackward
 from lorad.protocol.heartbeat import HEART
@@ -52,7 +53,7 @@ def held_out_nll(session: Session) -> float | None:
         return None
     HEART.work("evaluate")
     weights = _trained_of(examples)
-    found = logprobs(session, "slot", _batch_of(examples), NLL.temperature)
+    found = logprobs(session, "slot", _batch_of(examples))
     return float(-(found.astype(np.float64) * weights).sum() / weights.sum())
 
 

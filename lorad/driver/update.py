@@ -3,11 +3,9 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from lorad.driver.session import Session
-from lorad.protocol.batch import Batch, LossStats
-from lorad.protocol.calls import ForwardBackward, Logprobs, LogprobsOf, Nothing, OptimStep, Stepped
+from lorad.protocol.batch import LossStats
+from lorad.protocol.calls import ForwardBackward, Nothing, OptimStep, Stepped
 from lorad.rl.schedule import learning_rate
 
 
@@ -56,12 +54,6 @@ def current_rate(session: Session) -> float:
         warmup_steps=trainer.warmup_steps,
         min_lr=trainer.min_lr,
     )
-
-
-def logprobs(session: Session, of: LogprobsOf, batch: Batch, temperature: float) -> np.ndarray:
-    """Return float32 [T]."""
-    result: np.ndarray = session.pool.call("logprobs", Logprobs(of, batch, temperature)).logprobs
-    return result
 
 
 def _step(session: Session, rate: float) -> Stepped:

@@ -1,5 +1,6 @@
 """Keys of a spec that nothing reads with its algorithm."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from lorad.errors import SpecError
@@ -11,8 +12,8 @@ _SUPERVISED = ("format", "completion_key", "messages_key", "max_sample_tokens")
 _READ: dict[Kind, tuple[str, ...]] = {"sft": ("name", "skip_empty_updates")}
 
 
-def refuse_idle_keys(spec: Spec) -> None:
-    """Raise SpecError for the first key that has another value than its default, and no effect."""
+def idle_keys(spec: Spec) -> Iterator[SpecError]:
+    """Yield an error for each key that has another value than its default, and no effect."""
     algorithm, kind = spec.algorithm, spec.algorithm.kind
     data, rollout, usual = Data(), Rollout(), Algorithm(name=algorithm.name)
     if kind == "rl":
@@ -24,8 +25,8 @@ def refuse_idle_keys(spec: Spec) -> None:
             "rollout", spec.rollout, rollout, _SAMPLED
         )
         why = f"{algorithm.name} trains on the completions of the data, and its evaluations are greedy"
-    if idle:
-        raise SpecError(f"it has no effect: {why}", key=idle[0], hint="Leave it out.")
+    for key in idle:
+        yield SpecError(f"it has no effect: {why}", key=key, hint="Leave it out.")
 
 
 def _changed(section: str, given: Any, usual: Any, keys: tuple[str, ...] | list[str]) -> list[str]:
