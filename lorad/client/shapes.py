@@ -34,6 +34,9 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     failed_rewards_total: _Number | None = None  # sum over the whole run
     skipped_updates: _Number | None = None
     skipped_updates_total: _Number | None = None  # sum over the whole run
+    # of dpo: how far chosen completions are below the reference, in nats per token
+    chosen_fall: _Number | None = None
+    pair_accuracy: _Number | None = None  # share of pairs that are the right way round
     not_finite: list[str] = []  # metrics of the last step that were no number
     zero_variance: _Number | None = None  # share of the last step's groups whose rewards are all the same
     at: float | None = None  # time of the last step
@@ -142,9 +145,10 @@ class Step(Struct, frozen=True):
     grad_norm, importance_capped, importance_max, rejected (of the weights against the engine), kl_coef (where
     it adapts), prompts_sampled, prompts_used (with dynamic sampling), logprob_difference,
     logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one before),
-    trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu. A step of sft has no rewards,
-    groups and ratios; it has perplexity, trained_tokens, and with an evaluation held_out_loss and
-    held_out_perplexity.
+    trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu. A step of sft or dpo has no
+    rewards, groups and ratios. It has trained_tokens; sft has perplexity, dpo has pair_accuracy, margin,
+    chosen_shift and rejected_shift (logprob - reference, nats per token); with an evaluation each comes with
+    held_out_ before it.
     """
 
     step: int

@@ -19,7 +19,7 @@ from lorad.driver.ahead import Ahead
 from lorad.driver.publish import publish
 from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Session, State, StopFlag
-from lorad.driver.supervised import NLL, held_out_nll
+from lorad.driver.supervised import LINEAR, held_out_nll
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
@@ -89,7 +89,7 @@ def begin(session: Session) -> PoolInfo:
 
 def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
     """Raise Conflict when the pool's trainer lacks a term of the loss: a warm pool of an older lorad."""
-    loss = policy_loss(session.spec) if session.spec.algorithm.kind == "rl" else NLL
+    loss = policy_loss(session.spec) if session.spec.algorithm.kind == "rl" else LINEAR
     if missing := [term for term in loss.needs if term not in info.losses]:
         raise Conflict(
             f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",

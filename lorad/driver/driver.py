@@ -1,4 +1,4 @@
-"""The loop of a run: sample, score, weigh, train, publish; `supervised.py` has the steps of sft.
+"""The loop of a run: sample, score, weigh, train, publish; `supervised.py` has the steps of sft and dpo.
 
 It holds no model weights and never imports torch.
 """
@@ -8,6 +8,7 @@ import time
 
 from lorad.driver import checkpoint, supervised
 from lorad.driver.begin import begin
+from lorad.driver.preferences import Preferences
 from lorad.driver.publish import publish, publish_changes
 from lorad.driver.record import record
 from lorad.driver.sample import evaluate, evaluation_due, sample
@@ -18,6 +19,7 @@ from lorad.driver.weigh import look, weigh
 from lorad.errors import LoradError
 from lorad.protocol.calls import Closed, Nothing
 from lorad.protocol.journal import EndFact
+from lorad.protocol.status import PoolInfo
 
 
 def drive(session: Session) -> EndFact:
@@ -26,9 +28,10 @@ def drive(session: Session) -> EndFact:
     Raises what stopped it otherwise.
     """
     info = begin(session)
+    objective = _objective(session, info)
     with session.ahead or contextlib.nullcontext():
         while session.steps_left and not session.stop.wanted:
-            supervised.step(session) if session.spec.algorithm.kind == "sft" else _step(session)
+            _step(session) if objective is None else supervised.step(session, objective)
             _keep(session)
         if session.state.step and not checkpoint.is_due(session):
             publish_changes(session, session.state.step)
@@ -38,6 +41,17 @@ def drive(session: Session) -> EndFact:
         raise LoradError("the base's weights changed during the run; nothing of this attempt can be trusted")
     done = f"{session.state.step} of {session.params.steps} steps"
     return EndFact("stopped", done) if session.steps_left else EndFact("completed", done)
+
+
+def _objective(session: Session, info: PoolInfo) -> supervised.Objective | None:
+    """Return what is minimised where the data hold the completions; None for reinforcement learning."""
+    match session.spec.algorithm.kind:
+        case "sft":
+            return supervised.Likelihood()
+        case "preference":
+            return Preferences(session, info)
+        case _:
+            return None
 
 
 def _step(session: Session) -> None:

@@ -14,6 +14,8 @@ def refuse_contradictions(spec: Spec) -> None:
     if spec.algorithm.kind == "rl":
         of_rl = chain(_of_parts(spec), _of_weights(spec), _of_samples(spec), _of_penalties(spec))
         found = chain(found, of_rl)
+    if spec.algorithm.kind == "preference":
+        found = chain(found, _of_preference(spec))
     for error in found:
         raise error
 
@@ -53,6 +55,21 @@ def _of_parts(spec: Spec) -> Iterator[SpecError]:
             f"{updates} updates of a step compare log-probabilities, which dropout changes by itself",
             key="lora.dropout",
             hint="Set it to 0, or algorithm.epochs and algorithm.minibatches to 1.",
+        )
+
+
+def _of_preference(spec: Spec) -> Iterator[SpecError]:
+    if spec.lora.dropout > 0:
+        yield SpecError(
+            "the coefficients of dpo are of log-probabilities, which dropout changes by itself",
+            key="lora.dropout",
+            hint="Set it to 0.",
+        )
+    if spec.algorithm.preference.loss == "kto" and spec.data.prompts_per_step < 2:
+        yield SpecError(
+            "kto compares each completion with the prompts of other rows of the step",
+            key="data.prompts_per_step",
+            hint="Set it to 2 or more.",
         )
 
 
@@ -178,7 +195,7 @@ def doubts(spec: Spec) -> list[str]:
         "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; "
         "k2 and k3 do": algorithm.kl_coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
         f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
-            kl.reference is not None and not algorithm.kl_coef
+            kl.reference is not None and not algorithm.has_reference
         ),
         f"algorithm.name: {algorithm.name} has the gradient of grpo at the same level here: with one update "
         "a step and no staleness every ratio is 1": (

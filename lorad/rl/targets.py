@@ -7,6 +7,7 @@ token is added. Each part is tokenised behind the parts before it, where the
 tokens of these stay the same, as they do at special tokens; else by itself.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -32,12 +33,12 @@ from lorad.rl.data import (
     value_of,
     with_system,
 )
-from lorad.rl.formats import Turns, format_of, plain_of, turns_of
+from lorad.rl.formats import Turns, format_of, label_of, plain_of, turns_of
 from lorad.rl.sources import Row, read_rows
 from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
-from lorad.spec.algorithm import Kind
+from lorad.spec.algorithm import Algorithm
 from lorad.spec.model import Data, DataFormat, Spec
 
 
@@ -86,14 +87,20 @@ class TargetDataset(Dataset):
     """
 
     def __init__(
-        self, name: str, rows: Iterable[Row], data: Data, tokenizer: Tokenizer, seed: int, kind: Kind
+        self,
+        name: str,
+        rows: Iterable[Row],
+        data: Data,
+        tokenizer: Tokenizer,
+        seed: int,
+        algorithm: Algorithm,
     ) -> None:
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
         self._name, self._data, self._tokenizer = name, data, tokenizer
         self.unended = 0
         rows = iter(rows)
         first = list(islice(rows, 1))
-        self.form: DataFormat = format_of(first[0], data, kind) if first else "auto"
+        self.form: DataFormat = format_of(first[0], data, algorithm) if first else "auto"
         everything = (row for part in (first, rows) for row in part)
         self._kept = list(self._read(everything))
         self.size = len(self._kept)
@@ -115,6 +122,24 @@ class TargetDataset(Dataset):
         chosen = [self._order.place(index) for index in range(position, position + n)]
         return [self._example(self._kept[place], epoch) for place, epoch in chosen]
 
+    def places(self, position: int, n: int) -> list[int]:
+        """Return which rows `take` returns, counted from 0."""
+        return [self._order.place(index)[0] for index in range(position, position + n)]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [rows]: tokens of the completions of each."""
+        return np.array([sum(target.tokens.size for target in kept.targets) for kept in self._kept])
+
+    @property
+    def tokens_digest(self) -> str:
+        """sha256 (hex) of the tokens of all rows: of the data as the tokenizer and its template make them."""
+        digest = hashlib.sha256()
+        for kept in self._kept:
+            for tokens in (kept.prompt, *(target.tokens for target in kept.targets)):
+                digest.update(tokens.size.to_bytes(8, "little") + tokens.astype("<i4").tobytes())
+        return digest.hexdigest()
+
     def _example(self, kept: _Kept, epoch: int) -> Example:
         answer = text_of(value_of(kept.row, self._data, "answer_key")) if self.has_answers else ""
         name = f"{self._name}/{kept.row.number}/{epoch}"
@@ -125,6 +150,13 @@ class TargetDataset(Dataset):
         while chunk := list(islice(rows, CHUNK)):
             for row, samples in zip(chunk, self._parts(chunk), strict=True):
                 prompt = self._prompt(row, samples[0][0].text)
+                if samples[0][0] != samples[-1][0]:
+                    raise SpecError(
+                        f"{row.where}: chosen and rejected differ before the assistant's turn",
+                        hint="Both answer the same prompt.",
+                    )
+                if self.form == "labels":
+                    label_of(row, self._data)
                 targets = tuple(self._target(row, prompt, parts) for parts in samples)
                 kept = self._cut(prompt, targets)
                 if kept is None:
@@ -249,9 +281,15 @@ def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     data, kind = spec.data, spec.algorithm.kind
     if kind == "rl":
         return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
+    if data.train in TASKS and kind == "preference":
+        raise SpecError(
+            f"the task {data.train} has right answers and no wrong ones",
+            key="data.train",
+            hint="Give a .jsonl or .parquet file, or a hub dataset, of preferences.",
+        )
     if data.train in TASKS:
         return _TargetTask(_task(data, tokenizer, spec.seed, cwd), tokenizer)
-    return _rows(data.train, "train", data, tokenizer, spec.seed, cwd, kind)
+    return _rows(data.train, "train", data, tokenizer, spec.seed, cwd, spec.algorithm)
 
 
 def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
@@ -263,26 +301,28 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
         return load_eval(data, tokenizer, spec.eval.problems, cwd)
     if source is None or source in TASKS:
         problems = load_eval(data, tokenizer, spec.eval.problems, cwd)
-        return [_with_targets(example, tokenizer) for example in problems]
+        return (
+            problems if kind == "preference" else [_with_targets(example, tokenizer) for example in problems]
+        )
     first = next(iter(read_rows(source, "test", cwd)), None)
-    if first is not None and data.format == "auto" and not _has_targets(first, data, kind):
+    if first is not None and data.format == "auto" and not _has_targets(first, data, spec.algorithm):
         return load_eval(data, tokenizer, spec.eval.problems, cwd)
     ordered = Data(**{**{key: getattr(data, key) for key in data.__struct_fields__}, "shuffle": False})
-    found = _rows(source, "test", ordered, tokenizer, EVAL_SEED, cwd, kind)
+    found = _rows(source, "test", ordered, tokenizer, EVAL_SEED, cwd, spec.algorithm)
     return found.take(0, min(spec.eval.problems, found.size or 0))
 
 
 def _rows(
-    source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path, kind: Kind
+    source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path, algorithm: Algorithm
 ) -> TargetDataset:
     if not tokenizer.has_chat_template:
         refuse_for_chats(data, "the model has no chat template")
-    return TargetDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed, kind)
+    return TargetDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed, algorithm)
 
 
-def _has_targets(row: Row, data: Data, kind: Kind) -> bool:
+def _has_targets(row: Row, data: Data, algorithm: Algorithm) -> bool:
     try:
-        format_of(row, data, kind)
+        format_of(row, data, algorithm)
     except SpecError:
         return False
     return True

@@ -23,7 +23,7 @@ from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Part,
 _Probability = Annotated[float, Meta(ge=0, lt=1)]
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
 _LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
-DataFormat = Literal["auto", "messages", "completion"]
+DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 _MOST_ERRORS = 20  # that are found at once
 
@@ -81,18 +81,23 @@ class Data(Part, frozen=True):
         train: a builtin task (`sort`, `reverse`), a JSONL or Parquet file, or a hub dataset.
         eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
             evaluation for a file.
-        prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft it is the
-            number of rows of a step.
-        format: what a row of sft is. messages is a chat, of which every assistant turn is trained; completion
-            is a prompt and a completion, each as text or as messages. auto looks at the first row.
+        prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft and dpo it
+            is the number of rows of a step.
+        format: what a row of sft or dpo is. messages is a chat, of which every assistant turn is trained;
+            completion is a prompt and a completion, each as text or as messages. Of dpo: preference is a
+            chosen and a rejected completion, with a prompt or as whole chats, whose common turns are the
+            prompt then; labels is a prompt, a completion, and true or false. auto looks at the first row.
         prompt_key: column that holds the prompt.
         completion_key: column that holds the completion.
         messages_key: column that holds the chat.
+        chosen_key: column that holds the chosen completion.
+        rejected_key: column that holds the rejected completion.
+        label_key: column that says whether a completion is desired.
         answer_key: column that holds the answer.
         max_prompt_tokens: longest prompt, in tokens; the default gives way where the model has less room.
-        max_sample_tokens: longest sample of sft, prompt and completion together, in tokens; the default gives
-            way where the model has less room.
-        too_long: drop or truncate longer prompts; with sft, longer samples.
+        max_sample_tokens: longest sample of sft and dpo, prompt and completion together, in tokens; the
+            default gives way where the model has less room.
+        too_long: drop or truncate longer prompts; with sft and dpo, longer samples.
         chat_template: auto uses the tokenizer's chat template where it has one.
         chat_template_kwargs: further variables of the chat template, such as `{enable_thinking: false}`.
         system: system prompt of chats that do not bring their own.
@@ -106,6 +111,9 @@ class Data(Part, frozen=True):
     prompt_key: str = "prompt"
     completion_key: str = "completion"
     messages_key: str = "messages"
+    chosen_key: str = "chosen"
+    rejected_key: str = "rejected"
+    label_key: str = "label"
     answer_key: str = "answer"
     max_prompt_tokens: Positive = 512
     max_sample_tokens: Positive = 2048

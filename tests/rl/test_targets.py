@@ -37,7 +37,8 @@ def tiny() -> Tokenizer:
 
 def load(tokenizer: Tokenizer, cwd: Path, *rows: Any, **data: Any) -> TargetDataset:
     (cwd / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    spec = convert({"algorithm": "sft", "data": {"train": "rows.jsonl", "shuffle": False} | data})
+    algorithm = data.pop("algorithm", "sft")
+    spec = convert({"algorithm": algorithm, "data": {"train": "rows.jsonl", "shuffle": False} | data})
     found = load_train(spec, tokenizer, cwd)
     assert isinstance(found, TargetDataset)
     return found
@@ -175,3 +176,60 @@ def test_epochs_have_orders_of_their_own(tiny: Tokenizer, tmp_path: Path) -> Non
     first, second = ([e.prompt for e in found.take(start, 8)] for start in (0, 8))
     assert first != second and sorted(first) == sorted(second)
     assert first == [e.prompt for place in range(8) for e in found.take(place, 1)]
+
+
+def spans(tokenizer: Tokenizer, example: Example) -> list[str]:
+    """What is trained of each completion, as text."""
+    return [
+        tokenizer.decode(target.tokens[target.trained].tolist(), skip_special=False)
+        for target in example.targets
+    ]
+
+
+def test_pairs_have_a_prompt_and_two_completions(tiny: Tokenizer, tmp_path: Path) -> None:
+    row = {"prompt": "S:21=", "chosen": "12", "rejected": "21"}
+    found = load(tiny, tmp_path, row, algorithm="dpo")
+    (example,) = found.take(0, 1)
+    assert (found.form, example.prompt, spans(tiny, example)) == (
+        "preference",
+        "S:21=",
+        ["12<eos>", "21<eos>"],
+    )
+    assert found.lengths.tolist() == [6]
+
+
+def test_common_turns_of_two_chats_are_the_prompt(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(tmp_path, "chatml")
+    other = [*CHAT[:3], {"role": "assistant", "content": "3"}]
+    rows = [
+        {"chosen": CHAT, "rejected": other},
+        {"prompt": "two?", "chosen": CHAT, "rejected": other},
+        {"prompt": CHAT[:3], "chosen": CHAT[3:], "rejected": other[3:]},
+    ]
+    for example in load(tokenizer, tmp_path, *rows, algorithm="dpo").take(0, 3):
+        assert spans(tokenizer, example) == ["2<|im_end|>", "3<|im_end|>"]
+        assert example.prompt == tokenizer.chat(CHAT[:3])
+
+
+def test_chats_that_part_too_early_are_refused(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(tmp_path, "chatml")
+    other = [{"role": "user", "content": "eleven?"}, *CHAT[1:]]
+    told = refused(tokenizer, tmp_path, {"chosen": CHAT, "rejected": other}, algorithm="dpo")
+    assert "rows.jsonl:1: chosen and rejected differ before the assistant's turn" in told
+    told = refused(tokenizer, tmp_path, {"chosen": CHAT, "rejected": CHAT}, algorithm="dpo")
+    assert "rows.jsonl:1: no turn of it is the assistant's" in told
+
+
+def test_labels_are_true_or_false(tiny: Tokenizer, tmp_path: Path) -> None:
+    kto = {"name": "dpo", "preference": {"loss": "kto"}}
+    row = {"prompt": "S:21=", "completion": "12", "label": True}
+    found = load(tiny, tmp_path, row, algorithm=kto)
+    assert (found.form, spans(tiny, found.take(0, 1)[0])) == ("labels", ["12<eos>"])
+    assert "label is 'yes'" in refused(tiny, tmp_path, row | {"label": "yes"}, algorithm=kto)
+    told = refused(tiny, tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c"}, algorithm=kto)
+    assert "algorithm dpo with loss kto needs prompt and completion and label" in told
+
+
+def test_a_task_has_no_pairs(tiny: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="right answers and no wrong ones"):
+        load_train(convert({"algorithm": "dpo", "data": {"train": "sort"}}), tiny, tmp_path)
