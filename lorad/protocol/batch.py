@@ -238,10 +238,36 @@ class PolicyLoss(Struct, frozen=True):
         return tuple(term for term in terms if term)
 
 
-LOSSES = tuple(
-    f"{what}:{name}"
-    for what, kind in (("surrogate", Surrogate), ("ratio", Ratio), ("kl", KlType))
-    for name in get_args(kind)
+class ValueTargets(Struct, frozen=True):
+    """What a value loss needs beside the tokens; all float32 [T].
+
+    returns: what the critic is to predict.
+    values: the critic's own before its first update on these samples.
+    weights: what each token's loss counts; a token of weight 0 is not trained. None: 1 for each.
+    """
+
+    returns: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray | None = None
+
+
+class ValueLoss(Struct, frozen=True):
+    """The squared error of a critic; see `lorad/rl/value_loss.py`.
+
+    clip: how far a value may move from the one before the update and still gain by it; None is no bound.
+    """
+
+    clip: float | None = 0.2
+
+
+VALUE_LOSS = "value:clip"
+LOSSES = (
+    *(
+        f"{what}:{name}"
+        for what, kind in (("surrogate", Surrogate), ("ratio", Ratio), ("kl", KlType))
+        for name in get_args(kind)
+    ),
+    VALUE_LOSS,
 )
 
 
