@@ -7,7 +7,7 @@ from lorad.spec.model import Spec
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
     trainer = spec.trainer
-    if trainer.min_lr > trainer.lr:
+    if trainer.lr is not None and trainer.min_lr > trainer.lr:
         raise SpecError(
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
