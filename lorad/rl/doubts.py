@@ -15,7 +15,7 @@ def refuse_contradictions(spec: Spec) -> None:
 
 def _of_parts(spec: Spec) -> Iterator[SpecError]:
     trainer, algorithm, parts = spec.trainer, spec.algorithm, spec.algorithm.parts
-    if trainer.min_lr > trainer.lr:
+    if trainer.lr is not None and trainer.min_lr > trainer.lr:
         yield SpecError(
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
