@@ -22,6 +22,7 @@ from lorad.driver.session import Session, State, StopFlag
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
+from lorad.protocol.batch import Optimizer
 from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
@@ -111,9 +112,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             lora_type=spec.lora.type,
             init=spec.lora.init,
             seed=spec.seed,
-            betas=spec.trainer.betas,
-            eps=spec.trainer.eps,
-            weight_decay=spec.trainer.weight_decay,
+            optimizer=Optimizer(spec.trainer.betas, spec.trainer.eps, spec.trainer.weight_decay),
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
             activation_checkpointing=spec.trainer.activation_checkpointing,
             source=str(session.params.cwd / Path(adapter).expanduser()) if adapter else None,
