@@ -59,6 +59,7 @@ def _step(session: Session) -> None:
         session.ahead.go_on(session.state.step + 1)
     record(session, rollout, scored, weighed, trained, started)
     adapt_kl(session, trained, weighed)
+    session.state.critic_steps += bool(trained.critic)
     endless = _endless_skips(session)
     if evaluation_due(session):
         evaluate(session)

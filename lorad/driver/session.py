@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score
-from lorad.protocol.batch import Batch, PolicyTargets
+from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
@@ -46,6 +46,8 @@ class State(Struct):
     skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
     baseline: of algorithm.baseline `moving`; None before the first step.
     kl_coef: adapted to algorithm.kl.target; None where it is the spec's.
+    critic_steps: in which the critic learned; it begins with algorithm.critic.warmup_steps in a fork that
+        takes a critic along.
     """
 
     step: int = 0
@@ -58,6 +60,7 @@ class State(Struct):
     skipped_steps: int = 0
     baseline: float | None = None
     kl_coef: float | None = None
+    critic_steps: int = 0
 
 
 class _Sampler(Protocol):
@@ -227,6 +230,7 @@ class Known:
     groups: int [G], the places of their groups.
     old: the trainer's before the first update; None where those of the update's own pass serve.
     reference: None without a KL term.
+    values: the critic's; None without one.
     """
 
     batch: Batch
@@ -235,6 +239,7 @@ class Known:
     sampler: np.ndarray
     old: np.ndarray | None = None
     reference: np.ndarray | None = None
+    values: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -244,6 +249,7 @@ class Weighed:
     advantages: float32 [samples of the rollout], the mean over the tokens of each; NaN where it has none.
     importance: float [T], see algorithm.correction; None without one.
     kl: mean over the tokens, where the penalty is in the reward.
+    critic: what the critic gets; None without one.
     """
 
     known: Known
@@ -251,6 +257,7 @@ class Weighed:
     advantages: np.ndarray
     importance: np.ndarray | None = None
     kl: float | None = None
+    critic: ValueTargets | None = None
 
 
 def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:

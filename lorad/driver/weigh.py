@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lorad.driver import critic
 from lorad.driver.session import Known, Rollout, Scored, Session, Weighed
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import Logprobs, LogprobsOf
@@ -72,6 +73,7 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
             sampler,
             old=logprobs(session, "slot", batch) if needs_old(session.spec) else None,
             reference=_reference(session, batch) if session.spec.algorithm.kl.coef else None,
+            values=critic.values(session, batch) if session.spec.algorithm.has_critic else None,
         )
 
 
@@ -81,7 +83,11 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> W
     lengths = known.batch.completion_lengths
     with session.timed("weigh"):
         penalty, kl = _penalty(session, known)
-        found = _token_advantages(session, rollout, scored, known, penalty)
+        values = None
+        if algorithm.has_critic:
+            found, values = critic.estimate(session, known, _worth(scored, known), penalty)
+        else:
+            found = _token_advantages(session, rollout, scored, known, penalty)
         mean = np.full(len(scored.scores), np.nan, np.float32)
         mean[scored.scored] = 0
         mean[known.rows] = _sums(found, lengths) / lengths
@@ -96,7 +102,7 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> W
             reference_logprobs=known.reference if algorithm.kl_place == "loss" else None,
             weights=level_weights(lengths, algorithm.parts.level, known.batch.group_sizes),
         )
-    return Weighed(known, targets, mean, importance, kl)
+    return Weighed(known, targets, mean, importance, kl, values)
 
 
 def _token_advantages(
@@ -125,6 +131,12 @@ def _token_advantages(
     baseline = "zero" if parts.baseline == "moving" else parts.baseline
     each = advantages(worth, scored.sizes, baseline, parts.scale, sizes)
     return np.repeat(each[mine], lengths)
+
+
+def _worth(scored: Scored, known: Known) -> np.ndarray:
+    """float64 [S]: what each sample that is trained on is worth."""
+    worth: np.ndarray = scored.worth.astype(np.float64)[(np.cumsum(scored.scored) - 1)[known.rows]]
+    return worth
 
 
 def _baseline(session: Session, worth: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
 from lorad.errors import SpecError
+from lorad.spec.algorithm import Algorithm
 from lorad.spec.model import Spec
 
 
@@ -62,7 +63,10 @@ def refuse_contradictions(spec: Spec) -> None:
             hint="Choose scale one with baseline loo, or baseline group.",
         )
     _refuse_settings_of_rl(spec)
-    if algorithm.drop_zero_variance and (parts.baseline in ("zero", "moving") or parts.scale == "whiten"):
+    _refuse_settings_of_critics(spec)
+    if algorithm.drop_zero_variance and (
+        parts.baseline in ("zero", "moving", "critic") or parts.scale == "whiten"
+    ):
         raise SpecError(
             f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
             key="algorithm.drop_zero_variance",
@@ -132,6 +136,48 @@ def _refuse_settings_of_rl(spec: Spec) -> None:
             "only the surrogate nll picks samples",
             "Leave it out, or choose algorithm rft.",
             algorithm.least is not None and not is_nll,
+        ),
+    ):
+        if holds:
+            raise SpecError(reason, key=key, hint=hint)
+
+
+def _refuse_settings_of_critics(spec: Spec) -> None:
+    """Raise SpecError for settings of a critic that have no effect or no meaning."""
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    for key, reason, hint, holds in (
+        *(
+            (
+                f"algorithm.{key}",
+                f"algorithm {algorithm.name} has baseline {parts.baseline}, which needs no critic",
+                "Leave it out, or choose algorithm ppo.",
+                getattr(algorithm, key) != getattr(Algorithm(), key) and not algorithm.has_critic,
+            )
+            for key in ("gamma", "lam", "value_clip", "critic")
+        ),
+        (
+            "algorithm.scale",
+            f"advantages of a critic belong to tokens, which have no {parts.scale} of a group",
+            "Choose whiten or one.",
+            algorithm.has_critic and parts.scale not in ("whiten", "one"),
+        ),
+        (
+            "algorithm.surrogate",
+            "the surrogate nll has no advantage that a critic could estimate",
+            "Choose clip, or algorithm rft.",
+            algorithm.has_critic and parts.surrogate == "nll",
+        ),
+        (
+            "trainer.pp",
+            "a critic reads the last hidden states, which only the last stage of a pipeline has",
+            "Set it to 1 and raise trainer.tp, or choose an algorithm without a critic.",
+            algorithm.has_critic and spec.trainer.pp > 1,
+        ),
+        (
+            "algorithm.critic.warmup_steps",
+            f"{algorithm.critic.warmup_steps} leave nothing of the {spec.trainer.steps} steps for the policy",
+            "Lower it, or raise trainer.steps.",
+            algorithm.has_critic and algorithm.critic.warmup_steps >= spec.trainer.steps,
         ),
     ):
         if holds:
