@@ -56,10 +56,10 @@ def update(session: Session, batch: Batch, targets: ValueTargets) -> CriticUpdat
     """One optimizer step on the mean over tokens; a gradient that is not finite changes nothing."""
     algorithm, trainer = session.spec.algorithm, session.spec.trainer
     work = ValueBackward(batch, targets, ValueLoss(algorithm.value_clip), float(batch.completions.size))
+    rate = algorithm.critic.lr or trainer.lr
+    assert rate is not None  # chosen when the run was made
     stats: LossStats = session.pool.call("value_backward", work)
-    step: Stepped = session.pool.call(
-        "optim_step", OptimStep(algorithm.critic.lr or trainer.lr, trainer.max_grad_norm, "critic")
-    )
+    step: Stepped = session.pool.call("optim_step", OptimStep(rate, trainer.max_grad_norm, "critic"))
     return CriticUpdate(stats, step)
 
 

@@ -125,6 +125,7 @@ def _lr(session: Session) -> float:
     the schedule).
     """
     trainer = session.spec.trainer
+    assert trainer.lr is not None  # chosen when the run was made
     return learning_rate(
         session.state.step,
         lr=trainer.lr,
@@ -184,7 +185,7 @@ def _update(session: Session, m: _MiniBatch | None, rate: float) -> _Update:
 def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
     """Return the loss that the spec asks for. kl_coef: the adapted one; None: the spec's."""
     a, parts = spec.algorithm, spec.algorithm.parts
-    coef = a.kl.coef if kl_coef is None else kl_coef
+    coef = a.kl_coef if kl_coef is None else kl_coef
     return PolicyLoss(
         surrogate="linear" if parts.surrogate == "nll" else parts.surrogate,
         ratio=parts.ratio,
@@ -247,7 +248,7 @@ def _minibatch(
         np.bincount(owner[counted], minlength=end - first),
         length=session.spec.rollout.max_new_tokens,
     )
-    acts = bool(algorithm.kl.coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
+    acts = bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
     return _MiniBatch(
         batch,
         targets,

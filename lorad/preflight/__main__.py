@@ -156,6 +156,8 @@ def _checked(
     return SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
+        model_type=model.model_type,
+        hidden_size=model.hidden_size,
         parameters=model.parameters,
         max_positions=base.max_positions,
         linears=base.linears,

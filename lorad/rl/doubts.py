@@ -1,5 +1,8 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
+from collections.abc import Iterator
+from itertools import chain
+
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.model import Spec
@@ -7,17 +10,22 @@ from lorad.spec.model import Spec
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    trainer = spec.trainer
-    if trainer.min_lr > trainer.lr:
-        raise SpecError(
+    kinds = (_of_parts, _of_weights, _of_samples, _of_penalties, _of_critics)
+    for error in chain.from_iterable(kind(spec) for kind in kinds):
+        raise error
+
+
+def _of_parts(spec: Spec) -> Iterator[SpecError]:
+    trainer, algorithm, parts = spec.trainer, spec.algorithm, spec.algorithm.parts
+    if trainer.lr is not None and trainer.min_lr > trainer.lr:
+        yield SpecError(
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
         )
-    algorithm, parts = spec.algorithm, spec.algorithm.parts
     for key, reason in parts.without_effect.items():
         if getattr(algorithm, key) is not None:
-            raise SpecError(
+            yield SpecError(
                 f"it has no effect with algorithm {algorithm.name}: {reason}",
                 key=f"algorithm.{key}",
                 hint="Leave it out, or choose the surrogate and ratio that it belongs to.",
@@ -25,163 +33,174 @@ def refuse_contradictions(spec: Spec) -> None:
     for key, least, most in (
         ("bounds", *parts.bounds),
         ("negative_bounds", *(parts.negative_bounds or (0, 0))),
+        ("dynamic_sampling.keep", *((d.keep or (0, 0)) if (d := algorithm.dynamic_sampling) else (0, 0))),
         ("correction.low", *((c.low, c.high) if (c := algorithm.correction) else (0, 0))),
     ):
         if least > most:
-            raise SpecError(
+            yield SpecError(
                 f"{least:g} is more than {most:g}", key=f"algorithm.{key}", hint="Name the least first."
             )
-    if algorithm.correction is not None and algorithm.importance_cap is not None:
-        raise SpecError(
+    updates = algorithm.epochs * algorithm.minibatches
+    if spec.lora.dropout > 0 and updates > 1:
+        yield SpecError(
+            f"{updates} updates of a step compare log-probabilities, which dropout changes by itself",
+            key="lora.dropout",
+            hint="Set it to 0, or algorithm.epochs and algorithm.minibatches to 1.",
+        )
+
+
+def _of_weights(spec: Spec) -> Iterator[SpecError]:
+    """Importance weights of trainer and engine that are given twice or do nothing."""
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    given = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
+    if len(given) == 2 and algorithm.importance_cap is not None:
+        yield SpecError(
             "it weighs the mismatch of trainer and engine a second time",
             key="algorithm.importance_cap",
             hint=f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same.",
         )
-    given = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
     if given and parts.surrogate == "nll":
-        raise SpecError(
+        yield SpecError(
             "the surrogate nll has no importance weights", key=f"algorithm.{given[0]}", hint="Leave it out."
         )
     if given and parts.anchor == "sampler":
-        raise SpecError(
+        yield SpecError(
             "with anchor sampler the ratio weighs the mismatch of trainer and engine already",
             key=f"algorithm.{given[0]}",
             hint="Leave it out, or choose anchor old.",
         )
     kind = algorithm.correction.kind if algorithm.correction else ""
     if kind and (parts.surrogate == "dro" or (parts.ratio == "geometric" and kind.startswith("token"))):
-        raise SpecError(
+        yield SpecError(
             f"{kind} cannot weigh the loss of surrogate {parts.surrogate} with ratio {parts.ratio}",
             key="algorithm.correction",
             hint="Choose another surrogate, or the correction sequence_mask with ratio geometric.",
         )
+
+
+def _of_samples(spec: Spec) -> Iterator[SpecError]:
+    """Settings of groups and of what is trained on in them."""
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    is_nll = parts.surrogate == "nll"
     if parts.baseline == "loo" and parts.scale in ("std", "batch_std"):
-        raise SpecError(
+        yield SpecError(
             f"a baseline of the others divided by {parts.scale} grows without bound where rewards are nearly "
             "equal",
             key="algorithm.scale",
             hint="Choose scale one with baseline loo, or baseline group.",
         )
-    _refuse_settings_of_rl(spec)
-    _refuse_settings_of_critics(spec)
-    if algorithm.drop_zero_variance and (
-        parts.baseline in ("zero", "moving", "critic") or parts.scale == "whiten"
-    ):
-        raise SpecError(
+    is_centred = parts.baseline not in ("zero", "moving", "critic") and parts.scale != "whiten"
+    if algorithm.drop_zero_variance and not is_centred:
+        yield SpecError(
             f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
             key="algorithm.drop_zero_variance",
             hint="Leave it out.",
         )
-
-
-def _refuse_settings_of_rl(spec: Spec) -> None:
-    """Raise SpecError for settings of samples, groups and penalties that have no effect or no meaning."""
-    algorithm, kl = spec.algorithm, spec.algorithm.kl
-    is_nll = algorithm.parts.surrogate == "nll"
-    in_reward = algorithm.kl_place == "reward"
-    updates = algorithm.epochs * algorithm.minibatches
-    for key, reason, hint, holds in (
-        (
-            "algorithm.group_size",
+    if algorithm.group_size < 2 and algorithm.has_baseline and algorithm.least is None:
+        yield SpecError(
             f"a group of one is never better than its own mean, the baseline of {algorithm.name}",
-            "Choose 2 or more, or algorithm.baseline zero or moving.",
-            algorithm.group_size < 2
-            and algorithm.has_baseline
-            and not (is_nll and algorithm.least is not None),
-        ),
-        (
-            "lora.dropout",
-            f"{updates} updates of a step compare log-probabilities, which dropout changes by itself",
-            "Set it to 0, or algorithm.epochs and minibatches to 1.",
-            spec.lora.dropout > 0 and updates > 1,
-        ),
-        (
-            "algorithm.kl.type",
-            f"{kl.type} is of a penalty in the loss; in the reward it is k1",
-            "Leave it out, or set algorithm.kl.where to loss.",
-            in_reward and kl.type not in (None, "k1"),
-        ),
-        (
-            "algorithm.kl.where",
-            "the surrogate nll reads no reward",
-            "Set it to loss.",
-            in_reward and is_nll and kl.coef > 0,
-        ),
-        (
-            "algorithm.kl.target",
-            "there is no coefficient to adapt while algorithm.kl.coef is 0",
-            "Set algorithm.kl.coef to where it begins.",
-            kl.target is not None and not kl.coef,
-        ),
-        (
-            "algorithm.truncated",
-            "a masked sample is not looked at, so that its KL penalty is not known",
-            "Choose keep or penalise, or algorithm.kl.where loss.",
-            algorithm.truncated == "mask" and in_reward and kl.coef > 0,
-        ),
-        (
-            "algorithm.dynamic_sampling",
+            key="algorithm.group_size",
+            hint="Choose 2 or more, or algorithm.baseline zero or moving.",
+        )
+    if algorithm.refill is not None and algorithm.refill.keep is None and not algorithm.has_baseline:
+        yield SpecError(
             "without a baseline of the group each group has a gradient",
-            "Leave it out, or set its `keep`.",
-            algorithm.refill is not None and algorithm.refill.keep is None and not algorithm.has_baseline,
-        ),
-        (
-            "algorithm.best",
-            "only the surrogate nll picks samples",
-            "Leave it out, or choose algorithm rft.",
-            algorithm.best is not None and not is_nll,
-        ),
-        (
-            "algorithm.least",
-            "only the surrogate nll picks samples",
-            "Leave it out, or choose algorithm rft.",
-            algorithm.least is not None and not is_nll,
-        ),
-    ):
-        if holds:
-            raise SpecError(reason, key=key, hint=hint)
-
-
-def _refuse_settings_of_critics(spec: Spec) -> None:
-    """Raise SpecError for settings of a critic that have no effect or no meaning."""
-    algorithm, parts = spec.algorithm, spec.algorithm.parts
-    for key, reason, hint, holds in (
-        *(
-            (
-                f"algorithm.{key}",
-                f"algorithm {algorithm.name} has baseline {parts.baseline}, which needs no critic",
-                "Leave it out, or choose algorithm ppo.",
-                getattr(algorithm, key) != getattr(Algorithm(), key) and not algorithm.has_critic,
+            key="algorithm.dynamic_sampling",
+            hint="Leave it out, or set its `keep`.",
+        )
+    for key in ("best", "least"):
+        if getattr(algorithm, key) is not None and not is_nll:
+            yield SpecError(
+                "only the surrogate nll picks samples",
+                key=f"algorithm.{key}",
+                hint="Leave it out, or choose algorithm rft.",
             )
-            for key in ("gamma", "lam", "value_clip", "critic")
-        ),
-        (
-            "algorithm.scale",
+
+
+def _of_penalties(spec: Spec) -> Iterator[SpecError]:
+    """Settings of the KL penalty."""
+    algorithm, kl = spec.algorithm, spec.algorithm.kl
+    in_reward = algorithm.kl_place == "reward"
+    if in_reward and kl.type not in (None, "k1"):
+        yield SpecError(
+            f"{kl.type} is of a penalty in the loss; in the reward it is k1",
+            key="algorithm.kl.type",
+            hint="Leave it out, or set algorithm.kl.where to loss.",
+        )
+    if in_reward and algorithm.kl_coef and algorithm.parts.surrogate == "nll":
+        yield SpecError("the surrogate nll reads no reward", key="algorithm.kl.where", hint="Set it to loss.")
+    if in_reward and algorithm.kl_coef and algorithm.truncated == "mask":
+        yield SpecError(
+            "a masked sample is not looked at, so that its KL penalty is not known",
+            key="algorithm.truncated",
+            hint="Choose keep or penalise, or algorithm.kl.where loss.",
+        )
+    if algorithm.name == "distill" and (kl.reference is None or not algorithm.kl_coef):
+        yield SpecError(
+            "distill needs a teacher",
+            key="algorithm.kl.reference" if kl.reference is None else "algorithm.kl.coef",
+            hint="Name a version (run@number) or a PEFT directory, and a coefficient above 0.",
+        )
+    if algorithm.name == "distill" and algorithm.kl_place == "loss":
+        yield SpecError(
+            "the teacher of distill is in the reward", key="algorithm.kl.where", hint="Leave it out."
+        )
+    if algorithm.reward_coef is not None and algorithm.name != "distill":
+        yield SpecError(
+            "it is the weight of the reward beside the teacher of distill",
+            key="algorithm.reward_coef",
+            hint="Leave it out.",
+        )
+    if kl.target is not None and not algorithm.kl_coef:
+        yield SpecError(
+            "there is no coefficient to adapt while algorithm.kl.coef is 0",
+            key="algorithm.kl.target",
+            hint="Set algorithm.kl.coef to where it begins.",
+        )
+
+
+def _of_critics(spec: Spec) -> Iterator[SpecError]:
+    """Settings of a critic."""
+    algorithm, parts, warmup = spec.algorithm, spec.algorithm.parts, spec.algorithm.critic.warmup_steps
+    if not algorithm.has_critic:
+        for key in ("gamma", "lam", "value_clip", "critic"):
+            if getattr(algorithm, key) != getattr(Algorithm(), key):
+                yield SpecError(
+                    f"algorithm {algorithm.name} has baseline {parts.baseline}, which needs no critic",
+                    key=f"algorithm.{key}",
+                    hint="Leave it out, or choose algorithm ppo.",
+                )
+        return
+    if parts.scale not in ("whiten", "one"):
+        yield SpecError(
             f"advantages of a critic belong to tokens, which have no {parts.scale} of a group",
-            "Choose whiten or one.",
-            algorithm.has_critic and parts.scale not in ("whiten", "one"),
-        ),
-        (
-            "algorithm.surrogate",
+            key="algorithm.scale",
+            hint="Choose whiten or one.",
+        )
+    if parts.surrogate == "nll":
+        yield SpecError(
             "the surrogate nll has no advantage that a critic could estimate",
-            "Choose clip, or algorithm rft.",
-            algorithm.has_critic and parts.surrogate == "nll",
-        ),
-        (
-            "trainer.pp",
+            key="algorithm.surrogate",
+            hint="Choose clip, or algorithm rft.",
+        )
+    if algorithm.name == "distill":
+        yield SpecError(
+            "the teacher of distill takes the place of a critic",
+            key="algorithm.baseline",
+            hint="Leave it out, or choose algorithm ppo.",
+        )
+    if spec.trainer.pp > 1:
+        yield SpecError(
             "a critic reads the last hidden states, which only the last stage of a pipeline has",
-            "Set it to 1 and raise trainer.tp, or choose an algorithm without a critic.",
-            algorithm.has_critic and spec.trainer.pp > 1,
-        ),
-        (
-            "algorithm.critic.warmup_steps",
-            f"{algorithm.critic.warmup_steps} leave nothing of the {spec.trainer.steps} steps for the policy",
-            "Lower it, or raise trainer.steps.",
-            algorithm.has_critic and algorithm.critic.warmup_steps >= spec.trainer.steps,
-        ),
-    ):
-        if holds:
-            raise SpecError(reason, key=key, hint=hint)
+            key="trainer.pp",
+            hint="Set it to 1 and raise trainer.tp, or choose an algorithm without a critic.",
+        )
+    if warmup >= spec.trainer.steps:
+        yield SpecError(
+            f"{warmup} leave nothing of the {spec.trainer.steps} steps for the policy",
+            key="algorithm.critic.warmup_steps",
+            hint="Lower it, or raise trainer.steps.",
+        )
 
 
 def doubts(spec: Spec) -> list[str]:
@@ -195,9 +214,9 @@ def doubts(spec: Spec) -> list[str]:
         f"trainer.schedule_steps: {trainer.schedule} ends at step {horizon}, so that later steps, up to "
         f"{trainer.steps}, are made at trainer.min_lr {trainer.min_lr:g}": horizon < trainer.steps,
         "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; "
-        "k2 and k3 do": kl.coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
+        "k2 and k3 do": algorithm.kl_coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
         f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
-            kl.reference is not None and not kl.coef
+            kl.reference is not None and not algorithm.kl_coef
         ),
         f"algorithm.name: {algorithm.name} has the gradient of grpo at the same level here: with one update "
         "a step and no staleness every ratio is 1": (

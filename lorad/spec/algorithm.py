@@ -26,6 +26,7 @@ _Name = Literal[
     "topr",
     "rft",
     "ppo",
+    "distill",
 ]
 Baseline = Literal["group", "loo", "length", "zero", "moving", "critic"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
@@ -101,28 +102,29 @@ PRESETS: dict[_Name, _Parts] = {
     "topr": _Parts(scale="one", surrogate="weighted", negative_bounds=(0.0, 1.0)),
     "rft": _Parts(surrogate="nll"),
     "ppo": _Parts(baseline="critic", scale="whiten"),
+    "distill": _Parts(scale="one", surrogate="weighted", anchor="sampler"),
 }
-_KL_IN_REWARD = ("rloo", "reinforce++", "ppo")
+_KL_IN_REWARD = ("rloo", "reinforce++", "distill", "ppo")
 
 
 class Kl(Part, frozen=True):
     """A penalty towards a reference.
 
     Attributes:
-        coef: weight of the penalty; 0 turns it off.
+        coef: weight of the penalty; 0 turns it off. null is 1 for distill and 0 for others.
         type: estimator of Schulman, "Approximating KL divergence"; k3+ has the value of k3 and the gradient
             of k2. null is k3 in the loss, and k1 in the reward, where there is no other.
         where: in the loss of each token, or taken from the reward. null is what the algorithm says: reward
-            for rloo, reinforce++ and ppo.
+            for rloo, reinforce++, distill and ppo.
         target: KL in nats per token that `coef` is adapted to after each step (Ziegler et al., 2019, arXiv
             1909.08593); null leaves it as it is.
         horizon: samples over which it adapts.
         reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
             `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
-            and for a fork, as in TRL, and base for any other run.
+            and for a fork, as in TRL, and base for any other run. It is the teacher of distill.
     """
 
-    coef: NonNegativeFloat = 0.0
+    coef: NonNegativeFloat | None = None
     type: KlType | None = None
     where: Literal["loss", "reward"] | None = None
     target: PositiveFloat | None = None
@@ -145,7 +147,7 @@ class Correction(Part, frozen=True):
     high: PositiveFloat = 2.0
 
 
-class DynamicSampling(Part, frozen=True):
+class _DynamicSampling(Part, frozen=True):
     """More prompts are sampled in place of groups that teach nothing (DAPO, Yu et al., 2025).
 
     Attributes:
@@ -157,7 +159,7 @@ class DynamicSampling(Part, frozen=True):
     keep: tuple[float, float] | None = None
 
 
-class Overlong(Part, frozen=True):
+class _Overlong(Part, frozen=True):
     """What long samples cost (DAPO).
 
     Attributes:
@@ -213,6 +215,7 @@ class Algorithm(Part, frozen=True):
             `least` leaves.
         least: reward that a sample needs to be kept by nll; null leaves out groups whose rewards are equal.
         kl: a penalty towards a reference.
+        reward_coef: weight of the reward beside the teacher in distill; null is 0.
         entropy_coef: weight of a bonus for the entropy of the next token.
         truncated: what becomes of samples that rollout.max_new_tokens cuts off. keep trains on them, mask
             does not but counts their rewards in the baseline, penalise takes 1 from their reward.
@@ -249,14 +252,15 @@ class Algorithm(Part, frozen=True):
     best: Positive | None = None
     least: float | None = None
     kl: Kl = Kl()
+    reward_coef: NonNegativeFloat | None = None
     entropy_coef: NonNegativeFloat = 0.0
     truncated: Literal["keep", "mask", "penalise"] = "keep"
     gamma: Fraction = 1.0
     lam: Fraction = 0.95
     value_clip: PositiveFloat | None = 0.2
     critic: _Critic = _Critic()
-    overlong: Overlong | None = None
-    dynamic_sampling: DynamicSampling | None = None
+    overlong: _Overlong | None = None
+    dynamic_sampling: _DynamicSampling | None = None
     epochs: Positive = 1
     minibatches: Positive = 1
     drop_zero_variance: bool | None = None
@@ -281,8 +285,8 @@ class Algorithm(Part, frozen=True):
             found.append(f"overlong penalty {cost.penalty:g}")
         if self.has_critic:
             found.append(f"gamma {self.gamma:g}, lambda {self.lam:g}")
-        if self.kl.coef:
-            found.append(f"kl {self.kl_type} of {self.kl.coef:g} in the {self.kl_place}")
+        if self.kl_coef:
+            found.append(f"kl {self.kl_type} of {self.kl_coef:g} in the {self.kl_place}")
         if self.correction is not None:
             found.append(f"correction {self.correction.kind}")
         return ", ".join(found)
@@ -290,7 +294,8 @@ class Algorithm(Part, frozen=True):
     @property
     def has_baseline(self) -> bool:
         """Whether samples are compared within their group."""
-        return self.parts.surrogate == "nll" or self.parts.baseline in ("group", "loo", "length")
+        is_compared = self.parts.surrogate == "nll" or self.parts.baseline in ("group", "loo", "length")
+        return is_compared and self.reads_reward
 
     @property
     def has_critic(self) -> bool:
@@ -305,7 +310,17 @@ class Algorithm(Part, frozen=True):
         wanted = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
         if self.parts.surrogate == "nll" and self.least is not None:
             return False
-        return wanted and not self.kl.coef and not self.entropy_coef
+        return wanted and not self.kl_coef and not self.entropy_coef
+
+    @property
+    def kl_coef(self) -> float:
+        """Weight of the KL penalty where it is not adapted."""
+        return self.kl.coef if self.kl.coef is not None else float(self.name == "distill")
+
+    @property
+    def reads_reward(self) -> bool:
+        """Whether the reward has a part in the gradient."""
+        return self.name != "distill" or bool(self.reward_coef)
 
     @property
     def kl_place(self) -> Literal["loss", "reward"]:
@@ -317,9 +332,9 @@ class Algorithm(Part, frozen=True):
         return self.kl.type or ("k1" if self.kl_place == "reward" else "k3")
 
     @property
-    def refill(self) -> DynamicSampling | None:
-        return self.dynamic_sampling or (DynamicSampling() if self.name == "dapo" else None)
+    def refill(self) -> _DynamicSampling | None:
+        return self.dynamic_sampling or (_DynamicSampling() if self.name == "dapo" else None)
 
     @property
-    def cost_of_length(self) -> Overlong | None:
-        return self.overlong or (Overlong() if self.name == "dapo" else None)
+    def cost_of_length(self) -> _Overlong | None:
+        return self.overlong or (_Overlong() if self.name == "dapo" else None)

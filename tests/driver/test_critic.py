@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lorad.protocol.calls import CRITIC
-from tests.driver.test_async import Driven
+from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
 
 WARM_UP = 3
