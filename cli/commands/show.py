@@ -10,7 +10,7 @@ from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
 from lorad.client.shapes import Attempt, Reference, Trainable
-from lorad.client.words import failures
+from lorad.client.words import failures, rate_in_words
 
 
 def show(run: Run, as_json: AsJson = False) -> None:
@@ -41,6 +41,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "trainable": _trainable(data.trainable),
         "algorithm": _algorithm(data.spec),
         "data": data.data_format and f"read as {data.data_format}",
+        "rate": rate_in_words(data),
         "origin": data.origin,
         "reference": _reference(data.reference),
         "sweep": data.sweep,

@@ -27,9 +27,9 @@ with quick_imports():
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.journal import EndFact, JournalWriter
     from lorad.protocol.structs import learn_structs
+    from lorad.rl.completions.targets import load_held_out, load_train
     from lorad.rl.data import Example
     from lorad.rl.reward import lacking
-    from lorad.rl.targets import load_held_out, load_train
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import Spec, fitted
 

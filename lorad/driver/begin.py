@@ -23,7 +23,8 @@ from lorad.driver.supervised import LINEAR, held_out_nll
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
-from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
+from lorad.protocol.batch import VALUE_LOSS, Optimizer
+from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, Open, OpenCritic, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
@@ -78,6 +79,9 @@ def begin(session: Session) -> PoolInfo:
         session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
     for field in State.__struct_fields__:
         setattr(session.state, field, getattr(restored.state if restored else State(), field))
+    session.reference = restored.reference if restored else None
+    if restored is None and (critic := _critic(session, None)) is not None and critic.resume_from:
+        session.state.critic_steps = session.spec.algorithm.critic.warmup_steps
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
@@ -89,8 +93,10 @@ def begin(session: Session) -> PoolInfo:
 
 def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
     """Raise Conflict when the pool's trainer lacks a term of the loss: a warm pool of an older lorad."""
-    loss = policy_loss(session.spec) if session.spec.algorithm.kind == "rl" else LINEAR
-    if missing := [term for term in loss.needs if term not in info.losses]:
+    algorithm = session.spec.algorithm
+    loss = policy_loss(session.spec) if algorithm.kind == "rl" else LINEAR
+    needs = loss.needs + (VALUE_LOSS,) * algorithm.has_critic
+    if missing := [term for term in needs if term not in info.losses]:
         raise Conflict(
             f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",
             hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {session.params.run}` starts one "
@@ -99,7 +105,7 @@ def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
 
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
-    spec, kl = session.spec, session.params.reference
+    spec = session.spec
     adapter = spec.lora.adapter_path
     opened: Opened = session.pool.call(
         "open",
@@ -112,9 +118,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             lora_type=spec.lora.type,
             init=spec.lora.init,
             seed=spec.seed,
-            betas=spec.trainer.betas,
-            eps=spec.trainer.eps,
-            weight_decay=spec.trainer.weight_decay,
+            optimizer=Optimizer(spec.trainer.betas, spec.trainer.eps, spec.trainer.weight_decay),
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
             activation_checkpointing=spec.trainer.activation_checkpointing,
             source=str(session.params.cwd / Path(adapter).expanduser()) if adapter else None,
@@ -124,10 +128,31 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             amplified_every=spec.attest.amplified_every,
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
-            reference=LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None,
+            critic=_critic(session, restored),
+            reference=_reference(session, restored),
         ),
     )
     return opened
+
+
+def _reference(session: Session, restored: checkpoint.Restored | None) -> LoadVersion | None:
+    """Name what KL is measured against: what took its place before the checkpoint, else what the run has."""
+    kl, name = session.params.reference, f"{session.params.run}@reference"
+    if restored is not None and restored.reference is not None:
+        return LoadVersion(name, str(restored.reference), restored.state.reference_sha256)
+    return LoadVersion(name, kl.directory, kl.sha256) if kl else None
+
+
+def _critic(session: Session, restored: checkpoint.Restored | None) -> OpenCritic | None:
+    """Return the critic as the checkpoint has it; a new one where that has none."""
+    wanted, lora = session.spec.algorithm, session.spec.lora
+    if not wanted.has_critic:
+        return None
+    start = str(restored.path) if restored else session.params.start_from
+    before = Path(start) / CRITIC if start else None
+    rank = wanted.critic.rank or lora.rank
+    resumed = str(before) if before is not None and before.is_dir() else None
+    return OpenCritic(rank, lora.alpha * rank / lora.rank, resumed)
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:

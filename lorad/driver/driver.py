@@ -9,7 +9,7 @@ import time
 from lorad.driver import checkpoint, supervised
 from lorad.driver.begin import begin
 from lorad.driver.preferences import Preferences
-from lorad.driver.publish import publish, publish_changes
+from lorad.driver.publish import publish, publish_changes, reset_reference
 from lorad.driver.record import record
 from lorad.driver.sample import evaluate, evaluation_due, sample
 from lorad.driver.score import choose, score, too_many_failed
@@ -74,6 +74,8 @@ def _step(session: Session) -> None:
         session.ahead.go_on(session.state.step + 1)
     record(session, rollout, scored, weighed, trained, started)
     adapt_kl(session, trained, weighed)
+    reset_reference(session)
+    session.state.critic_steps += bool(trained.critic)
     if evaluation_due(session):
         evaluate(session)
 

@@ -15,9 +15,9 @@ from lorad.driver.weigh import logprobs
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import ForwardBackward, LogprobsOf
 from lorad.protocol.status import PoolInfo
+from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Example
 from lorad.rl.pairs import Judged, label_loss, mismatched_divergence, pair_loss
-from lorad.rl.targets import TargetDataset
 
 
 class Preferences:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lorad.driver import critic
 from lorad.driver.session import Rollout, Scored, Session, Weighed
 from lorad.driver.train import Trained
-from lorad.driver.update import Update
 from lorad.driver.weigh import importance_cap
 from lorad.protocol.calls import Stepped
 from lorad.protocol.heartbeat import HEART
@@ -33,7 +33,7 @@ def record(
     state = session.state
     step = state.step + 1
     state.failed_rewards += int((~scored.scored).sum())
-    count_skips(session, trained.updates)
+    count_skips(session, trained.skipped, has_stepped=bool(trained.steps))
     path, digest = write_samples(session, step, _samples(step, rollout, scored, weighed))
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
@@ -44,36 +44,39 @@ def record(
         samples_sha256=digest,
         metrics=_metrics(session, rollout, scored, weighed, trained),
     )
-    finish(session, fact, trained.updates)
+    finish(session, fact, trained.skipped, len(trained.updates) + len(trained.critic))
+    about_critic = ""
+    if session.spec.algorithm.has_critic:
+        ev, loss = (fact.metrics.get(key) for key in ("explained_variance", "value_loss"))
+        about_critic = f"ev {number(ev, 2) or '-'}  vloss {number(loss, 4) or '-'}  "
+        about_critic += "critic alone  " * critic.is_warming(session)
     told = {
         key: number(fact.metrics.get(key), digits) or "-"
         for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
     }
     print(
         f"step {step}/{session.params.steps}  reward {told['reward']}  loss {told['loss']}  kl {told['kl']}  "
-        f"version {state.version}  {rollout.tokens / max(rollout.seconds, 1e-9):.0f} tok/s  "
+        f"{about_critic}version {state.version}  {rollout.tokens / max(rollout.seconds, 1e-9):.0f} tok/s  "
         f"{session.seconds['total']:.2f} s",
         flush=True,
     )
 
 
-def count_skips(session: Session, updates: list[Update]) -> None:
+def count_skips(session: Session, skipped: int, *, has_stepped: bool) -> None:
     """Add the updates of a step that were skipped to those of the run."""
-    state, skipped = session.state, sum(not update.is_finite for update in updates)
+    state = session.state
     state.skipped_updates += skipped
-    is_skipped = skipped and all(update.step is None for update in updates)
-    state.skipped_steps = state.skipped_steps + 1 if is_skipped else 0
+    state.skipped_steps = state.skipped_steps + 1 if skipped and not has_stepped else 0
 
 
-def finish(session: Session, fact: StepFact, updates: list[Update]) -> None:
-    """Journal a step, which is over then."""
-    step, skipped = session.state.step + 1, sum(not update.is_finite for update in updates)
+def finish(session: Session, fact: StepFact, skipped: int, updates: int) -> None:
+    """Journal a step, which is over then. skipped: so many of the updates."""
+    step = session.state.step + 1
     session.journal.append("step", step, fact)
     session.state.step = step
     if skipped:
         session.warn(
-            f"{skipped} of {len(updates)} updates of step {step} were skipped: "
-            "loss or gradient was not finite"
+            f"{skipped} of {updates} updates of step {step} were skipped: loss or gradient was not finite"
         )
 
 
@@ -92,9 +95,11 @@ def _metrics(
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
-    staleness: see `Plan`.
+    staleness: see `Plan`. Of a critic: see `lorad/driver/critic.py`; it has no flat groups, since each sample
+    teaches by itself.
     """
     samples, seconds, state = rollout.samples, session.seconds, session.state
+    steps = [*trained.steps, *(update.step for update in trained.critic)]
     values = {
         "lr": trained.lr,
         "updates": float(len(trained.steps)),
@@ -110,11 +115,15 @@ def _metrics(
         "staleness": float(rollout.plan.staleness),
         "seconds": seconds["total"],
         "seconds_sampling": rollout.seconds,
-        "seconds_waited": rollout.waited + sum(step.waited for step in trained.steps),
+        "seconds_waited": rollout.waited + sum(step.waited for step in steps),
     }
     if session.spec.algorithm.refill is not None:
         values |= {"prompts_sampled": float(rollout.sampled), "prompts_used": float((~scored.flat).sum())}
-    values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(trained.steps)
+    if session.spec.algorithm.has_critic:
+        del values["zero_variance_groups"]
+    if weighed is not None:
+        values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
+    values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
@@ -128,7 +137,7 @@ def _policy_metrics(
         rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
         found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
     if total.tokens:
-        found["loss"] = total.loss / (len(trained.updates) - trained.skipped)
+        found["loss"] = total.loss / sum(update.is_finite for update in trained.updates)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
         if session.spec.algorithm.kl_coef:
             found["kl"] = total.kl / total.tokens

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score
-from lorad.protocol.batch import Batch, PolicyTargets
+from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
@@ -47,6 +47,9 @@ class State(Struct):
     skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
     baseline: of algorithm.baseline `moving`; None before the first step.
     kl_coef: adapted to algorithm.kl.target; None where it is the spec's.
+    reference_sha256: of the tensors that algorithm.kl.reset_every put in the reference's place; "" before.
+    critic_steps: in which the critic learned; it begins with algorithm.critic.warmup_steps in a fork that
+        takes a critic along.
     """
 
     step: int = 0
@@ -60,6 +63,8 @@ class State(Struct):
     skipped_steps: int = 0
     baseline: float | None = None
     kl_coef: float | None = None
+    reference_sha256: str = ""
+    critic_steps: int = 0
 
 
 class _Sampler(Protocol):
@@ -88,8 +93,10 @@ class _Sampler(Protocol):
 class Session:
     """One attempt of one run.
 
-    ahead: None where no sampling runs ahead of training. scores_evals: whether held-out problems have what
-        the reward needs.
+    ahead: None where no sampling runs ahead of training.
+    scores_evals: whether held-out problems have what the reward needs.
+    current_sha256: of the current version's tensors.
+    reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
     """
 
     spec: Spec
@@ -106,6 +113,8 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
     scores_evals: bool = True
+    current_sha256: str = ""
+    reference: Path | None = None
 
     @property
     def steps_left(self) -> bool:
@@ -231,6 +240,7 @@ class Known:
     groups: int [G], the places of their groups.
     old: the trainer's before the first update; None where those of the update's own pass serve.
     reference: None without a KL term.
+    values: the critic's; None without one.
     """
 
     batch: Batch
@@ -239,6 +249,7 @@ class Known:
     sampler: np.ndarray
     old: np.ndarray | None = None
     reference: np.ndarray | None = None
+    values: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -248,6 +259,7 @@ class Weighed:
     advantages: float32 [samples of the rollout], the mean over the tokens of each; NaN where it has none.
     importance: float [T], see algorithm.correction; None without one.
     kl: mean over the tokens, where the penalty is in the reward.
+    critic: what the critic gets; None without one.
     """
 
     known: Known
@@ -255,6 +267,7 @@ class Weighed:
     advantages: np.ndarray
     importance: np.ndarray | None = None
     kl: float | None = None
+    critic: ValueTargets | None = None
 
 
 def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:

@@ -112,7 +112,7 @@ def _record(
     session: Session, now: Plan, done: Update, rate: float, measured: Metrics, started: float
 ) -> None:
     HEART.work("record")
-    count_skips(session, [done])
+    count_skips(session, int(not done.is_finite), has_stepped=done.step is not None)
     path, digest = write_samples(session, now.step + 1, _samples(session, now))
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
@@ -123,7 +123,7 @@ def _record(
         samples_sha256=digest,
         metrics=_metrics(session, now.examples, done, rate) | measured,
     )
-    finish(session, fact, [done])
+    finish(session, fact, int(not done.is_finite), 1)
     told = [f"{name} {number(measured[key], 4)}" for key, name in _TOLD.items() if key in measured]
     print(
         f"step {session.state.step}/{session.params.steps}  {'  '.join(told)}  lr {rate:.3g}  "

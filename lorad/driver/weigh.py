@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lorad.driver import critic
 from lorad.driver.session import Known, Rollout, Scored, Session, Weighed
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import Logprobs, LogprobsOf
@@ -74,6 +75,7 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
             sampler,
             old=logprobs(session, "slot", batch) if needs_old(session.spec) else None,
             reference=_reference(session, batch) if session.spec.algorithm.kl_coef else None,
+            values=critic.values(session, batch) if session.spec.algorithm.has_critic else None,
         )
 
 
@@ -83,7 +85,11 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> W
     lengths = known.batch.completion_lengths
     with session.timed("weigh"):
         penalty, kl = _penalty(session, known)
-        found = _token_advantages(session, rollout, scored, known, penalty)
+        values = None
+        if algorithm.has_critic:
+            found, values = critic.estimate(session, known, _worth(scored, known), penalty)
+        else:
+            found = _token_advantages(session, rollout, scored, known, penalty)
         mean = np.full(len(scored.scores), np.nan, np.float32)
         mean[scored.scored] = 0
         mean[known.rows] = _sums(found, lengths) / lengths
@@ -98,7 +104,7 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> W
             reference_logprobs=known.reference if algorithm.kl_place == "loss" else None,
             weights=level_weights(lengths, algorithm.parts.level, known.batch.group_sizes),
         )
-    return Weighed(known, targets, mean, importance, kl)
+    return Weighed(known, targets, mean, importance, kl, values)
 
 
 def _token_advantages(
@@ -135,6 +141,12 @@ def _token_advantages(
     return found
 
 
+def _worth(scored: Scored, known: Known) -> np.ndarray:
+    """float64 [S]: what each sample that is trained on is worth."""
+    worth: np.ndarray = scored.worth.astype(np.float64)[(np.cumsum(scored.scored) - 1)[known.rows]]
+    return worth
+
+
 def _baseline(session: Session, worth: np.ndarray) -> float:
     """Return the mean of the steps before, and count this step into it; 0 but for the baseline `moving`."""
     state = session.state
@@ -162,7 +174,9 @@ def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _reference(session: Session, batch: Batch) -> np.ndarray:
-    return logprobs(session, "reference" if session.params.reference else "base", batch)
+    return logprobs(
+        session, "reference" if session.params.reference or session.state.reference_sha256 else "base", batch
+    )
 
 
 def logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:

@@ -45,11 +45,11 @@ with quick_imports():
         check_trainer,
     )
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
+    from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
     from lorad.rl.reward import SAMPLE_KEYS, lacking
     from lorad.rl.sources import read_rows
-    from lorad.rl.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import RewardSpec, Spec, convert, fitted
@@ -60,6 +60,7 @@ _OPENED_AS = (
 )
 # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
 _SLOT_COPIES = 8
+_CRITIC_COPIES = 4  # no snapshot, no versions
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
@@ -133,8 +134,11 @@ def _checked(
     spec = fitted(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
     frozen = _check_reference(reference, shapes) if reference is not None else 0
+    frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
     needed = 0 if warm else base_memory(spec, model, device)
-    needed += 4 * (size * _SLOT_COPIES + frozen)
+    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank
+    critic *= spec.algorithm.has_critic
+    needed += 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
@@ -153,12 +157,15 @@ def _checked(
     return SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
+        model_type=model.model_type,
+        hidden_size=model.hidden_size,
         parameters=model.parameters,
         max_positions=base.max_positions,
         linears=base.linears,
         modules=base.modules,
         adapter_parameters=size,
         reference_parameters=frozen,
+        critic_parameters=critic,
         memory_needed=needed,
         memory_available=free,
         dataset_size=data.size,

@@ -1,28 +1,24 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 from lorad.errors import SpecError
 from lorad.rl.idle import idle_keys
+from lorad.spec.algorithm import Algorithm, Kind
 from lorad.spec.model import Spec
 
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    found = chain(_of_rate(spec), idle_keys(spec))
-    if spec.algorithm.kind == "rl":
-        of_rl = chain(_of_parts(spec), _of_weights(spec), _of_samples(spec), _of_penalties(spec))
-        found = chain(found, of_rl)
-    if spec.algorithm.kind == "preference":
-        found = chain(found, _of_preference(spec))
-    for error in found:
+    kinds = (_of_rate, idle_keys, *_OF_KIND[spec.algorithm.kind])
+    for error in chain.from_iterable(kind(spec) for kind in kinds):
         raise error
 
 
 def _of_rate(spec: Spec) -> Iterator[SpecError]:
     trainer = spec.trainer
-    if trainer.min_lr > trainer.lr:
+    if trainer.lr is not None and trainer.min_lr > trainer.lr:
         yield SpecError(
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
@@ -113,7 +109,8 @@ def _of_samples(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.scale",
             hint="Choose scale one with baseline loo, or baseline group.",
         )
-    if algorithm.drop_zero_variance and (parts.baseline in ("zero", "moving") or parts.scale == "whiten"):
+    is_centred = parts.baseline not in ("zero", "moving", "critic") and parts.scale != "whiten"
+    if algorithm.drop_zero_variance and not is_centred:
         yield SpecError(
             f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
             key="algorithm.drop_zero_variance",
@@ -174,12 +171,71 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.reward_coef",
             hint="Leave it out.",
         )
+    if kl.reset_every and (not algorithm.kl_coef or algorithm.name == "distill"):
+        yield SpecError(
+            "the teacher of distill stays"
+            if algorithm.kl_coef
+            else "no KL is measured: algorithm.kl.coef is 0",
+            key="algorithm.kl.reset_every",
+            hint="Leave it out, or choose another algorithm with a coefficient.",
+        )
     if kl.target is not None and not algorithm.kl_coef:
         yield SpecError(
             "there is no coefficient to adapt while algorithm.kl.coef is 0",
             key="algorithm.kl.target",
             hint="Set algorithm.kl.coef to where it begins.",
         )
+
+
+def _of_critics(spec: Spec) -> Iterator[SpecError]:
+    """Settings of a critic."""
+    algorithm, parts, warmup = spec.algorithm, spec.algorithm.parts, spec.algorithm.critic.warmup_steps
+    if not algorithm.has_critic:
+        for key in ("gamma", "lam", "value_clip", "critic"):
+            if getattr(algorithm, key) != getattr(Algorithm(), key):
+                yield SpecError(
+                    f"algorithm {algorithm.name} has baseline {parts.baseline}, which needs no critic",
+                    key=f"algorithm.{key}",
+                    hint="Leave it out, or choose algorithm ppo.",
+                )
+        return
+    if parts.scale not in ("whiten", "one"):
+        yield SpecError(
+            f"advantages of a critic belong to tokens, which have no {parts.scale} of a group",
+            key="algorithm.scale",
+            hint="Choose whiten or one.",
+        )
+    if parts.surrogate == "nll":
+        yield SpecError(
+            "the surrogate nll has no advantage that a critic could estimate",
+            key="algorithm.surrogate",
+            hint="Choose clip, or algorithm rft.",
+        )
+    if algorithm.name == "distill":
+        yield SpecError(
+            "the teacher of distill takes the place of a critic",
+            key="algorithm.baseline",
+            hint="Leave it out, or choose algorithm ppo.",
+        )
+    if spec.trainer.pp > 1:
+        yield SpecError(
+            "a critic reads the last hidden states, which only the last stage of a pipeline has",
+            key="trainer.pp",
+            hint="Set it to 1 and raise trainer.tp, or choose an algorithm without a critic.",
+        )
+    if warmup >= spec.trainer.steps:
+        yield SpecError(
+            f"{warmup} leave nothing of the {spec.trainer.steps} steps for the policy",
+            key="algorithm.critic.warmup_steps",
+            hint="Lower it, or raise trainer.steps.",
+        )
+
+
+_OF_KIND: dict[Kind, tuple[Callable[[Spec], Iterator[SpecError]], ...]] = {
+    "rl": (_of_parts, _of_weights, _of_samples, _of_penalties, _of_critics),
+    "sft": (),
+    "preference": (_of_preference,),
+}
 
 
 def doubts(spec: Spec) -> list[str]:

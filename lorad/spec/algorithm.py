@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from lorad.spec.numbers import NonNegativeFloat, Part, Positive, PositiveFloat
+from lorad.spec.numbers import Fraction, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
 
 _Name = Literal[
     "grpo",
@@ -25,13 +25,14 @@ _Name = Literal[
     "dppo",
     "topr",
     "rft",
+    "ppo",
     "distill",
     "sft",
     "dpo",
 ]
 Kind = Literal["rl", "sft", "preference"]
 PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "apo_zero", "simpo", "kto"]
-Baseline = Literal["group", "loo", "length", "zero", "moving"]
+Baseline = Literal["group", "loo", "length", "zero", "moving", "critic"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
 Ratio = Literal["token", "sequence", "geometric"]
 Anchor = Literal["old", "sampler"]
@@ -104,9 +105,10 @@ PRESETS: dict[_Name, _Parts] = {
     "dppo": _Parts(scale="one", surrogate="divergence", anchor="sampler"),
     "topr": _Parts(scale="one", surrogate="weighted", negative_bounds=(0.0, 1.0)),
     "rft": _Parts(surrogate="nll"),
+    "ppo": _Parts(baseline="critic", scale="whiten"),
     "distill": _Parts(scale="one", surrogate="weighted", anchor="sampler"),
 }
-_KL_IN_REWARD = ("rloo", "reinforce++", "distill")
+_KL_IN_REWARD = ("rloo", "reinforce++", "distill", "ppo")
 
 
 class Kl(Part, frozen=True):
@@ -117,10 +119,11 @@ class Kl(Part, frozen=True):
         type: estimator of Schulman, "Approximating KL divergence"; k3+ has the value of k3 and the gradient
             of k2. null is k3 in the loss, and k1 in the reward, where there is no other.
         where: in the loss of each token, or taken from the reward. null is what the algorithm says: reward
-            for rloo, reinforce++ and distill.
+            for rloo, reinforce++, distill and ppo.
         target: KL in nats per token that `coef` is adapted to after each step (Ziegler et al., 2019, arXiv
             1909.08593); null leaves it as it is.
         horizon: samples over which it adapts.
+        reset_every: steps after which the current version takes the place of the reference; 0 is never.
         reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
             `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
             and for a fork, as in TRL, and base for any other run. It is the teacher of distill.
@@ -131,6 +134,7 @@ class Kl(Part, frozen=True):
     where: Literal["loss", "reward"] | None = None
     target: PositiveFloat | None = None
     horizon: Positive = 10000
+    reset_every: NonNegative = 0
     reference: Annotated[str, Meta(min_length=1)] | None = None
 
 
@@ -204,6 +208,21 @@ class Preference(Part, frozen=True):
         return 1.0 if self.gamma is None else self.gamma
 
 
+class _Critic(Part, frozen=True):
+    """An adapter with a value head on the same base, which predicts the rewards to come at each token.
+
+    Attributes:
+        lr: learning rate, constant; null is trainer.lr.
+        rank: rank of its adapter, at the scale of the policy's; null is lora.rank.
+        warmup_steps: first steps in which the critic learns alone. The policy stays as it is and no version
+            is published.
+    """
+
+    lr: PositiveFloat | None = None
+    rank: Positive | None = None
+    warmup_steps: NonNegative = 5
+
+
 class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
@@ -213,7 +232,8 @@ class Algorithm(Part, frozen=True):
         preference: what dpo minimises.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
-            length the mean by tokens, zero nothing, moving the mean of the steps before.
+            length the mean by tokens, zero nothing, moving the mean of the steps before, critic the value of
+            each token.
         scale: what the difference is divided by. std is the group's standard deviation, batch_std that of the
             step, mean the group's mean (MaxRL), whiten centres and scales over all tokens, one is nothing.
         surrogate: loss of a token. clip is PPO's, weighted CISPO's, soft SAPO's, divergence DPPO's and dro
@@ -238,6 +258,11 @@ class Algorithm(Part, frozen=True):
         entropy_coef: weight of a bonus for the entropy of the next token.
         truncated: what becomes of samples that rollout.max_new_tokens cuts off. keep trains on them, mask
             does not but counts their rewards in the baseline, penalise takes 1 from their reward.
+        gamma: discount of later rewards with baseline critic, token by token.
+        lam: lambda of its generalised advantage estimation (Schulman et al., 2016, arXiv 1506.02438). 1
+            compares with what was sampled alone, 0 trusts the value of the next token.
+        value_clip: how far a value may move in a step and still lower the critic's loss; null is no bound.
+        critic: what baseline critic is made of.
         overlong: a cost of long samples; null is none but for dapo.
         dynamic_sampling: sample more prompts in place of groups that teach nothing; null does so for dapo.
         epochs: passes over the samples of a step.
@@ -270,6 +295,10 @@ class Algorithm(Part, frozen=True):
     reward_coef: NonNegativeFloat | None = None
     entropy_coef: NonNegativeFloat = 0.0
     truncated: Literal["keep", "mask", "penalise"] = "keep"
+    gamma: Fraction = 1.0
+    lam: Fraction = 0.95
+    value_clip: PositiveFloat | None = 0.2
+    critic: _Critic = _Critic()
     overlong: _Overlong | None = None
     dynamic_sampling: _DynamicSampling | None = None
     epochs: Positive = 1
@@ -317,6 +346,8 @@ class Algorithm(Part, frozen=True):
             found.append(f"dynamic sampling in at most {refill.max_batches} batches")
         if (cost := self.cost_of_length) is not None:
             found.append(f"overlong penalty {cost.penalty:g}")
+        if self.has_critic:
+            found.append(f"gamma {self.gamma:g}, lambda {self.lam:g}")
         if self.kl_coef:
             found.append(f"kl {self.kl_type} of {self.kl_coef:g} in the {self.kl_place}")
         if self.correction is not None:
@@ -328,6 +359,10 @@ class Algorithm(Part, frozen=True):
         """Whether samples are compared within their group."""
         is_compared = self.parts.surrogate == "nll" or self.parts.baseline in ("group", "loo", "length")
         return is_compared and self.reads_reward
+
+    @property
+    def has_critic(self) -> bool:
+        return self.parts.baseline == "critic"
 
     @property
     def drops(self) -> bool:

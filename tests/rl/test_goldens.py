@@ -9,13 +9,16 @@ from lorad.protocol.batch import PolicyLoss, PolicyTargets
 from tests.conformance.goldens import (
     ADVANTAGES,
     CASES,
+    GAES,
     PAIRS,
     POLICIES,
     advantages_of,
+    gae_of,
     given,
     judged,
     loss_and_gradient,
     policy_targets,
+    value_loss_and_gradient,
 )
 
 
@@ -40,3 +43,14 @@ def test_preferences_are_the_rivals(name: str) -> None:
     np.testing.assert_allclose(
         loss_and_gradient(linear, targets, 1.0, given("logprob"))[1], CASES[name]["grad"], atol=2e-7
     )
+
+
+@pytest.mark.parametrize("name", GAES)
+def test_advantages_of_a_critic_are_verls(name: str) -> None:
+    np.testing.assert_allclose(gae_of(name), CASES[name]["advantages"], atol=1e-7)
+
+
+def test_value_loss_and_gradient_are_verls() -> None:
+    loss, gradient = value_loss_and_gradient()
+    assert loss == pytest.approx(CASES["value"]["loss"], rel=1e-6)
+    np.testing.assert_allclose(gradient, CASES["value"]["grad"], atol=2e-7)

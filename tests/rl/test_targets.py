@@ -9,8 +9,8 @@ import pytest
 
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
+from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
 from lorad.rl.data import Example
-from lorad.rl.targets import TargetDataset, load_held_out, load_train
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.model import convert
 from tests.rl.test_chat_templates import TEMPLATES, THEN, write

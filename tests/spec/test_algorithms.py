@@ -49,6 +49,12 @@ def test_given_part_wins_over_the_name() -> None:
         ("{surrogate: dro, correction: {}}", "algorithm.correction"),
         ("{name: gmpo, correction: {kind: token_mask}}", "algorithm.correction"),
         ("{correction: {low: 3.0}}", "algorithm.correction.low"),
+        ("{lam: 0.9}", "algorithm.lam"),
+        ("{name: rloo, critic: {rank: 4}}", "algorithm.critic"),
+        ("{name: ppo, scale: std}", "algorithm.scale"),
+        ("{name: ppo, surrogate: nll}", "algorithm.surrogate"),
+        ("{name: ppo, critic: {warmup_steps: 60}}", "algorithm.critic.warmup_steps"),
+        ("{name: ppo, drop_zero_variance: true}", "algorithm.drop_zero_variance"),
         ("{name: cispo, bounds: [2.0, 1.0]}", "algorithm.bounds"),
         ("{group_size: 1}", "algorithm.group_size"),
         ("{name: rloo, kl: {coef: 0.1, type: k3}}", "algorithm.kl.type"),
@@ -63,6 +69,7 @@ def test_given_part_wins_over_the_name() -> None:
         ("{name: distill}", "algorithm.kl.reference"),
         ("{name: distill, kl: {reference: a@1, coef: 0}}", "algorithm.kl.coef"),
         ("{name: distill, kl: {reference: a@1, where: loss}}", "algorithm.kl.where"),
+        ("{kl: {reset_every: 5}}", "algorithm.kl.reset_every"),
         ("{reward_coef: 1.0}", "algorithm.reward_coef"),
         ("{dynamic_sampling: {keep: [0.9, 0.1]}}", "algorithm.dynamic_sampling.keep"),
     ],
@@ -149,3 +156,15 @@ def test_preferences_refuse_what_spoils_them(text: str, key: str) -> None:
     with pytest.raises(SpecError) as refused:
         refuse_contradictions(load_spec(text))
     assert refused.value.key == key and refused.value.hint
+
+
+def test_a_critic_needs_the_last_stage() -> None:
+    with pytest.raises(SpecError) as refused:
+        refuse_contradictions(load_spec("{algorithm: {name: ppo}, trainer: {backend: megatron, pp: 2}}"))
+    assert refused.value.key == "trainer.pp" and refused.value.hint
+
+
+def test_a_critic_allows_groups_of_one() -> None:
+    refuse_contradictions(spec("{name: ppo, group_size: 1}"))
+    with pytest.raises(SpecError, match="group of one"):
+        refuse_contradictions(spec("{group_size: 1}"))

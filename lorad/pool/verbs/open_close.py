@@ -10,10 +10,22 @@ from lorad.adapters.directory import verify
 from lorad.adapters.peft import outline
 from lorad.errors import AttestationFailed, Conflict
 from lorad.pool.state import Pool
-from lorad.pool.tenants import Tenant, reference_slot
+from lorad.pool.tenants import Tenant, critic_slot, reference_slot
 from lorad.pool.verbs.versions import attest_reference
-from lorad.protocol.calls import Attestation, Call, Closed, Evict, LoadVersion, Nothing, Open, Opened
-from lorad.trainers.base import Optimizer, SlotInfo, SlotSpec
+from lorad.protocol.calls import (
+    Attestation,
+    Call,
+    Closed,
+    Evict,
+    LoadVersion,
+    Nothing,
+    Open,
+    OpenCritic,
+    Opened,
+)
+from lorad.trainers.base import SlotInfo, SlotSpec
+
+_OUTPUT = "lm_head"  # what a critic does without
 
 
 async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
@@ -26,6 +38,8 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     reference = None if args.reference is None else await _attested(pool, args, args.reference)
     async with pool.phases.with_base(call.run):
         slot = await _slot(pool, call.run, args)
+        if args.critic is not None:
+            slot = await _with_critic(pool, slot, args, args.critic)
         if args.reference is not None:
             slot = await _with_reference(pool, slot, args, args.reference)
     pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
@@ -78,54 +92,87 @@ async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
     return await attest_reference(pool, wanted)
 
 
+async def _with_critic(pool: Pool, slot: SlotInfo, args: Open, wanted: OpenCritic) -> SlotInfo:
+    """Return the run's slot, with its critic beside it. After this both are open, or none."""
+    modules = tuple(module for module in args.modules if module != _OUTPUT)
+    own = replace(args, modules=modules, rank=wanted.rank, alpha=wanted.alpha, source=None)
+    own = replace(own, resume_from=wanted.resume_from)
+    try:
+        held = await _slot(pool, critic_slot(slot.slot), own, critic=True)
+    except BaseException:
+        await pool.trainer.close(slot.slot)
+        raise
+    return replace(slot, bytes=slot.bytes + held.bytes)
+
+
 async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVersion) -> SlotInfo:
     """Return the run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After
-    this both are open, or none. Raises AdapterRefused, AttestationFailed.
+    this all slots of the run are open, or none. Raises AdapterRefused, AttestationFailed.
     """
-    name, directory = reference_slot(slot.slot), Path(wanted.directory)
-    opened = [slot.slot]
     try:
-        config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
-        spec = SlotSpec(
-            config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True
-        )
-        held = await pool.trainer.open(name, spec)
-        opened.append(name)
-        digest = await asyncio.to_thread((await pool.trainer.export(name)).digest)
-        if digest != wanted.sha256:
-            raise AttestationFailed(
-                f"the trainer holds sha256 {digest} as the reference of {slot.slot}, not {wanted.sha256}",
-                hint=f"{directory} was changed, or the trainer does not keep what it reads. Restore it, "
-                "then resume.",
-            )
+        held = await _hold_reference(pool, slot.slot, args, wanted)
     except BaseException:
-        for each in opened:
+        for each in (slot.slot, *([critic_slot(slot.slot)] if args.critic is not None else [])):
             await pool.trainer.close(each)
         raise
     return replace(slot, bytes=slot.bytes + held.bytes)
 
 
-async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:
+async def _hold_reference(pool: Pool, run: str, args: Open, wanted: LoadVersion) -> SlotInfo:
+    """Open the frozen slot of a run's reference. Raises AdapterRefused, AttestationFailed."""
+    name, directory = reference_slot(run), Path(wanted.directory)
+    config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
+    spec = SlotSpec(config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True)
+    held = await pool.trainer.open(name, spec)
+    try:
+        digest = await asyncio.to_thread((await pool.trainer.export(name)).digest)
+        if digest != wanted.sha256:
+            raise AttestationFailed(
+                f"the trainer holds sha256 {digest} as the reference of {run}, not {wanted.sha256}",
+                hint=f"{directory} was changed, or the trainer does not keep what it reads. Restore it, "
+                "then resume.",
+            )
+    except BaseException:
+        await pool.trainer.close(name)
+        raise
+    return held
+
+
+async def set_reference(pool: Pool, call: Call, args: LoadVersion) -> Nothing:
+    """Replace the reference by a version of the run, once its files are on disk."""
+    tenant = pool.tenant(call)
+    await pool.files.flush(tenant.run)
+    async with pool.phases.with_base(call.run):
+        if tenant.spec.reference is not None:
+            await pool.trainer.close(tenant.reference)
+            tenant.spec = replace(tenant.spec, reference=None)
+        await _hold_reference(pool, tenant.run, tenant.spec, args)
+        tenant.spec = replace(tenant.spec, reference=args)
+    return Nothing()
+
+
+async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> SlotInfo:
     resumed = args.resume_from is not None
     info = await pool.trainer.open(
-        run,
+        name,
         SlotSpec(
             adapter=AdapterConfig(
                 args.rank, args.alpha, tuple(sorted(args.modules)), args.rslora, args.dropout
             ),
-            optimizer=Optimizer(args.betas, args.eps, args.weight_decay),
+            optimizer=args.optimizer,
             lora_type=args.lora_type,
             init=args.init,
             seed=args.seed,
             source=Path(args.source) if args.source is not None and not resumed else None,
             tokens_per_microbatch=args.tokens_per_microbatch,
             activation_checkpointing=args.activation_checkpointing,
+            critic=critic,
         ),
     )
     if args.resume_from is not None:
         try:
-            await pool.trainer.load(run, Path(args.resume_from))
+            await pool.trainer.load(name, Path(args.resume_from))
         except BaseException:
-            await pool.trainer.close(run)
+            await pool.trainer.close(name)
             raise
     return info

@@ -16,7 +16,7 @@ from torch import Tensor
 from lorad.models.base import Base
 from lorad.models.decoder import LayerForward, at_once, hidden, logits
 from lorad.models.ops import recomputed
-from lorad.protocol.batch import LossStats, PolicyLoss
+from lorad.protocol.batch import Gradients, PolicyLoss
 from lorad.rl.loss import (
     TokenLosses,
     TokenTargets,
@@ -44,7 +44,7 @@ _Run = Callable[[LayerForward, Tensor], Tensor]
 @torch.no_grad()
 def score(base: Base, rows: Microbatch, lora: SlotLora | None, temperature: float) -> np.ndarray:
     """float32 [T]: the log-probability of each completion token of the micro-batch."""
-    states = _predicting_states(base, rows, lora, at_once)
+    states = predicting_states(base, rows, lora, at_once)
     parts = []
     for chunk in _chunks(base, rows):
         made = logits(base, states[chunk], None if lora is None else lora.at(_within(rows.tokens, chunk)))
@@ -55,11 +55,11 @@ def score(base: Base, rows: Microbatch, lora: SlotLora | None, temperature: floa
 
 def forward_backward(
     base: Base, rows: Microbatch, lora: SlotLora, work: Sequence[GradientWork], checkpointing: bool
-) -> list[LossStats]:
-    """Adds to the slots, piece by piece, the gradient of sum(token losses) / normaliser; the statistics of
-    each.
+) -> list[Gradients]:
+    """Add to the slots, piece by piece, the gradient of sum(token losses) / normaliser. Returns for each its
+    statistics, and the log-probabilities of its tokens where its loss asks for them.
     """
-    states = _predicting_states(base, rows, lora, _recomputing(lora) if checkpointing else at_once)
+    states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
     temperature = _temperatures(rows, [w.loss for w in work])
     wanted = _targets(base, rows, lora, work, states.detach(), temperature)
     found: list[list[_Found]] = [[] for _ in work]
@@ -80,13 +80,13 @@ def forward_backward(
                 losses = token_losses(logprobs[inside], those, w.loss, entropy[inside])
                 totals.append(losses.loss.sum() / w.normaliser)
                 kept = losses._replace(loss=losses.loss.detach())
-                found[index].append(_Found(kept, entropy[inside].detach()))
+                found[index].append(_Found(kept, entropy[inside].detach(), logprobs[inside].detach()))
         torch.autograd.backward(totals)
         if part.grad is not None:
             gradients[chunk] = part.grad
     if states.requires_grad:
         torch.autograd.backward(states, gradients)
-    return [_stats(parts, w.normaliser) for parts, w in zip(found, work, strict=True)]
+    return [_gradients(parts, w) for parts, w in zip(found, work, strict=True)]
 
 
 @torch.no_grad()
@@ -126,16 +126,19 @@ class _Found(NamedTuple):
 
     losses: TokenLosses
     entropy: Tensor
+    logprobs: Tensor
 
 
-def _stats(parts: Sequence[_Found], normaliser: float) -> LossStats:
+def _gradients(parts: Sequence[_Found], work: GradientWork) -> Gradients:
     losses = TokenLosses(
         *(torch.cat(columns) for columns in zip(*(part.losses for part in parts), strict=True))
     )
-    return loss_stats(losses, torch.cat([part.entropy for part in parts]), normaliser)
+    stats = loss_stats(losses, torch.cat([part.entropy for part in parts]), work.normaliser)
+    asked = work.loss.returns_logprobs
+    return Gradients.of(stats, torch.cat([part.logprobs for part in parts]).cpu().numpy() if asked else None)
 
 
-def _recomputing(lora: SlotLora) -> _Run:
+def recomputing(lora: SlotLora) -> _Run:
     """Run the layers of one forward so that those from the first trained one on are recomputed in the
     backward pass.
     """
@@ -149,7 +152,7 @@ def _recomputing(lora: SlotLora) -> _Run:
     return run
 
 
-def _predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
+def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """[T, hidden]: the last hidden state at the position that predicts each completion token."""
     states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run)
     return states[0].index_select(0, rows.predictors)

@@ -15,7 +15,16 @@ from lorad.errors import Conflict, NotFound
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import (
+    Batch,
+    Gradients,
+    LossStats,
+    Optimizer,
+    PolicyLoss,
+    PolicyTargets,
+    ValueLoss,
+    ValueTargets,
+)
 from lorad.trainers.base import (
     GradientWork,
     Policy,
@@ -25,10 +34,13 @@ from lorad.trainers.base import (
     Trainer,
     TrainerCapabilities,
     check_batch,
+    check_values,
     check_work,
+    refuse_critic,
     refuse_frozen,
+    require_critic,
 )
-from lorad.trainers.builtin import passes
+from lorad.trainers.builtin import critic, passes
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
@@ -84,15 +96,17 @@ class BuiltinTrainer(Trainer):
 
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
+    ) -> Gradients:
         return (await self._forward_backward([GradientWork(slot, batch, targets, loss, normaliser)]))[0]
 
-    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
+    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[Gradients]:
         return await self._forward_backward(work)
 
-    async def _forward_backward(self, work: Sequence[GradientWork]) -> list[LossStats]:
+    async def _forward_backward(self, work: Sequence[GradientWork]) -> list[Gradients]:
         check_work(work, self._slots, self.capabilities())
         slots = [self._trained(item.slot) for item in work]
+        for item, slot in zip(work, slots, strict=True):
+            refuse_critic(item.slot, slot.spec)
         budgets = [slot.spec.tokens_per_microbatch for slot in slots]
         plans = [
             plan(item.batch, budget, share=not slot.spec.adapter.dropout)
@@ -102,13 +116,21 @@ class BuiltinTrainer(Trainer):
             partial(self._gradients, slots, work, joined) for joined in mixed(plans, max(budgets, default=0))
         )
         stats = [LossStats() for _ in work]
+        logprobs = [
+            np.empty(w.batch.completions.size, np.float32) if w.loss.returns_logprobs else None for w in work
+        ]
         for found in await self._compute.each(quanta):
-            for index, more in found.items():
+            for index, (piece, more) in found.items():
                 stats[index] += more
-        return stats
+                if (whole := logprobs[index]) is not None:
+                    whole[piece.tokens] = more.logprobs
+        return [Gradients.of(*each) for each in zip(stats, logprobs, strict=True)]
 
-    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
-        norm, applied = await self._compute.run(self._trained(slot).optim_step, lr, max_grad_norm)
+    async def optim_step(
+        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> StepResult:
+        step = self._trained(slot).optim_step
+        norm, applied = await self._compute.run(step, lr, max_grad_norm, optimizer)
         return StepResult(grad_norm=norm, applied=applied)
 
     async def discard_grads(self, slot: str) -> None:
@@ -125,6 +147,28 @@ class BuiltinTrainer(Trainer):
         for piece, scores in zip(pieces, await self._compute.each(quanta), strict=True):
             result[piece.tokens] = scores
         return result
+
+    async def values(self, slot: str, batch: Batch) -> np.ndarray:
+        held = self._critic(slot)
+        check_batch(batch, self.capabilities(), 1.0)
+        result = np.empty(batch.completions.size, np.float32)
+        pieces = list(plan(batch, held.spec.tokens_per_microbatch, share=True))
+        quanta = (partial(critic.values, self._base, held, piece) for piece in pieces)
+        for piece, found in zip(pieces, await self._compute.each(quanta), strict=True):
+            result[piece.tokens] = found
+        return result
+
+    async def value_backward(
+        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
+    ) -> LossStats:
+        held = self._critic(slot)
+        refuse_frozen(slot, held.spec)
+        check_values(batch, targets, loss, normaliser, self.capabilities())
+        pieces = plan(batch, held.spec.tokens_per_microbatch, share=not held.spec.adapter.dropout)
+        quanta = (
+            partial(critic.backward, self._base, held, piece, targets, loss, normaliser) for piece in pieces
+        )
+        return sum(await self._compute.each(quanta), LossStats())
 
     async def export(self, slot: str) -> Adapter:
         return await self._compute.run(self._slot(slot).snapshot)
@@ -152,6 +196,11 @@ class BuiltinTrainer(Trainer):
             )
         return self._slots[name]
 
+    def _critic(self, name: str) -> Slot:
+        slot = self._slot(name)
+        require_critic(name, slot.spec)
+        return slot
+
     def _trained(self, name: str) -> Slot:
         slot = self._slot(name)
         refuse_frozen(name, slot.spec)
@@ -159,7 +208,7 @@ class BuiltinTrainer(Trainer):
 
     def _gradients(
         self, slots: Sequence[Slot], work: Sequence[GradientWork], joined: dict[int, Piece]
-    ) -> dict[int, LossStats]:
+    ) -> dict[int, tuple[Piece, Gradients]]:
         """Accumulate the gradients of one micro-batch. joined: slot index -> the piece of that slot in it."""
         mine = [slots[index] for index in joined]
         rows = pack(self._base, list(joined.values()))
@@ -168,7 +217,8 @@ class BuiltinTrainer(Trainer):
         stats = passes.forward_backward(
             self._base, rows, lora, [work[index] for index in joined], checkpointing
         )
-        return dict(zip(joined, stats, strict=True))
+        pairs = zip(joined.values(), stats, strict=True)
+        return dict(zip(joined, pairs, strict=True))
 
     def _score(self, slot: Slot | None, piece: Piece, temperature: float, amplify: float) -> np.ndarray:
         rows = pack(self._base, [piece])

@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lorad.adapters.adapter import Adapter
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import (
+    Batch,
+    Gradients,
+    LossStats,
+    Optimizer,
+    PolicyLoss,
+    PolicyTargets,
+    ValueLoss,
+    ValueTargets,
+)
 from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, Trainer, TrainerCapabilities
 
 T = TypeVar("T")
@@ -80,17 +89,27 @@ class Lent(Trainer):
 
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
+    ) -> Gradients:
         return await self._there(self.of.forward_backward(slot, batch, targets, loss, normaliser))
 
-    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
-        return await self._there(self.of.optim_step(slot, lr, max_grad_norm))
+    async def optim_step(
+        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> StepResult:
+        return await self._there(self.of.optim_step(slot, lr, max_grad_norm, optimizer))
 
     async def discard_grads(self, slot: str) -> None:
         await self._there(self.of.discard_grads(slot))
 
     async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
         return await self._there(self.of.logprobs(policy, batch, temperature))
+
+    async def values(self, slot: str, batch: Batch) -> np.ndarray:
+        return await self._there(self.of.values(slot, batch))
+
+    async def value_backward(
+        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
+    ) -> LossStats:
+        return await self._there(self.of.value_backward(slot, batch, targets, loss, normaliser))
 
     async def export(self, slot: str) -> Adapter:
         return await self._there(self.of.export(slot))

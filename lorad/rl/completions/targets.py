@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.errors import SpecError
+from lorad.rl.completions.formats import Turns, format_of, label_of, plain_of, turns_of
 from lorad.rl.data import (
     CHUNK,
     EVAL_SEED,
@@ -33,7 +34,6 @@ from lorad.rl.data import (
     value_of,
     with_system,
 )
-from lorad.rl.formats import Turns, format_of, label_of, plain_of, turns_of
 from lorad.rl.sources import Row, read_rows
 from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused

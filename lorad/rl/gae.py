@@ -1,0 +1,44 @@
+"""Generalised advantage estimation, token by token. S samples, T completion tokens. Computed in float64."""
+
+import numpy as np
+
+
+def gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    lengths: np.ndarray,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    trained: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(advantages, returns), float64 [T] each (Schulman et al., 2016, arXiv 1506.02438).
+
+    rewards: [T], of each token. values: [T], read at the position that predicts the token; after the last
+    token of a sample the value is 0, also where the sample was cut off. lengths: int [S]. trained: bool [T];
+    None: all are.
+
+    A token that is not trained is stepped over: no reward, no value, no decay. Its own advantage is that of
+    the token after it, and nothing uses it.
+    """
+    advantages = np.zeros(len(values), np.float64)
+    mask = np.ones(len(values), bool) if trained is None else np.asarray(trained, bool)
+    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    end = 0
+    for length in np.asarray(lengths).tolist():
+        start, end = end, end + length
+        after = following = 0.0
+        for token in range(end - 1, start - 1, -1):
+            if mask[token]:
+                delta = rewards[token] + gamma * following - values[token]
+                after, following = delta + gamma * lam * after, values[token]
+            advantages[token] = after
+    return advantages, advantages + values
+
+
+def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
+    """1 - var(returns - values) / var(returns); NaN where all returns are equal."""
+    wanted = np.asarray(returns, np.float64)
+    missed = wanted - np.asarray(values, np.float64)
+    if not wanted.size or np.ptp(wanted) == 0:
+        return float("nan")
+    return float(1 - missed.var() / wanted.var())
