@@ -1,22 +1,29 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
+from collections.abc import Iterator
+from itertools import chain
+
 from lorad.errors import SpecError
 from lorad.spec.model import Spec
 
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    trainer = spec.trainer
+    for error in chain(_of_parts(spec), _of_weights(spec), _of_samples(spec), _of_penalties(spec)):
+        raise error
+
+
+def _of_parts(spec: Spec) -> Iterator[SpecError]:
+    trainer, algorithm, parts = spec.trainer, spec.algorithm, spec.algorithm.parts
     if trainer.lr is not None and trainer.min_lr > trainer.lr:
-        raise SpecError(
+        yield SpecError(
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
         )
-    algorithm, parts = spec.algorithm, spec.algorithm.parts
     for key, reason in parts.without_effect.items():
         if getattr(algorithm, key) is not None:
-            raise SpecError(
+            yield SpecError(
                 f"it has no effect with algorithm {algorithm.name}: {reason}",
                 key=f"algorithm.{key}",
                 hint="Leave it out, or choose the surrogate and ratio that it belongs to.",
@@ -24,44 +31,128 @@ def refuse_contradictions(spec: Spec) -> None:
     for key, least, most in (
         ("bounds", *parts.bounds),
         ("negative_bounds", *(parts.negative_bounds or (0, 0))),
+        ("dynamic_sampling.keep", *((d.keep or (0, 0)) if (d := algorithm.dynamic_sampling) else (0, 0))),
         ("correction.low", *((c.low, c.high) if (c := algorithm.correction) else (0, 0))),
     ):
         if least > most:
-            raise SpecError(
+            yield SpecError(
                 f"{least:g} is more than {most:g}", key=f"algorithm.{key}", hint="Name the least first."
             )
-    if algorithm.correction is not None and algorithm.importance_cap is not None:
-        raise SpecError(
+    updates = algorithm.epochs * algorithm.minibatches
+    if spec.lora.dropout > 0 and updates > 1:
+        yield SpecError(
+            f"{updates} updates of a step compare log-probabilities, which dropout changes by itself",
+            key="lora.dropout",
+            hint="Set it to 0, or algorithm.epochs and algorithm.minibatches to 1.",
+        )
+
+
+def _of_weights(spec: Spec) -> Iterator[SpecError]:
+    """Importance weights of trainer and engine that are given twice or do nothing."""
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    given = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
+    if len(given) == 2 and algorithm.importance_cap is not None:
+        yield SpecError(
             "it weighs the mismatch of trainer and engine a second time",
             key="algorithm.importance_cap",
             hint=f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same.",
         )
-    given = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
+    if given and parts.surrogate == "nll":
+        yield SpecError(
+            "the surrogate nll has no importance weights", key=f"algorithm.{given[0]}", hint="Leave it out."
+        )
     if given and parts.anchor == "sampler":
-        raise SpecError(
+        yield SpecError(
             "with anchor sampler the ratio weighs the mismatch of trainer and engine already",
             key=f"algorithm.{given[0]}",
             hint="Leave it out, or choose anchor old.",
         )
     kind = algorithm.correction.kind if algorithm.correction else ""
     if kind and (parts.surrogate == "dro" or (parts.ratio == "geometric" and kind.startswith("token"))):
-        raise SpecError(
+        yield SpecError(
             f"{kind} cannot weigh the loss of surrogate {parts.surrogate} with ratio {parts.ratio}",
             key="algorithm.correction",
             hint="Choose another surrogate, or the correction sequence_mask with ratio geometric.",
         )
+
+
+def _of_samples(spec: Spec) -> Iterator[SpecError]:
+    """Settings of groups and of what is trained on in them."""
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    is_nll = parts.surrogate == "nll"
     if parts.baseline == "loo" and parts.scale in ("std", "batch_std"):
-        raise SpecError(
+        yield SpecError(
             f"a baseline of the others divided by {parts.scale} grows without bound where rewards are nearly "
             "equal",
             key="algorithm.scale",
             hint="Choose scale one with baseline loo, or baseline group.",
         )
-    if algorithm.drop_zero_variance and (parts.baseline == "zero" or parts.scale == "whiten"):
-        raise SpecError(
+    if algorithm.drop_zero_variance and (parts.baseline in ("zero", "moving") or parts.scale == "whiten"):
+        yield SpecError(
             f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
             key="algorithm.drop_zero_variance",
             hint="Leave it out.",
+        )
+    if algorithm.group_size < 2 and algorithm.has_baseline and algorithm.least is None:
+        yield SpecError(
+            f"a group of one is never better than its own mean, the baseline of {algorithm.name}",
+            key="algorithm.group_size",
+            hint="Choose 2 or more, or algorithm.baseline zero or moving.",
+        )
+    if algorithm.refill is not None and algorithm.refill.keep is None and not algorithm.has_baseline:
+        yield SpecError(
+            "without a baseline of the group each group has a gradient",
+            key="algorithm.dynamic_sampling",
+            hint="Leave it out, or set its `keep`.",
+        )
+    for key in ("best", "least"):
+        if getattr(algorithm, key) is not None and not is_nll:
+            yield SpecError(
+                "only the surrogate nll picks samples",
+                key=f"algorithm.{key}",
+                hint="Leave it out, or choose algorithm rft.",
+            )
+
+
+def _of_penalties(spec: Spec) -> Iterator[SpecError]:
+    """Settings of the KL penalty."""
+    algorithm, kl = spec.algorithm, spec.algorithm.kl
+    in_reward = algorithm.kl_place == "reward"
+    if in_reward and kl.type not in (None, "k1"):
+        yield SpecError(
+            f"{kl.type} is of a penalty in the loss; in the reward it is k1",
+            key="algorithm.kl.type",
+            hint="Leave it out, or set algorithm.kl.where to loss.",
+        )
+    if in_reward and algorithm.kl_coef and algorithm.parts.surrogate == "nll":
+        yield SpecError("the surrogate nll reads no reward", key="algorithm.kl.where", hint="Set it to loss.")
+    if in_reward and algorithm.kl_coef and algorithm.truncated == "mask":
+        yield SpecError(
+            "a masked sample is not looked at, so that its KL penalty is not known",
+            key="algorithm.truncated",
+            hint="Choose keep or penalise, or algorithm.kl.where loss.",
+        )
+    if algorithm.name == "distill" and (kl.reference is None or not algorithm.kl_coef):
+        yield SpecError(
+            "distill needs a teacher",
+            key="algorithm.kl.reference" if kl.reference is None else "algorithm.kl.coef",
+            hint="Name a version (run@number) or a PEFT directory, and a coefficient above 0.",
+        )
+    if algorithm.name == "distill" and algorithm.kl_place == "loss":
+        yield SpecError(
+            "the teacher of distill is in the reward", key="algorithm.kl.where", hint="Leave it out."
+        )
+    if algorithm.reward_coef is not None and algorithm.name != "distill":
+        yield SpecError(
+            "it is the weight of the reward beside the teacher of distill",
+            key="algorithm.reward_coef",
+            hint="Leave it out.",
+        )
+    if kl.target is not None and not algorithm.kl_coef:
+        yield SpecError(
+            "there is no coefficient to adapt while algorithm.kl.coef is 0",
+            key="algorithm.kl.target",
+            hint="Set algorithm.kl.coef to where it begins.",
         )
 
 
@@ -76,9 +167,9 @@ def doubts(spec: Spec) -> list[str]:
         f"trainer.schedule_steps: {trainer.schedule} ends at step {horizon}, so that later steps, up to "
         f"{trainer.steps}, are made at trainer.min_lr {trainer.min_lr:g}": horizon < trainer.steps,
         "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; "
-        "k2 and k3 do": kl.coef > 0 and kl.type == "k1",
+        "k2 and k3 do": algorithm.kl_coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
         f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
-            kl.reference is not None and not kl.coef
+            kl.reference is not None and not algorithm.kl_coef
         ),
         f"algorithm.name: {algorithm.name} has the gradient of grpo at the same level here: with one update "
         "a step and no staleness every ratio is 1": (

@@ -12,8 +12,11 @@ from lorad.spec.numbers import NonNegativeFloat, Part, Positive, PositiveFloat
 _Name = Literal[
     "grpo",
     "dr_grpo",
+    "dapo",
     "rloo",
     "reinforce",
+    "reinforce++",
+    "reinforce++_baseline",
     "maxrl",
     "gspo",
     "gmpo",
@@ -21,13 +24,16 @@ _Name = Literal[
     "sapo",
     "dppo",
     "topr",
+    "rft",
+    "distill",
 ]
-Baseline = Literal["group", "loo", "length", "zero"]
+Baseline = Literal["group", "loo", "length", "zero", "moving"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
 Ratio = Literal["token", "sequence", "geometric"]
 Anchor = Literal["old", "sampler"]
-Surrogate = Literal["clip", "weighted", "soft", "divergence", "dro"]
+Surrogate = Literal["clip", "weighted", "soft", "divergence", "dro", "nll"]
 Level = Literal["token", "sequence", "prompt", "constant", "sum"]
+KlType = Literal["k1", "abs", "k2", "k3", "k3+"]
 CorrectionKind = Literal[
     "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask"
 ]
@@ -52,12 +58,16 @@ class _Parts(Struct, frozen=True):
         """Map each key that does nothing here to the reason."""
         takes_clip = self.surrogate in ("clip", "divergence")
         is_plain = self.surrogate == "clip" and self.ratio != "geometric"
+        is_plain_nll = self.surrogate == "nll"
         reasons = {
             "clip": "" if takes_clip else f"{self.surrogate} has no clip",
             "dual": "" if is_plain else "it bounds the surrogate clip with ratio token or sequence",
             "bounds": "" if self.surrogate == "weighted" else "they are of the surrogate weighted",
             "negative_bounds": "" if self.surrogate == "weighted" else "they are of the surrogate weighted",
-            "ratio": "the surrogate dro has no ratio" * (self.surrogate == "dro")
+            "baseline": "the surrogate nll has no advantage" * is_plain_nll,
+            "scale": "the surrogate nll has no advantage" * is_plain_nll,
+            "anchor": "the surrogate nll has no ratio" * is_plain_nll,
+            "ratio": f"the surrogate {self.surrogate} has no ratio" * (self.surrogate in ("dro", "nll"))
             or "geometric is of the surrogate clip"
             * (self.ratio == "geometric" and self.surrogate != "clip"),
         }
@@ -77,8 +87,11 @@ class _Parts(Struct, frozen=True):
 PRESETS: dict[_Name, _Parts] = {
     "grpo": _Parts(),
     "dr_grpo": _Parts(scale="one", level="constant"),
+    "dapo": _Parts(clip=(0.2, 0.28)),
     "rloo": _Parts(baseline="loo", scale="one"),
     "reinforce": _Parts(baseline="zero", scale="one"),
+    "reinforce++": _Parts(baseline="zero", scale="whiten"),
+    "reinforce++_baseline": _Parts(scale="whiten"),
     "maxrl": _Parts(scale="mean"),
     "gspo": _Parts(ratio="sequence", clip=(3e-4, 4e-4), level="sequence"),
     "gmpo": _Parts(ratio="geometric", clip=(0.4, 0.4), level="sequence"),
@@ -86,23 +99,34 @@ PRESETS: dict[_Name, _Parts] = {
     "sapo": _Parts(surrogate="soft", level="sequence"),
     "dppo": _Parts(scale="one", surrogate="divergence", anchor="sampler"),
     "topr": _Parts(scale="one", surrogate="weighted", negative_bounds=(0.0, 1.0)),
+    "rft": _Parts(surrogate="nll"),
+    "distill": _Parts(scale="one", surrogate="weighted", anchor="sampler"),
 }
+_KL_IN_REWARD = ("rloo", "reinforce++", "distill")
 
 
 class Kl(Part, frozen=True):
     """A penalty towards a reference.
 
     Attributes:
-        coef: weight of the penalty; 0 turns it off.
+        coef: weight of the penalty; 0 turns it off. null is 1 for distill and 0 for others.
         type: estimator of Schulman, "Approximating KL divergence"; k3+ has the value of k3 and the gradient
-            of k2.
+            of k2. null is k3 in the loss, and k1 in the reward, where there is no other.
+        where: in the loss of each token, or taken from the reward. null is what the algorithm says: reward
+            for rloo, reinforce++ and distill.
+        target: KL in nats per token that `coef` is adapted to after each step (Ziegler et al., 2019, arXiv
+            1909.08593); null leaves it as it is.
+        horizon: samples over which it adapts.
         reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
             `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
-            and for a fork, as in TRL, and base for any other run.
+            and for a fork, as in TRL, and base for any other run. It is the teacher of distill.
     """
 
-    coef: NonNegativeFloat = 0.0
-    type: Literal["k1", "abs", "k2", "k3", "k3+"] = "k3"
+    coef: NonNegativeFloat | None = None
+    type: KlType | None = None
+    where: Literal["loss", "reward"] | None = None
+    target: PositiveFloat | None = None
+    horizon: Positive = 10000
     reference: Annotated[str, Meta(min_length=1)] | None = None
 
 
@@ -121,6 +145,30 @@ class Correction(Part, frozen=True):
     high: PositiveFloat = 2.0
 
 
+class _DynamicSampling(Part, frozen=True):
+    """More prompts are sampled in place of groups that teach nothing (DAPO, Yu et al., 2025).
+
+    Attributes:
+        max_batches: calls of the engine for one step; then the step goes on with the groups that there are.
+        keep: least and greatest mean reward of a group that is kept; null keeps those whose rewards differ.
+    """
+
+    max_batches: Positive = 4
+    keep: tuple[float, float] | None = None
+
+
+class _Overlong(Part, frozen=True):
+    """What long samples cost (DAPO).
+
+    Attributes:
+        buffer: tokens before rollout.max_new_tokens over which the cost rises; null is a fifth of those.
+        penalty: taken from the reward of the longest sample.
+    """
+
+    buffer: Positive | None = None
+    penalty: PositiveFloat = 1.0
+
+
 class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
@@ -128,11 +176,11 @@ class Algorithm(Part, frozen=True):
         name: the algorithm.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
-            length the mean by tokens, zero nothing.
+            length the mean by tokens, zero nothing, moving the mean of the steps before.
         scale: what the difference is divided by. std is the group's standard deviation, batch_std that of the
             step, mean the group's mean (MaxRL), whiten centres and scales over all tokens, one is nothing.
         surrogate: loss of a token. clip is PPO's, weighted CISPO's, soft SAPO's, divergence DPPO's and dro
-            DRO's.
+            DRO's; nll is the negative log-likelihood of the samples that `best` and `least` keep.
         ratio: importance ratio of a token, of its sequence (GSPO), or geometric (GMPO).
         anchor: the policy that the ratio compares with. old is the trainer's before the step, sampler the
             engine's.
@@ -145,20 +193,29 @@ class Algorithm(Part, frozen=True):
         level: what is averaged. token is over all tokens of a batch, sequence over each sample first, prompt
             over the samples of each prompt first; constant divides by samples times rollout.max_new_tokens
             (Dr. GRPO), sum by nothing.
+        best: samples of each group that nll keeps, by reward and then by their order; null is 1, or all that
+            `least` leaves.
+        least: reward that a sample needs to be kept by nll; null leaves out groups whose rewards are equal.
         kl: a penalty towards a reference.
+        reward_coef: weight of the reward beside the teacher in distill; null is 0.
+        entropy_coef: weight of a bonus for the entropy of the next token.
+        truncated: what becomes of samples that rollout.max_new_tokens cuts off. keep trains on them, mask
+            does not but counts their rewards in the baseline, penalise takes 1 from their reward.
+        overlong: a cost of long samples; null is none but for dapo.
+        dynamic_sampling: sample more prompts in place of groups that teach nothing; null does so for dapo.
         epochs: passes over the samples of a step.
         minibatches: optimizer steps in an epoch, each over a part of the prompts.
         drop_zero_variance: leave out groups whose samples all have the same reward; null does so where they
             have no gradient.
         skip_empty_updates: a step without any gradient changes neither Adam's moments nor the weights nor the
             version.
-        importance_cap: cap of truncated importance sampling against the engine; null is off, and 2 with
-            rollout.max_staleness.
+        importance_cap: cap of truncated importance sampling against the engine; null is 2 where engine and
+            trainer are different programs and with rollout.max_staleness, and off otherwise.
         correction: another form of it, which costs a forward pass more.
     """
 
     name: _Name = "grpo"
-    group_size: Annotated[int, Meta(ge=2)] = 8
+    group_size: Positive = 8
     baseline: Baseline | None = None
     scale: Scale | None = None
     surrogate: Surrogate | None = None
@@ -169,7 +226,14 @@ class Algorithm(Part, frozen=True):
     bounds: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     negative_bounds: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     level: Level | None = None
+    best: Positive | None = None
+    least: float | None = None
     kl: Kl = Kl()
+    reward_coef: NonNegativeFloat | None = None
+    entropy_coef: NonNegativeFloat = 0.0
+    truncated: Literal["keep", "mask", "penalise"] = "keep"
+    overlong: _Overlong | None = None
+    dynamic_sampling: _DynamicSampling | None = None
     epochs: Positive = 1
     minibatches: Positive = 1
     drop_zero_variance: bool | None = None
@@ -185,10 +249,59 @@ class Algorithm(Part, frozen=True):
         return replace(PRESETS[self.name], **given)
 
     @property
+    def in_words(self) -> str:
+        """List the parts that have an effect, and what is set beside them."""
+        found = [self.parts.in_words]
+        if (refill := self.refill) is not None:
+            found.append(f"dynamic sampling in at most {refill.max_batches} batches")
+        if (cost := self.cost_of_length) is not None:
+            found.append(f"overlong penalty {cost.penalty:g}")
+        if self.kl_coef:
+            found.append(f"kl {self.kl_type} of {self.kl_coef:g} in the {self.kl_place}")
+        if self.correction is not None:
+            found.append(f"correction {self.correction.kind}")
+        return ", ".join(found)
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether samples are compared within their group."""
+        is_compared = self.parts.surrogate == "nll" or self.parts.baseline in ("group", "loo", "length")
+        return is_compared and self.reads_reward
+
+    @property
     def drops(self) -> bool:
         """Whether groups of equal rewards are left out: with a baseline of the group they have no gradient.
-        The KL term acts on every sample.
+        A KL term and an entropy bonus act on every sample.
         """
-        is_centred = self.parts.baseline != "zero" and self.parts.scale != "whiten"
+        is_centred = self.has_baseline and (self.parts.scale != "whiten" or self.parts.surrogate == "nll")
         wanted = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
-        return wanted and not self.kl.coef
+        if self.parts.surrogate == "nll" and self.least is not None:
+            return False
+        return wanted and not self.kl_coef and not self.entropy_coef
+
+    @property
+    def kl_coef(self) -> float:
+        """Weight of the KL penalty where it is not adapted."""
+        return self.kl.coef if self.kl.coef is not None else float(self.name == "distill")
+
+    @property
+    def reads_reward(self) -> bool:
+        """Whether the reward has a part in the gradient."""
+        return self.name != "distill" or bool(self.reward_coef)
+
+    @property
+    def kl_place(self) -> Literal["loss", "reward"]:
+        """Where the KL penalty acts."""
+        return self.kl.where or ("reward" if self.name in _KL_IN_REWARD else "loss")
+
+    @property
+    def kl_type(self) -> KlType:
+        return self.kl.type or ("k1" if self.kl_place == "reward" else "k3")
+
+    @property
+    def refill(self) -> _DynamicSampling | None:
+        return self.dynamic_sampling or (_DynamicSampling() if self.name == "dapo" else None)
+
+    @property
+    def cost_of_length(self) -> _Overlong | None:
+        return self.overlong or (_Overlong() if self.name == "dapo" else None)

@@ -44,7 +44,7 @@ _Run = Callable[[LayerForward, Tensor], Tensor]
 @torch.no_grad()
 def score(base: Base, rows: Microbatch, lora: SlotLora | None, temperature: float) -> np.ndarray:
     """float32 [T]: the log-probability of each completion token of the micro-batch."""
-    states = _predicting_states(base, rows, lora, at_once)
+    states = predicting_states(base, rows, lora, at_once)
     parts = []
     for chunk in _chunks(base, rows):
         made = logits(base, states[chunk], None if lora is None else lora.at(_within(rows.tokens, chunk)))
@@ -59,7 +59,7 @@ def forward_backward(
     """Adds to the slots, piece by piece, the gradient of sum(token losses) / normaliser; the statistics of
     each.
     """
-    states = _predicting_states(base, rows, lora, _recomputing(lora) if checkpointing else at_once)
+    states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
     temperature = _temperatures(rows, [w.loss for w in work])
     wanted = _targets(base, rows, lora, work, states.detach(), temperature)
     found: list[list[_Found]] = [[] for _ in work]
@@ -69,16 +69,18 @@ def forward_backward(
         part = states[chunk].detach().requires_grad_(states.requires_grad)
         made = logits(base, part, lora.at(ranges))
         some = temperature[chunk] if isinstance(temperature, Tensor) else temperature
-        logprobs, entropy = token_logprobs(made, rows.targets[chunk], some)
+        has_bonus = any(w.loss.entropy_coef for w in work)
+        logprobs, entropy = token_logprobs(made, rows.targets[chunk], some, entropy_gradient=has_bonus)
         del made
         totals = []
         for index, (inside, whole) in enumerate(zip(ranges, rows.tokens, strict=True)):
             if inside.stop > inside.start:
                 first, w = chunk.start + inside.start - whole.start, work[index]
                 those = wanted[index].at(slice(first, first + inside.stop - inside.start))
-                losses = token_losses(logprobs[inside], those, w.loss)
+                losses = token_losses(logprobs[inside], those, w.loss, entropy[inside])
                 totals.append(losses.loss.sum() / w.normaliser)
-                found[index].append(_Found(losses._replace(loss=losses.loss.detach()), entropy[inside]))
+                kept = losses._replace(loss=losses.loss.detach())
+                found[index].append(_Found(kept, entropy[inside].detach()))
         torch.autograd.backward(totals)
         if part.grad is not None:
             gradients[chunk] = part.grad
@@ -133,7 +135,7 @@ def _stats(parts: Sequence[_Found], normaliser: float) -> LossStats:
     return loss_stats(losses, torch.cat([part.entropy for part in parts]), normaliser)
 
 
-def _recomputing(lora: SlotLora) -> _Run:
+def recomputing(lora: SlotLora) -> _Run:
     """Run the layers of one forward so that those from the first trained one on are recomputed in the
     backward pass.
     """
@@ -147,7 +149,7 @@ def _recomputing(lora: SlotLora) -> _Run:
     return run
 
 
-def _predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
+def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """[T, hidden]: the last hidden state at the position that predicts each completion token."""
     states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run)
     return states[0].index_select(0, rows.predictors)
