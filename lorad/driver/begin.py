@@ -22,7 +22,7 @@ from lorad.driver.session import Session, State, StopFlag
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
-from lorad.protocol.batch import VALUE_LOSS
+from lorad.protocol.batch import VALUE_LOSS, Optimizer
 from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, Open, OpenCritic, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
@@ -78,6 +78,7 @@ def begin(session: Session) -> PoolInfo:
         session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
     for field in State.__struct_fields__:
         setattr(session.state, field, getattr(restored.state if restored else State(), field))
+    session.reference = restored.reference if restored else None
     if restored is None and (critic := _critic(session, None)) is not None and critic.resume_from:
         session.state.critic_steps = session.spec.algorithm.critic.warmup_steps
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
@@ -101,7 +102,7 @@ def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
 
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
-    spec, kl = session.spec, session.params.reference
+    spec = session.spec
     adapter = spec.lora.adapter_path
     opened: Opened = session.pool.call(
         "open",
@@ -114,9 +115,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             lora_type=spec.lora.type,
             init=spec.lora.init,
             seed=spec.seed,
-            betas=spec.trainer.betas,
-            eps=spec.trainer.eps,
-            weight_decay=spec.trainer.weight_decay,
+            optimizer=Optimizer(spec.trainer.betas, spec.trainer.eps, spec.trainer.weight_decay),
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
             activation_checkpointing=spec.trainer.activation_checkpointing,
             source=str(session.params.cwd / Path(adapter).expanduser()) if adapter else None,
@@ -127,10 +126,18 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
             critic=_critic(session, restored),
-            reference=LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None,
+            reference=_reference(session, restored),
         ),
     )
     return opened
+
+
+def _reference(session: Session, restored: checkpoint.Restored | None) -> LoadVersion | None:
+    """Name what KL is measured against: what took its place before the checkpoint, else what the run has."""
+    kl, name = session.params.reference, f"{session.params.run}@reference"
+    if restored is not None and restored.reference is not None:
+        return LoadVersion(name, str(restored.reference), restored.state.reference_sha256)
+    return LoadVersion(name, kl.directory, kl.sha256) if kl else None
 
 
 def _critic(session: Session, restored: checkpoint.Restored | None) -> OpenCritic | None:

@@ -134,6 +134,7 @@ def _checked(
     spec = fitted(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
     frozen = _check_reference(reference, shapes) if reference is not None else 0
+    frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
     needed = 0 if warm else base_memory(spec, model, device)
     critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank
     critic *= spec.algorithm.has_critic

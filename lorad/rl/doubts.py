@@ -151,6 +151,14 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.reward_coef",
             hint="Leave it out.",
         )
+    if kl.reset_every and (not algorithm.kl_coef or algorithm.name == "distill"):
+        yield SpecError(
+            "the teacher of distill stays"
+            if algorithm.kl_coef
+            else "no KL is measured: algorithm.kl.coef is 0",
+            key="algorithm.kl.reset_every",
+            hint="Leave it out, or choose another algorithm with a coefficient.",
+        )
     if kl.target is not None and not algorithm.kl_coef:
         yield SpecError(
             "there is no coefficient to adapt while algorithm.kl.coef is 0",
