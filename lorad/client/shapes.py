@@ -350,6 +350,8 @@ class Rung(Struct, frozen=True):
 
 class SweepRun(Run, frozen=True):
     values: dict[str, Any] = {}  # what its spec has for the keys of the grid
+    eval_best: float | None = None
+    reward_mean: float | None = None  # of the last five steps
 
 
 class Sweep(Struct, frozen=True):

@@ -3,18 +3,25 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from lorad.driver.critic import estimate
+from lorad.driver.session import Known
+from lorad.protocol.batch import Batch
 from lorad.protocol.calls import CRITIC
+from lorad.spec.text import load_spec
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
 
 WARM_UP = 3
 PPO = (
     *("algorithm.name=ppo", f"algorithm.critic.warmup_steps={WARM_UP}", "algorithm.epochs=2"),
-    *("lora.dropout=0", "trainer.steps=7", "checkpoint.every=2"),
+    *("lora.dropout=0", "trainer.steps=7", "checkpoint.every=2", "algorithm.kl.coef=0.01"),
 )
 OF_CRITIC = {"explained_variance", "value", "value_loss", "value_clip_fraction", "critic_grad_norm"}
 
@@ -45,6 +52,19 @@ def critic_of(run: Driven, step: int) -> Path:
     return run.run.root / str(path) / CRITIC
 
 
+def test_each_token_bears_its_own_penalty() -> None:
+    spec = load_spec(
+        "{model: {path: builtin:tiny}, data: {train: sort}, algorithm: {name: ppo, scale: one, lam: 1.0}}"
+    )
+    batch = Batch.of([(np.ones(2, np.int32), [np.zeros(2, np.int32), np.zeros(1, np.int32)])])
+    values = np.array([0.5, 0.25, 0.0], np.float32)
+    known = Known(batch, np.arange(2), np.zeros(1, np.int64), values, values=values)
+    session: Any = SimpleNamespace(spec=spec)
+    found, targets = estimate(session, known, np.array([1.0, -1.0]), np.array([0.1, 0.2, 0.3]))
+    np.testing.assert_allclose(targets.returns, [0.7, 0.8, -1.3], atol=1e-6)
+    np.testing.assert_allclose(found, [0.2, 0.55, -1.3], atol=1e-6)
+
+
 def test_only_the_critic_learns_in_its_warmup(calm: Driven) -> None:
     assert [record.step for record in calm.facts("version")] == [0, *range(WARM_UP + 1, 8)]
     steps = [record.data["metrics"] for record in calm.facts("step")]
@@ -57,6 +77,7 @@ def test_only_the_critic_learns_in_its_warmup(calm: Driven) -> None:
 def test_steps_say_how_the_critic_does(calm: Driven) -> None:
     found = numbers(calm)
     assert found[0].keys() >= OF_CRITIC - {"explained_variance"} and found[-1].keys() == OF_CRITIC
+    assert calm.facts("step")[-1].data["metrics"]["kl"] != 0
     assert "zero_variance_groups" not in calm.facts("step")[0].data["metrics"]
 
 
