@@ -1,6 +1,7 @@
 """The runs of a round: small, different, each with what it must become however often it is killed."""
 
 import contextlib
+import json
 import random
 import threading
 import time
@@ -8,14 +9,15 @@ from typing import Any
 
 from lorad.client.shapes import RunDetails
 from lorad.errors import DaemonUnreachable, LoradError, NotFound
+from lorad.rl.tasks import problem
 from tests.faults.kill9.box import Box
 from tests.kit.world import World, world
 
 SPEC = """
 seed: {seed}
 lora: {{rank: {rank}, alpha: 16, dropout: {dropout}}}
-algorithm: {{name: {algorithm}, group_size: 4, minibatches: {minibatches}}}
-data: {{train: {task}, prompts_per_step: 3}}
+algorithm: {algorithm}
+data: {{train: {task}, eval: {held_out}, prompts_per_step: 3}}
 trainer: {{lr: 2.0e-3, steps: {steps}, schedule: cosine, warmup_steps: 2}}
 rollout: {{max_new_tokens: 10, max_staleness: {staleness}}}
 eval: {{every: 5, problems: 4}}
@@ -32,22 +34,35 @@ def share(completion, answer):
 KINDS: dict[str, dict[str, Any]] = {
     "calm": {
         "seed": 1,
-        "dropout": 0.1,
-        "minibatches": 2,
+        "algorithm": "{group_size: 4, minibatches: 2}",
         "restart": "on-failure",
         "reward": "reward.py:share",
     },
     "ahead": {"seed": 2, "rank": 4, "staleness": 1, "task": "reverse", "restart": "on-failure"},
     "by-hand": {"seed": 3, "dropout": 0.1, "reward": "reward.py:share"},
     "apart": {"seed": 4, "threads": 2, "restart": "on-failure", "reward": "reward.py:share"},
-    "critic": {"seed": 5, "algorithm": "ppo", "restart": "on-failure", "reward": "reward.py:share"},
+    "critic": {
+        "seed": 5,
+        "algorithm": "{name: ppo, group_size: 4}",
+        "restart": "on-failure",
+        "reward": "reward.py:share",
+    },
+    "tuned": {"seed": 6, "dropout": 0.1, "restart": "on-failure", "algorithm": "sft"},
+    "preferred": {
+        "seed": 7,
+        "restart": "on-failure",
+        "algorithm": "dpo",
+        "task": "pairs.jsonl",
+        "held_out": "sort",
+    },
 }
+PAIRS = 20  # fewer than the steps of a run see
 DEFAULTS: dict[str, Any] = {
-    "algorithm": "grpo",
+    "algorithm": "{group_size: 4}",
     "rank": 8,
     "dropout": 0.0,
-    "minibatches": 1,
     "task": "sort",
+    "held_out": "null",
     "staleness": 0,
     "threads": 1,
     "restart": "never",
@@ -64,6 +79,9 @@ def spec(kind: str, steps: int) -> str:
 def start(made: World, name: str, kind: str, steps: int) -> None:
     text = spec(kind, steps)
     (made.root / "reward.py").write_text(REWARD)
+    found = [problem("sort", "train", 0, number) for number in range(PAIRS)]
+    pairs = [{"prompt": p.prompt, "chosen": p.answer, "rejected": p.prompt[2:-1] + "0"} for p in found]
+    (made.root / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     made.client.run(text, source=f"{name}.yaml", cwd=str(made.root), overrides=[], name=name)
 
 
