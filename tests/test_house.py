@@ -57,6 +57,7 @@ HEAVY = (
     "lorad.engines",
     "lorad.pool",
     "lorad.rl.loss",
+    "lorad.rl.autograd",
     "lorad.rl.template_child",
 )
 START_UP_LIMIT = 20  # times the CPU time of a bare interpreter

@@ -67,7 +67,7 @@ def _algorithm(spec: Mapping[str, Any]) -> str:  # a spec as plain data, with an
         algorithm = convert(spec.get("algorithm", {}), Algorithm)
     except ValidationError:
         return ""
-    return f"{algorithm.name}: {algorithm.parts.in_words}"
+    return f"{algorithm.name}: {algorithm.in_words}"
 
 
 def _spec_lines(spec: Mapping[str, Any]) -> list[str]:  # a spec as plain data, with any keys

@@ -2,6 +2,7 @@
 
 from lorad.errors import SpecError
 from lorad.spec.model import Spec
+from lorad.spec.user_code import UserCode
 
 
 def refuse_contradictions(spec: Spec) -> None:
@@ -14,13 +15,14 @@ def refuse_contradictions(spec: Spec) -> None:
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
         )
     algorithm, parts = spec.algorithm, spec.algorithm.parts
-    for key, reason in parts.without_effect.items():
+    for key, reason in algorithm.without_effect.items():
         if getattr(algorithm, key) is not None:
             raise SpecError(
                 f"it has no effect with algorithm {algorithm.name}: {reason}",
                 key=f"algorithm.{key}",
                 hint="Leave it out, or choose the surrogate and ratio that it belongs to.",
             )
+    _refuse_beside_functions(spec)
     for key, least, most in (
         ("bounds", *parts.bounds),
         ("negative_bounds", *(parts.negative_bounds or (0, 0))),
@@ -65,6 +67,39 @@ def refuse_contradictions(spec: Spec) -> None:
         )
 
 
+def _refuse_beside_functions(spec: Spec) -> None:
+    """Refuse what does not fit a loss or an advantage of the user's. Raises SpecError."""
+    algorithm = spec.algorithm
+    if not (algorithm.loss or algorithm.advantage):
+        if algorithm.name == "custom":
+            raise SpecError(
+                "custom names neither a loss nor an advantage",
+                key="algorithm.name",
+                hint="Give algorithm.loss or algorithm.advantage as path/to/file.py:function, or name grpo.",
+            )
+        if algorithm.user_code != UserCode():
+            raise SpecError(
+                "there is no function that it would limit",
+                key="algorithm.user_code",
+                hint="Leave it out, or give algorithm.loss or algorithm.advantage.",
+            )
+    if not algorithm.loss:
+        return
+    for key in ("importance_cap", "correction", "drop_zero_variance"):
+        if getattr(algorithm, key):
+            raise SpecError(
+                "algorithm.loss is given all samples as they are, and weighs them itself",
+                key=f"algorithm.{key}",
+                hint="Leave it out; the loss has `sampler`, `old` and `advantages` to do the same.",
+            )
+    if spec.lora.dropout:
+        raise SpecError(
+            "algorithm.loss sees log-probabilities without dropout, and its derivative holds for these alone",
+            key="lora.dropout",
+            hint="Leave it out, or use a surrogate of lorad's.",
+        )
+
+
 def doubts(spec: Spec) -> list[str]:
     """Warnings, each of which begins with its key."""
     trainer, algorithm, kl = spec.trainer, spec.algorithm, spec.algorithm.kl
@@ -78,11 +113,12 @@ def doubts(spec: Spec) -> list[str]:
         "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; "
         "k2 and k3 do": kl.coef > 0 and kl.type == "k1",
         f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
-            kl.reference is not None and not kl.coef
+            kl.reference is not None and not algorithm.has_reference
         ),
         f"algorithm.name: {algorithm.name} has the gradient of grpo at the same level here: with one update "
         "a step and no staleness every ratio is 1": (
             algorithm.name in ("gspo", "gmpo", "cispo", "sapo")
+            and not algorithm.loss
             and algorithm.epochs == algorithm.minibatches == 1
             and not spec.rollout.max_staleness
         ),

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from lorad.spec.numbers import NonNegativeFloat, Part, Positive, PositiveFloat
+from lorad.spec.user_code import UserCode
 
 _Name = Literal[
     "grpo",
@@ -21,6 +22,7 @@ _Name = Literal[
     "sapo",
     "dppo",
     "topr",
+    "custom",
 ]
 Baseline = Literal["group", "loo", "length", "zero"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
@@ -63,16 +65,6 @@ class _Parts(Struct, frozen=True):
         }
         return {key: reason for key, reason in reasons.items() if reason}
 
-    @property
-    def in_words(self) -> str:
-        """List the parts that have an effect."""
-        parts = {key: value for key, value in asdict(self).items() if key not in self.without_effect}
-        return ", ".join(
-            f"{key} {list(value) if isinstance(value, tuple) else value}"
-            for key, value in parts.items()
-            if value is not None
-        )
-
 
 PRESETS: dict[_Name, _Parts] = {
     "grpo": _Parts(),
@@ -86,7 +78,10 @@ PRESETS: dict[_Name, _Parts] = {
     "sapo": _Parts(surrogate="soft", level="sequence"),
     "dppo": _Parts(scale="one", surrogate="divergence", anchor="sampler"),
     "topr": _Parts(scale="one", surrogate="weighted", negative_bounds=(0.0, 1.0)),
+    "custom": _Parts(),
 }
+_OF_ADVANTAGES = ("baseline", "scale")
+_OF_LOSSES = ("surrogate", "ratio", "anchor", "clip", "dual", "bounds", "negative_bounds")
 
 
 class Kl(Part, frozen=True):
@@ -125,7 +120,7 @@ class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
     Attributes:
-        name: the algorithm.
+        name: the algorithm. custom is grpo with a loss or an advantage of your own.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
             length the mean by tokens, zero nothing.
@@ -155,6 +150,10 @@ class Algorithm(Part, frozen=True):
         importance_cap: cap of truncated importance sampling against the engine; null is off, and 2 with
             rollout.max_staleness.
         correction: another form of it, which costs a forward pass more.
+        advantage: `path/to/file.py:function`, a function of yours in place of baseline and scale.
+        loss: `path/to/file.py:function`, a function of yours in place of surrogate, ratio and clip; it costs
+            a forward pass more for each update.
+        user_code: the process in which these two run.
     """
 
     name: _Name = "grpo"
@@ -176,6 +175,9 @@ class Algorithm(Part, frozen=True):
     skip_empty_updates: bool = True
     importance_cap: PositiveFloat | None = None
     correction: Correction | None = None
+    advantage: str | None = None
+    loss: str | None = None
+    user_code: UserCode = UserCode()
 
     @property
     def parts(self) -> _Parts:
@@ -185,10 +187,40 @@ class Algorithm(Part, frozen=True):
         return replace(PRESETS[self.name], **given)
 
     @property
+    def without_effect(self) -> dict[str, str]:
+        """Map each part that does nothing here to the reason."""
+        reasons = self.parts.without_effect
+        if self.advantage:
+            reasons |= dict.fromkeys(_OF_ADVANTAGES, "algorithm.advantage takes its place")
+        if self.loss:
+            reasons |= dict.fromkeys(_OF_LOSSES, "algorithm.loss takes its place")
+            if not self.kl.coef:
+                reasons["level"] = "algorithm.loss takes its place"
+        return reasons
+
+    @property
+    def in_words(self) -> str:
+        """List the parts that have an effect."""
+        own = {key: value for key in ("advantage", "loss") if (value := getattr(self, key))}
+        return ", ".join(
+            f"{key} {list(value) if isinstance(value, tuple) else value}"
+            for key, value in {**own, **asdict(self.parts)}.items()
+            if value is not None and key not in self.without_effect
+        )
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether log-probabilities of the reference are needed: a loss of the user's gets them where one is
+        named.
+        """
+        return bool(self.kl.coef or (self.loss and self.kl.reference))
+
+    @property
     def drops(self) -> bool:
         """Whether groups of equal rewards are left out: with a baseline of the group they have no gradient.
-        The KL term acts on every sample.
+        Of an advantage of the user's, groups that it gives 0 are. The KL term and a loss of the user's act on
+        every sample.
         """
-        is_centred = self.parts.baseline != "zero" and self.parts.scale != "whiten"
+        is_centred = bool(self.advantage) or (self.parts.baseline != "zero" and self.parts.scale != "whiten")
         wanted = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
-        return wanted and not self.kl.coef
+        return wanted and not self.kl.coef and not self.loss

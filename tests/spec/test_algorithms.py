@@ -17,7 +17,8 @@ def spec(algorithm: str) -> Spec:
 def test_every_name_stands_for_its_parts(name: str) -> None:
     algorithm = spec(f"{{name: {name}}}").algorithm
     assert algorithm.parts == PRESETS[algorithm.name]
-    refuse_contradictions(spec(f"{{name: {name}}}"))
+    own = ", loss: mine.py:loss" * (name == "custom")
+    refuse_contradictions(spec(f"{{name: {name}{own}}}"))
 
 
 def test_given_part_wins_over_the_name() -> None:
@@ -50,6 +51,16 @@ def test_given_part_wins_over_the_name() -> None:
         ("{name: gmpo, correction: {kind: token_mask}}", "algorithm.correction"),
         ("{correction: {low: 3.0}}", "algorithm.correction.low"),
         ("{name: cispo, bounds: [2.0, 1.0]}", "algorithm.bounds"),
+        ("{name: custom}", "algorithm.name"),
+        ("{user_code: {timeout: 1.0}}", "algorithm.user_code"),
+        ("{loss: 'm.py:f', clip: [0.1, 0.1]}", "algorithm.clip"),
+        ("{loss: 'm.py:f', surrogate: clip}", "algorithm.surrogate"),
+        ("{loss: 'm.py:f', level: token}", "algorithm.level"),
+        ("{loss: 'm.py:f', importance_cap: 2.0}", "algorithm.importance_cap"),
+        ("{loss: 'm.py:f', correction: {}}", "algorithm.correction"),
+        ("{loss: 'm.py:f', drop_zero_variance: true}", "algorithm.drop_zero_variance"),
+        ("{advantage: 'm.py:f', baseline: loo}", "algorithm.baseline"),
+        ("{advantage: 'm.py:f', scale: one}", "algorithm.scale"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(algorithm: str, key: str) -> None:
