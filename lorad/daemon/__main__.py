@@ -21,7 +21,7 @@ def main() -> int:
     with quick_imports():
         from lorad.daemon.daemon import run_daemon
 
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(0.0005)  # a thread that reads for a list waits at most so long for its turn
     try:
         if "--repair" in sys.argv[1:]:
             repair(Home(default_home()))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from lorad.driver.sample import make, plan
-from lorad.driver.session import Plan, Rollout, Session
+from lorad.driver.session import Rollout, Session
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 
@@ -28,12 +28,14 @@ class Ahead:
         """made: those for the next steps that there are already, in order. Raises PoolLost."""
         self._session, params = session, session.params
         self._limit = session.spec.rollout.max_staleness
-        self._plans: dict[int, Plan] = {}  # by step, in order; with the futures
+        self._trained: dict[int, int] = {}  # by step, in order: steps behind the version that samples for it
         self._futures: dict[int, Future[Rollout]] = {}
+        self._position = session.state.position  # of the next prompt; how many one step takes, it shows
         for rollout in made:
             future = Future[Rollout]()
             future.set_result(rollout)
-            self._plans[rollout.plan.step], self._futures[rollout.plan.step] = rollout.plan, future
+            self._trained[rollout.plan.step], self._futures[rollout.plan.step] = rollout.plan.trained, future
+            self._position = rollout.plan.position + rollout.consumed
         self._pool = Connection(Path(params.pool_socket), run=params.run, attempt=params.attempt)
         self._thread = ThreadPoolExecutor(1, "sampler")
 
@@ -42,23 +44,23 @@ class Ahead:
         nothing: what a resume with more steps would have of it, it samples itself."""
         if step >= self._session.params.steps:
             return
-        for ahead in range(max([step - 1, *self._plans]) + 1, step + self._limit + 1):
-            wanted = plan(self._session, ahead, self._next_position(), step)
-            self._plans[ahead] = wanted
-            self._futures[ahead] = self._thread.submit(self._make, wanted)
+        for ahead in range(max([step - 1, *self._trained]) + 1, step + self._limit + 1):
+            self._trained[ahead] = step
+            version = self._session.state.version
+            self._futures[ahead] = self._thread.submit(self._make, ahead, version, step)
 
     def take(self, step: int) -> Rollout:
         """Wait for the rollout for the step after `step`, and return it. Raises what sampling raised."""
         with HEART.waits():
             rollout = self._futures[step].result()
-        del self._plans[step], self._futures[step]
+        del self._trained[step], self._futures[step]
         return rollout
 
     def put_back(self, rollout: Rollout) -> None:
         """Put back the rollout that was taken last, which is not trained on now."""
         future = Future[Rollout]()
         future.set_result(rollout)
-        self._plans = {rollout.plan.step: rollout.plan, **self._plans}
+        self._trained = {rollout.plan.step: rollout.plan.trained, **self._trained}
         self._futures[rollout.plan.step] = future
 
     def made(self) -> list[Rollout]:
@@ -70,9 +72,7 @@ class Ahead:
         """
         now = self._session.state.step
         with HEART.waits():
-            return [
-                self._futures[step].result() for step, wanted in self._plans.items() if wanted.trained < now
-            ]
+            return [self._futures[step].result() for step, trained in self._trained.items() if trained < now]
 
     def close(self) -> None:
         """Break off what is under way."""
@@ -92,11 +92,13 @@ class Ahead:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _make(self, wanted: Plan) -> Rollout:
+    def _make(self, step: int, version: int, trained: int) -> Rollout:
+        """In the thread, one step after another."""
+        wanted = plan(self._session, step, self._position, version, trained)
         rollout = make(self._session, self._pool, wanted)
+        self._position += rollout.consumed
+        if rollout.scores is not None:
+            return rollout
         return replace(
             rollout, scores=self._session.rewarder.score([s.for_reward() for s in rollout.samples])
         )
-
-    def _next_position(self) -> int:
-        return self._session.state.position + sum(len(wanted.examples) for wanted in self._plans.values())

@@ -11,9 +11,10 @@ from lorad.driver.begin import begin
 from lorad.driver.publish import publish
 from lorad.driver.record import record
 from lorad.driver.sample import evaluate, evaluation_due, sample
-from lorad.driver.score import score, too_many_failed, weigh
-from lorad.driver.session import Rollout, Session, Weighed
-from lorad.driver.train import train, untrained
+from lorad.driver.score import choose, score, too_many_failed
+from lorad.driver.session import Rollout, Scored, Session
+from lorad.driver.train import adapt_kl, train, untrained
+from lorad.driver.weigh import look, weigh
 from lorad.errors import LoradError
 from lorad.protocol.calls import Closed, Nothing
 from lorad.protocol.journal import EndFact
@@ -45,17 +46,19 @@ def _step(session: Session) -> None:
     session.seconds = {}
     rollout = sample(session)
     scores = score(session, rollout)
-    weighed = weigh(session, rollout, scores)
+    scored = choose(session, rollout, scores)
     if error := too_many_failed(session, scores):
-        _give_up(session, rollout, weighed, started)
+        _give_up(session, rollout, scored, started)
         raise error
-    trained = train(session, rollout, weighed)
+    weighed = weigh(session, rollout, scored, look(session, rollout, scored))
+    trained = train(session, rollout, scored, weighed)
     if trained.steps:
         session.state.changed = session.state.step + 1
         publish(session, session.state.step + 1)
     if session.ahead is not None:
         session.ahead.go_on(session.state.step + 1)
-    record(session, rollout, weighed, trained, started)
+    record(session, rollout, scored, weighed, trained, started)
+    adapt_kl(session, trained, weighed)
     endless = _endless_skips(session)
     if evaluation_due(session):
         evaluate(session)
@@ -65,14 +68,14 @@ def _step(session: Session) -> None:
         raise endless
 
 
-def _give_up(session: Session, rollout: Rollout, weighed: Weighed, started: float) -> None:
+def _give_up(session: Session, rollout: Rollout, scored: Scored, started: float) -> None:
     """Leave a checkpoint from which a resume makes this step again, and the step's samples to be read."""
     session.state.position = rollout.plan.position
     if session.ahead is not None:
         session.ahead.put_back(rollout)
     if session.state.step and not checkpoint.is_written(session):
         checkpoint.checkpoint(session)
-    record(session, rollout, weighed, untrained(session), started)
+    record(session, rollout, scored, None, untrained(session), started)
 
 
 def _endless_skips(session: Session) -> LoradError | None:

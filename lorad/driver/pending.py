@@ -22,7 +22,8 @@ _FILE = "rollouts.msgpack"
 
 
 class _Kept(Struct, frozen=True):
-    """A rollout. prompts: how many; digest: of them. Of its samples, in order: tokens, int32, and logprobs,
+    """A rollout. places: of its prompts behind `position`; digest: of them. consumed, sampled, made: see
+    `Rollout`, whose `tokens` is `made`. Of its samples, in order: tokens, int32, and logprobs,
     float32, little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a
     resume scores them again, perhaps with a reward that was mended."""
 
@@ -30,7 +31,10 @@ class _Kept(Struct, frozen=True):
     position: int
     version: int
     trained: int
-    prompts: int
+    places: list[int]
+    consumed: int
+    sampled: int
+    made: int
     digest: str
     lengths: list[int]
     finishes: list[str]
@@ -80,7 +84,8 @@ def _current(attested: list[tuple[int, int]], step: int) -> set[int]:
 def _usable(session: Session, found: list[_Kept]) -> Iterator[Rollout]:
     limit = session.spec.rollout.max_staleness
     for kept in found:
-        examples = session.train_data.take(kept.position, kept.prompts)
+        looked = session.train_data.take(kept.position, kept.places[-1] + 1)
+        examples = [looked[place] for place in kept.places]
         why = "is older than rollout.max_staleness allows" if kept.step - kept.trained > limit else ""
         why = why or ("saw other prompts than there are now" if _digest(examples) != kept.digest else "")
         if why:
@@ -99,8 +104,11 @@ def _kept(rollout: Rollout) -> _Kept:
         position=wanted.position,
         version=wanted.version,
         trained=wanted.trained,
-        prompts=len(wanted.examples),
-        digest=_digest(wanted.examples),
+        places=rollout.places,
+        consumed=rollout.consumed,
+        sampled=rollout.sampled,
+        made=rollout.tokens,
+        digest=_digest([group[0].example for group in rollout.groups]),
         lengths=[sample.tokens.size for sample in samples],
         finishes=[sample.finish for sample in samples],
         tokens=np.concatenate([sample.tokens for sample in samples]).astype("<i4").tobytes(),
@@ -112,7 +120,7 @@ def _kept(rollout: Rollout) -> _Kept:
 
 
 def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
-    version, size = session.name_of(kept.version), len(kept.lengths) // kept.prompts
+    version, size = session.name_of(kept.version), len(kept.lengths) // len(kept.places)
     cuts = np.cumsum(kept.lengths)[:-1]
     tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)
     logprobs = np.split(np.frombuffer(kept.logprobs, "<f4").astype(np.float32), cuts)
@@ -121,7 +129,17 @@ def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
     samples = [Sample(examples[i // size], i % size, version, *column) for i, column in columns]
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
     wanted = Plan(kept.step, examples, kept.position, kept.version, kept.trained)
-    return Rollout(wanted, groups, kept.seconds, kept.waited, kept.scores)
+    return Rollout(
+        plan=wanted,
+        groups=groups,
+        places=kept.places,
+        consumed=kept.consumed,
+        sampled=kept.sampled,
+        tokens=kept.made,
+        seconds=kept.seconds,
+        waited=kept.waited,
+        scores=kept.scores,
+    )
 
 
 def _digest(examples: Sequence[Example]) -> str:

@@ -9,31 +9,39 @@ import time
 import msgspec
 import numpy as np
 
-from lorad.driver.session import Rollout, Session, Weighed
+from lorad.driver.session import Rollout, Scored, Session, Weighed
 from lorad.driver.train import Trained
+from lorad.driver.weigh import importance_cap
 from lorad.protocol.calls import Stepped
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
 from lorad.text import number
 
 
-def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained, started: float) -> None:
-    """The step is over: its number becomes the state's."""
+def record(
+    session: Session,
+    rollout: Rollout,
+    scored: Scored,
+    weighed: Weighed | None,
+    trained: Trained,
+    started: float,
+) -> None:
+    """The step is over: its number becomes the state's. weighed: None where nothing was trained."""
     HEART.work("record")
     state = session.state
     step = state.step + 1
-    state.failed_rewards += int((~weighed.scored).sum())
+    state.failed_rewards += int((~scored.scored).sum())
     state.skipped_updates += trained.skipped
     state.skipped_steps = state.skipped_steps + 1 if trained.skipped and not trained.steps else 0
-    path, digest = _write_samples(session, step, rollout, weighed)
+    path, digest = _write_samples(session, step, rollout, scored, weighed)
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
         version=rollout.plan.version,
-        prompts=[e.id for e in rollout.plan.examples],
+        prompts=[group[0].example.id for group in rollout.groups],
         position=rollout.plan.position,
         samples=path,
         samples_sha256=digest,
-        metrics=_metrics(session, rollout, weighed, trained),
+        metrics=_metrics(session, rollout, scored, weighed, trained),
     )
     session.journal.append("step", step, fact)
     state.step = step
@@ -54,15 +62,18 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
     )
 
 
-def _metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained) -> dict[str, float]:
+def _metrics(
+    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed | None, trained: Trained
+) -> dict[str, float]:
     """Means over samples or tokens; seconds are wall time. What was not measured is absent.
 
     reward, reward_std: of the samples that have one; response_length, truncated: of all; entropy, ratio,
     clip_fraction, loss, kl (only with a coefficient): of those that were trained on. logprob_difference:
     |trainer - engine| in nats, absent where samples are of older weights; then staleness_difference has that
-    and staleness together. rejected, importance_max: share of tokens that algorithm.correction leaves out,
-    and the greatest weight that it gives. updates: optimizer steps; skipped_updates: that loss or gradient
-    forbade;
+    and staleness together. rejected: share of tokens that algorithm.correction leaves out; importance_capped:
+    share whose importance weight the cap bounds; importance_max: the greatest of these weights. updates:
+    optimizer steps; skipped_updates: that loss or gradient forbade; prompts_sampled: of the step, with those
+    that dynamic sampling did not train on;
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
@@ -76,9 +87,10 @@ def _metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trai
         "skipped_updates_total": float(state.skipped_updates),
         "response_length": float(np.mean([s.tokens.size for s in samples])),
         "truncated": float(np.mean([s.finish == "length" for s in samples])),
-        "zero_variance_groups": float(weighed.flat.sum()),
-        "failed_rewards": float((~weighed.scored).sum()),
+        "zero_variance_groups": float(scored.flat.sum()),
+        "failed_rewards": float((~scored.scored).sum()),
         "failed_rewards_total": float(state.failed_rewards),
+        "prompts_sampled": float(rollout.sampled),
         "tokens": float(rollout.tokens),
         "tokens_per_second": rollout.tokens / max(rollout.seconds, 1e-9),
         "staleness": float(rollout.plan.staleness),
@@ -86,29 +98,38 @@ def _metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trai
         "seconds_sampling": rollout.seconds,
         "seconds_waited": rollout.waited + sum(step.waited for step in trained.steps),
     }
-    values |= _policy_metrics(session, rollout, weighed, trained) | trainer_metrics(trained.steps)
+    values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(trained.steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
 def _policy_metrics(
-    session: Session, rollout: Rollout, weighed: Weighed, trained: Trained
+    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed | None, trained: Trained
 ) -> dict[str, float]:
     """Collect what was measured of rewards, loss and policy; see `metrics`."""
     found: dict[str, float] = {}
     first, total = trained.first, trained.total
-    if weighed.rewards.size:
-        rewards = weighed.rewards.astype(np.float64)  # their squares may be too large for float32
+    if scored.rewards.size:
+        rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
         found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
     if total.tokens:
         found["loss"] = total.loss / (len(trained.updates) - trained.skipped)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
         if session.spec.algorithm.kl.coef:
             found["kl"] = total.kl / total.tokens
+        if importance_cap(session.spec) is not None:
+            found |= {
+                "importance_capped": total.capped / total.tokens,
+                "importance_max": total.importance_max,
+            }
+    if weighed is not None and weighed.kl is not None:
+        found["kl"] = weighed.kl
+    if session.state.kl_coef is not None:
+        found["kl_coef"] = session.state.kl_coef
     if first.tokens:
         found["entropy"] = first.entropy / first.tokens
-    if trained.importance is not None:
-        found |= {"rejected": float((trained.importance == 0).mean())}
-        found |= {"importance_max": float(trained.importance.max())}
+    if weighed is not None and weighed.importance is not None:
+        found |= {"rejected": float((weighed.importance == 0).mean())}
+        found |= {"importance_max": float(weighed.importance.max())}
     if norms := [step.grad_norm for step in trained.steps]:
         found["grad_norm"] = sum(norms) / len(norms)
     if trained.mismatch is not None:
@@ -138,12 +159,16 @@ def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     return found
 
 
-def _write_samples(session: Session, step: int, rollout: Rollout, weighed: Weighed) -> tuple[str, str]:
+def _write_samples(
+    session: Session, step: int, rollout: Rollout, scored: Scored, weighed: Weighed | None
+) -> tuple[str, str]:
     """JSON lines, one for each sample; (path relative to the run, sha256)."""
     directory = session.run_dir.samples
     directory.mkdir(exist_ok=True)
     path = directory / f"{step:06d}-a{session.params.attempt}.jsonl"
-    rows = zip(rollout.samples, weighed.scores, weighed.advantages, strict=True)
+    nothing = np.full(len(scored.scores), np.nan)
+    advantages = nothing if weighed is None else weighed.advantages
+    rows = zip(rollout.samples, scored.scores, advantages, strict=True)
     lines = [
         msgspec.json.encode(
             {
@@ -155,7 +180,7 @@ def _write_samples(session: Session, step: int, rollout: Rollout, weighed: Weigh
                 "completion": s.text,
                 "answer": s.example.answer,
                 "reward": score.value,
-                "advantage": None if score.value is None else float(advantage),
+                "advantage": None if np.isnan(advantage) else float(advantage),
                 "finish": s.finish,
                 "error": score.error,
                 "tokens": s.tokens.tolist(),

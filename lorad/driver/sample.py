@@ -3,12 +3,15 @@ before.
 """
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
+from lorad.driver.rewards import Score
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
@@ -17,6 +20,7 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EvalFact
 from lorad.rl.data import Example
+from lorad.rl.shaping import shaped, shaping_of
 from lorad.spec.model import Rollout as RolloutSpec
 from lorad.text import number
 
@@ -33,26 +37,92 @@ def sample(session: Session) -> Rollout:
         with session.timed("sample"):
             rollout = session.ahead.take(state.step)
     else:
-        now = plan(session, state.step, state.position)
+        now = plan(session, state.step, state.position, state.version, state.step)
         with session.timed("sample"):
             rollout = make(session, session.pool, now)
     refuse_stale(session, rollout)
-    state.position += len(rollout.plan.examples)
+    state.position = rollout.plan.position + rollout.consumed
     return rollout
 
 
-def plan(session: Session, step: int, position: int, trained: int | None = None) -> Plan:
-    """Samples by the current version for the step after `step`; `trained`: the steps behind that version, if
-    not so many."""
+def plan(session: Session, step: int, position: int, version: int, trained: int) -> Plan:
+    """Samples by a version for the step after `step`; `trained`: the steps behind that version."""
     examples = session.train_data.take(position, session.spec.data.prompts_per_step)
-    return Plan(step, examples, position, session.state.version, step if trained is None else trained)
+    return Plan(step, examples, position, version, trained)
 
 
 def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
-    """Make the samples as planned. Reads only what does not change in the session, so that any thread may."""
+    """Make the samples as planned. Reads only what does not change in the session, so that any thread may.
+
+    With algorithm.dynamic_sampling more prompts are sampled until enough groups are worth training on. They
+    are taken in the order of the data, whatever order they end in.
+    """
     started = time.perf_counter()
-    groups, made = _complete(session, pool, wanted, session.spec.algorithm.group_size, _sampling(session))
-    return Rollout(wanted, groups, time.perf_counter() - started, made.waited)
+    refill, size = session.spec.algorithm.refill, session.spec.algorithm.group_size
+    groups, made = _complete(session, pool, wanted, size, _sampling(session))
+    count, waited, tokens = len(wanted.examples), made.waited, made.tokens
+    places = list(range(count))
+    if refill is None:
+        seconds = time.perf_counter() - started
+        return Rollout(wanted, groups, places, count, count, tokens, seconds, waited)
+    scores = [_score(session, group) for group in groups]
+    batches, looked = 1, count
+    while True:
+        good = [place for place in range(looked) if _is_worth(session, groups[place], scores[place])]
+        missing = count - len(good)
+        if missing <= 0 or batches == refill.max_batches or _fails(session, scores):
+            break
+        asked = min(count, math.ceil(missing * looked / max(len(good), 1)))
+        if session.train_data.size is not None and looked + asked > session.train_data.size:
+            break
+        examples = session.train_data.take(wanted.position + looked, asked)
+        more, made = _complete(session, pool, replace(wanted, examples=examples), size, _sampling(session))
+        groups, waited, tokens = groups + more, waited + made.waited, tokens + made.tokens
+        scores += [_score(session, group) for group in more]
+        batches, looked = batches + 1, looked + asked
+    chosen = good[:count] if len(good) >= count else _filled(good, looked, count)
+    consumed = chosen[-1] + 1 if missing <= 0 else looked
+    return Rollout(
+        wanted,
+        [groups[place] for place in chosen],
+        chosen,
+        consumed,
+        looked,
+        tokens,
+        time.perf_counter() - started,
+        waited,
+        [score for place in chosen for score in scores[place]],
+    )
+
+
+def _filled(good: list[int], looked: int, count: int) -> list[int]:
+    """Fill up the groups worth training on with the first of the others, which count in the normaliser."""
+    others = [place for place in range(looked) if place not in set(good)]
+    return sorted([*good, *others[: count - len(good)]])
+
+
+def _is_worth(session: Session, group: list[Sample], scores: list[Score]) -> bool:
+    """Return whether a group teaches something: rewards that differ, or a mean within the bounds."""
+    refill = session.spec.algorithm.refill
+    scored = [(sample, s.value) for sample, s in zip(group, scores, strict=True) if s.value is not None]
+    rewards = np.array([value for _, value in scored], np.float32)
+    if rewards.size < 2 or refill is None:
+        return False
+    if refill.keep is not None:
+        return bool(refill.keep[0] <= rewards.mean() <= refill.keep[1])
+    lengths = np.array([sample.tokens.size for sample, _ in scored])
+    cut = np.array([sample.finish == "length" for sample, _ in scored])
+    return bool(np.ptp(shaped(rewards, lengths, cut, shaping_of(session.spec))) > 0)
+
+
+def _score(session: Session, group: list[Sample]) -> list[Score]:
+    return session.rewarder.score([sample.for_reward() for sample in group])
+
+
+def _fails(session: Session, scores: list[list[Score]]) -> bool:
+    """Return whether so many rewards failed that the step ends the run."""
+    failed = [score.value is None for group in scores for score in group]
+    return sum(failed) > session.spec.reward_spec.max_failures * len(failed)
 
 
 def refuse_stale(session: Session, rollout: Rollout) -> None:

@@ -1,11 +1,12 @@
-"""Verbs two and three: score the samples with the reward, and turn rewards into advantages."""
+"""Verb two: score the samples with the reward, and say which of them take part in the step."""
 
 import numpy as np
 
 from lorad.driver.rewards import Score
-from lorad.driver.session import Rollout, Session, Weighed
+from lorad.driver.session import Rollout, Scored, Session
 from lorad.errors import LoradError
-from lorad.rl.advantage import advantages, zero_variance
+from lorad.rl.advantage import best_of, zero_variance
+from lorad.rl.shaping import shaped, shaping_of
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
@@ -31,25 +32,34 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     )
 
 
-def weigh(session: Session, rollout: Rollout, scores: list[Score]) -> Weighed:
-    """Group-relative advantages of the samples that have a reward. The others take part in nothing: not in
-    the mean and standard deviation of their group, nor in the loss. Groups whose rewards are all equal may be
-    dropped, those with fewer than two rewards always are."""
+def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
+    """Say which samples take part. Those without a reward take part in nothing: not in the mean and standard
+    deviation of their group, nor in the loss. Groups whose rewards are all equal may be left out; with a
+    baseline, those with fewer than two rewards always are.
+    """
     algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
-    with session.timed("weigh"):
-        scored = np.array([s.value is not None for s in scores], np.bool_)
-        rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
-        ends = np.cumsum([len(group) for group in rollout.groups])
-        sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
-        flat = zero_variance(rewards, sizes)
-        lengths = np.array([s.tokens.size for s in rollout.samples])[scored]
-        found = np.zeros(len(scores), np.float32)
-        found[scored] = advantages(rewards, sizes, parts.baseline, parts.scale, lengths)
-        return Weighed(
-            scores=scores,
-            scored=scored,
-            rewards=rewards,
-            advantages=found,
-            alive=~flat if algorithm.drops else sizes > (parts.baseline != "zero"),
-            flat=flat,
-        )
+    samples = rollout.samples
+    scored = np.array([s.value is not None for s in scores], np.bool_)
+    rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
+    cut = np.array([s.finish == "length" for s in samples], np.bool_)
+    worth = shaped(
+        rewards, np.array([s.tokens.size for s in samples])[scored], cut[scored], shaping_of(session.spec)
+    )
+    ends = np.cumsum([len(group) for group in rollout.groups])
+    sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
+    flat = zero_variance(worth, sizes)
+    alive = ~flat if algorithm.drops else sizes > (algorithm.has_baseline and algorithm.least is None)
+    masked = cut if algorithm.truncated == "mask" else np.zeros_like(cut)
+    counted = scored & ~masked
+    if parts.surrogate == "nll":
+        counted[scored] &= best_of(worth, sizes, algorithm.best, algorithm.least)
+    return Scored(
+        scores=scores,
+        scored=scored,
+        rewards=rewards,
+        worth=worth,
+        sizes=sizes,
+        counted=counted,
+        trained=counted & np.repeat(alive, [len(group) for group in rollout.groups]),
+        flat=flat,
+    )

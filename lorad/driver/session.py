@@ -14,6 +14,8 @@ from msgspec import Struct
 
 from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score
+from lorad.driver.user_functions import UserFunctions
+from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
@@ -36,12 +38,15 @@ class StopFlag:
 
 
 class State(Struct):
-    """What a resume restores. `position`: prompts consumed by the steps done; `version`: the current one's
-    number.
+    """What a resume restores.
 
-    changed: the step whose update made the present weights. failed_rewards, skipped_updates: so many in the
-    run until now; skipped_steps: the last so many in a row had no update but ones that were skipped, see
-    `Trained`.
+    position: prompts consumed by the steps done.
+    version: the current one's number.
+    changed: the step whose update made the present weights.
+    failed_rewards, skipped_updates: so many in the run until now.
+    skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
+    baseline: of algorithm.baseline `moving`; None before the first step.
+    kl_coef: adapted to algorithm.kl.target; None where it is the spec's.
     """
 
     step: int = 0
@@ -52,6 +57,8 @@ class State(Struct):
     failed_rewards: int = 0
     skipped_updates: int = 0
     skipped_steps: int = 0
+    baseline: float | None = None
+    kl_coef: float | None = None
 
 
 class _Sampler(Protocol):
@@ -80,6 +87,7 @@ class _Sampler(Protocol):
 class Session:
     """One attempt of one run.
 
+    own: the user's loss and advantage, where there are any.
     ahead: None where no sampling runs ahead of training.
     """
 
@@ -92,6 +100,7 @@ class Session:
     train_data: Dataset
     eval_data: list[Example]
     rewarder: Rewarder
+    own: UserFunctions
     stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -100,6 +109,12 @@ class Session:
     @property
     def steps_left(self) -> bool:
         return self.state.step < self.params.steps
+
+    @property
+    def kl_coef(self) -> float:
+        """Return the coefficient of the KL penalty, as it was adapted."""
+        adapted = self.state.kl_coef
+        return self.spec.algorithm.kl.coef if adapted is None else adapted
 
     def name_of(self, version: int) -> str:
         """Return the engine-side name of one of the run's versions."""
@@ -162,14 +177,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The samples of one step: groups[i] are the samples of plan.examples[i].
+    """The samples of one step, group by group; those of a group are of one prompt.
 
-    seconds: that they took; waited: those of them without a turn in the pool. scores: None where nobody
-        scored yet.
+    places: of the prompts among those that were looked at, `plan.examples` first.
+    consumed: prompts that the next step does not look at again.
+    sampled: prompts that were sampled; tokens: of all of their samples.
+    seconds: that they took; waited: those of them without a turn in the pool.
+    scores: None where nobody scored yet.
     """
 
     plan: Plan
     groups: list[list[Sample]]
+    places: list[int]
+    consumed: int
+    sampled: int
+    tokens: int
     seconds: float
     waited: float
     scores: list[Score] | None = None
@@ -178,23 +200,60 @@ class Rollout:
     def samples(self) -> list[Sample]:
         return [sample for group in self.groups for sample in group]
 
-    @property
-    def tokens(self) -> int:
-        return sum(sample.tokens.size for sample in self.samples)
-
 
 @dataclass(frozen=True)
-class Weighed:
-    """bool [samples]: `scored` have a reward. rewards: float32, theirs alone; advantages: float32 [samples],
-    0 without a reward. bool [groups]: `alive` reach the trainer; of `flat` all rewards are equal, or there
-    are fewer than two."""
+class Scored:
+    """Which samples take part in a step.
+
+    bool [samples]: `scored` have a reward; `counted` of them count in the normaliser; `trained` of those
+        reach the trainer.
+    rewards: float32, of those that are scored. worth: the same with the costs of length.
+    sizes: int32 [groups], samples of each that are scored.
+    flat: bool [groups], the worth of all samples is equal, or there are fewer than two.
+    """
 
     scores: list[Score]
     scored: np.ndarray
     rewards: np.ndarray
-    advantages: np.ndarray
-    alive: np.ndarray
+    worth: np.ndarray
+    sizes: np.ndarray
+    counted: np.ndarray
+    trained: np.ndarray
     flat: np.ndarray
+
+
+@dataclass(frozen=True)
+class Known:
+    """The samples that are trained on, group by group, and their log-probabilities; all float32 [T].
+
+    rows: int [S], their places among the samples of the rollout.
+    groups: int [G], the places of their groups.
+    old: the trainer's before the first update; None where those of the update's own pass serve.
+    reference: None without a KL term.
+    """
+
+    batch: Batch
+    rows: np.ndarray
+    groups: np.ndarray
+    sampler: np.ndarray
+    old: np.ndarray | None = None
+    reference: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What the trainer gets.
+
+    advantages: float32 [samples of the rollout], the mean over the tokens of each; NaN where it has none.
+    importance: float [T], see algorithm.correction; None without one.
+    kl: mean over the tokens, where the penalty is in the reward.
+    """
+
+    known: Known
+    targets: PolicyTargets
+    advantages: np.ndarray
+    importance: np.ndarray | None = None
+    kl: float | None = None
 
 
 def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:

@@ -1,19 +1,19 @@
 """Verb four: gradients and optimizer steps on the samples."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
-from lorad.driver.session import Rollout, Sample, Session, Weighed
+from lorad.driver.session import Rollout, Scored, Session, Weighed
+from lorad.driver.weigh import importance_cap, logprobs, needs_old
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.protocol.calls import ForwardBackward, Logprobs, LogprobsOf, Nothing, OptimStep, Stepped
-from lorad.rl.correction import correction
-from lorad.rl.levels import level_weights, normaliser
+from lorad.protocol.calls import ForwardBackward, Nothing, OptimStep, Stepped
+from lorad.rl.levels import normaliser
 from lorad.rl.schedule import learning_rate
+from lorad.rl.user_functions import LossInput
 from lorad.spec.model import Spec
-
-_ASYNC_CAP = 2.0  # of importance weights where sampling runs ahead; see `_importance_cap`
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,12 @@ class Trained:
 
     first: statistics of the first epoch.
     mismatch: None where it is not known.
-    importance: float, of all trained tokens; None without algorithm.correction.
     """
 
     lr: float
     updates: list[_Update]
     first: LossStats
     mismatch: _Mismatch | None
-    importance: np.ndarray | None = None
 
     @property
     def total(self) -> LossStats:
@@ -71,30 +69,40 @@ class _MiniBatch:
     """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost
     only.
 
-    has_gradient: False where it is zero for certain: all advantages are 0, and there is no KL term.
-    importance: float [T], see algorithm.correction; None without one.
+    has_gradient: False where it is zero for certain: all advantages are 0, and nothing else acts.
     """
 
     batch: Batch
     targets: PolicyTargets
     normaliser: float
     has_gradient: bool
-    importance: np.ndarray | None
 
 
-def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
+def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) -> Trained:
     """epochs x minibatches updates, as far as there is a gradient and it is finite."""
     algorithm, rate = session.spec.algorithm, _lr(session)
     with session.timed("train"):
-        minibatches = _minibatches(session, rollout, weighed)
+        minibatches = _minibatches(session, rollout, scored, weighed)
         measured = _measured(session, rollout) if _must_measure(session, rollout, minibatches) else None
-        updates = [_update(session, m, rate) for _ in range(algorithm.epochs) for m in minibatches]
+        updates: list[_Update] = []
+        for m in minibatches * algorithm.epochs:
+            is_first = not any(update.step for update in updates)
+            updates.append(_update(session, m, rate, is_first=is_first))
     early = [update.stats for update in updates[: len(minibatches)] if update.stats is not None]
     first = sum(early, LossStats())
     if measured is None and first.tokens and _is_current(session, rollout) and not _is_noisy(session.spec):
         measured = _Mismatch(first.sampler_difference / first.tokens, first.sampler_difference_max)
-    weights = [m.importance for m in minibatches if m is not None and m.importance is not None]
-    return Trained(rate, updates, first, measured, np.concatenate(weights) if weights else None)
+    return Trained(rate, updates, first, measured)
+
+
+def adapt_kl(session: Session, trained: Trained, weighed: Weighed) -> None:
+    """Move the coefficient of the KL penalty towards algorithm.kl.target (Ziegler et al., 2019)."""
+    wanted, first = session.spec.algorithm.kl, trained.first
+    seen = weighed.kl if weighed.kl is not None or not first.tokens else first.kl / first.tokens
+    if wanted.target is None or seen is None:
+        return
+    error = min(max(seen / wanted.target - 1, -0.2), 0.2)
+    session.state.kl_coef = session.kl_coef * (1 + error * weighed.known.rows.size / wanted.horizon)
 
 
 def untrained(session: Session) -> Trained:
@@ -117,35 +125,6 @@ def _lr(session: Session) -> float:
     )
 
 
-def _importance_cap(spec: Spec) -> float | None:
-    """algorithm.importance_cap; without one, _ASYNC_CAP where samples may be of older versions than the
-    trained one.
-
-    The loss then is decoupled PPO: its clip is around the policy before the update, and exp(that - sampler),
-    truncated, weighs what an older version sampled (Hilton et al., 2022, arXiv 2110.00641; AReaL, Fu et al.,
-    2025, arXiv 2505.24298; truncation: Yao et al., 2025, "Your efficient RL framework secretly brings you
-    off-policy training").
-    """
-    algorithm = spec.algorithm
-    if algorithm.importance_cap is not None or algorithm.correction is not None:
-        return algorithm.importance_cap
-    is_off = algorithm.parts.anchor == "sampler"  # whose ratio weighs it already
-    return None if is_off or not spec.rollout.max_staleness else _ASYNC_CAP
-
-
-def _needs_old(spec: Spec) -> bool:
-    """Return whether the policy before the update differs from that of the update's own forward pass.
-
-    It does when there are several updates, or when importance weights would have the noise of dropout. A
-    correction needs it beforehand.
-    """
-    algorithm = spec.algorithm
-    if algorithm.correction is not None:
-        return True
-    is_weighed = _importance_cap(spec) is not None
-    return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
-
-
 def _is_current(session: Session, rollout: Rollout) -> bool:
     """Return whether the weights are those that sampled:
     else a difference of log-probabilities is staleness.
@@ -157,7 +136,7 @@ def _is_noisy(spec: Spec) -> bool:
     """Return whether the log-probabilities of the update's forward pass are compared with the engine's and
     have dropout.
     """
-    return spec.lora.dropout > 0 and not _needs_old(spec)
+    return spec.lora.dropout > 0 and not needs_old(spec)
 
 
 def _must_measure(session: Session, rollout: Rollout, minibatches: list[_MiniBatch | None]) -> bool:
@@ -168,21 +147,27 @@ def _must_measure(session: Session, rollout: Rollout, minibatches: list[_MiniBat
 def _measured(session: Session, rollout: Rollout) -> _Mismatch:
     """Measure the mismatch on the first group only, which is cheap and enough for an alarm."""
     group = rollout.groups[0]
-    batch = Batch.of([(_prompt(group), [s.tokens for s in group])])
-    difference = np.abs(_logprobs(session, "slot", batch) - np.concatenate([s.logprobs for s in group]))
+    prompt = np.array(group[0].example.tokens, np.int32)
+    batch = Batch.of([(prompt, [s.tokens for s in group])])
+    difference = np.abs(logprobs(session, "slot", batch) - np.concatenate([s.logprobs for s in group]))
     return _Mismatch(float(difference.mean()), float(difference.max()))
 
 
-def _update(session: Session, m: _MiniBatch | None, rate: float) -> _Update:
+def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bool) -> _Update:
     """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
 
     Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
-    either.
+    either. is_first: the weights are those before the step.
     """
     skips = session.spec.algorithm.skip_empty_updates
     if m is None:
         return _Update(step=None if skips else _step(session, rate))
+    shown: float | None = None
+    if session.spec.algorithm.loss:
+        m, shown = _with_own_loss(session, m, is_first=is_first)
     stats = _gradient(session, m)
+    if shown is not None:
+        stats = structs.replace(stats, loss=shown + stats.loss)
     if not math.isfinite(stats.loss) or (skips and not m.has_gradient):
         session.pool.call("discard_grads", Nothing())
         return _Update(stats) if math.isfinite(stats.loss) else _Update(is_finite=False)
@@ -190,11 +175,20 @@ def _update(session: Session, m: _MiniBatch | None, rate: float) -> _Update:
     return _Update(stats, step) if step.applied else _Update(is_finite=False)
 
 
-def policy_loss(spec: Spec) -> PolicyLoss:
-    """Return the loss that the spec asks for."""
+def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
+    """Return the loss that the spec asks for. kl_coef: the adapted one; None: the spec's."""
     a, parts = spec.algorithm, spec.algorithm.parts
+    coef = a.kl.coef if kl_coef is None else kl_coef
+    if a.loss:
+        return PolicyLoss(
+            surrogate="linear",
+            kl_coef=coef if a.kl_place == "loss" else 0.0,
+            kl_type=a.kl_type,
+            entropy_coef=a.entropy_coef,
+            temperature=spec.rollout.temperature,
+        )
     return PolicyLoss(
-        surrogate=parts.surrogate,
+        surrogate="linear" if parts.surrogate == "nll" else parts.surrogate,
         ratio=parts.ratio,
         anchor=parts.anchor,
         clip_low=parts.clip[0],
@@ -202,15 +196,53 @@ def policy_loss(spec: Spec) -> PolicyLoss:
         dual=parts.dual,
         bounds=parts.bounds,
         negative_bounds=parts.negative_bounds,
-        kl_coef=a.kl.coef,
-        kl_type=a.kl.type,
-        importance_cap=_importance_cap(spec),
+        kl_coef=coef if a.kl_place == "loss" else 0.0,
+        kl_type=a.kl_type,
+        entropy_coef=a.entropy_coef,
+        importance_cap=importance_cap(spec),
         temperature=spec.rollout.temperature,
     )
 
 
+def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[_MiniBatch, float | None]:
+    """Give `linear` the advantages with which its gradient is that of the user's loss. Raises SpecError.
+
+    Returns what is to be added to the loss that the trainer reports, so that it is the user's, too; None
+    where the user's loss has no value.
+    """
+    targets = m.targets
+    own, weights = session.own.loss, targets.weights
+    sampler, old = targets.sampler_logprobs, targets.old_logprobs
+    assert own is not None and weights is not None and sampler is not None and old is not None
+    now = old if is_first else logprobs(session, "slot", m.batch)
+    given = LossInput(
+        logprobs=now,
+        sampler=sampler,
+        old=old,
+        ref=targets.reference_logprobs,
+        advantages=targets.advantages,
+        mask=weights > 0,
+        lengths=m.batch.completion_lengths,
+        groups=m.batch.group_sizes,
+    )
+    value, derivative = own.derivatives(given, session.spec.seed)
+    derivative = np.where(weights > 0, derivative, 0.0)
+    scaled = np.divide(-derivative * m.normaliser, weights, where=weights > 0, out=np.zeros(now.size))
+    return replace(
+        m,
+        targets=structs.replace(targets, advantages=scaled.astype(np.float32)),
+        has_gradient=_has_terms(session.spec) or bool(derivative.any()),
+    ), None if value is None else value - float(derivative @ now)
+
+
+def _has_terms(spec: Spec) -> bool:
+    """Return whether the loss has a gradient beside that of the surrogate."""
+    algorithm = spec.algorithm
+    return bool(algorithm.kl.coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
+
+
 def _gradient(session: Session, m: _MiniBatch) -> LossStats:
-    loss = policy_loss(session.spec)
+    loss = policy_loss(session.spec, session.kl_coef)
     stats: LossStats = session.pool.call(
         "forward_backward", ForwardBackward(m.batch, m.targets, loss, m.normaliser)
     )
@@ -222,60 +254,36 @@ def _step(session: Session, rate: float) -> Stepped:
     return result
 
 
-def _minibatches(session: Session, rollout: Rollout, weighed: Weighed) -> list[_MiniBatch | None]:
-    """Contiguous runs of groups; None where no group of it is alive. Old and reference log-probabilities are
-    taken before the first update."""
+def _minibatches(
+    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed
+) -> list[_MiniBatch | None]:
+    """Contiguous runs of groups; None where no group of it is trained on."""
     count = min(session.spec.algorithm.minibatches, len(rollout.groups))
-    size = session.spec.algorithm.group_size
     parts = np.array_split(np.arange(len(rollout.groups)), count)
-    return [_minibatch(session, rollout, weighed, part.tolist(), size) for part in parts]
+    return [_minibatch(session, rollout, scored, weighed, part[0], part[-1] + 1) for part in parts]
 
 
 def _minibatch(
-    session: Session, rollout: Rollout, weighed: Weighed, groups: list[int], size: int
+    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed, first: int, end: int
 ) -> _MiniBatch | None:
-    algorithm = session.spec.algorithm
-    alive = [g for g in groups if weighed.alive[g]]
-    if not alive:
+    """The groups of the rollout from `first` to before `end`."""
+    algorithm, known = session.spec.algorithm, weighed.known
+    inside = slice(*np.searchsorted(known.groups, [first, end]).tolist())
+    if inside.start == inside.stop:
         return None
-    scored = {g: [i for i in range(size) if weighed.scored[g * size + i]] for g in groups}
-    everything = [rollout.groups[g][i] for g in groups for i in scored[g]]
-    samples = [rollout.groups[g][i] for g in alive for i in scored[g]]
-    lengths = np.array([s.tokens.size for s in samples])
-    advantages = np.repeat(weighed.advantages[[g * size + i for g in alive for i in scored[g]]], lengths)
-    batch = Batch.of(
-        [(_prompt(rollout.groups[g]), [rollout.groups[g][i].tokens for i in scored[g]]) for g in alive]
-    )
-    reference: LogprobsOf = "reference" if session.params.reference else "base"
-    sampler = np.concatenate([s.logprobs for s in samples])
-    old = _logprobs(session, "slot", batch) if _needs_old(session.spec) else None
-    importance = None
-    if (wanted := algorithm.correction) is not None and old is not None:
-        importance = correction(old, sampler, lengths, wanted.kind, wanted.low, wanted.high)
-        advantages = (advantages * importance).astype(np.float32)
-    targets = PolicyTargets(
-        advantages=advantages,
-        sampler_logprobs=sampler,
-        old_logprobs=old,
-        reference_logprobs=_logprobs(session, reference, batch) if algorithm.kl.coef else None,
-        weights=level_weights(lengths, algorithm.parts.level, batch.group_sizes),
-    )
+    batch = known.batch.part(inside)
+    start = int(known.batch.part(slice(0, inside.start)).completions.size)
+    targets = weighed.targets.part(slice(start, start + batch.completions.size))
+    sizes = [len(group) for group in rollout.groups]
+    mine = slice(sum(sizes[:first]), sum(sizes[:end]))
+    counted = scored.counted[mine]
+    lengths = np.array([s.tokens.size for s in rollout.samples[mine]])[counted]
+    owner = np.repeat(np.arange(end - first), sizes[first:end])
     total = normaliser(
-        np.array([s.tokens.size for s in everything]),
+        lengths,
         algorithm.parts.level,
-        np.array([len(scored[g]) for g in groups]),
+        np.bincount(owner[counted], minlength=end - first),
         length=session.spec.rollout.max_new_tokens,
     )
-    return _MiniBatch(
-        batch, targets, total, has_gradient=bool(algorithm.kl.coef or advantages.any()), importance=importance
-    )
-
-
-def _prompt(group: list[Sample]) -> np.ndarray:
-    return np.array(group[0].example.tokens, np.int32)
-
-
-def _logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:
-    args = Logprobs(of, batch, session.spec.rollout.temperature)
-    result: np.ndarray = session.pool.call("logprobs", args).logprobs
-    return result
+    has_gradient = _has_terms(session.spec) or bool(targets.advantages.any())
+    return _MiniBatch(batch, targets, total, has_gradient)

@@ -33,6 +33,7 @@ class UserFunction:
         self.file, self.source = Path(code.file), code.source  # what runs, whatever becomes of the file
         self._timeout, self._environment = limits.timeout, environment(os.environ, limits.env)
         self._child: UserProcess | None = None
+        self._is_checked = False
 
     def start(self) -> None:
         """Load the function now. Raises SpecError when it cannot be loaded."""
@@ -49,21 +50,23 @@ class UserFunction:
             raise self._error("its process answered with an array of another size")
         return found
 
-    def derivatives(self, given: LossInput, *, checks: int | None) -> tuple[float | None, np.ndarray]:
-        """(value, derivative by each log-probability, float64 [T]). checks: see `Question`. Raises SpecError.
+    def derivatives(self, given: LossInput, seed: int) -> tuple[float | None, np.ndarray]:
+        """(value, derivative by each log-probability, float64 [T]). Raises SpecError.
 
-        The value is None where the function gives none.
+        The value is None where the function gives none. The first derivative is checked; seed: see
+        `check_derivative`.
         """
-        answer = self._ask(Question(loss=given, checks=checks))
+        answer = self._ask(Question(loss=given, checks=None if self._is_checked else seed))
         if answer.array is None or answer.array.size != given.logprobs.size:
             raise self._error("its process answered with an array of another size")
+        self._is_checked = True
         return answer.value, answer.array
 
     def try_out(self, *, with_reference: bool) -> None:
         """Call it with a few made-up samples. Raises SpecError."""
         given = sample_of(self._setup.kind, with_reference=with_reference)
         if isinstance(given, LossInput):
-            self.derivatives(given, checks=0)
+            self.derivatives(given, seed=0)
         else:
             self.advantages(given)
 

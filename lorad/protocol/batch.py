@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from msgspec import Struct
 
-from lorad.spec.algorithm import Anchor, Ratio
+from lorad.spec.algorithm import Anchor, KlType, Ratio
 
 Finish = Literal["stop", "length", "abort"]
 FINISHES: tuple[Finish | None, ...] = (None, "stop", "length", "abort")
@@ -144,6 +144,19 @@ class Batch(Struct, frozen=True):
         if (self.completion_lengths < 1).any():
             raise ValueError("every sample needs at least one token")
 
+    def part(self, groups: slice) -> Batch:
+        """Return some of the groups, one after another, as views."""
+        samples = np.cumsum([0, *self.group_sizes])[[groups.start, groups.stop]]
+        prompts = np.cumsum([0, *self.prompt_lengths])[[groups.start, groups.stop]]
+        tokens = np.cumsum([0, *self.completion_lengths])[samples]
+        return Batch(
+            prompts=self.prompts[slice(*prompts)],
+            prompt_lengths=self.prompt_lengths[groups],
+            group_sizes=self.group_sizes[groups],
+            completions=self.completions[slice(*tokens)],
+            completion_lengths=self.completion_lengths[slice(*samples)],
+        )
+
     def groups(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """Yield (prompt, completions) of each group, as views."""
         prompts = np.split(self.prompts, np.cumsum(self.prompt_lengths)[:-1])
@@ -187,9 +200,13 @@ class PolicyTargets(Struct, frozen=True):
     reference_logprobs: np.ndarray | None = None
     weights: np.ndarray | None = None
 
+    def part(self, tokens: slice) -> PolicyTargets:
+        """Return the targets of some tokens, as views."""
+        values = (getattr(self, name) for name in self.__struct_fields__)
+        return PolicyTargets(*(None if array is None else array[tokens] for array in values))  # type: ignore[arg-type]
+
 
 Surrogate = Literal["clip", "weighted", "soft", "divergence", "dro", "rectified", "linear"]
-KlType = Literal["k1", "abs", "k2", "k3", "k3+"]
 
 
 class PolicyLoss(Struct, frozen=True):
@@ -207,6 +224,7 @@ class PolicyLoss(Struct, frozen=True):
     taus: temperatures of `soft` for positive and for other advantages.
     beta: weight of the square in `dro`.
     kl_weighed: weighs the KL term with the ratio, so that its gradient is unbiased.
+    entropy_coef: weight of the entropy, which is added to what is made large.
     importance_cap: cap of the importance weights of the trainer against the engine; None is off.
     """
 
@@ -224,6 +242,7 @@ class PolicyLoss(Struct, frozen=True):
     kl_coef: float = 0.0
     kl_type: KlType = "k3"
     kl_weighed: bool = False
+    entropy_coef: float = 0.0
     importance_cap: float | None = None
     temperature: float = 1.0
 
@@ -234,14 +253,16 @@ class PolicyLoss(Struct, frozen=True):
             f"surrogate:{self.surrogate}",
             f"ratio:{self.ratio}",
             f"kl:{self.kl_type}" * bool(self.kl_coef),
+            "entropy" * bool(self.entropy_coef),
         )
         return tuple(term for term in terms if term)
 
 
-LOSSES = tuple(
-    f"{what}:{name}"
-    for what, kind in (("surrogate", Surrogate), ("ratio", Ratio), ("kl", KlType))
-    for name in get_args(kind)
+LOSSES = (
+    *(f"surrogate:{name}" for name in get_args(Surrogate)),
+    *(f"ratio:{name}" for name in get_args(Ratio)),
+    *(f"kl:{name}" for name in get_args(KlType)),
+    "entropy",
 )
 
 
@@ -249,6 +270,10 @@ class LossStats(Struct, frozen=True):
     """Sums over the tokens of one forward_backward; the caller divides by `tokens`.
 
     `loss` is already normalised.
+
+    capped: tokens whose importance weight was more than the cap.
+    sampler_difference: sum of |trainer - engine| log-probability.
+    importance_max: the greatest probability of a token by the trainer, in units of the engine's.
     """
 
     loss: float = 0.0
@@ -257,10 +282,11 @@ class LossStats(Struct, frozen=True):
     kl: float = 0.0
     clipped: float = 0.0
     ratio: float = 0.0
-    sampler_difference: float = 0.0  # sum of |trainer - engine| log-probability
+    capped: float = 0.0
+    sampler_difference: float = 0.0
     sampler_difference_max: float = 0.0
+    importance_max: float = 0.0
 
     def __add__(self, other: LossStats) -> LossStats:
-        biggest = max(self.sampler_difference_max, other.sampler_difference_max)
-        sums = {f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__}
-        return LossStats(**{**sums, "sampler_difference_max": biggest})
+        both = {f: (getattr(self, f), getattr(other, f)) for f in self.__struct_fields__}
+        return LossStats(**{f: max(pair) if f.endswith("_max") else sum(pair) for f, pair in both.items()})

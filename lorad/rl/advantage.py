@@ -42,11 +42,29 @@ def advantages(
     if scale == "batch_std" and len(rewards) > 1:
         found /= np.asarray(rewards, np.float64).std(ddof=1) + epsilon
     if scale == "whiten" and len(rewards):
-        total = tokens.sum()
-        mean = (found * tokens).sum() / total
-        variance = (tokens * (found - mean) ** 2).sum() / max(total - 1, 1)
-        found = (found - mean) / np.sqrt(variance + 1e-8)
+        found = whiten(found, tokens)
     return found.astype(np.float32)
+
+
+def whiten(values: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """float64: subtract the mean and divide by the standard deviation. counts: how often each counts."""
+    counts = np.ones(values.size) if counts is None else counts
+    total = counts.sum()
+    mean = (values * counts).sum() / total
+    variance = (counts * (values - mean) ** 2).sum() / max(total - 1, 1)
+    found: np.ndarray = (values - mean) / np.sqrt(variance + 1e-8)
+    return found
+
+
+def returns_to_go(rewards: np.ndarray, penalty: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """float64 [T]: the reward of its sample without the penalties of the token and of those after it.
+
+    rewards: [S]. penalty: [T]. lengths: int [S].
+    """
+    sums = np.cumsum(penalty, dtype=np.float64)
+    ends = sums[np.cumsum(lengths) - 1]
+    found: np.ndarray = np.repeat(rewards - ends, lengths) + sums - penalty
+    return found
 
 
 def _in_group(
@@ -74,6 +92,24 @@ def zero_variance(rewards: np.ndarray, group_sizes: np.ndarray) -> np.ndarray:
     return np.array(
         [group.size == 0 or np.ptp(group) == 0 for _, group in _groups(rewards, group_sizes)], np.bool_
     )
+
+
+def best_of(
+    rewards: np.ndarray, group_sizes: np.ndarray, best: int | None, least: float | None
+) -> np.ndarray:
+    """bool [S]: the samples to imitate: the `best` of each group with a reward of at least `least`; of equal
+    ones the first. best: None is 1 without `least`, and all with it. Without `least`, none of a group whose
+    rewards are all equal (RFT, Yuan et al., 2023, arXiv 2308.01825; best-of-n).
+    """
+    kept = np.zeros(len(rewards), np.bool_)
+    for start, group in _groups(rewards, group_sizes):
+        order = np.argsort(-group, kind="stable")
+        if least is None:
+            chosen = order[: best or 1] if group.size and np.ptp(group) > 0 else order[:0]
+        else:
+            chosen = order[group[order] >= least][:best]
+        kept[start + chosen] = True
+    return kept
 
 
 def _groups(rewards: np.ndarray, group_sizes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

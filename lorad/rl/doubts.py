@@ -39,6 +39,10 @@ def refuse_contradictions(spec: Spec) -> None:
             hint=f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same.",
         )
     given = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
+    if given and parts.surrogate == "nll":
+        raise SpecError(
+            "the surrogate nll has no importance weights", key=f"algorithm.{given[0]}", hint="Leave it out."
+        )
     if given and parts.anchor == "sampler":
         raise SpecError(
             "with anchor sampler the ratio weighs the mismatch of trainer and engine already",
@@ -59,7 +63,9 @@ def refuse_contradictions(spec: Spec) -> None:
             key="algorithm.scale",
             hint="Choose scale one with baseline loo, or baseline group.",
         )
-    if algorithm.drop_zero_variance and (parts.baseline == "zero" or parts.scale == "whiten"):
+    _refuse_settings_of_rl(spec)
+    has_gradient = parts.baseline in ("zero", "moving") or parts.scale == "whiten"
+    if algorithm.drop_zero_variance and has_gradient and not algorithm.advantage:
         raise SpecError(
             f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
             key="algorithm.drop_zero_variance",
@@ -83,6 +89,14 @@ def _refuse_beside_functions(spec: Spec) -> None:
                 key="algorithm.user_code",
                 hint="Leave it out, or give algorithm.loss or algorithm.advantage.",
             )
+    given = [key for key in ("loss", "advantage") if getattr(algorithm, key)]
+    if given and algorithm.parts.surrogate == "nll":
+        raise SpecError(
+            "the surrogate nll raises the likelihood of samples that it picks, and has neither loss nor "
+            "advantage to replace",
+            key=f"algorithm.{given[0]}",
+            hint="Choose algorithm custom, or leave it out.",
+        )
     if not algorithm.loss:
         return
     for key in ("importance_cap", "correction", "drop_zero_variance"):
@@ -100,6 +114,76 @@ def _refuse_beside_functions(spec: Spec) -> None:
         )
 
 
+def _refuse_settings_of_rl(spec: Spec) -> None:
+    """Raise SpecError for settings of samples, groups and penalties that have no effect or no meaning."""
+    algorithm, kl = spec.algorithm, spec.algorithm.kl
+    is_nll = algorithm.parts.surrogate == "nll"
+    in_reward = algorithm.kl_place == "reward"
+    updates = algorithm.epochs * algorithm.minibatches
+    for key, reason, hint, holds in (
+        (
+            "algorithm.group_size",
+            f"a group of one is never better than its own mean, the baseline of {algorithm.name}",
+            "Choose 2 or more, or algorithm.baseline zero or moving.",
+            algorithm.group_size < 2
+            and algorithm.has_baseline
+            and not (is_nll and algorithm.least is not None),
+        ),
+        (
+            "lora.dropout",
+            f"{updates} updates of a step compare log-probabilities, which dropout changes by itself",
+            "Set it to 0, or algorithm.epochs and minibatches to 1.",
+            spec.lora.dropout > 0 and updates > 1,
+        ),
+        (
+            "algorithm.kl.type",
+            f"{kl.type} is of a penalty in the loss; in the reward it is k1",
+            "Leave it out, or set algorithm.kl.where to loss.",
+            in_reward and kl.type not in (None, "k1"),
+        ),
+        (
+            "algorithm.kl.where",
+            "the surrogate nll reads no reward",
+            "Set it to loss.",
+            in_reward and is_nll and kl.coef > 0,
+        ),
+        (
+            "algorithm.kl.target",
+            "there is no coefficient to adapt while algorithm.kl.coef is 0",
+            "Set algorithm.kl.coef to where it begins.",
+            kl.target is not None and not kl.coef,
+        ),
+        (
+            "algorithm.truncated",
+            "a masked sample is not looked at, so that its KL penalty is not known",
+            "Choose keep or penalise, or algorithm.kl.where loss.",
+            algorithm.truncated == "mask" and in_reward and kl.coef > 0,
+        ),
+        (
+            "algorithm.dynamic_sampling",
+            "without a baseline of the group each group has a gradient",
+            "Leave it out, or set its `keep`.",
+            algorithm.refill is not None
+            and algorithm.refill.keep is None
+            and not (algorithm.has_baseline or algorithm.advantage),
+        ),
+        (
+            "algorithm.best",
+            "only the surrogate nll picks samples",
+            "Leave it out, or choose algorithm rft.",
+            algorithm.best is not None and not is_nll,
+        ),
+        (
+            "algorithm.least",
+            "only the surrogate nll picks samples",
+            "Leave it out, or choose algorithm rft.",
+            algorithm.least is not None and not is_nll,
+        ),
+    ):
+        if holds:
+            raise SpecError(reason, key=key, hint=hint)
+
+
 def doubts(spec: Spec) -> list[str]:
     """Warnings, each of which begins with its key."""
     trainer, algorithm, kl = spec.trainer, spec.algorithm, spec.algorithm.kl
@@ -111,7 +195,7 @@ def doubts(spec: Spec) -> list[str]:
         f"trainer.schedule_steps: {trainer.schedule} ends at step {horizon}, so that later steps, up to "
         f"{trainer.steps}, are made at trainer.min_lr {trainer.min_lr:g}": horizon < trainer.steps,
         "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; "
-        "k2 and k3 do": kl.coef > 0 and kl.type == "k1",
+        "k2 and k3 do": kl.coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
         f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
             kl.reference is not None and not algorithm.has_reference
         ),

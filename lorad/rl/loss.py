@@ -1,11 +1,12 @@
 """Policy-gradient losses, token by token. Flat tensors: T completion tokens, in the order of the batch.
 
-    loss_t = w_t * (mu_t * l_t + kl_coef * KL_t),   minimised is sum_t loss_t / normaliser
+    loss_t = w_t * (mu_t * l_t + kl_coef * KL_t - entropy_coef * H_t); sum_t loss_t / normaliser is minimised
 
 - w_t: the caller's weights; see `lorad/rl/levels.py`.
 - mu_t = min(cap, exp(old - sampler)), never differentiated: truncated importance sampling for the gap between
   trainer and engine (Ionides, 2008; Yao et al., 2025). It does not weigh the KL term.
 - KL_t: one of Schulman's estimators ("Approximating KL divergence", 2020): `kl_estimate`.
+- H_t: entropy of the distribution that the token was drawn from, at the temperature of the loss.
 - l_t, the surrogate, with the advantage A and r = exp(logprob - anchor):
 
     clip        max(-r A, -clip(r, 1 - low, 1 + high) A): PPO (Schulman et al., 2017, arXiv 1707.06347),
@@ -33,7 +34,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lorad.protocol.batch import KlType, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import LossStats, PolicyLoss, PolicyTargets
+from lorad.spec.algorithm import KlType
 
 _FAR = 3.0
 """Nats below the reference from which on k3 is linear: a token pulls as much as 1 - exp(3) = -19 at most."""
@@ -66,13 +68,18 @@ class TokenTargets(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """Per token, each [T]; only `loss` carries a gradient."""
+    """Per token, each [T]; only `loss` carries a gradient.
+
+    importance: exp(old - sampler), before it is capped.
+    """
 
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
     kl: Tensor
     sampler_difference: Tensor
+    importance: Tensor
+    capped: Tensor
 
 
 def token_targets(targets: PolicyTargets, tokens: slice | np.ndarray, device: torch.device) -> TokenTargets:
@@ -93,18 +100,23 @@ def token_targets(targets: PolicyTargets, tokens: slice | np.ndarray, device: to
     )
 
 
-def token_losses(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> TokenLosses:
+def token_losses(
+    logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss, entropy: Tensor | None = None
+) -> TokenLosses:
     """Return the loss of each token. logprobs: [T] fp32 with a gradient, at `loss.temperature` as all other
-    log-probabilities.
+    log-probabilities. entropy: [T] with a gradient, where `loss.entropy_coef` is not 0.
 
-    Raises ValueError when `loss.kl_coef` is not 0 and there are no reference log-probabilities.
+    Raises ValueError when `loss.kl_coef` is not 0 and there are no reference log-probabilities, and when the
+    ratio is that of samples and `sequence_ratios` was not called.
     """
     current = logprobs.detach()
     old = current if targets.old is None else targets.old
     sampler = old if targets.sampler is None else targets.sampler
     surrogate, ratio, clipped = _surrogate(logprobs, targets, loss)
+    importance = (old - sampler).exp()
+    cap = math.inf if loss.importance_cap is None else loss.importance_cap
     if loss.importance_cap is not None:
-        surrogate = surrogate * (old - sampler).exp().clamp(max=loss.importance_cap)
+        surrogate = surrogate * importance.clamp(max=cap)
     if targets.reference is None and loss.kl_coef:
         raise ValueError("a KL coefficient needs the reference's log-probabilities")
     kl = torch.zeros_like(current)
@@ -112,12 +124,18 @@ def token_losses(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> T
         kl = kl_estimate(logprobs, targets.reference, loss.kl_type)
     penalty = kl * (logprobs - old).exp() if loss.kl_weighed else kl
     total = (surrogate + loss.kl_coef * penalty) if loss.kl_coef else surrogate
+    if loss.entropy_coef:
+        if entropy is None:
+            raise ValueError("an entropy bonus needs the entropy")
+        total = total - loss.entropy_coef * entropy
     return TokenLosses(
         loss=targets.weights * total,
         ratio=ratio.detach(),
         clipped=clipped.detach().float(),
         kl=kl.detach(),
         sampler_difference=(old - sampler).abs(),
+        importance=importance,
+        capped=(importance > cap).float(),
     )
 
 
@@ -126,7 +144,9 @@ def _surrogate(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> tup
     a, current = targets.advantages, logprobs.detach()
     anchor = targets.anchor(loss, current)
     log_ratio = logprobs - anchor
-    if targets.sequence is not None:
+    if loss.ratio != "token":
+        if targets.sequence is None:
+            raise ValueError(f"a ratio of kind {loss.ratio} needs `sequence_ratios`")
         one = _within_bounds(log_ratio, a, loss) if loss.ratio == "geometric" else log_ratio
         log_ratio = targets.sequence + one - one.detach()
     ratio = log_ratio.exp()
@@ -229,21 +249,23 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:
     return square + (k3 - square).detach() if kind == "k3+" else k3
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability of each token, entropy without gradient) of softmax(logits / temperature), in fp32.
+def token_logprobs(
+    logits: Tensor, tokens: Tensor, temperature: float | Tensor, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(log-probability, entropy) of each token under softmax(logits / temperature), in fp32.
 
     logits: [T, vocab], overwritten when they are fp32. tokens: int64 [T]. temperature: one, or fp32 [T]. At
     most two fp32 arrays of that shape live at a time, the logits among them; their gradient takes the place
-    of one.
+    of one. The entropy has a gradient with `entropy_gradient`, whose backward takes a third array.
     """
-    logprobs, entropy = _TokenLogprobs.apply(logits, tokens, temperature)  # type: ignore[no-untyped-call]
-    return logprobs, entropy
+    made: tuple[Tensor, Tensor] = _TokenLogprobs.apply(logits, tokens, temperature, entropy_gradient)  # type: ignore[no-untyped-call]
+    return made
 
 
 class _TokenLogprobs(Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float | Tensor
+        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float | Tensor, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         scores, places = logits.float(), tokens[:, None]
         scale = temperature[:, None] if isinstance(temperature, Tensor) else temperature
@@ -255,26 +277,41 @@ class _TokenLogprobs(Function):
         total = powers.sum(-1, keepdim=True)
         normaliser = total.log()
         mean = torch.bmm(powers[:, None], scores[..., None])[:, 0] / total
-        ctx.save_for_backward(powers, total, places)
-        ctx.scale, ctx.dtype = scale, logits.dtype
-        entropy = (normaliser - mean)[:, 0]
-        ctx.mark_non_differentiable(entropy)
-        return (chosen - normaliser)[:, 0], entropy
+        entropy = normaliser - mean
+        ctx.save_for_backward(powers, total, places, entropy)
+        ctx.scale, ctx.dtype, ctx.entropy_gradient = scale, logits.dtype, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return (chosen - normaliser)[:, 0], entropy[:, 0]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        """(one-hot - softmax) * grad / temperature."""
-        powers, total, places = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:
+        """(one-hot - softmax) * grad / temperature, and d(entropy) = -p * (log p + entropy) / temperature."""
+        powers, total, places, entropy = ctx.saved_tensors
         grad = grad[:, None] / ctx.scale
+        bonus = None
+        if ctx.entropy_gradient:
+            p = powers / total
+            bonus = torch.special.xlogy(p, p).add_(p * entropy).mul_(-grad_entropy[:, None] / ctx.scale)
         powers.mul_(grad / -total)
         powers.scatter_(-1, places, powers.gather(-1, places) + grad)
-        return powers.to(ctx.dtype), None, None
+        if bonus is not None:
+            powers.add_(bonus)
+        return powers.to(ctx.dtype), None, None, None
 
 
 def loss_stats(losses: TokenLosses, entropy: Tensor, normaliser: float) -> LossStats:
     """Return the sums that a trainer reports; see `LossStats`."""
     difference = losses.sampler_difference
-    sums = [losses.loss.detach() / normaliser, entropy, losses.kl, losses.clipped, losses.ratio, difference]
-    values = torch.stack([*(s.sum() for s in sums), difference.max()]).tolist()
-    names = ("loss", "entropy", "kl", "clipped", "ratio", "sampler_difference", "sampler_difference_max")
-    return LossStats(tokens=difference.numel(), **dict(zip(names, values, strict=True)))
+    sums = {
+        "loss": losses.loss.detach() / normaliser,
+        "entropy": entropy.detach(),
+        "kl": losses.kl,
+        "clipped": losses.clipped,
+        "ratio": losses.ratio,
+        "capped": losses.capped,
+        "sampler_difference": difference,
+    }
+    values = [*(s.sum() for s in sums.values()), difference.max(), losses.importance.max()]
+    names = (*sums, "sampler_difference_max", "importance_max")
+    return LossStats(tokens=difference.numel(), **dict(zip(names, torch.stack(values).tolist(), strict=True)))

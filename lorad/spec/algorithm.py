@@ -13,8 +13,11 @@ from lorad.spec.user_code import UserCode
 _Name = Literal[
     "grpo",
     "dr_grpo",
+    "dapo",
     "rloo",
     "reinforce",
+    "reinforce++",
+    "reinforce++_baseline",
     "maxrl",
     "gspo",
     "gmpo",
@@ -22,14 +25,16 @@ _Name = Literal[
     "sapo",
     "dppo",
     "topr",
+    "rft",
     "custom",
 ]
-Baseline = Literal["group", "loo", "length", "zero"]
+Baseline = Literal["group", "loo", "length", "zero", "moving"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
 Ratio = Literal["token", "sequence", "geometric"]
 Anchor = Literal["old", "sampler"]
-Surrogate = Literal["clip", "weighted", "soft", "divergence", "dro"]
+Surrogate = Literal["clip", "weighted", "soft", "divergence", "dro", "nll"]
 Level = Literal["token", "sequence", "prompt", "constant", "sum"]
+KlType = Literal["k1", "abs", "k2", "k3", "k3+"]
 CorrectionKind = Literal[
     "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask"
 ]
@@ -54,12 +59,16 @@ class _Parts(Struct, frozen=True):
         """Map each key that does nothing here to the reason."""
         takes_clip = self.surrogate in ("clip", "divergence")
         is_plain = self.surrogate == "clip" and self.ratio != "geometric"
+        is_plain_nll = self.surrogate == "nll"
         reasons = {
             "clip": "" if takes_clip else f"{self.surrogate} has no clip",
             "dual": "" if is_plain else "it bounds the surrogate clip with ratio token or sequence",
             "bounds": "" if self.surrogate == "weighted" else "they are of the surrogate weighted",
             "negative_bounds": "" if self.surrogate == "weighted" else "they are of the surrogate weighted",
-            "ratio": "the surrogate dro has no ratio" * (self.surrogate == "dro")
+            "baseline": "the surrogate nll has no advantage" * is_plain_nll,
+            "scale": "the surrogate nll has no advantage" * is_plain_nll,
+            "anchor": "the surrogate nll has no ratio" * is_plain_nll,
+            "ratio": f"the surrogate {self.surrogate} has no ratio" * (self.surrogate in ("dro", "nll"))
             or "geometric is of the surrogate clip"
             * (self.ratio == "geometric" and self.surrogate != "clip"),
         }
@@ -69,8 +78,11 @@ class _Parts(Struct, frozen=True):
 PRESETS: dict[_Name, _Parts] = {
     "grpo": _Parts(),
     "dr_grpo": _Parts(scale="one", level="constant"),
+    "dapo": _Parts(clip=(0.2, 0.28)),
     "rloo": _Parts(baseline="loo", scale="one"),
     "reinforce": _Parts(baseline="zero", scale="one"),
+    "reinforce++": _Parts(baseline="zero", scale="whiten"),
+    "reinforce++_baseline": _Parts(scale="whiten"),
     "maxrl": _Parts(scale="mean"),
     "gspo": _Parts(ratio="sequence", clip=(3e-4, 4e-4), level="sequence"),
     "gmpo": _Parts(ratio="geometric", clip=(0.4, 0.4), level="sequence"),
@@ -78,8 +90,10 @@ PRESETS: dict[_Name, _Parts] = {
     "sapo": _Parts(surrogate="soft", level="sequence"),
     "dppo": _Parts(scale="one", surrogate="divergence", anchor="sampler"),
     "topr": _Parts(scale="one", surrogate="weighted", negative_bounds=(0.0, 1.0)),
+    "rft": _Parts(surrogate="nll"),
     "custom": _Parts(),
 }
+_KL_IN_REWARD = ("rloo", "reinforce++")
 _OF_ADVANTAGES = ("baseline", "scale")
 _OF_LOSSES = ("surrogate", "ratio", "anchor", "clip", "dual", "bounds", "negative_bounds")
 
@@ -90,14 +104,22 @@ class Kl(Part, frozen=True):
     Attributes:
         coef: weight of the penalty; 0 turns it off.
         type: estimator of Schulman, "Approximating KL divergence"; k3+ has the value of k3 and the gradient
-            of k2.
+            of k2. null is k3 in the loss, and k1 in the reward, where there is no other.
+        where: in the loss of each token, or taken from the reward. null is what the algorithm says: reward
+            for rloo and reinforce++.
+        target: KL in nats per token that `coef` is adapted to after each step (Ziegler et al., 2019, arXiv
+            1909.08593); null leaves it as it is.
+        horizon: samples over which it adapts.
         reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
             `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
             and for a fork, as in TRL, and base for any other run.
     """
 
     coef: NonNegativeFloat = 0.0
-    type: Literal["k1", "abs", "k2", "k3", "k3+"] = "k3"
+    type: KlType | None = None
+    where: Literal["loss", "reward"] | None = None
+    target: PositiveFloat | None = None
+    horizon: Positive = 10000
     reference: Annotated[str, Meta(min_length=1)] | None = None
 
 
@@ -116,6 +138,30 @@ class Correction(Part, frozen=True):
     high: PositiveFloat = 2.0
 
 
+class DynamicSampling(Part, frozen=True):
+    """More prompts are sampled in place of groups that teach nothing (DAPO, Yu et al., 2025).
+
+    Attributes:
+        max_batches: calls of the engine for one step; then the step goes on with the groups that there are.
+        keep: least and greatest mean reward of a group that is kept; null keeps those whose rewards differ.
+    """
+
+    max_batches: Positive = 4
+    keep: tuple[float, float] | None = None
+
+
+class Overlong(Part, frozen=True):
+    """What long samples cost (DAPO).
+
+    Attributes:
+        buffer: tokens before rollout.max_new_tokens over which the cost rises; null is a fifth of those.
+        penalty: taken from the reward of the longest sample.
+    """
+
+    buffer: Positive | None = None
+    penalty: PositiveFloat = 1.0
+
+
 class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
@@ -123,11 +169,11 @@ class Algorithm(Part, frozen=True):
         name: the algorithm. custom is grpo with a loss or an advantage of your own.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
-            length the mean by tokens, zero nothing.
+            length the mean by tokens, zero nothing, moving the mean of the steps before.
         scale: what the difference is divided by. std is the group's standard deviation, batch_std that of the
             step, mean the group's mean (MaxRL), whiten centres and scales over all tokens, one is nothing.
         surrogate: loss of a token. clip is PPO's, weighted CISPO's, soft SAPO's, divergence DPPO's and dro
-            DRO's.
+            DRO's; nll is the negative log-likelihood of the samples that `best` and `least` keep.
         ratio: importance ratio of a token, of its sequence (GSPO), or geometric (GMPO).
         anchor: the policy that the ratio compares with. old is the trainer's before the step, sampler the
             engine's.
@@ -140,15 +186,23 @@ class Algorithm(Part, frozen=True):
         level: what is averaged. token is over all tokens of a batch, sequence over each sample first, prompt
             over the samples of each prompt first; constant divides by samples times rollout.max_new_tokens
             (Dr. GRPO), sum by nothing.
+        best: samples of each group that nll keeps, by reward and then by their order; null is 1, or all that
+            `least` leaves.
+        least: reward that a sample needs to be kept by nll; null leaves out groups whose rewards are equal.
         kl: a penalty towards a reference.
+        entropy_coef: weight of a bonus for the entropy of the next token.
+        truncated: what becomes of samples that rollout.max_new_tokens cuts off. keep trains on them, mask
+            does not but counts their rewards in the baseline, penalise takes 1 from their reward.
+        overlong: a cost of long samples; null is none but for dapo.
+        dynamic_sampling: sample more prompts in place of groups that teach nothing; null does so for dapo.
         epochs: passes over the samples of a step.
         minibatches: optimizer steps in an epoch, each over a part of the prompts.
         drop_zero_variance: leave out groups whose samples all have the same reward; null does so where they
             have no gradient.
         skip_empty_updates: a step without any gradient changes neither Adam's moments nor the weights nor the
             version.
-        importance_cap: cap of truncated importance sampling against the engine; null is off, and 2 with
-            rollout.max_staleness.
+        importance_cap: cap of truncated importance sampling against the engine; null is 2 where engine and
+            trainer are different programs and with rollout.max_staleness, and off otherwise.
         correction: another form of it, which costs a forward pass more.
         advantage: `path/to/file.py:function`, a function of yours in place of baseline and scale.
         loss: `path/to/file.py:function`, a function of yours in place of surrogate, ratio and clip; it costs
@@ -157,7 +211,7 @@ class Algorithm(Part, frozen=True):
     """
 
     name: _Name = "grpo"
-    group_size: Annotated[int, Meta(ge=2)] = 8
+    group_size: Positive = 8
     baseline: Baseline | None = None
     scale: Scale | None = None
     surrogate: Surrogate | None = None
@@ -168,7 +222,13 @@ class Algorithm(Part, frozen=True):
     bounds: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     negative_bounds: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     level: Level | None = None
+    best: Positive | None = None
+    least: float | None = None
     kl: Kl = Kl()
+    entropy_coef: NonNegativeFloat = 0.0
+    truncated: Literal["keep", "mask", "penalise"] = "keep"
+    overlong: Overlong | None = None
+    dynamic_sampling: DynamicSampling | None = None
     epochs: Positive = 1
     minibatches: Positive = 1
     drop_zero_variance: bool | None = None
@@ -194,19 +254,28 @@ class Algorithm(Part, frozen=True):
             reasons |= dict.fromkeys(_OF_ADVANTAGES, "algorithm.advantage takes its place")
         if self.loss:
             reasons |= dict.fromkeys(_OF_LOSSES, "algorithm.loss takes its place")
-            if not self.kl.coef:
+            if not (self.kl.coef and self.kl_place == "loss") and not self.entropy_coef:
                 reasons["level"] = "algorithm.loss takes its place"
         return reasons
 
     @property
     def in_words(self) -> str:
-        """List the parts that have an effect."""
-        own = {key: value for key in ("advantage", "loss") if (value := getattr(self, key))}
-        return ", ".join(
+        """List the parts that have an effect, and what is set beside them."""
+        own = {"advantage": self.advantage, "loss": self.loss}
+        found = [
             f"{key} {list(value) if isinstance(value, tuple) else value}"
             for key, value in {**own, **asdict(self.parts)}.items()
             if value is not None and key not in self.without_effect
-        )
+        ]
+        if (refill := self.refill) is not None:
+            found.append(f"dynamic sampling in at most {refill.max_batches} batches")
+        if (cost := self.cost_of_length) is not None:
+            found.append(f"overlong penalty {cost.penalty:g}")
+        if self.kl.coef:
+            found.append(f"kl {self.kl_type} of {self.kl.coef:g} in the {self.kl_place}")
+        if self.correction is not None:
+            found.append(f"correction {self.correction.kind}")
+        return ", ".join(found)
 
     @property
     def has_reference(self) -> bool:
@@ -216,11 +285,35 @@ class Algorithm(Part, frozen=True):
         return bool(self.kl.coef or (self.loss and self.kl.reference))
 
     @property
+    def has_baseline(self) -> bool:
+        """Whether samples are compared within their group, as far as lorad knows."""
+        is_lorads = self.parts.baseline in ("group", "loo", "length") and not self.advantage
+        return self.parts.surrogate == "nll" or is_lorads
+
+    @property
     def drops(self) -> bool:
         """Whether groups of equal rewards are left out: with a baseline of the group they have no gradient.
-        Of an advantage of the user's, groups that it gives 0 are. The KL term and a loss of the user's act on
-        every sample.
+        A KL term, an entropy bonus and a loss of the user's act on every sample.
         """
-        is_centred = bool(self.advantage) or (self.parts.baseline != "zero" and self.parts.scale != "whiten")
+        is_centred = self.has_baseline and (self.parts.scale != "whiten" or self.parts.surrogate == "nll")
         wanted = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
-        return wanted and not self.kl.coef and not self.loss
+        if self.parts.surrogate == "nll" and self.least is not None:
+            return False
+        return wanted and not self.kl.coef and not self.entropy_coef and not self.loss
+
+    @property
+    def kl_place(self) -> Literal["loss", "reward"]:
+        """Where the KL penalty acts."""
+        return self.kl.where or ("reward" if self.name in _KL_IN_REWARD else "loss")
+
+    @property
+    def kl_type(self) -> KlType:
+        return self.kl.type or ("k1" if self.kl_place == "reward" else "k3")
+
+    @property
+    def refill(self) -> DynamicSampling | None:
+        return self.dynamic_sampling or (DynamicSampling() if self.name == "dapo" else None)
+
+    @property
+    def cost_of_length(self) -> Overlong | None:
+        return self.overlong or (Overlong() if self.name == "dapo" else None)

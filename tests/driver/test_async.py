@@ -269,9 +269,10 @@ def test_too_old_samples_are_refused() -> None:
         name_of=str,
         params=SimpleNamespace(run="a"),
     )
-    refuse_stale(session, Rollout(Plan(5, [], 0, 4, 4), [], 0.0, 0.0))
+    fresh, old = [Rollout(Plan(5, [], 0, made, made), [], [], 0, 0, 0, 0.0, 0.0) for made in (4, 3)]
+    refuse_stale(session, fresh)
     with pytest.raises(LoradError, match="2 versions old"):
-        refuse_stale(session, Rollout(Plan(5, [], 0, 3, 3), [], 0.0, 0.0))
+        refuse_stale(session, old)
 
 
 def test_failure_ahead_is_raised_when_samples_are_taken(running: Running, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 @pytest.mark.parametrize("source", [CLIP, TORCH])
 def test_a_loss_gives_value_and_derivative(make: Make, source: str) -> None:
     given = of_loss()
-    value, derivative = make(source).derivatives(given, checks=0)
+    value, derivative = make(source).derivatives(given, seed=0)
     assert value == pytest.approx(-given.advantages.mean())
     assert derivative == pytest.approx(-given.advantages / 15)
 
@@ -100,22 +100,22 @@ def test_stopped_gradients_go_without_a_value(make: Make) -> None:
     stopped = TORCH.replace("ratio = (logprobs - old).exp()", "ratio = (logprobs - old).exp().detach()")
     stopped = stopped.replace("return -surrogate[mask]", "return -(surrogate * logprobs)[mask]")
     with pytest.raises(SpecError, match="the derivative at token"):
-        make(stopped).derivatives(of_loss(), checks=1)
+        make(stopped).derivatives(of_loss(), seed=1)
     function = make(stopped.replace("@differentiated", "@differentiated(stops=True)"))
-    value, derivative = function.derivatives(of_loss(), checks=1)
+    value, derivative = function.derivatives(of_loss(), seed=1)
     assert value is None and derivative == pytest.approx(-of_loss().advantages / 15)
 
 
 def test_derivatives_at_a_kink_are_right(make: Make) -> None:
     kink = "import numpy as np\ndef loss(logprobs, old): d = logprobs - old; return abs(d).sum(), np.{}(d)"
-    make(kink.format("sign")).derivatives(of_loss(), checks=0)
+    make(kink.format("sign")).derivatives(of_loss(), seed=0)
     with pytest.raises(SpecError, match="finite differences"):
-        make(kink.format("cos")).derivatives(of_loss(), checks=0)
+        make(kink.format("cos")).derivatives(of_loss(), seed=0)
 
 
 def test_wrong_derivative_names_the_token_and_numbers(make: Make) -> None:
     with pytest.raises(SpecError) as refused:
-        make(loss(SQUARES.format("3 * logprobs"))).derivatives(of_loss(), checks=0)
+        make(loss(SQUARES.format("3 * logprobs"))).derivatives(of_loss(), seed=0)
     said = r"loss of .*mine.py: the derivative at token (\d+) is (.*), but .* give (.*)"
     found = re.search(said, str(refused.value))
     assert found is not None and float(found[2]) == pytest.approx(1.5 * float(found[3]), rel=1e-3)
@@ -150,7 +150,7 @@ def test_wrong_loss_ends_with_its_own_error(make: Make, body: str, says: str) ->
     timeout = 2.0 if "while" in body else 60.0
     function = make(loss(body), timeout=timeout, memory="256MiB")
     with pytest.raises(SpecError) as refused:
-        function.derivatives(of_loss(), checks=0)
+        function.derivatives(of_loss(), seed=0)
     message = str(refused.value)
     assert message.startswith("algorithm.loss: ") and "mine.py" in message and says in message
     assert "`lorad resume r1`" in refused.value.hint
@@ -192,14 +192,14 @@ def test_a_large_batch_passes(make: Make) -> None:
     numbers = np.linspace(-1, -0.1, tokens).astype(np.float32)
     ones, lengths = np.ones(tokens, bool), np.full(300, 1000)
     given = LossInput(numbers, numbers, numbers, None, numbers, ones, lengths, groups)
-    _, derivative = make(CLIP).derivatives(given, checks=None)
+    _, derivative = make(CLIP).derivatives(given, seed=0)
     assert derivative == pytest.approx(-numbers.astype(np.float64) / tokens, rel=1e-6)
 
 
 def test_no_call_sees_what_another_wrote(make: Make) -> None:
     source = "def loss(logprobs): d = 2 * logprobs; v = (logprobs ** 2).sum(); logprobs[:] = 0; return v, d"
     function = make(source)
-    first, second = (function.derivatives(of_loss(), checks=0) for _ in range(2))
+    first, second = (function.derivatives(of_loss(), seed=0) for _ in range(2))
     assert first[0] == second[0] != 0.0
 
 

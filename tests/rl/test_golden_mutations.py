@@ -14,7 +14,7 @@ MUTATIONS = {
     "std of the population": ("advantage", "group.std(ddof=1)", "group.std(ddof=0)"),
     "loo with the group's size": ("advantage", "group.size / (group.size - 1)", "1.0"),
     "MaxRL without its guard": ("advantage", "if mean > 0 else np.zeros(group.size)", ""),
-    "whitened by samples": ("advantage", "(found * tokens).sum() / total", "found.mean()"),
+    "whitened by samples": ("advantage", "(values * counts).sum() / total", "values.mean()"),
     "upper clip ignored": (
         "loss",
         "1 - loss.clip_low, 1 + loss.clip_high)",

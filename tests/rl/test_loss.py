@@ -1,6 +1,7 @@
 """The loss by hand: every expected number is written out as the arithmetic that gives it."""
 
 from math import exp, log
+from typing import Literal
 
 import pytest
 import torch
@@ -178,6 +179,32 @@ def test_the_gradient_of_logprobs_is_that_of_autograd(dtype: torch.dtype) -> Non
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entropy_has_the_gradient_of_autograd(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, tokens = torch.randn(3, 7, generator=generator) * 3, torch.tensor([0, 6, 2])
+    logits[0, 3] = -1e4  # a probability of exactly 0
+    temperature, grads = torch.tensor([0.5, 1.0, 2.0]), torch.randn(2, 3, generator=generator)
+    ours, theirs = (logits.to(dtype).requires_grad_() for _ in range(2))
+    expected = (theirs.float() / temperature[:, None]).log_softmax(-1)
+    entropy = -(expected.exp() * expected).sum(-1)
+    torch.autograd.backward([expected.gather(-1, tokens[:, None])[:, 0], entropy], list(grads))
+    made = token_logprobs(ours * 1, tokens, temperature, entropy_gradient=True)
+    torch.autograd.backward(made, list(grads))
+    torch.testing.assert_close(made[1].detach(), entropy.detach())
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_entropy_bonus_is_taken_from_the_loss() -> None:
+    loss = PolicyLoss(entropy_coef=0.5)
+    logprobs = values(log(0.1), log(0.2)).requires_grad_()
+    targets = TokenTargets(advantages=values(1.0, 1.0), weights=values(1.0, 2.0))
+    found = token_losses(logprobs, targets, loss, entropy=values(2.0, 3.0))
+    assert found.loss.tolist() == pytest.approx([-1 - 0.5 * 2, 2 * (-1 - 0.5 * 3)])
+    with pytest.raises(ValueError, match="needs the entropy"):
+        token_losses(logprobs, targets, loss)
+
+
 def test_one_temperature_is_that_of_every_token() -> None:
     logits, tokens = torch.randn(3, 7, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3])
     one, each = (token_logprobs(logits.clone(), tokens, t)[0] for t in (0.7, torch.full((3,), 0.7)))
@@ -188,6 +215,12 @@ def test_logprobs_of_bfloat16_logits_are_fp32() -> None:
     logprobs, entropy = token_logprobs(torch.zeros(1, 3, dtype=torch.bfloat16), torch.tensor([0]), 1.0)
     assert logprobs.dtype == entropy.dtype == torch.float32
     assert logprobs.item() == pytest.approx(-log(3))
+
+
+@pytest.mark.parametrize("ratio", ["sequence", "geometric"])
+def test_ratios_of_samples_are_asked_for_first(ratio: Literal["sequence", "geometric"]) -> None:
+    with pytest.raises(ValueError, match="sequence_ratios"):
+        losses_of((1.5, 1.0), (2.0, 1.0), PolicyLoss(ratio=ratio))
 
 
 def test_statistics_are_sums_and_the_loss_is_normalised() -> None:

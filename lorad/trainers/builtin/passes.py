@@ -69,16 +69,18 @@ def forward_backward(
         part = states[chunk].detach().requires_grad_(states.requires_grad)
         made = logits(base, part, lora.at(ranges))
         some = temperature[chunk] if isinstance(temperature, Tensor) else temperature
-        logprobs, entropy = token_logprobs(made, rows.targets[chunk], some)
+        has_bonus = any(w.loss.entropy_coef for w in work)
+        logprobs, entropy = token_logprobs(made, rows.targets[chunk], some, entropy_gradient=has_bonus)
         del made
         totals = []
         for index, (inside, whole) in enumerate(zip(ranges, rows.tokens, strict=True)):
             if inside.stop > inside.start:
                 first, w = chunk.start + inside.start - whole.start, work[index]
                 those = wanted[index].at(slice(first, first + inside.stop - inside.start))
-                losses = token_losses(logprobs[inside], those, w.loss)
+                losses = token_losses(logprobs[inside], those, w.loss, entropy[inside])
                 totals.append(losses.loss.sum() / w.normaliser)
-                found[index].append(_Found(losses._replace(loss=losses.loss.detach()), entropy[inside]))
+                kept = losses._replace(loss=losses.loss.detach())
+                found[index].append(_Found(kept, entropy[inside].detach()))
         torch.autograd.backward(totals)
         if part.grad is not None:
             gradients[chunk] = part.grad

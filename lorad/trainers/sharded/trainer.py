@@ -61,11 +61,16 @@ class Losses:
             if not rows.targets.numel():
                 return logits.sum() * 0.0  # the graph is walked all the same: other ranks wait for this one
             work = self._work
-            logprobs, entropy = token_logprobs(logits, rows.targets, work.loss.temperature)
+            logprobs, entropy = token_logprobs(
+                logits,
+                rows.targets,
+                work.loss.temperature,
+                entropy_gradient=bool(work.loss.entropy_coef),
+            )
             lengths = torch.from_numpy(work.batch.completion_lengths[rows.samples].astype(np.int64))
             targets = token_targets(work.targets, rows.places, self._device)
             targets = sequence_ratios(logprobs.detach(), targets, work.loss, lengths.to(self._device))
-            losses = token_losses(logprobs, targets, work.loss)
+            losses = token_losses(logprobs, targets, work.loss, entropy)
             self.stats += loss_stats(losses._replace(loss=losses.loss.detach()), entropy, work.normaliser)
             return losses.loss.sum() / work.normaliser
 

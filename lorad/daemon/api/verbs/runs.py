@@ -20,7 +20,7 @@ from lorad.spec.text import load_task
 from lorad.store import metrics, runs
 
 _MOST_NAMES = 100  # that one request may ask for
-_AT_ONCE = 1000  # runs that are read in 4 ms; beside a thread that works, each row waits for its turn
+_AT_ONCE = 1000  # runs; 635 are read in 2.3 ms; beside a thread that works, each row waits for its turn
 
 
 async def run(ctx: Context, call: Call) -> Run:

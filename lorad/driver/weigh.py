@@ -1,0 +1,203 @@
+"""Verb three: turn rewards into what the trainer weighs each token with."""
+
+import numpy as np
+
+from lorad.driver.session import Known, Rollout, Scored, Session, Weighed
+from lorad.protocol.batch import Batch, PolicyTargets
+from lorad.protocol.calls import Logprobs, LogprobsOf
+from lorad.rl.advantage import advantages, returns_to_go, whiten
+from lorad.rl.correction import correction
+from lorad.rl.levels import level_weights
+from lorad.rl.user_functions import AdvantageInput
+from lorad.spec.model import Spec
+
+_ASYNC_CAP = 2.0  # of importance weights where nothing is said; see `importance_cap`
+_MOVING = 0.9  # weight of the steps before in the baseline `moving`
+
+
+def importance_cap(spec: Spec) -> float | None:
+    """algorithm.importance_cap; without one, _ASYNC_CAP where samples may be of older versions than the
+    trained one, or of a program that computes otherwise.
+
+    The loss then is decoupled PPO: its clip is around the policy before the update, and exp(that - sampler),
+    truncated, weighs what an older version sampled (Hilton et al., 2022, arXiv 2110.00641; AReaL, Fu et al.,
+    2025, arXiv 2505.24298; truncation: Yao et al., 2025, "Your efficient RL framework secretly brings you
+    off-policy training").
+    """
+    algorithm = spec.algorithm
+    if algorithm.loss:
+        return None
+    if algorithm.importance_cap is not None or algorithm.correction is not None:
+        return algorithm.importance_cap
+    is_apart = {spec.trainer.backend, spec.rollout.backend} != {"builtin"}
+    is_off = algorithm.parts.anchor == "sampler"  # whose ratio weighs it already
+    is_off = is_off or algorithm.parts.surrogate == "nll"
+    return _ASYNC_CAP if not is_off and (is_apart or spec.rollout.max_staleness) else None
+
+
+def needs_old(spec: Spec) -> bool:
+    """Return whether the policy before the update differs from that of the update's own forward pass.
+
+    It does when there are several updates, or when importance weights would have the noise of dropout. A
+    correction and a penalty in the reward need it beforehand, and a loss of the user's is given it.
+    """
+    algorithm = spec.algorithm
+    if algorithm.loss or algorithm.correction is not None:
+        return True
+    if algorithm.kl.coef and algorithm.kl_place == "reward":
+        return True
+    is_weighed = importance_cap(spec) is not None
+    return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
+
+
+def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
+    """Gather the samples that are trained on and their log-probabilities, before the first update."""
+    sizes = [len(group) for group in rollout.groups]
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    rows = np.flatnonzero(scored.trained)
+    groups = np.unique(owner[rows])
+    samples = rollout.samples
+    batch = Batch.of(
+        [
+            (
+                np.array(rollout.groups[group][0].example.tokens, np.int32),
+                [samples[row].tokens for row in rows[owner[rows] == group]],
+            )
+            for group in groups
+        ]
+    )
+    sampler = np.concatenate([np.zeros(0, np.float32), *(samples[row].logprobs for row in rows)])
+    if not rows.size:
+        return Known(batch, rows, groups, sampler)
+    with session.timed("train"):
+        return Known(
+            batch,
+            rows,
+            groups,
+            sampler,
+            old=logprobs(session, "slot", batch) if needs_old(session.spec) else None,
+            reference=_reference(session, batch) if session.spec.algorithm.has_reference else None,
+        )
+
+
+def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> Weighed:
+    """Advantages, weights and corrections of each token."""
+    algorithm = session.spec.algorithm
+    lengths = known.batch.completion_lengths
+    with session.timed("weigh"):
+        penalty, kl = _penalty(session, known)
+        found = _token_advantages(session, rollout, scored, known, penalty)
+        mean = np.full(len(scored.scores), np.nan, np.float32)
+        mean[scored.scored] = 0
+        mean[known.rows] = _sums(found, lengths) / lengths
+        importance = None
+        if (wanted := algorithm.correction) is not None and known.old is not None:
+            importance = correction(known.old, known.sampler, lengths, wanted.kind, wanted.low, wanted.high)
+            found = (found * importance).astype(np.float32)
+        targets = PolicyTargets(
+            advantages=found,
+            sampler_logprobs=known.sampler,
+            old_logprobs=known.old,
+            reference_logprobs=known.reference if algorithm.kl_place == "loss" or algorithm.loss else None,
+            weights=level_weights(lengths, algorithm.parts.level, known.batch.group_sizes),
+        )
+    return Weighed(known, targets, mean, importance, kl)
+
+
+def _token_advantages(
+    session: Session, rollout: Rollout, scored: Scored, known: Known, penalty: np.ndarray | None
+) -> np.ndarray:
+    """float32 [T]. penalty: [T], taken from the reward of each token; None: nothing is.
+
+    With a baseline the penalty of the whole sample is taken from its reward; without one each token bears
+    that of itself and of those after it (REINFORCE++, Hu et al., 2025, arXiv 2501.03262).
+    """
+    algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
+    lengths = known.batch.completion_lengths
+    if parts.surrogate == "nll":
+        return np.ones(int(lengths.sum()), np.float32)
+    worth = scored.worth.astype(np.float64)
+    mine = (np.cumsum(scored.scored) - 1)[known.rows]  # places among the scored
+    if penalty is not None and not algorithm.has_baseline and not algorithm.advantage:
+        worth = worth - _baseline(session, worth)
+        found = returns_to_go(worth[mine], penalty, lengths)
+        return (whiten(found) if parts.scale == "whiten" else found).astype(np.float32)
+    if penalty is not None:
+        worth[mine] -= _sums(penalty, lengths)
+    if algorithm.advantage:
+        return _own_advantages(session, rollout, scored, known, worth)
+    if parts.baseline == "moving":
+        worth = worth - _baseline(session, worth)
+    sizes = np.array([s.tokens.size for s in rollout.samples])[scored.scored]
+    baseline = "zero" if parts.baseline == "moving" else parts.baseline
+    each = advantages(worth, scored.sizes, baseline, parts.scale, sizes)
+    return np.repeat(each[mine], lengths)
+
+
+def _own_advantages(
+    session: Session, rollout: Rollout, scored: Scored, known: Known, worth: np.ndarray
+) -> np.ndarray:
+    """float32 [T], by the user's function, which sees all samples with a reward. Raises SpecError."""
+    samples = [s for s, has_reward in zip(rollout.samples, scored.scored, strict=True) if has_reward]
+    lengths = np.array([s.tokens.size for s in samples], np.int64)
+    rows = np.flatnonzero(scored.scored)
+    is_known = np.repeat(np.isin(rows, known.rows), lengths)
+    assert session.own.advantage is not None
+    found = session.own.advantage.advantages(
+        AdvantageInput(
+            rewards=worth,
+            group_sizes=scored.sizes,
+            lengths=lengths,
+            step=session.state.step + 1,
+            truncated=np.array([s.finish == "length" for s in samples], np.bool_),
+            sampler=np.concatenate([np.zeros(0, np.float32), *(s.logprobs for s in samples)]),
+            old=_spread(known.old, is_known),
+            ref=_spread(known.reference, is_known),
+        )
+    )
+    each = found if found.size == is_known.size else np.repeat(found, lengths)
+    return each[is_known].astype(np.float32)
+
+
+def _spread(values: np.ndarray | None, where: np.ndarray) -> np.ndarray | None:
+    """Put values to where they belong, NaN elsewhere."""
+    if values is None:
+        return None
+    found = np.full(where.size, np.nan, np.float32)
+    found[where] = values
+    return found
+
+
+def _baseline(session: Session, worth: np.ndarray) -> float:
+    """Return the mean of the steps before, and count this step into it; 0 but for the baseline `moving`."""
+    state = session.state
+    if session.spec.algorithm.parts.baseline != "moving" or not worth.size:
+        return 0.0
+    before = float(worth.mean()) if state.baseline is None else state.baseline
+    state.baseline = _MOVING * before + (1 - _MOVING) * float(worth.mean())
+    return before
+
+
+def _penalty(session: Session, known: Known) -> tuple[np.ndarray | None, float | None]:
+    """(coefficient times k1 [T], its mean without the coefficient) where the penalty is in the reward."""
+    if session.spec.algorithm.kl_place == "loss" or known.old is None or known.reference is None:
+        return None, None
+    k1 = known.old.astype(np.float64) - known.reference
+    return session.kl_coef * k1, float(k1.mean())
+
+
+def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Sum the values of the tokens of each sample."""
+    owner = np.repeat(np.arange(lengths.size), lengths)
+    return np.bincount(owner, values, minlength=lengths.size)
+
+
+def _reference(session: Session, batch: Batch) -> np.ndarray:
+    return logprobs(session, "reference" if session.params.reference else "base", batch)
+
+
+def logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:
+    """float32 [T], at the temperature of the sampling."""
+    args = Logprobs(of, batch, session.spec.rollout.temperature)
+    result: np.ndarray = session.pool.call("logprobs", args).logprobs
+    return result
