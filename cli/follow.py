@@ -142,7 +142,9 @@ def _ranked(m: Metrics) -> list[tuple[str, int]]:
     )
     speed = f"{output.number(m['tokens_per_second'], 0)} tok/s"
     failed = [(f"{m['failed_rewards']:.0f} rewards failed", 1)] if m.get("failed_rewards") else []
-    return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *failed]
+    sampled = m.get("prompts_sampled")
+    used = [(f"{m['prompts_used']:.0f} of {sampled:.0f} prompts used", 2)] if sampled else []
+    return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *used, *failed]
 
 
 def _fitted_line(parts: list[tuple[str, int]], width: int) -> str:

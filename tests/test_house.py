@@ -58,6 +58,7 @@ HEAVY = (
     "lorad.pool",
     "lorad.rl.loss",
     "lorad.rl.autograd",
+    "lorad.rl.value_loss",
     "lorad.rl.template_child",
 )
 START_UP_LIMIT = 20  # times the CPU time of a bare interpreter

@@ -138,8 +138,10 @@ class Step(Struct, frozen=True):
     failed_rewards_total, skipped_updates, skipped_updates_total, tokens, tokens_per_second, seconds,
     seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were measured: reward, reward_std
     (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over what was trained on),
-    grad_norm, logprob_difference, logprob_difference_max, staleness_difference, seconds_publish,
-    seconds_attest (a part of the one before), trainer_tokens_per_second, trainer_memory, trainer_memory_peak
+    grad_norm, importance_capped, importance_max, rejected (of the weights against the engine), kl_coef (where
+    it adapts), prompts_sampled, prompts_used (with dynamic sampling), logprob_difference,
+    logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one before),
+    trainer_tokens_per_second, trainer_memory, trainer_memory_peak
     (bytes), mfu.
     """
 

@@ -72,8 +72,8 @@ def _metrics(
     |trainer - engine| in nats, absent where samples are of older weights; then staleness_difference has that
     and staleness together. rejected: share of tokens that algorithm.correction leaves out; importance_capped:
     share whose importance weight the cap bounds; importance_max: the greatest of these weights. updates:
-    optimizer steps; skipped_updates: that loss or gradient forbade; prompts_sampled: of the step, with those
-    that dynamic sampling did not train on;
+    optimizer steps; skipped_updates: that loss or gradient forbade; prompts_sampled, prompts_used: with
+    dynamic sampling, those that were sampled for the step, and those whose rewards differ;
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
@@ -90,7 +90,6 @@ def _metrics(
         "zero_variance_groups": float(scored.flat.sum()),
         "failed_rewards": float((~scored.scored).sum()),
         "failed_rewards_total": float(state.failed_rewards),
-        "prompts_sampled": float(rollout.sampled),
         "tokens": float(rollout.tokens),
         "tokens_per_second": rollout.tokens / max(rollout.seconds, 1e-9),
         "staleness": float(rollout.plan.staleness),
@@ -98,6 +97,8 @@ def _metrics(
         "seconds_sampling": rollout.seconds,
         "seconds_waited": rollout.waited + sum(step.waited for step in trained.steps),
     }
+    if session.spec.algorithm.refill is not None:
+        values |= {"prompts_sampled": float(rollout.sampled), "prompts_used": float((~scored.flat).sum())}
     values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(trained.steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
@@ -114,7 +115,7 @@ def _policy_metrics(
     if total.tokens:
         found["loss"] = total.loss / (len(trained.updates) - trained.skipped)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
-        if session.spec.algorithm.kl.coef:
+        if session.spec.algorithm.kl_coef:
             found["kl"] = total.kl / total.tokens
         if importance_cap(session.spec) is not None:
             found |= {
@@ -123,8 +124,8 @@ def _policy_metrics(
             }
     if weighed is not None and weighed.kl is not None:
         found["kl"] = weighed.kl
-    if session.state.kl_coef is not None:
-        found["kl_coef"] = session.state.kl_coef
+    if session.spec.algorithm.kl.target is not None:
+        found["kl_coef"] = session.kl_coef
     if first.tokens:
         found["entropy"] = first.entropy / first.tokens
     if weighed is not None and weighed.importance is not None:

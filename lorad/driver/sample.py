@@ -20,7 +20,7 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EvalFact
 from lorad.rl.data import Example
-from lorad.rl.shaping import shaped, shaping_of
+from lorad.rl.shaping import shaped
 from lorad.spec.model import Rollout as RolloutSpec
 from lorad.text import number
 
@@ -112,7 +112,7 @@ def _is_worth(session: Session, group: list[Sample], scores: list[Score]) -> boo
         return bool(refill.keep[0] <= rewards.mean() <= refill.keep[1])
     lengths = np.array([sample.tokens.size for sample, _ in scored])
     cut = np.array([sample.finish == "length" for sample, _ in scored])
-    return bool(np.ptp(shaped(rewards, lengths, cut, shaping_of(session.spec))) > 0)
+    return bool(np.ptp(shaped(session.spec, rewards, lengths, cut)) > 0)
 
 
 def _score(session: Session, group: list[Sample]) -> list[Score]:

@@ -6,7 +6,7 @@ from lorad.driver.rewards import Score
 from lorad.driver.session import Rollout, Scored, Session
 from lorad.errors import LoradError
 from lorad.rl.advantage import best_of, zero_variance
-from lorad.rl.shaping import shaped, shaping_of
+from lorad.rl.shaping import shaped
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
@@ -22,7 +22,7 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     """
     failed = [s for s in scores if s.value is None]
     reward, run = session.spec.reward_spec, session.params.run
-    if len(failed) <= reward.max_failures * len(scores):
+    if len(failed) <= reward.max_failures * len(scores) or not session.spec.algorithm.reads_reward:
         return None
     return LoradError(
         f"the reward failed on {len(failed)} of {len(scores)} samples of step {session.state.step + 1}, and "
@@ -42,15 +42,15 @@ def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
     scored = np.array([s.value is not None for s in scores], np.bool_)
     rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
     cut = np.array([s.finish == "length" for s in samples], np.bool_)
-    worth = shaped(
-        rewards, np.array([s.tokens.size for s in samples])[scored], cut[scored], shaping_of(session.spec)
-    )
+    lengths = np.array([s.tokens.size for s in samples])
+    worth = shaped(session.spec, rewards, lengths[scored], cut[scored])
     ends = np.cumsum([len(group) for group in rollout.groups])
     sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
     flat = zero_variance(worth, sizes)
     alive = ~flat if algorithm.drops else sizes > (algorithm.has_baseline and algorithm.least is None)
+    alive |= not algorithm.reads_reward
     masked = cut if algorithm.truncated == "mask" else np.zeros_like(cut)
-    counted = scored & ~masked
+    counted = (scored if algorithm.reads_reward else np.ones_like(scored)) & ~masked
     if parts.surrogate == "nll":
         counted[scored] &= best_of(worth, sizes, algorithm.best, algorithm.least)
     return Scored(

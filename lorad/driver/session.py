@@ -114,7 +114,7 @@ class Session:
     def kl_coef(self) -> float:
         """Return the coefficient of the KL penalty, as it was adapted."""
         adapted = self.state.kl_coef
-        return self.spec.algorithm.kl.coef if adapted is None else adapted
+        return self.spec.algorithm.kl_coef if adapted is None else adapted
 
     def name_of(self, version: int) -> str:
         """Return the engine-side name of one of the run's versions."""

@@ -178,7 +178,7 @@ def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bo
 def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
     """Return the loss that the spec asks for. kl_coef: the adapted one; None: the spec's."""
     a, parts = spec.algorithm, spec.algorithm.parts
-    coef = a.kl.coef if kl_coef is None else kl_coef
+    coef = a.kl_coef if kl_coef is None else kl_coef
     if a.loss:
         return PolicyLoss(
             surrogate="linear",
@@ -238,7 +238,7 @@ def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[
 def _has_terms(spec: Spec) -> bool:
     """Return whether the loss has a gradient beside that of the surrogate."""
     algorithm = spec.algorithm
-    return bool(algorithm.kl.coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
+    return bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
 
 
 def _gradient(session: Session, m: _MiniBatch) -> LossStats:

@@ -39,12 +39,13 @@ def needs_old(spec: Spec) -> bool:
     """Return whether the policy before the update differs from that of the update's own forward pass.
 
     It does when there are several updates, or when importance weights would have the noise of dropout. A
-    correction and a penalty in the reward need it beforehand, and a loss of the user's is given it.
+    correction and a penalty in the reward need it beforehand; distill takes the sampler's instead. A loss of
+    the user's is given it.
     """
     algorithm = spec.algorithm
     if algorithm.loss or algorithm.correction is not None:
         return True
-    if algorithm.kl.coef and algorithm.kl_place == "reward":
+    if algorithm.kl_coef and algorithm.kl_place == "reward" and algorithm.name != "distill":
         return True
     is_weighed = importance_cap(spec) is not None
     return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
@@ -110,19 +111,22 @@ def _token_advantages(
     """float32 [T]. penalty: [T], taken from the reward of each token; None: nothing is.
 
     With a baseline the penalty of the whole sample is taken from its reward; without one each token bears
-    that of itself and of those after it (REINFORCE++, Hu et al., 2025, arXiv 2501.03262).
+    that of itself and of those after it (REINFORCE++, Hu et al., 2025, arXiv 2501.03262). In distill it bears
+    its own alone (Agarwal et al., 2024, arXiv 2306.13649; Thinking Machines, 2025, "On-policy distillation").
     """
     algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
     lengths = known.batch.completion_lengths
     if parts.surrogate == "nll":
         return np.ones(int(lengths.sum()), np.float32)
+    if not algorithm.reads_reward and penalty is not None:
+        return (-penalty).astype(np.float32)
     worth = scored.worth.astype(np.float64)
     mine = (np.cumsum(scored.scored) - 1)[known.rows]  # places among the scored
     if penalty is not None and not algorithm.has_baseline and not algorithm.advantage:
         worth = worth - _baseline(session, worth)
         found = returns_to_go(worth[mine], penalty, lengths)
         return (whiten(found) if parts.scale == "whiten" else found).astype(np.float32)
-    if penalty is not None:
+    if penalty is not None and algorithm.name != "distill":
         worth[mine] -= _sums(penalty, lengths)
     if algorithm.advantage:
         return _own_advantages(session, rollout, scored, known, worth)
@@ -131,7 +135,10 @@ def _token_advantages(
     sizes = np.array([s.tokens.size for s in rollout.samples])[scored.scored]
     baseline = "zero" if parts.baseline == "moving" else parts.baseline
     each = advantages(worth, scored.sizes, baseline, parts.scale, sizes)
-    return np.repeat(each[mine], lengths)
+    found = np.repeat(each[mine], lengths)
+    if algorithm.name == "distill" and penalty is not None:
+        found = ((algorithm.reward_coef or 0.0) * found - penalty).astype(np.float32)
+    return found
 
 
 def _own_advantages(
@@ -180,9 +187,11 @@ def _baseline(session: Session, worth: np.ndarray) -> float:
 
 def _penalty(session: Session, known: Known) -> tuple[np.ndarray | None, float | None]:
     """(coefficient times k1 [T], its mean without the coefficient) where the penalty is in the reward."""
-    if session.spec.algorithm.kl_place == "loss" or known.old is None or known.reference is None:
+    algorithm = session.spec.algorithm
+    student = known.sampler if algorithm.name == "distill" else known.old
+    if algorithm.kl_place == "loss" or student is None or known.reference is None or not student.size:
         return None, None
-    k1 = known.old.astype(np.float64) - known.reference
+    k1 = student.astype(np.float64) - known.reference
     return session.kl_coef * k1, float(k1.mean())
 
 

@@ -73,10 +73,9 @@ class Pool:
         self.tenants.pop(tenant.run, None)
         for entry in tenant.versions:
             self.loaded.release(entry)
-        self.work.forget(tenant.run)
-        await self.trainer.close(tenant.run)
-        if tenant.spec.reference is not None:
-            await self.trainer.close(tenant.reference)
+        for slot in (tenant.run, *tenant.beside):
+            self.work.forget(slot)
+            await self.trainer.close(slot)
 
     async def close(self) -> None:
         """Finish what changes slots, write what is pending.

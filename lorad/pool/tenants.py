@@ -24,6 +24,11 @@ def reference_slot(run: str) -> str:
     return f"reference:{run}"
 
 
+def critic_slot(run: str) -> str:
+    """Return the name of the slot of a run's critic, which no run can have."""
+    return f"{run}/critic"
+
+
 @dataclass(eq=False)
 class _Proof:
     """The amplified tests of one attempt. returns: of the engine when the last one passed, see `Attester`;
@@ -52,7 +57,7 @@ class _Proof:
 @dataclass(eq=False)
 class Tenant:
     """One run with an open slot. versions: attested and loaded, oldest first. change: dt of the current one.
-    slot: its bytes are those of the reference, too.
+    slot: its bytes are those of critic and reference, too.
 
     files: of the current one, which follow in the background.
     """
@@ -74,6 +79,19 @@ class Tenant:
         if self.spec.reference is None:
             raise Conflict(f"{self.run} was opened without a reference", hint="`open` names one.")
         return reference_slot(self.run)
+
+    @property
+    def critic(self) -> str:
+        """Return the slot of its critic. Raises Conflict where it was opened without one."""
+        if self.spec.critic is None:
+            raise Conflict(f"{self.run} was opened without a critic", hint="`open` asks for one.")
+        return critic_slot(self.run)
+
+    @property
+    def beside(self) -> list[str]:
+        """Return the slots that are held for the run beside its own."""
+        some = {critic_slot: self.spec.critic, reference_slot: self.spec.reference}
+        return [name(self.run) for name, wanted in some.items() if wanted is not None]
 
     @property
     def current(self) -> str:

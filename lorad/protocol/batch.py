@@ -258,11 +258,40 @@ class PolicyLoss(Struct, frozen=True):
         return tuple(term for term in terms if term)
 
 
+class ValueTargets(Struct, frozen=True):
+    """What a value loss needs beside the tokens; all float32 [T].
+
+    returns: what the critic is to predict.
+    values: the critic's own before its first update on these samples.
+    weights: what each token's loss counts; a token of weight 0 is not trained. None: 1 for each.
+    """
+
+    returns: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray | None = None
+
+    def part(self, tokens: slice) -> ValueTargets:
+        """Return the targets of some of the tokens, as views."""
+        weights = None if self.weights is None else self.weights[tokens]
+        return ValueTargets(self.returns[tokens], self.values[tokens], weights)
+
+
+class ValueLoss(Struct, frozen=True):
+    """The squared error of a critic; see `lorad/rl/value_loss.py`.
+
+    clip: how far a value may move from the one before the update and still gain by it; None is no bound.
+    """
+
+    clip: float | None = 0.2
+
+
+VALUE_LOSS = "value:clip"
 LOSSES = (
     *(f"surrogate:{name}" for name in get_args(Surrogate)),
     *(f"ratio:{name}" for name in get_args(Ratio)),
     *(f"kl:{name}" for name in get_args(KlType)),
     "entropy",
+    VALUE_LOSS,
 )
 
 

@@ -12,14 +12,36 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from lorad.protocol.batch import Batch, Chunks, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
+from lorad.protocol.batch import (
+    Batch,
+    Chunks,
+    LossStats,
+    PolicyLoss,
+    PolicyTargets,
+    Prompt,
+    Sampling,
+    ValueLoss,
+    ValueTargets,
+)
 from lorad.protocol.status import PoolInfo, PoolStatus
 
 CANARIES, CANARY_TOKENS = 8, 24  # unless a run asks for others
+CRITIC = "critic"  # where a checkpoint has a run's critic
 
 
 class Nothing(Struct, frozen=True):
     """No arguments, or no result."""
+
+
+class OpenCritic(Struct, frozen=True):
+    """A critic beside the run's slot, closed and saved with it. What is not said here is as of the run's.
+
+    resume_from: its part of a checkpoint, see `Save`; None begins afresh.
+    """
+
+    rank: int
+    alpha: float
+    resume_from: str | None = None
 
 
 class Open(Struct, frozen=True):
@@ -28,6 +50,8 @@ class Open(Struct, frozen=True):
 
     reference: the adapter whose log-probabilities `Logprobs` gives as `reference`. It is attested like a
     version and held beside the slot, frozen.
+
+    critic: it is never published.
 
     priority: a run with one more gets twice the share of the pool's turns. kept: versions that stay loaded
     for the run, the current one among them. amplified_every: publishes between two amplified attestations, 0
@@ -55,11 +79,13 @@ class Open(Struct, frozen=True):
     kept: int = 2
     priority: int = 0
     reference: "LoadVersion | None" = None
+    critic: OpenCritic | None = None
 
 
 class Opened(Struct, frozen=True):
     """The slot that was opened.
 
+    bytes: of everything that the trainer holds for the run.
     reference: the verdict of its attestation; None where there is none.
     """
 
@@ -100,15 +126,18 @@ class ForwardBackward(Struct, frozen=True):
 
 
 class OptimStep(Struct, frozen=True):
+    """of: the run's slot, or its critic."""
+
     lr: float
     max_grad_norm: float
+    of: Literal["slot", "critic"] = "slot"
 
 
 class Stepped(Struct, frozen=True):
     """The result of an optimizer step.
 
-    tokens, seconds: of the forward and backward passes since the step before, prompts included, waiting
-        excluded.
+    tokens, seconds: of the slot's forward and backward passes since the step before, prompts included,
+        waiting excluded.
     mfu: see `lorad/pool/work.py`; None where it is not known.
     memory, memory_peak: see `TrainerHealth`; None where it is not known.
     waited: seconds that the run's work on its slot waited for its turn since the step before.
@@ -140,6 +169,25 @@ class Logprobs(Struct, frozen=True):
 
 class LogprobsResult(Struct, frozen=True):
     logprobs: np.ndarray  # float32 [T]
+
+
+class Values(Struct, frozen=True):
+    """Compute what the run's critic makes of a batch."""
+
+    batch: Batch
+
+
+class ValuesResult(Struct, frozen=True):
+    values: np.ndarray  # float32 [T]
+
+
+class ValueBackward(Struct, frozen=True):
+    """The gradient of the run's critic."""
+
+    batch: Batch
+    targets: ValueTargets
+    loss: ValueLoss
+    normaliser: float
 
 
 class Publish(Struct, frozen=True):
@@ -177,8 +225,8 @@ class Published(Struct, frozen=True):
 
 
 class Save(Struct, frozen=True):
-    """Write the slot's state into `directory` (which exists); wait for the files of `version` to be on disk
-    as well.
+    """Write the slot's state into `directory` (which exists), a critic's into CRITIC below it; wait for the
+    files of `version` to be on disk as well.
     """
 
     directory: str
@@ -258,6 +306,8 @@ VERBS: dict[str, Verb] = {
     "optim_step": Verb(OptimStep, Stepped, mutates=True),
     "discard_grads": Verb(Nothing, Nothing, mutates=True),
     "logprobs": Verb(Logprobs, LogprobsResult),
+    "values": Verb(Values, ValuesResult),
+    "value_backward": Verb(ValueBackward, LossStats, mutates=True),
     "publish": Verb(Publish, Published, mutates=True),
     "save": Verb(Save, Saved, mutates=True),
     "unload": Verb(Unload, Nothing, mutates=True),

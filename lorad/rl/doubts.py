@@ -1,5 +1,8 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
+from collections.abc import Iterator
+from itertools import chain
+
 from lorad.errors import SpecError
 from lorad.spec.model import Spec
 from lorad.spec.user_code import UserCode
@@ -7,181 +10,192 @@ from lorad.spec.user_code import UserCode
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    trainer = spec.trainer
+    rules = (_of_functions, _of_parts, _of_weights, _of_samples, _of_penalties)
+    for error in chain.from_iterable(rule(spec) for rule in rules):
+        raise error
+
+
+def _of_parts(spec: Spec) -> Iterator[SpecError]:
+    trainer, algorithm, parts = spec.trainer, spec.algorithm, spec.algorithm.parts
     if trainer.min_lr > trainer.lr:
-        raise SpecError(
+        yield SpecError(
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
         )
-    algorithm, parts = spec.algorithm, spec.algorithm.parts
     for key, reason in algorithm.without_effect.items():
         if getattr(algorithm, key) is not None:
-            raise SpecError(
+            yield SpecError(
                 f"it has no effect with algorithm {algorithm.name}: {reason}",
                 key=f"algorithm.{key}",
                 hint="Leave it out, or choose the surrogate and ratio that it belongs to.",
             )
-    _refuse_beside_functions(spec)
     for key, least, most in (
         ("bounds", *parts.bounds),
         ("negative_bounds", *(parts.negative_bounds or (0, 0))),
+        ("dynamic_sampling.keep", *((d.keep or (0, 0)) if (d := algorithm.dynamic_sampling) else (0, 0))),
         ("correction.low", *((c.low, c.high) if (c := algorithm.correction) else (0, 0))),
     ):
         if least > most:
-            raise SpecError(
+            yield SpecError(
                 f"{least:g} is more than {most:g}", key=f"algorithm.{key}", hint="Name the least first."
             )
-    if algorithm.correction is not None and algorithm.importance_cap is not None:
-        raise SpecError(
-            "it weighs the mismatch of trainer and engine a second time",
-            key="algorithm.importance_cap",
-            hint=f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same.",
-        )
-    given = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
-    if given and parts.surrogate == "nll":
-        raise SpecError(
-            "the surrogate nll has no importance weights", key=f"algorithm.{given[0]}", hint="Leave it out."
-        )
-    if given and parts.anchor == "sampler":
-        raise SpecError(
-            "with anchor sampler the ratio weighs the mismatch of trainer and engine already",
-            key=f"algorithm.{given[0]}",
-            hint="Leave it out, or choose anchor old.",
-        )
-    kind = algorithm.correction.kind if algorithm.correction else ""
-    if kind and (parts.surrogate == "dro" or (parts.ratio == "geometric" and kind.startswith("token"))):
-        raise SpecError(
-            f"{kind} cannot weigh the loss of surrogate {parts.surrogate} with ratio {parts.ratio}",
-            key="algorithm.correction",
-            hint="Choose another surrogate, or the correction sequence_mask with ratio geometric.",
-        )
-    if parts.baseline == "loo" and parts.scale in ("std", "batch_std"):
-        raise SpecError(
-            f"a baseline of the others divided by {parts.scale} grows without bound where rewards are nearly "
-            "equal",
-            key="algorithm.scale",
-            hint="Choose scale one with baseline loo, or baseline group.",
-        )
-    _refuse_settings_of_rl(spec)
-    has_gradient = parts.baseline in ("zero", "moving") or parts.scale == "whiten"
-    if algorithm.drop_zero_variance and has_gradient and not algorithm.advantage:
-        raise SpecError(
-            f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
-            key="algorithm.drop_zero_variance",
-            hint="Leave it out.",
+    updates = algorithm.epochs * algorithm.minibatches
+    if spec.lora.dropout > 0 and updates > 1:
+        yield SpecError(
+            f"{updates} updates of a step compare log-probabilities, which dropout changes by itself",
+            key="lora.dropout",
+            hint="Set it to 0, or algorithm.epochs and algorithm.minibatches to 1.",
         )
 
 
-def _refuse_beside_functions(spec: Spec) -> None:
-    """Refuse what does not fit a loss or an advantage of the user's. Raises SpecError."""
+def _of_functions(spec: Spec) -> Iterator[SpecError]:
+    """What does not fit a loss or an advantage of the user's."""
     algorithm = spec.algorithm
-    if not (algorithm.loss or algorithm.advantage):
-        if algorithm.name == "custom":
-            raise SpecError(
-                "custom names neither a loss nor an advantage",
-                key="algorithm.name",
-                hint="Give algorithm.loss or algorithm.advantage as path/to/file.py:function, or name grpo.",
-            )
-        if algorithm.user_code != UserCode():
-            raise SpecError(
-                "there is no function that it would limit",
-                key="algorithm.user_code",
-                hint="Leave it out, or give algorithm.loss or algorithm.advantage.",
-            )
     given = [key for key in ("loss", "advantage") if getattr(algorithm, key)]
-    if given and algorithm.parts.surrogate == "nll":
-        raise SpecError(
-            "the surrogate nll raises the likelihood of samples that it picks, and has neither loss nor "
-            "advantage to replace",
+    if not given and algorithm.name == "custom":
+        yield SpecError(
+            "custom names neither a loss nor an advantage",
+            key="algorithm.name",
+            hint="Give algorithm.loss or algorithm.advantage as path/to/file.py:function, or name grpo.",
+        )
+    if not given and algorithm.user_code != UserCode():
+        yield SpecError(
+            "there is no function that it would limit",
+            key="algorithm.user_code",
+            hint="Leave it out, or give algorithm.loss or algorithm.advantage.",
+        )
+    if given and (algorithm.parts.surrogate == "nll" or algorithm.name == "distill"):
+        what = "distill" if algorithm.name == "distill" else "the surrogate nll"
+        yield SpecError(
+            f"{what} weighs tokens in its own way, which a function cannot replace",
             key=f"algorithm.{given[0]}",
             hint="Choose algorithm custom, or leave it out.",
         )
-    if not algorithm.loss:
-        return
     for key in ("importance_cap", "correction", "drop_zero_variance"):
-        if getattr(algorithm, key):
-            raise SpecError(
+        if algorithm.loss and getattr(algorithm, key):
+            yield SpecError(
                 "algorithm.loss is given all samples as they are, and weighs them itself",
                 key=f"algorithm.{key}",
                 hint="Leave it out; the loss has `sampler`, `old` and `advantages` to do the same.",
             )
-    if spec.lora.dropout:
-        raise SpecError(
+    if algorithm.loss and spec.lora.dropout:
+        yield SpecError(
             "algorithm.loss sees log-probabilities without dropout, and its derivative holds for these alone",
             key="lora.dropout",
             hint="Leave it out, or use a surrogate of lorad's.",
         )
 
 
-def _refuse_settings_of_rl(spec: Spec) -> None:
-    """Raise SpecError for settings of samples, groups and penalties that have no effect or no meaning."""
-    algorithm, kl = spec.algorithm, spec.algorithm.kl
-    is_nll = algorithm.parts.surrogate == "nll"
-    in_reward = algorithm.kl_place == "reward"
-    updates = algorithm.epochs * algorithm.minibatches
-    for key, reason, hint, holds in (
-        (
-            "algorithm.group_size",
+def _of_weights(spec: Spec) -> Iterator[SpecError]:
+    """Importance weights of trainer and engine that are given twice or do nothing."""
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    given = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
+    if len(given) == 2 and algorithm.importance_cap is not None:
+        yield SpecError(
+            "it weighs the mismatch of trainer and engine a second time",
+            key="algorithm.importance_cap",
+            hint=f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same.",
+        )
+    if given and parts.surrogate == "nll":
+        yield SpecError(
+            "the surrogate nll has no importance weights", key=f"algorithm.{given[0]}", hint="Leave it out."
+        )
+    if given and parts.anchor == "sampler":
+        yield SpecError(
+            "with anchor sampler the ratio weighs the mismatch of trainer and engine already",
+            key=f"algorithm.{given[0]}",
+            hint="Leave it out, or choose anchor old.",
+        )
+    kind = algorithm.correction.kind if algorithm.correction else ""
+    if kind and (parts.surrogate == "dro" or (parts.ratio == "geometric" and kind.startswith("token"))):
+        yield SpecError(
+            f"{kind} cannot weigh the loss of surrogate {parts.surrogate} with ratio {parts.ratio}",
+            key="algorithm.correction",
+            hint="Choose another surrogate, or the correction sequence_mask with ratio geometric.",
+        )
+
+
+def _of_samples(spec: Spec) -> Iterator[SpecError]:
+    """Settings of groups and of what is trained on in them."""
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    is_nll = parts.surrogate == "nll"
+    if parts.baseline == "loo" and parts.scale in ("std", "batch_std"):
+        yield SpecError(
+            f"a baseline of the others divided by {parts.scale} grows without bound where rewards are nearly "
+            "equal",
+            key="algorithm.scale",
+            hint="Choose scale one with baseline loo, or baseline group.",
+        )
+    has_gradient = parts.baseline in ("zero", "moving") or parts.scale == "whiten"
+    if algorithm.drop_zero_variance and has_gradient and not algorithm.advantage:
+        yield SpecError(
+            f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
+            key="algorithm.drop_zero_variance",
+            hint="Leave it out.",
+        )
+    if algorithm.group_size < 2 and algorithm.has_baseline and algorithm.least is None:
+        yield SpecError(
             f"a group of one is never better than its own mean, the baseline of {algorithm.name}",
-            "Choose 2 or more, or algorithm.baseline zero or moving.",
-            algorithm.group_size < 2
-            and algorithm.has_baseline
-            and not (is_nll and algorithm.least is not None),
-        ),
-        (
-            "lora.dropout",
-            f"{updates} updates of a step compare log-probabilities, which dropout changes by itself",
-            "Set it to 0, or algorithm.epochs and minibatches to 1.",
-            spec.lora.dropout > 0 and updates > 1,
-        ),
-        (
-            "algorithm.kl.type",
-            f"{kl.type} is of a penalty in the loss; in the reward it is k1",
-            "Leave it out, or set algorithm.kl.where to loss.",
-            in_reward and kl.type not in (None, "k1"),
-        ),
-        (
-            "algorithm.kl.where",
-            "the surrogate nll reads no reward",
-            "Set it to loss.",
-            in_reward and is_nll and kl.coef > 0,
-        ),
-        (
-            "algorithm.kl.target",
-            "there is no coefficient to adapt while algorithm.kl.coef is 0",
-            "Set algorithm.kl.coef to where it begins.",
-            kl.target is not None and not kl.coef,
-        ),
-        (
-            "algorithm.truncated",
-            "a masked sample is not looked at, so that its KL penalty is not known",
-            "Choose keep or penalise, or algorithm.kl.where loss.",
-            algorithm.truncated == "mask" and in_reward and kl.coef > 0,
-        ),
-        (
-            "algorithm.dynamic_sampling",
+            key="algorithm.group_size",
+            hint="Choose 2 or more, or algorithm.baseline zero or moving.",
+        )
+    compares = algorithm.has_baseline or algorithm.advantage
+    if algorithm.refill is not None and algorithm.refill.keep is None and not compares:
+        yield SpecError(
             "without a baseline of the group each group has a gradient",
-            "Leave it out, or set its `keep`.",
-            algorithm.refill is not None
-            and algorithm.refill.keep is None
-            and not (algorithm.has_baseline or algorithm.advantage),
-        ),
-        (
-            "algorithm.best",
-            "only the surrogate nll picks samples",
-            "Leave it out, or choose algorithm rft.",
-            algorithm.best is not None and not is_nll,
-        ),
-        (
-            "algorithm.least",
-            "only the surrogate nll picks samples",
-            "Leave it out, or choose algorithm rft.",
-            algorithm.least is not None and not is_nll,
-        ),
-    ):
-        if holds:
-            raise SpecError(reason, key=key, hint=hint)
+            key="algorithm.dynamic_sampling",
+            hint="Leave it out, or set its `keep`.",
+        )
+    for key in ("best", "least"):
+        if getattr(algorithm, key) is not None and not is_nll:
+            yield SpecError(
+                "only the surrogate nll picks samples",
+                key=f"algorithm.{key}",
+                hint="Leave it out, or choose algorithm rft.",
+            )
+
+
+def _of_penalties(spec: Spec) -> Iterator[SpecError]:
+    """Settings of the KL penalty."""
+    algorithm, kl = spec.algorithm, spec.algorithm.kl
+    in_reward = algorithm.kl_place == "reward"
+    if in_reward and kl.type not in (None, "k1"):
+        yield SpecError(
+            f"{kl.type} is of a penalty in the loss; in the reward it is k1",
+            key="algorithm.kl.type",
+            hint="Leave it out, or set algorithm.kl.where to loss.",
+        )
+    if in_reward and algorithm.kl_coef and algorithm.parts.surrogate == "nll":
+        yield SpecError("the surrogate nll reads no reward", key="algorithm.kl.where", hint="Set it to loss.")
+    if in_reward and algorithm.kl_coef and algorithm.truncated == "mask":
+        yield SpecError(
+            "a masked sample is not looked at, so that its KL penalty is not known",
+            key="algorithm.truncated",
+            hint="Choose keep or penalise, or algorithm.kl.where loss.",
+        )
+    if algorithm.name == "distill" and (kl.reference is None or not algorithm.kl_coef):
+        yield SpecError(
+            "distill needs a teacher",
+            key="algorithm.kl.reference" if kl.reference is None else "algorithm.kl.coef",
+            hint="Name a version (run@number) or a PEFT directory, and a coefficient above 0.",
+        )
+    if algorithm.name == "distill" and algorithm.kl_place == "loss":
+        yield SpecError(
+            "the teacher of distill is in the reward", key="algorithm.kl.where", hint="Leave it out."
+        )
+    if algorithm.reward_coef is not None and algorithm.name != "distill":
+        yield SpecError(
+            "it is the weight of the reward beside the teacher of distill",
+            key="algorithm.reward_coef",
+            hint="Leave it out.",
+        )
+    if kl.target is not None and not algorithm.kl_coef:
+        yield SpecError(
+            "there is no coefficient to adapt while algorithm.kl.coef is 0",
+            key="algorithm.kl.target",
+            hint="Set algorithm.kl.coef to where it begins.",
+        )
 
 
 def doubts(spec: Spec) -> list[str]:
@@ -195,7 +209,7 @@ def doubts(spec: Spec) -> list[str]:
         f"trainer.schedule_steps: {trainer.schedule} ends at step {horizon}, so that later steps, up to "
         f"{trainer.steps}, are made at trainer.min_lr {trainer.min_lr:g}": horizon < trainer.steps,
         "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; "
-        "k2 and k3 do": kl.coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
+        "k2 and k3 do": algorithm.kl_coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
         f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
             kl.reference is not None and not algorithm.has_reference
         ),

@@ -26,6 +26,7 @@ _Name = Literal[
     "dppo",
     "topr",
     "rft",
+    "distill",
     "custom",
 ]
 Baseline = Literal["group", "loo", "length", "zero", "moving"]
@@ -91,9 +92,10 @@ PRESETS: dict[_Name, _Parts] = {
     "dppo": _Parts(scale="one", surrogate="divergence", anchor="sampler"),
     "topr": _Parts(scale="one", surrogate="weighted", negative_bounds=(0.0, 1.0)),
     "rft": _Parts(surrogate="nll"),
+    "distill": _Parts(scale="one", surrogate="weighted", anchor="sampler"),
     "custom": _Parts(),
 }
-_KL_IN_REWARD = ("rloo", "reinforce++")
+_KL_IN_REWARD = ("rloo", "reinforce++", "distill")
 _OF_ADVANTAGES = ("baseline", "scale")
 _OF_LOSSES = ("surrogate", "ratio", "anchor", "clip", "dual", "bounds", "negative_bounds")
 
@@ -102,20 +104,20 @@ class Kl(Part, frozen=True):
     """A penalty towards a reference.
 
     Attributes:
-        coef: weight of the penalty; 0 turns it off.
+        coef: weight of the penalty; 0 turns it off. null is 1 for distill and 0 for others.
         type: estimator of Schulman, "Approximating KL divergence"; k3+ has the value of k3 and the gradient
             of k2. null is k3 in the loss, and k1 in the reward, where there is no other.
         where: in the loss of each token, or taken from the reward. null is what the algorithm says: reward
-            for rloo and reinforce++.
+            for rloo, reinforce++ and distill.
         target: KL in nats per token that `coef` is adapted to after each step (Ziegler et al., 2019, arXiv
             1909.08593); null leaves it as it is.
         horizon: samples over which it adapts.
         reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
             `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
-            and for a fork, as in TRL, and base for any other run.
+            and for a fork, as in TRL, and base for any other run. It is the teacher of distill.
     """
 
-    coef: NonNegativeFloat = 0.0
+    coef: NonNegativeFloat | None = None
     type: KlType | None = None
     where: Literal["loss", "reward"] | None = None
     target: PositiveFloat | None = None
@@ -138,7 +140,7 @@ class Correction(Part, frozen=True):
     high: PositiveFloat = 2.0
 
 
-class DynamicSampling(Part, frozen=True):
+class _DynamicSampling(Part, frozen=True):
     """More prompts are sampled in place of groups that teach nothing (DAPO, Yu et al., 2025).
 
     Attributes:
@@ -150,7 +152,7 @@ class DynamicSampling(Part, frozen=True):
     keep: tuple[float, float] | None = None
 
 
-class Overlong(Part, frozen=True):
+class _Overlong(Part, frozen=True):
     """What long samples cost (DAPO).
 
     Attributes:
@@ -190,6 +192,7 @@ class Algorithm(Part, frozen=True):
             `least` leaves.
         least: reward that a sample needs to be kept by nll; null leaves out groups whose rewards are equal.
         kl: a penalty towards a reference.
+        reward_coef: weight of the reward beside the teacher in distill; null is 0.
         entropy_coef: weight of a bonus for the entropy of the next token.
         truncated: what becomes of samples that rollout.max_new_tokens cuts off. keep trains on them, mask
             does not but counts their rewards in the baseline, penalise takes 1 from their reward.
@@ -225,10 +228,11 @@ class Algorithm(Part, frozen=True):
     best: Positive | None = None
     least: float | None = None
     kl: Kl = Kl()
+    reward_coef: NonNegativeFloat | None = None
     entropy_coef: NonNegativeFloat = 0.0
     truncated: Literal["keep", "mask", "penalise"] = "keep"
-    overlong: Overlong | None = None
-    dynamic_sampling: DynamicSampling | None = None
+    overlong: _Overlong | None = None
+    dynamic_sampling: _DynamicSampling | None = None
     epochs: Positive = 1
     minibatches: Positive = 1
     drop_zero_variance: bool | None = None
@@ -254,7 +258,7 @@ class Algorithm(Part, frozen=True):
             reasons |= dict.fromkeys(_OF_ADVANTAGES, "algorithm.advantage takes its place")
         if self.loss:
             reasons |= dict.fromkeys(_OF_LOSSES, "algorithm.loss takes its place")
-            if not (self.kl.coef and self.kl_place == "loss") and not self.entropy_coef:
+            if not (self.kl_coef and self.kl_place == "loss") and not self.entropy_coef:
                 reasons["level"] = "algorithm.loss takes its place"
         return reasons
 
@@ -271,8 +275,8 @@ class Algorithm(Part, frozen=True):
             found.append(f"dynamic sampling in at most {refill.max_batches} batches")
         if (cost := self.cost_of_length) is not None:
             found.append(f"overlong penalty {cost.penalty:g}")
-        if self.kl.coef:
-            found.append(f"kl {self.kl_type} of {self.kl.coef:g} in the {self.kl_place}")
+        if self.kl_coef:
+            found.append(f"kl {self.kl_type} of {self.kl_coef:g} in the {self.kl_place}")
         if self.correction is not None:
             found.append(f"correction {self.correction.kind}")
         return ", ".join(found)
@@ -282,13 +286,13 @@ class Algorithm(Part, frozen=True):
         """Whether log-probabilities of the reference are needed: a loss of the user's gets them where one is
         named.
         """
-        return bool(self.kl.coef or (self.loss and self.kl.reference))
+        return bool(self.kl_coef or (self.loss and self.kl.reference))
 
     @property
     def has_baseline(self) -> bool:
         """Whether samples are compared within their group, as far as lorad knows."""
         is_lorads = self.parts.baseline in ("group", "loo", "length") and not self.advantage
-        return self.parts.surrogate == "nll" or is_lorads
+        return (self.parts.surrogate == "nll" or is_lorads) and self.reads_reward
 
     @property
     def drops(self) -> bool:
@@ -299,7 +303,17 @@ class Algorithm(Part, frozen=True):
         wanted = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
         if self.parts.surrogate == "nll" and self.least is not None:
             return False
-        return wanted and not self.kl.coef and not self.entropy_coef and not self.loss
+        return wanted and not self.kl_coef and not self.entropy_coef and not self.loss
+
+    @property
+    def kl_coef(self) -> float:
+        """Weight of the KL penalty where it is not adapted."""
+        return self.kl.coef if self.kl.coef is not None else float(self.name == "distill")
+
+    @property
+    def reads_reward(self) -> bool:
+        """Whether the reward has a part in the gradient."""
+        return self.name != "distill" or bool(self.reward_coef)
 
     @property
     def kl_place(self) -> Literal["loss", "reward"]:
@@ -311,9 +325,9 @@ class Algorithm(Part, frozen=True):
         return self.kl.type or ("k1" if self.kl_place == "reward" else "k3")
 
     @property
-    def refill(self) -> DynamicSampling | None:
-        return self.dynamic_sampling or (DynamicSampling() if self.name == "dapo" else None)
+    def refill(self) -> _DynamicSampling | None:
+        return self.dynamic_sampling or (_DynamicSampling() if self.name == "dapo" else None)
 
     @property
-    def cost_of_length(self) -> Overlong | None:
-        return self.overlong or (Overlong() if self.name == "dapo" else None)
+    def cost_of_length(self) -> _Overlong | None:
+        return self.overlong or (_Overlong() if self.name == "dapo" else None)

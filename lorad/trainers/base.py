@@ -1,6 +1,8 @@
 """The trainer protocol: log-probabilities, gradients and optimizer steps for adapters on one frozen base.
 
 An adapter lives in a *slot* (weights, gradients, Adam state, dropout RNG). Slots do not touch each other.
+A slot may be a critic: an adapter with a head of one output on the last hidden state, which gives values
+where another slot gives log-probabilities.
 State is keyed by logical Hugging Face names, whatever the backend's sharding. Rules that every trainer keeps,
 checked by `tests/conformance/trainer_suite.py`:
 
@@ -23,7 +25,15 @@ from msgspec import Struct
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.errors import Conflict, NotFound
-from lorad.protocol.batch import LOSSES, Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import (
+    LOSSES,
+    Batch,
+    LossStats,
+    PolicyLoss,
+    PolicyTargets,
+    ValueLoss,
+    ValueTargets,
+)
 
 LoraType = Literal["lora", "canonical_lora"]
 
@@ -31,7 +41,7 @@ LoraType = Literal["lora", "canonical_lora"]
 class TrainerCapabilities(Struct, frozen=True):
     """What a trainer can do; a pool asks for nothing else.
 
-    losses: the terms of `PolicyLoss.needs` that it knows.
+    losses: the terms of `PolicyLoss.needs` that it knows, and `VALUE_LOSS` where it has critics.
     """
 
     dtype: str  # of the base's arithmetic; adapters, gradients and Adam are fp32
@@ -58,6 +68,9 @@ class SlotSpec(Struct, frozen=True):
     frozen: it holds weights alone, a quarter of the memory. It gives log-probabilities and can be exported;
     training, saving or loading it raises Conflict.
 
+    critic: it has a value head beside the adapter, fp32 and zero at the start, which is stepped, saved and
+    loaded with it. It has values and no policy.
+
     lora_type: `canonical_lora` gives every linear an A of its own; `lora` is Megatron's, where q, k and v
     share one, and gate and up. Trainers without fused linears have the first in either case.
     """
@@ -71,10 +84,11 @@ class SlotSpec(Struct, frozen=True):
     tokens_per_microbatch: int = 16384
     activation_checkpointing: bool = False
     frozen: bool = False
+    critic: bool = False
 
 
 class SlotInfo(Struct, frozen=True):
-    """What a slot holds."""
+    """What a slot holds, a critic's head among it."""
 
     slot: str
     parameters: int
@@ -187,15 +201,33 @@ class Trainer(ABC):
         """
 
     @abstractmethod
+    async def values(self, slot: str, batch: Batch) -> np.ndarray:
+        """float32 [T]: a critic's value at the position that predicts each completion token, dropout off.
+
+        Raises NotFound, Conflict for a slot that is no critic, and ValueError (see `check_batch`) before
+        anything is computed.
+        """
+
+    @abstractmethod
+    async def value_backward(
+        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
+    ) -> LossStats:
+        """Add the gradient of sum(token losses) / normaliser to a critic's, its head among them.
+
+        It splits and accumulates as `forward_backward` does; of the statistics there are loss, tokens and
+        clipped. Raises what `values` raises.
+        """
+
+    @abstractmethod
     async def export(self, slot: str) -> Adapter:
-        """A snapshot of the slot's adapter in fp32; later steps do not change it."""
+        """A snapshot of the slot's adapter in fp32, without a critic's head; later steps do not change it."""
 
     @abstractmethod
     async def save(self, slot: str, directory: Path) -> list[str]:
         """Write everything that `load` needs into an existing directory; returns the file names. No pickle.
 
         `adapter_model.safetensors` and `adapter_config.json` are among them: a checkpoint is a PEFT directory
-        too.
+        too. A critic's head has a file of its own.
         """
 
     @abstractmethod
@@ -250,8 +282,7 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: Trai
     for item in work:
         check_batch(item.batch, takes, item.loss.temperature)
         _check_targets(item.batch, item.targets, item.loss)
-        if item.batch.completions.size and not 0 < item.normaliser < math.inf:
-            raise ValueError(f"the normaliser is {item.normaliser}, not a positive number")
+        _check_normaliser(item.batch, item.normaliser)
 
 
 def refuse_frozen(slot: str, spec: SlotSpec) -> None:
@@ -260,6 +291,29 @@ def refuse_frozen(slot: str, spec: SlotSpec) -> None:
         raise Conflict(
             f"slot {slot} is frozen: it gives log-probabilities only", hint="Open another one to train."
         )
+
+
+def refuse_critic(slot: str, spec: SlotSpec) -> None:
+    """Raise Conflict for a slot that has values in the place of a policy."""
+    if spec.critic:
+        raise Conflict(f"slot {slot} is a critic: it has no policy", hint="Use value_backward.")
+
+
+def require_critic(slot: str, spec: SlotSpec) -> None:
+    """Raise Conflict for a slot that has no values."""
+    if not spec.critic:
+        raise Conflict(f"slot {slot} is no critic: it has no values", hint="Open one with `critic`.")
+
+
+def check_values(
+    batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float, takes: TrainerCapabilities
+) -> None:
+    """Raise ValueError for malformed arguments of `Trainer.value_backward`."""
+    check_batch(batch, takes, 1.0)
+    _check_arrays(batch, targets)
+    if loss.clip is not None and not loss.clip > 0:
+        raise ValueError(f"the clip is {loss.clip}, not a positive number")
+    _check_normaliser(batch, normaliser)
 
 
 def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) -> None:
@@ -284,6 +338,15 @@ def _check_targets(batch: Batch, targets: PolicyTargets, loss: PolicyLoss) -> No
         raise ValueError("a KL coefficient needs the reference's log-probabilities")
     if loss.anchor == "sampler" and targets.sampler_logprobs is None:
         raise ValueError("a ratio to the sampler needs the sampler's log-probabilities")
+    _check_arrays(batch, targets)
+
+
+def _check_normaliser(batch: Batch, normaliser: float) -> None:
+    if batch.completions.size and not 0 < normaliser < math.inf:
+        raise ValueError(f"the normaliser is {normaliser}, not a positive number")
+
+
+def _check_arrays(batch: Batch, targets: PolicyTargets | ValueTargets) -> None:
     for name in targets.__struct_fields__:
         array = getattr(targets, name)
         if array is not None and array.size != batch.completions.size:

@@ -1,5 +1,5 @@
 """A slot on disk: PEFT's two files, Adam's two moments under logical names, the state that dropout draws
-from.
+from; of a critic, its head.
 
 The files are the same whatever trainer wrote them and over however many ranks, so that any other can continue
 with them. Gradients are not among them: a checkpoint is taken after a step. Everything is read and checked
@@ -22,15 +22,23 @@ from lorad.errors import AdapterRefused, IntegrityError
 
 _OPTIMIZER = "optimizer.safetensors"
 RNG = "rng.safetensors"
+_VALUE_HEAD = "value_head.safetensors"
+_HEAD_PREFIX = "value_head."
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 _Arrays = dict[str, np.ndarray]
-_Shapes = Mapping[str, tuple[int, int]]
+_Linears = Mapping[str, tuple[int, int]]
+_Shapes = Mapping[str, tuple[int, ...]]
 """Logical name of a tensor (`….lora_A.weight`) -> its shape."""
 _Wanted = Mapping[str, tuple[tuple[int, ...], str]]
 """name -> (shape, dtype)"""
 
 _NOT_WHOLE = "this checkpoint is not whole or not of this adapter: resume from another one"
+
+
+def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a critic's head, by logical name: those of torch's Linear(hidden, 1)."""
+    return {f"{_HEAD_PREFIX}weight": (1, hidden), f"{_HEAD_PREFIX}bias": (1,)}
 
 
 class Saved(NamedTuple):
@@ -48,16 +56,31 @@ class Saved(NamedTuple):
 
 
 def write(
-    directory: Path, adapter: Adapter, moments: Mapping[str, _Arrays], step: int, rng: _Arrays, base: str
+    directory: Path,
+    adapter: Adapter,
+    head: _Arrays,
+    moments: Mapping[str, _Arrays],
+    step: int,
+    rng: _Arrays,
+    base: str,
 ) -> list[str]:
-    """Into an existing directory; the names of the files. moments: of MOMENTS, each by logical name."""
+    """Into an existing directory; the names of the files.
+
+    head: of a critic, by logical name; empty of a policy. moments: of MOMENTS, each by logical name.
+    """
     write_peft(adapter, directory, base)
     named = {
-        f"{moment}.{name}": tensors[name] for moment, tensors in moments.items() for name in adapter.tensors
+        f"{moment}.{name}": tensors[name]
+        for moment, tensors in moments.items()
+        for name in (*adapter.tensors, *head)
     }
     save_file({**named, "step": np.array([step], np.int64)}, directory / _OPTIMIZER)
     save_file(rng, directory / RNG)
-    return [WEIGHTS, CONFIG, _OPTIMIZER, RNG]
+    if head:
+        save_file(
+            {name.removeprefix(_HEAD_PREFIX): array for name, array in head.items()}, directory / _VALUE_HEAD
+        )
+    return [WEIGHTS, CONFIG, _OPTIMIZER, RNG, *([_VALUE_HEAD] if head else [])]
 
 
 def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
@@ -65,12 +88,18 @@ def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
     adapter like `config` (dropout may differ).
     """
     weights = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
-    prefixed = _read(directory / WEIGHTS, {PEFT_PREFIX + name: wanted for name, wanted in weights.items()})
+    head = [name for name in weights if name.startswith(_HEAD_PREFIX)]
+    found = _read_as(
+        directory / WEIGHTS, {PEFT_PREFIX + name: name for name in weights.keys() - head}, weights
+    )
+    if head:
+        plain = {name.removeprefix(_HEAD_PREFIX): name for name in head}
+        found |= _read_as(directory / _VALUE_HEAD, plain, weights)
     moments = {f"{moment}.{name}": wanted for moment in MOMENTS for name, wanted in weights.items()}
     optimizer = _read(directory / _OPTIMIZER, {**moments, "step": ((1,), "int64")})
     _check_config(directory, config)
     return Saved(
-        weights={name: prefixed[PEFT_PREFIX + name] for name in weights},
+        weights={name: found[name] for name in weights},
         exp_avg={name: optimizer[f"exp_avg.{name}"] for name in weights},
         exp_avg_sq={name: optimizer[f"exp_avg_sq.{name}"] for name in weights},
         step=int(optimizer["step"][0]),
@@ -78,7 +107,7 @@ def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
     )
 
 
-def read_source(directory: Path, config: AdapterConfig, linears: _Shapes) -> Adapter:
+def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Adapter:
     """A PEFT directory to start a slot of `config` from. linears: (out, in) of the base's.
 
     Raises AdapterRefused.
@@ -128,6 +157,12 @@ def _rng(path: Path) -> _Arrays:
         shape = found["dropout"].shape if "dropout" in found else ()
         _check(path, found, {"dropout": (shape, "uint8")})
     return found
+
+
+def _read_as(path: Path, names: Mapping[str, str], wanted: _Wanted) -> _Arrays:
+    """Return the arrays of one file by logical name. names: in the file -> logical."""
+    found = _read(path, {key: wanted[name] for key, name in names.items()})
+    return {name: found[key] for key, name in names.items()}
 
 
 def _read(path: Path, wanted: _Wanted) -> _Arrays:

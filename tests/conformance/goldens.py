@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lorad.protocol.batch import PolicyLoss, PolicyTargets
+from lorad.protocol.batch import PolicyLoss, PolicyTargets, ValueLoss, ValueTargets
 from lorad.rl.advantage import advantages
 from lorad.rl.correction import correction
+from lorad.rl.gae import gae
 from lorad.rl.levels import level_weights, normaliser
 from lorad.rl.loss import sequence_ratios, token_losses, token_targets
+from lorad.rl.value_loss import value_losses
 
 _FILE = json.loads((Path(__file__).parents[1] / "data" / "losses" / "goldens.json").read_text())
 CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in _FILE["cases"]}
@@ -85,6 +87,7 @@ ADVANTAGES: dict[str, dict[str, Any]] = {
     "reinforce++": {"baseline": "zero", "scale": "whiten"},
     "reinforce++_baseline": {"scale": "whiten"},
 }
+GAES = ("gae", "gae_returns", "gae_observed", "gae_discounted")
 
 
 def given(name: str) -> np.ndarray:
@@ -145,3 +148,24 @@ def advantages_of(name: str) -> np.ndarray:
     sizes = np.array(config.get("group_sizes", _FILE["inputs"]["group_sizes"]))
     lengths = np.array(config["lengths"]) if "lengths" in config else None
     return advantages(rewards, sizes, lengths=lengths, **ADVANTAGES[name])
+
+
+def gae_of(name: str) -> np.ndarray:
+    """float64 [T]: the advantages, or the returns, of one of GAES."""
+    config = CASES[name]["config"]
+    rewards = np.zeros(LENGTHS.sum())
+    rewards[np.cumsum(LENGTHS) - 1] = given("terminal_rewards")
+    trained = given("observed") > 0 if config.get("mask") else None
+    found = gae(rewards, given("old_values"), LENGTHS, config["gamma"], config["lam"], trained)
+    return found[name.endswith("returns")]
+
+
+def value_loss_and_gradient() -> tuple[float, np.ndarray]:
+    """(loss, dloss/dvalue [T]), the mean over tokens."""
+    values = torch.tensor(given("values"), dtype=torch.float32, requires_grad=True)
+    targets = ValueTargets(given("gae_returns"), given("old_values"))
+    losses, _ = value_losses(values, targets, slice(None), ValueLoss(CASES["value"]["config"]["clip"]))
+    value = losses.mean()
+    torch.autograd.backward(value)
+    assert values.grad is not None
+    return value.item(), values.grad.numpy()

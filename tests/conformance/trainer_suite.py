@@ -3,11 +3,16 @@ does.
 """
 
 from tests.conformance.trainer_checkpoints import Checkpoints
+from tests.conformance.trainer_critics import Critics
 from tests.conformance.trainer_losses import Losses
 from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_slots import Slots
 
 
-class TrainerSuite(Numbers, Losses, Slots, Many, Checkpoints):
-    """Every rule; fixtures and tolerances are those of `TrainerCase`."""
+class PolicySuite(Numbers, Losses, Slots, Many, Checkpoints):
+    """Every rule of a trainer that has no critics; fixtures and tolerances are those of `TrainerCase`."""
+
+
+class TrainerSuite(PolicySuite, Critics):
+    """Every rule."""

@@ -158,6 +158,16 @@ def test_each_token_bears_the_penalties_after_it() -> None:
     assert tokens.mean() == pytest.approx(0, abs=1e-6) and tokens.std(ddof=1) == pytest.approx(1, abs=1e-6)
 
 
+def test_teacher_alone_weighs_tokens() -> None:
+    """Whatever the rewards are, also where they failed. The sampler's log-probabilities are 0 here."""
+    distill = "algorithm={name: distill, kl: {reference: a@1, coef: 2.0}"
+    found = step(distill + "}", rewards=(1.0, None), lengths=(2, 1), old=9.0, reference=-0.5)
+    assert found.weighed.targets.advantages.tolist() == pytest.approx([-1.0] * 3)
+    assert found.weighed.kl == pytest.approx(0.5) and found.weighed.targets.old_logprobs is None
+    both = step(distill + ", reward_coef: 4.0}", rewards=(1.0, 0.0), lengths=(2, 1), reference=-0.5)
+    assert both.weighed.targets.advantages.tolist() == pytest.approx([1.0, 1.0, -3.0])
+
+
 def test_masked_samples_count_in_the_baseline_alone() -> None:
     found = step("algorithm={scale: one, truncated: mask}", rewards=(1.0, 0.0), finishes=("stop", "length"))
     assert found.weighed.known.rows.tolist() == [0] and found.scored.counted.tolist() == [True, False]

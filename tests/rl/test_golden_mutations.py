@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conformance import goldens
-from tests.conformance.goldens import ADVANTAGES, CASES, POLICIES, given
+from tests.conformance.goldens import ADVANTAGES, CASES, GAES, POLICIES, given
 
 MUTATIONS = {
     "std of the population": ("advantage", "group.std(ddof=1)", "group.std(ddof=0)"),
@@ -52,6 +52,13 @@ MUTATIONS = {
     "KL weighed without gradient": ("loss", "kl * (logprobs - old).exp()", "kl * (current - old).exp()"),
     "masked tokens in the mean": ("levels", "float(mask.sum())", "float(mask.size)"),
     "mask of the sum of ratios": ("correction", "sums / lengths if", "sums if"),
+    "GAE without lambda": ("gae", "gamma * lam * after", "gamma * after"),
+    "GAE without the next value": ("gae", "gamma * following - values", "0 * following - values"),
+    "masked values bootstrap": ("gae", "if mask[token]:", "if True:"),
+    "returns without values": ("gae", "advantages, advantages + values", "advantages, advantages"),
+    "value loss without its half": ("value_loss", "return 0.5 * weights", "return weights"),
+    "value clip by the minimum": ("value_loss", "torch.maximum(free, held)", "torch.minimum(free, held)"),
+    "value clip around the return": ("value_loss", "(old + (values", "(returns + (values"),
     "truncation as a mask": ("correction", "weights.clip(low, high)", "weights * (weights <= high)"),
 }
 
@@ -81,4 +88,8 @@ def test_mistake_is_seen_by_a_golden(mistake: str, monkeypatch: pytest.MonkeyPat
         loss, gradient = goldens.loss_and_gradient(*goldens.policy_targets(name), given("logprob"))
         if is_off(loss, CASES[name]["loss"]) or is_off(gradient, CASES[name]["grad"]):
             seen.append(name)
+    seen += [name for name in GAES if is_off(goldens.gae_of(name), CASES[name]["advantages"])]
+    loss, gradient = goldens.value_loss_and_gradient()
+    if is_off(loss, CASES["value"]["loss"]) or is_off(gradient, CASES["value"]["grad"]):
+        seen.append("value")
     assert seen

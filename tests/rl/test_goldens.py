@@ -8,11 +8,14 @@ import pytest
 from tests.conformance.goldens import (
     ADVANTAGES,
     CASES,
+    GAES,
     POLICIES,
     advantages_of,
+    gae_of,
     given,
     loss_and_gradient,
     policy_targets,
+    value_loss_and_gradient,
 )
 
 
@@ -26,3 +29,14 @@ def test_loss_and_gradient_are_the_rivals(name: str) -> None:
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_advantages_are_the_rivals(name: str) -> None:
     np.testing.assert_allclose(advantages_of(name), CASES[name]["advantages"], atol=2e-6)
+
+
+@pytest.mark.parametrize("name", GAES)
+def test_advantages_of_a_critic_are_verls(name: str) -> None:
+    np.testing.assert_allclose(gae_of(name), CASES[name]["advantages"], atol=1e-7)
+
+
+def test_value_loss_and_gradient_are_verls() -> None:
+    loss, gradient = value_loss_and_gradient()
+    assert loss == pytest.approx(CASES["value"]["loss"], rel=1e-6)
+    np.testing.assert_allclose(gradient, CASES["value"]["grad"], atol=2e-7)

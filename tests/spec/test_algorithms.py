@@ -15,10 +15,10 @@ def spec(algorithm: str) -> Spec:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_name_stands_for_its_parts(name: str) -> None:
-    algorithm = spec(f"{{name: {name}}}").algorithm
-    assert algorithm.parts == PRESETS[algorithm.name]
     own = ", loss: mine.py:loss" * (name == "custom")
-    refuse_contradictions(spec(f"{{name: {name}{own}}}"))
+    found = spec(f"{{name: {name}, kl: {{reference: teacher@1}}{own}}}")
+    assert found.algorithm.parts == PRESETS[found.algorithm.name]
+    refuse_contradictions(found)
 
 
 def test_given_part_wins_over_the_name() -> None:
@@ -59,14 +59,49 @@ def test_given_part_wins_over_the_name() -> None:
         ("{loss: 'm.py:f', importance_cap: 2.0}", "algorithm.importance_cap"),
         ("{loss: 'm.py:f', correction: {}}", "algorithm.correction"),
         ("{loss: 'm.py:f', drop_zero_variance: true}", "algorithm.drop_zero_variance"),
+        ("{name: rft, loss: 'm.py:f'}", "algorithm.loss"),
+        ("{name: distill, kl: {reference: a@1}, advantage: 'm.py:f'}", "algorithm.advantage"),
         ("{advantage: 'm.py:f', baseline: loo}", "algorithm.baseline"),
         ("{advantage: 'm.py:f', scale: one}", "algorithm.scale"),
+        ("{group_size: 1}", "algorithm.group_size"),
+        ("{name: rloo, kl: {coef: 0.1, type: k3}}", "algorithm.kl.type"),
+        ("{name: rft, kl: {coef: 0.1, where: reward}}", "algorithm.kl.where"),
+        ("{kl: {target: 0.1}}", "algorithm.kl.target"),
+        ("{truncated: mask, kl: {coef: 0.1, where: reward}}", "algorithm.truncated"),
+        ("{name: reinforce, dynamic_sampling: {}}", "algorithm.dynamic_sampling"),
+        ("{best: 2}", "algorithm.best"),
+        ("{least: 0.5}", "algorithm.least"),
+        ("{name: rft, scale: std}", "algorithm.scale"),
+        ("{name: rft, importance_cap: 2.0}", "algorithm.importance_cap"),
+        ("{name: distill}", "algorithm.kl.reference"),
+        ("{name: distill, kl: {reference: a@1, coef: 0}}", "algorithm.kl.coef"),
+        ("{name: distill, kl: {reference: a@1, where: loss}}", "algorithm.kl.where"),
+        ("{reward_coef: 1.0}", "algorithm.reward_coef"),
+        ("{dynamic_sampling: {keep: [0.9, 0.1]}}", "algorithm.dynamic_sampling.keep"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(algorithm: str, key: str) -> None:
     with pytest.raises(SpecError) as refused:
         refuse_contradictions(spec(algorithm))
     assert refused.value.key == key and refused.value.hint
+
+
+def test_dropout_with_several_updates_is_refused() -> None:
+    with pytest.raises(SpecError) as refused:
+        refuse_contradictions(load_spec("{lora: {dropout: 0.1}, algorithm: {epochs: 2}}"))
+    assert refused.value.key == "lora.dropout"
+
+
+def test_dapo_is_all_of_dapo() -> None:
+    algorithm = spec("{name: dapo}").algorithm
+    assert algorithm.refill is not None and algorithm.cost_of_length is not None
+    assert algorithm.parts.clip == (0.2, 0.28) and algorithm.parts.level == "token"
+    assert "dynamic sampling" in algorithm.in_words and "overlong" in algorithm.in_words
+
+
+def test_a_single_sample_needs_no_group() -> None:
+    for algorithm in ("{name: reinforce, group_size: 1}", "{name: rft, least: 1.0, group_size: 1}"):
+        refuse_contradictions(spec(algorithm))
 
 
 def test_names_that_are_grpo_here_warn() -> None:

@@ -10,10 +10,22 @@ from lorad.adapters.directory import verify
 from lorad.adapters.peft import outline
 from lorad.errors import AttestationFailed, Conflict
 from lorad.pool.state import Pool
-from lorad.pool.tenants import Tenant, reference_slot
+from lorad.pool.tenants import Tenant, critic_slot, reference_slot
 from lorad.pool.verbs.versions import attest_reference
-from lorad.protocol.calls import Attestation, Call, Closed, Evict, LoadVersion, Nothing, Open, Opened
+from lorad.protocol.calls import (
+    Attestation,
+    Call,
+    Closed,
+    Evict,
+    LoadVersion,
+    Nothing,
+    Open,
+    OpenCritic,
+    Opened,
+)
 from lorad.trainers.base import Optimizer, SlotInfo, SlotSpec
+
+_OUTPUT = "lm_head"  # what a critic does without
 
 
 async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
@@ -26,6 +38,8 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     reference = None if args.reference is None else await _attested(pool, args, args.reference)
     async with pool.phases.with_base(call.run):
         slot = await _slot(pool, call.run, args)
+        if args.critic is not None:
+            slot = await _with_critic(pool, slot, args, args.critic)
         if args.reference is not None:
             slot = await _with_reference(pool, slot, args, args.reference)
     pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
@@ -78,12 +92,25 @@ async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
     return await attest_reference(pool, wanted)
 
 
+async def _with_critic(pool: Pool, slot: SlotInfo, args: Open, wanted: OpenCritic) -> SlotInfo:
+    """Return the run's slot, with its critic beside it. After this both are open, or none."""
+    modules = tuple(module for module in args.modules if module != _OUTPUT)
+    own = replace(args, modules=modules, rank=wanted.rank, alpha=wanted.alpha, source=None)
+    own = replace(own, resume_from=wanted.resume_from)
+    try:
+        held = await _slot(pool, critic_slot(slot.slot), own, critic=True)
+    except BaseException:
+        await pool.trainer.close(slot.slot)
+        raise
+    return replace(slot, bytes=slot.bytes + held.bytes)
+
+
 async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVersion) -> SlotInfo:
     """Return the run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After
-    this both are open, or none. Raises AdapterRefused, AttestationFailed.
+    this all slots of the run are open, or none. Raises AdapterRefused, AttestationFailed.
     """
     name, directory = reference_slot(slot.slot), Path(wanted.directory)
-    opened = [slot.slot]
+    opened = [slot.slot, *([critic_slot(slot.slot)] if args.critic is not None else [])]
     try:
         config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
         spec = SlotSpec(
@@ -105,10 +132,10 @@ async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVe
     return replace(slot, bytes=slot.bytes + held.bytes)
 
 
-async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:
+async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> SlotInfo:
     resumed = args.resume_from is not None
     info = await pool.trainer.open(
-        run,
+        name,
         SlotSpec(
             adapter=AdapterConfig(
                 args.rank, args.alpha, tuple(sorted(args.modules)), args.rslora, args.dropout
@@ -120,12 +147,13 @@ async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:
             source=Path(args.source) if args.source is not None and not resumed else None,
             tokens_per_microbatch=args.tokens_per_microbatch,
             activation_checkpointing=args.activation_checkpointing,
+            critic=critic,
         ),
     )
     if args.resume_from is not None:
         try:
-            await pool.trainer.load(run, Path(args.resume_from))
+            await pool.trainer.load(name, Path(args.resume_from))
         except BaseException:
-            await pool.trainer.close(run)
+            await pool.trainer.close(name)
             raise
     return info

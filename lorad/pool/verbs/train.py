@@ -1,5 +1,6 @@
 """`forward_backward`, `optim_step`, `discard_grads`, `logprobs` and `save`: what a run asks of its slot."""
 
+import asyncio
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -8,12 +9,13 @@ from lorad.errors import StorageError
 from lorad.pool.state import Pool
 from lorad.protocol import calls
 from lorad.protocol.batch import Batch, LossStats
+from lorad.protocol.calls import CRITIC
 from lorad.trainers.base import GradientWork, Policy
 
 
 async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBackward) -> LossStats:
     slot = pool.tenant(call).run
-    _check(args.batch, pool.vocab_size)
+    check(args.batch, pool.vocab_size)
     work = GradientWork(slot, args.batch, args.targets, args.loss, args.normaliser)
     with pool.parties.on_slot(slot):
         async with pool.phases.training(call.run):
@@ -25,10 +27,11 @@ async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBack
 
 async def optim_step(pool: Pool, call: calls.Call, args: calls.OptimStep) -> calls.Stepped:
     tenant = pool.tenant(call)
+    slot = tenant.critic if args.of == "critic" else tenant.run
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
-            result = await pool.trainer.optim_step(tenant.run, args.lr, args.max_grad_norm)
-    done, mfu = pool.work.take(tenant.run, recomputes=tenant.spec.activation_checkpointing)
+            result = await pool.trainer.optim_step(slot, args.lr, args.max_grad_norm)
+    done, mfu = pool.work.take(slot, recomputes=tenant.spec.activation_checkpointing)
     memory, peak = await pool.work.take_memory()
     waited = pool.parties.take(tenant.run)
     return calls.Stepped(
@@ -43,14 +46,14 @@ async def discard_grads(pool: Pool, call: calls.Call, _: calls.Nothing) -> calls
 
 async def logprobs(pool: Pool, call: calls.Call, args: calls.Logprobs) -> calls.LogprobsResult:
     tenant = pool.tenant(call)
-    _check(args.batch, pool.vocab_size)
+    check(args.batch, pool.vocab_size)
     policy = Policy() if args.of == "base" else Policy(tenant.run if args.of == "slot" else tenant.reference)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
             return calls.LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
 
 
-def _check(batch: Batch, vocab_size: int) -> None:
+def check(batch: Batch, vocab_size: int) -> None:
     """Raise ValueError for what would end the pool on a GPU,
     where an index out of range kills the process.
     """
@@ -65,6 +68,8 @@ async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:
     tenant = pool.tenant(call)
     try:
         files = await pool.trainer.save(tenant.run, Path(args.directory))
+        if tenant.spec.critic is not None:
+            files += await _saved_critic(pool, tenant.critic, Path(args.directory) / CRITIC)
     except (OSError, SafetensorError) as error:
         raise StorageError(
             f"{args.directory} could not be written: {error}",
@@ -72,3 +77,8 @@ async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:
         ) from error
     await pool.files.flush(tenant.run)
     return calls.Saved(files)
+
+
+async def _saved_critic(pool: Pool, slot: str, directory: Path) -> list[str]:
+    await asyncio.to_thread(directory.mkdir)
+    return [f"{directory.name}/{name}" for name in await pool.trainer.save(slot, directory)]

@@ -44,7 +44,7 @@ _Run = Callable[[LayerForward, Tensor], Tensor]
 @torch.no_grad()
 def score(base: Base, rows: Microbatch, lora: SlotLora | None, temperature: float) -> np.ndarray:
     """float32 [T]: the log-probability of each completion token of the micro-batch."""
-    states = _predicting_states(base, rows, lora, at_once)
+    states = predicting_states(base, rows, lora, at_once)
     parts = []
     for chunk in _chunks(base, rows):
         made = logits(base, states[chunk], None if lora is None else lora.at(_within(rows.tokens, chunk)))
@@ -59,7 +59,7 @@ def forward_backward(
     """Adds to the slots, piece by piece, the gradient of sum(token losses) / normaliser; the statistics of
     each.
     """
-    states = _predicting_states(base, rows, lora, _recomputing(lora) if checkpointing else at_once)
+    states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
     temperature = _temperatures(rows, [w.loss for w in work])
     wanted = _targets(base, rows, lora, work, states.detach(), temperature)
     found: list[list[_Found]] = [[] for _ in work]
@@ -135,7 +135,7 @@ def _stats(parts: Sequence[_Found], normaliser: float) -> LossStats:
     return loss_stats(losses, torch.cat([part.entropy for part in parts]), normaliser)
 
 
-def _recomputing(lora: SlotLora) -> _Run:
+def recomputing(lora: SlotLora) -> _Run:
     """Run the layers of one forward so that those from the first trained one on are recomputed in the
     backward pass.
     """
@@ -149,7 +149,7 @@ def _recomputing(lora: SlotLora) -> _Run:
     return run
 
 
-def _predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
+def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """[T, hidden]: the last hidden state at the position that predicts each completion token."""
     states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run)
     return states[0].index_select(0, rows.predictors)

@@ -1,4 +1,4 @@
-"""One adapter being trained: its weights, gradients, Adam state and dropout generator.
+"""One adapter being trained: its weights, gradients, Adam state and dropout generator; of a critic, its head.
 
 Each of the four kinds of numbers is one flat fp32 vector with the same layout, so that a step is a handful of
 calls; logical names are views into them. Its files: see `lorad/trainers/checkpoint.py`.
@@ -6,6 +6,7 @@ calls; logical names are views into them. Its files: see `lorad/trainers/checkpo
 
 import hashlib
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,10 @@ class Slot:
 
     def __init__(self, base: Base, spec: SlotSpec) -> None:
         self.spec = spec
-        self.shapes = _tensor_shapes(base, spec.adapter)
-        total = sum(rows * columns for rows, columns in self.shapes.values())
+        head = checkpoint.head_shapes(base.config.hidden_size) if spec.critic else {}
+        self.shapes = {**_tensor_shapes(base, spec.adapter), **head}
+        self.head = tuple(head)  # names
+        total = sum(math.prod(shape) for shape in self.shapes.values())
         others = torch.device("meta") if spec.frozen else base.device  # where vectors take no memory
         self.weights, self.grads, self.exp_avg, self.exp_avg_sq = (
             torch.zeros(total, dtype=torch.float32, device=device) for device in (base.device, *3 * [others])
@@ -72,7 +75,7 @@ class Slot:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """One of the slot's vectors by logical name, in layout order, sharing its memory."""
-        sizes = [rows * columns for rows, columns in self.shapes.values()]
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
         parts = flat.split(sizes)
         return {
             name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
@@ -84,14 +87,16 @@ class Slot:
         return SlotInfo(slot=name, parameters=size, tensors=len(self.shapes), bytes=vectors * size * 4)
 
     def set_weights(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Overwrites every weight; names and shapes are those of `shapes`."""
-        for name, view in self.views(self.weights).items():
-            view.copy_(torch.from_numpy(np.array(tensors[name], np.float32)))
+        """Overwrites weights; names and shapes are those of `shapes`."""
+        views = self.views(self.weights)
+        for name, array in tensors.items():
+            views[name].copy_(torch.from_numpy(np.array(array, np.float32)))
 
     def snapshot(self) -> Adapter:
         """A frozen copy of the adapter."""
         frozen = self.weights.detach().to("cpu", copy=True)
-        tensors = {name: view.numpy() for name, view in self.views(frozen).items()}
+        views = self.views(frozen)
+        tensors = {name: view.numpy() for name, view in views.items() if name not in self.head}
         for array in tensors.values():
             array.flags.writeable = False
         return Adapter(self.spec.adapter, tensors)
@@ -134,7 +139,7 @@ class Slot:
         return sites
 
 
-def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, int]]:
+def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
     """Shapes in layout order: group by group the A of all its modules, then their B; a group's A is one
     block.
     """
@@ -184,7 +189,9 @@ def save_slot(slot: Slot, directory: Path, base_model: str) -> list[str]:
         for moment in MOMENTS
     }
     rng = {"dropout": slot.dropout.get_state().numpy()}
-    return checkpoint.write(directory, slot.snapshot(), moments, slot.step, rng, base_model)
+    weights = slot.views(slot.weights)
+    head = {name: weights[name].cpu().numpy() for name in slot.head}
+    return checkpoint.write(directory, slot.snapshot(), head, moments, slot.step, rng, base_model)
 
 
 def load_slot(slot: Slot, directory: Path) -> None:

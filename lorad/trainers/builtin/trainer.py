@@ -15,7 +15,7 @@ from lorad.errors import Conflict, NotFound
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueLoss, ValueTargets
 from lorad.trainers.base import (
     GradientWork,
     Policy,
@@ -25,10 +25,13 @@ from lorad.trainers.base import (
     Trainer,
     TrainerCapabilities,
     check_batch,
+    check_values,
     check_work,
+    refuse_critic,
     refuse_frozen,
+    require_critic,
 )
-from lorad.trainers.builtin import passes
+from lorad.trainers.builtin import critic, passes
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
@@ -93,6 +96,8 @@ class BuiltinTrainer(Trainer):
     async def _forward_backward(self, work: Sequence[GradientWork]) -> list[LossStats]:
         check_work(work, self._slots, self.capabilities())
         slots = [self._trained(item.slot) for item in work]
+        for item, slot in zip(work, slots, strict=True):
+            refuse_critic(item.slot, slot.spec)
         budgets = [slot.spec.tokens_per_microbatch for slot in slots]
         plans = [
             plan(item.batch, budget, share=not slot.spec.adapter.dropout)
@@ -126,6 +131,28 @@ class BuiltinTrainer(Trainer):
             result[piece.tokens] = scores
         return result
 
+    async def values(self, slot: str, batch: Batch) -> np.ndarray:
+        held = self._critic(slot)
+        check_batch(batch, self.capabilities(), 1.0)
+        result = np.empty(batch.completions.size, np.float32)
+        pieces = list(plan(batch, held.spec.tokens_per_microbatch, share=True))
+        quanta = (partial(critic.values, self._base, held, piece) for piece in pieces)
+        for piece, found in zip(pieces, await self._compute.each(quanta), strict=True):
+            result[piece.tokens] = found
+        return result
+
+    async def value_backward(
+        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
+    ) -> LossStats:
+        held = self._critic(slot)
+        refuse_frozen(slot, held.spec)
+        check_values(batch, targets, loss, normaliser, self.capabilities())
+        pieces = plan(batch, held.spec.tokens_per_microbatch, share=not held.spec.adapter.dropout)
+        quanta = (
+            partial(critic.backward, self._base, held, piece, targets, loss, normaliser) for piece in pieces
+        )
+        return sum(await self._compute.each(quanta), LossStats())
+
     async def export(self, slot: str) -> Adapter:
         return await self._compute.run(self._slot(slot).snapshot)
 
@@ -151,6 +178,11 @@ class BuiltinTrainer(Trainer):
                 f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}"
             )
         return self._slots[name]
+
+    def _critic(self, name: str) -> Slot:
+        slot = self._slot(name)
+        require_critic(name, slot.spec)
+        return slot
 
     def _trained(self, name: str) -> Slot:
         slot = self._slot(name)

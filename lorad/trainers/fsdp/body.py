@@ -106,6 +106,10 @@ class _FsdpBody(Body):
         return int(self._text.vocab_size)
 
     @property
+    def hidden(self) -> int:
+        return int(self._text.hidden_size)
+
+    @property
     def max_tokens(self) -> int:
         return int(getattr(self._text, "max_position_embeddings", None) or _UNBOUNDED)
 
@@ -126,6 +130,24 @@ class _FsdpBody(Body):
         self._recompute.on = recompute
         with self._room.acting(adapter, train):
             return self._logits(rows.ids, rows.positions, rows.predictors)
+
+    def states(self, rows: Rows, *, train: bool, recompute: bool) -> Tensor:
+        """What the output layer is given. In its place one column of that goes on, through which FSDP sees
+        the model's end, and so the backward that is to come.
+        """
+        head, given = self._model.get_output_embeddings(), []
+
+        def first_column(states: Tensor) -> Tensor:
+            given.append(states)
+            return states[..., :1]
+
+        head.forward = first_column
+        try:
+            seen = self.logits(rows, adapter=True, train=train, recompute=recompute)
+        finally:
+            del head.forward
+        states: Tensor = given[0][0] if self._keeps_logits else given[0][0][rows.predictors]
+        return states + 0 * seen if torch.is_grad_enabled() else states
 
     def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
         """Run forward and backward, also for no tokens: other ranks' backward needs this rank's part of the

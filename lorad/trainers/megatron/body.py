@@ -42,6 +42,7 @@ class MegatronBody(Body):
         self.lockstep = settings.ep > 1
         self._tp = settings.tp
         self._tp_rank: int = parallel_state.get_tensor_model_parallel_rank()
+        self.leads, self.has_states = self._tp_rank == 0, settings.pp == 1
         group = parallel_state.get_data_parallel_group()
         size = parallel_state.get_data_parallel_world_size()
         self.dp = DataParallel(parallel_state.get_data_parallel_rank(), size, group if size > 1 else None)
@@ -66,6 +67,10 @@ class MegatronBody(Body):
     @property
     def vocab(self) -> int:
         return int(self._base.config.vocab_size)
+
+    @property
+    def hidden(self) -> int:
+        return int(self._base.config.hidden_size)
 
     @property
     def max_tokens(self) -> int:
@@ -130,6 +135,10 @@ class MegatronBody(Body):
         run = self._layers(rows, recompute and train)
         return run(None) if self._pipeline.size == 1 else self._pipeline.scores(run, *self._between(rows))
 
+    def states(self, rows: Rows, *, train: bool, recompute: bool) -> Tensor:
+        self._prepare(adapter=True, train=train)
+        return self._layers(rows, recompute and train, scored=False)(None)
+
     def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
         if self._pipeline.size == 1:
             super().backward(rows, loss_of, recompute=recompute)
@@ -145,10 +154,16 @@ class MegatronBody(Body):
         for layer in self._experts:
             layer.eval()
 
-    def _layers(self, rows: Rows, recompute: bool) -> Run:
-        packed = self._base.packed
+    def _layers(self, rows: Rows, recompute: bool, *, scored: bool = True) -> Run:
         return lambda below: predict(
-            self._model, rows, self.vocab, packed=packed, recompute=recompute, tp=self._tp, below=below
+            self._model,
+            rows,
+            self.vocab,
+            packed=self._base.packed,
+            recompute=recompute,
+            tp=self._tp,
+            below=below,
+            scored=scored,
         )
 
     def _between(self, rows: Rows) -> tuple[tuple[int, int, int], tuple[int, int]]:

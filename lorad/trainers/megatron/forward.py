@@ -19,10 +19,11 @@ def predict(
     recompute: bool,
     tp: int,
     below: Tensor | None = None,
+    scored: bool = True,
 ) -> Tensor:
     """[T, vocab] on every tensor-parallel rank, of a loss computed by each of them alike; where the model has
     a stage above, the hidden states for that one. below: those of the stage below, shaped as `hidden_shape`
-    says.
+    says. scored: without it, [T, hidden] of the last hidden states in the place of scores.
 
     packed: attention takes sequences as they are; else it gets a mask, of N * N booleans (and makes scores of
     N * N numbers per head), which is for small N. Positions count from the row's beginning then: rotary
@@ -46,6 +47,8 @@ def predict(
         from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region as whole
 
         at = hidden_states[:, 0].index_select(0, rows.predictors)[:, None]
+        if not scored:
+            return at[:, 0]
         part, _bias = output_layer(at, weight=output_weight)
         scores: Tensor = whole(part)[:, 0, :vocab]
         return scores

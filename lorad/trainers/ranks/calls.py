@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from lorad.adapters.adapter import Adapter
 from lorad.errors import LoradError, from_wire
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueLoss, ValueTargets
 from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, TrainerCapabilities
 
 if TYPE_CHECKING:
@@ -147,6 +147,27 @@ class Logprobs(Call, frozen=True):
         return trainer.logprobs(self.policy, self.batch, self.temperature)
 
 
+class Values(Call, frozen=True):
+    slot: str
+    batch: Batch
+    answer = Answer[np.ndarray]
+
+    def do(self, trainer: RankTrainer) -> np.ndarray:
+        return trainer.values(self.slot, self.batch)
+
+
+class ValueBackward(Call, frozen=True):
+    slot: str
+    batch: Batch
+    targets: ValueTargets
+    loss: ValueLoss
+    normaliser: float
+    answer = Answer[LossStats]
+
+    def do(self, trainer: RankTrainer) -> LossStats:
+        return trainer.value_backward(self.slot, self.batch, self.targets, self.loss, self.normaliser)
+
+
 class Export(Call, frozen=True):
     slot: str
     answer = Answer[Adapter]
@@ -201,6 +222,8 @@ class Request(Struct, frozen=True):
         | OptimStep
         | DiscardGrads
         | Logprobs
+        | Values
+        | ValueBackward
         | Export
         | Save
         | Load

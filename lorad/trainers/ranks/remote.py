@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from lorad.adapters.adapter import Adapter
 from lorad.errors import SpecError
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueLoss, ValueTargets
 from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import (
     GradientWork,
@@ -21,6 +21,7 @@ from lorad.trainers.base import (
     TrainerCapabilities,
     TrainerHealth,
     check_batch,
+    check_values,
     check_work,
 )
 from lorad.trainers.ranks import calls
@@ -119,6 +120,19 @@ class RemoteTrainer(Trainer):
         check_batch(batch, self.capabilities(), temperature)
         found: np.ndarray = await self._processes.ask(calls.Logprobs(policy, batch, temperature))
         return found
+
+    async def values(self, slot: str, batch: Batch) -> np.ndarray:
+        check_batch(batch, self.capabilities(), 1.0)
+        found: np.ndarray = await self._processes.ask(calls.Values(slot, batch))
+        return found
+
+    async def value_backward(
+        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
+    ) -> LossStats:
+        check_values(batch, targets, loss, normaliser, self.capabilities())
+        call = calls.ValueBackward(slot, batch, targets, loss, normaliser)
+        stats: LossStats = await self._processes.ask(call)
+        return stats
 
     async def export(self, slot: str) -> Adapter:
         adapter: Adapter = await self._processes.ask(calls.Export(slot))

@@ -19,7 +19,7 @@ from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
 
 LossOf = Callable[[Tensor], Tensor]
-"""From logits [T, vocab] of a micro-batch's completion tokens to a scalar."""
+"""From logits [T, vocab] of a micro-batch's completion tokens, or their states [T, hidden], to a scalar."""
 
 
 class BodySettings(Struct, frozen=True, kw_only=True):
@@ -86,6 +86,10 @@ class Body(ABC):
     """Whether a forward is collective over data-parallel ranks, so that all must do equally many."""
     fuses: bool = False
     """Whether linears share an A with `lora_type: lora`, as Megatron's do."""
+    leads: bool = True
+    """Whether this rank counts, in sums over all ranks, what all model-parallel ranks hold alike."""
+    has_states: bool = True
+    """Whether `states` works, which critics need."""
     packs: bool = True
     """Whether several sequences may share a row (`Rows` with more than one); without, each has a row of its
     own.
@@ -99,6 +103,11 @@ class Body(ABC):
     @property
     @abstractmethod
     def vocab(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def hidden(self) -> int:
+        """Return the width of the last hidden state."""
 
     @property
     @abstractmethod
@@ -132,6 +141,13 @@ class Body(ABC):
         """[T, vocab]: the scores that predict each completion token of the micro-batch, the same on every
         rank that works on these rows. adapter: off is the base alone. train: dropout acts. recompute: see
         `SlotSpec`.
+        """
+
+    @abstractmethod
+    def states(self, rows: Rows, *, train: bool, recompute: bool) -> Tensor:
+        """[T, hidden]: the last hidden state, after the last norm, where each completion token of the
+        micro-batch is predicted; the same on every rank that works on these rows. The adapter is on. No
+        logits are made.
         """
 
     def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:

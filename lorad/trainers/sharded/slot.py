@@ -24,13 +24,24 @@ HOST = torch.device("cpu")
 
 
 class Slot:
-    """shapes: of this rank's parameters, see `Mounted`. Its vectors are where `device` says; all but the
-    weights of a frozen one are on the meta device, where they take no memory.
+    """shapes: of this rank's parameters, see `Mounted`. head: of a critic's, which every rank holds whole and
+    which come after the others. leads: see `Body`. Its vectors are where `device` says; all but the weights
+    of a frozen one are on the meta device, where they take no memory.
     """
 
-    def __init__(self, spec: SlotSpec, shapes: Sequence[torch.Size], dp: DataParallel) -> None:
-        self.spec, self.shapes, self.dp = spec, list(shapes), dp
-        self.size = sum(shape.numel() for shape in shapes)
+    def __init__(
+        self,
+        spec: SlotSpec,
+        shapes: Sequence[torch.Size],
+        dp: DataParallel,
+        head: Sequence[torch.Size] = (),
+        *,
+        leads: bool = True,
+    ) -> None:
+        self.spec, self.shapes, self.dp = spec, [*shapes, *head], dp
+        self.head = [nn.Parameter(torch.zeros(shape)) for shape in head]
+        self.size = sum(shape.numel() for shape in self.shapes)
+        self._counted = self.size if leads else sum(shape.numel() for shape in shapes)
         padded = -(-self.size // dp.size) * dp.size
         others = torch.device("meta") if spec.frozen else HOST
         self.weights, self.grads = torch.zeros(padded), torch.zeros(padded, device=others)
@@ -59,9 +70,9 @@ class Slot:
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def bind(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Parameters of fp32 share memory with the slot, others are filled from it."""
+        """Parameters of fp32 share memory with the slot, the head among them, others are filled from it."""
         for parameter, weight, grad in zip(
-            parameters, self.views(self.weights), self.views(self.grads), strict=True
+            [*parameters, *self.head], self.views(self.weights), self.views(self.grads), strict=True
         ):
             if parameter.dtype == torch.float32:
                 parameter.data, parameter.grad = weight, None if grad.is_meta else grad
@@ -71,11 +82,23 @@ class Slot:
 
     def collect(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add gradients that did not go into the slot's own memory, in fp32."""
-        for parameter, grad in zip(parameters, self.views(self.grads), strict=True):
+        for parameter, grad in zip([*parameters, *self.head], self.views(self.grads), strict=True):
             made = parameter.grad
             if made is not None and made.data_ptr() != grad.data_ptr():
                 grad.add_(made)
                 parameter.grad = grad if parameter.dtype == torch.float32 else None
+
+    def let_go(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Share no memory with the parameters any more, whose shapes stay."""
+        for parameter in (*parameters, *self.head):
+            parameter.grad = None
+            if parameter.dtype == torch.float32:
+                parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
+
+    def values(self, states: Tensor) -> Tensor:
+        """[T], fp32: what the head makes of states [T, hidden]. The slot is bound."""
+        weight, bias = self.head
+        return nn.functional.linear(states.float(), weight, bias)[:, 0]
 
     def draw(self, row: int) -> None:
         """Seed dropout for one micro-batch of the present call."""
@@ -128,10 +151,11 @@ class Slot:
         return norm, applied
 
     def _norm(self, grads: Tensor) -> float:
-        """L2 over the whole adapter, of which each rank has a share of its own."""
+        """L2 over the whole adapter, of which each rank has a share of its own, and the head."""
         if dist.get_world_size() == 1:
             return l2_norm(grads)
-        total = torch.tensor([l2_norm(grads) ** 2], dtype=torch.float64, device=grads.device)
+        counted = max(0, self._counted - self.dp.rank * grads.numel())
+        total = torch.tensor([l2_norm(grads[:counted]) ** 2], dtype=torch.float64, device=grads.device)
         dist.all_reduce(total)
         return math.sqrt(total.item())
 

@@ -19,10 +19,20 @@ from torch import Tensor
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.targets import MEGATRON
 from lorad.adapters.validate import expected_shapes
-from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound, SpecError
+from lorad.protocol.batch import (
+    LOSSES,
+    VALUE_LOSS,
+    Batch,
+    LossStats,
+    PolicyLoss,
+    PolicyTargets,
+    ValueLoss,
+    ValueTargets,
+)
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.loss import loss_stats, sequence_ratios, token_logprobs, token_losses, token_targets
+from lorad.rl.value_loss import value_losses, value_stats
 from lorad.trainers import checkpoint
 from lorad.trainers.base import (
     GradientWork,
@@ -32,8 +42,11 @@ from lorad.trainers.base import (
     StepResult,
     TrainerCapabilities,
     check_batch,
+    check_values,
     check_work,
+    refuse_critic,
     refuse_frozen,
+    require_critic,
 )
 from lorad.trainers.checkpoint import MOMENTS
 from lorad.trainers.sharded.body import Body, LossOf, Mounted, MountKey
@@ -112,6 +125,7 @@ class RankTrainer:
             deterministic=self._body.device.type == "cpu",
             offload=True,
             parameters=self._body.parameter_count,
+            losses=tuple(term for term in LOSSES if term != VALUE_LOSS or self._body.has_states),
         )
 
     def modules(self) -> dict[str, tuple[int, int]]:
@@ -138,6 +152,8 @@ class RankTrainer:
         wanted = expected_shapes(spec.adapter, self._body.shapes)
         if not wanted:
             raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
+        if spec.critic and not self._body.has_states:
+            raise SpecError("a critic works on one stage only", key="trainer.pp", hint="Use trainer.pp: 1.")
         source = spec.source
         start = self._together(
             lambda: (
@@ -147,13 +163,13 @@ class RankTrainer:
             )
         )
         mounted = self._mount(MountKey(spec.adapter, spec.lora_type))
-        parts = mounted.scatter(start)
-        made = Slot(spec, [p.shape for p in mounted.parameters], self._body.dp)
-        made.fill(made.weights, parts)
+        head = [torch.Size(shape) for shape in self._head(spec).values()]
+        made = Slot(spec, [p.shape for p in mounted.parameters], self._body.dp, head, leads=self._body.leads)
+        made.fill(made.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
         self._slots[slot] = made
-        size = sum(rows * columns for rows, columns in wanted.values())
+        size = sum(rows * columns for rows, columns in wanted.values()) + sum(p.numel() for p in made.head)
         vectors = 1 if spec.frozen else 4
-        return SlotInfo(slot=slot, parameters=size, tensors=len(wanted), bytes=vectors * size * 4)
+        return SlotInfo(slot=slot, parameters=size, tensors=len(wanted) + len(head), bytes=vectors * size * 4)
 
     def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
@@ -161,6 +177,7 @@ class RankTrainer:
         work = GradientWork(slot, batch, targets, loss, normaliser)
         check_work([work], self._slots, self.capabilities())
         held = self._trained(slot)
+        refuse_critic(slot, held.spec)
         mounted = self._put_in(held)
         losses = Losses(work, self._body.device)
         for number, row in enumerate(self._rows(batch, held.spec.tokens_per_microbatch)):
@@ -170,6 +187,36 @@ class RankTrainer:
             held.collect(mounted.parameters)
         held.draws += 1
         return _over_ranks(losses.stats, self._body.dp, self._body.device)
+
+    def values(self, slot: str, batch: Batch) -> np.ndarray:
+        held = self._critic(slot)
+        check_batch(batch, self.capabilities(), 1.0)
+        self._put_in(held)
+
+        def found(row: Rows) -> Tensor:
+            return held.values(self._body.states(row, train=False, recompute=False))
+
+        return self._per_token(batch, held.spec.tokens_per_microbatch, found)
+
+    def value_backward(
+        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
+    ) -> LossStats:
+        held = self._critic(slot)
+        refuse_frozen(slot, held.spec)
+        check_values(batch, targets, loss, normaliser, self.capabilities())
+        mounted = self._put_in(held)
+        stats = LossStats()
+        for number, row in enumerate(self._rows(batch, held.spec.tokens_per_microbatch)):
+            if held.spec.adapter.dropout:
+                held.draw(number)
+            recompute = held.spec.activation_checkpointing
+            found = held.values(self._body.states(row, train=True, recompute=recompute))
+            losses, clipped = value_losses(found, targets, row.places, loss)
+            (losses.sum() / normaliser).backward()  # of no tokens too: other ranks wait for this one
+            stats += value_stats(losses, clipped, normaliser)
+            held.collect(mounted.parameters)
+        held.draws += 1
+        return _over_ranks(stats, self._body.dp, self._body.device)
 
     def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
         held = self._trained(slot)
@@ -191,12 +238,19 @@ class RankTrainer:
             return self._logprobs(held, batch, temperature)
 
     def _logprobs(self, held: Slot | None, batch: Batch, temperature: float) -> np.ndarray:
+        def found(row: Rows) -> Tensor:
+            made = self._body.logits(row, adapter=held is not None, train=False, recompute=False)
+            return token_logprobs(made, row.targets, temperature)[0]
+
+        budget = held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH
+        return self._per_token(batch, budget, found)
+
+    def _per_token(self, batch: Batch, budget: int, of: Callable[[Rows], Tensor]) -> np.ndarray:
+        """float32 [T] of the whole batch. of: from a micro-batch to [t] of its completion tokens."""
         found = torch.zeros(batch.completions.size, dtype=torch.float32, device=self._body.device)
         with torch.no_grad():
-            for row in self._rows(batch, held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH):
-                made = self._body.logits(row, adapter=held is not None, train=False, recompute=False)
-                places = torch.from_numpy(row.places).to(found.device)
-                found[places] = token_logprobs(made, row.targets, temperature)[0]
+            for row in self._rows(batch, budget):
+                found[torch.from_numpy(row.places).to(found.device)] = of(row)
         result: np.ndarray = self._body.dp.add_up(found).cpu().numpy()
         return result
 
@@ -210,7 +264,7 @@ class RankTrainer:
         wanted = expected_shapes(slot.spec.adapter, self._body.shapes)
         ones = {name: np.full(shape, ".lora_B." in name, np.float32) for name, shape in wanted.items()}
         try:
-            for view, part in zip(slot.views(slot.weights), mounted.scatter(ones), strict=True):
+            for view, part in zip(slot.views(slot.weights), mounted.scatter(ones), strict=False):
                 if part.any():
                     view.mul_(times)
             slot.bind(mounted.parameters)
@@ -227,18 +281,26 @@ class RankTrainer:
         held = self._trained(slot)
         mounted = self._put_in(held)
         adapter = self._adapter(held, mounted)
-        moments = {name: _arrays(mounted.gather(held.whole(getattr(held, name)))) for name in MOMENTS}
+        moments = {name: self._gathered(held, mounted, held.whole(getattr(held, name))) for name in MOMENTS}
         if dist.get_rank():
             return []
-        return checkpoint.write(directory, adapter, moments, held.step, held.rng(), self._model)
+        head = _arrays(dict(zip(self._head(held.spec), held.head, strict=True)))
+        return checkpoint.write(directory, adapter, head, moments, held.step, held.rng(), self._model)
 
     def load(self, slot: str, directory: Path) -> None:
         held = self._trained(slot)
-        wanted = expected_shapes(held.spec.adapter, self._body.shapes)
+        head = self._head(held.spec)
+        wanted = {**expected_shapes(held.spec.adapter, self._body.shapes), **head}
         saved = self._together(lambda: checkpoint.read(directory, held.spec.adapter, wanted))
         mounted = self._put_in(held)
         try:
-            parts = {name: mounted.scatter(getattr(saved, name)) for name in ("weights", *MOMENTS)}
+            parts = {
+                name: [
+                    *mounted.scatter({key: array for key, array in tensors.items() if key not in head}),
+                    *(torch.from_numpy(tensors[key]) for key in head),
+                ]
+                for name, tensors in ((name, getattr(saved, name)) for name in ("weights", *MOMENTS))
+            }
         except AdapterRefused as error:
             raise IntegrityError(f"{directory}: {error.message}", hint=error.hint) from error
         for name, part in parts.items():
@@ -272,6 +334,15 @@ class RankTrainer:
         refuse_frozen(name, slot.spec)
         return slot
 
+    def _critic(self, name: str) -> Slot:
+        slot = self._slot(name)
+        require_critic(name, slot.spec)
+        return slot
+
+    def _head(self, spec: SlotSpec) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a critic's head by logical name; of a policy, none."""
+        return checkpoint.head_shapes(self._body.hidden) if spec.critic else {}
+
     def _mount(self, key: MountKey) -> Mounted:
         """Return modules for adapters of this kind, which hold no slot's weights."""
         self._put_away()
@@ -293,11 +364,7 @@ class RankTrainer:
     def _put_away(self) -> None:
         """Take the slot out of the model, into host memory."""
         if self._present is not None and self._mounted is not None and self._present.device != HOST:
-            for parameter in self._mounted.parameters:
-                parameter.grad = None
-                # the slot's own memory, which is to be free; the shape stays
-                if parameter.dtype == torch.float32:
-                    parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
+            self._present.let_go(self._mounted.parameters)
             self._present.move(HOST)
         self._present = None
 
@@ -313,8 +380,15 @@ class RankTrainer:
             HEART.progress()
 
     def _adapter(self, slot: Slot, mounted: Mounted) -> Adapter:
-        tensors = _arrays(mounted.gather([view.detach() for view in slot.views(slot.weights)]))
-        return Adapter(slot.spec.adapter, tensors)
+        tensors = self._gathered(slot, mounted, [view.detach() for view in slot.views(slot.weights)])
+        head = self._head(slot.spec)
+        return Adapter(slot.spec.adapter, {name: tensors[name] for name in tensors if name not in head})
+
+    def _gathered(self, slot: Slot, mounted: Mounted, parts: list[Tensor]) -> dict[str, np.ndarray]:
+        """Logical name -> array, a critic's head last. parts: as the parameters of the slot. Collective."""
+        body = len(mounted.parameters)
+        head = dict(zip(self._head(slot.spec), parts[body:], strict=True))
+        return {**_arrays(mounted.gather(parts[:body])), **_arrays(head)}
 
     def _together(self, read: Callable[[], T]) -> T:
         """Return what `read` gives, or raise its refusal; a refusal on one rank is raised on all.

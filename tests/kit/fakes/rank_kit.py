@@ -48,7 +48,7 @@ class TinyBody(Body):
         self.mounted: TinyMounted | None = None
 
     shapes: Mapping[str, tuple[int, int]] = {MODULE: (HIDDEN, HIDDEN)}
-    vocab, max_tokens, parameter_count = VOCAB, LONGEST, HIDDEN * (HIDDEN + 2 * VOCAB)
+    vocab, hidden, max_tokens, parameter_count = VOCAB, HIDDEN, LONGEST, HIDDEN * (HIDDEN + 2 * VOCAB)
 
     def checksum(self) -> str:
         return f"{float(self.weight.sum()):.6f}"
@@ -63,12 +63,18 @@ class TinyBody(Body):
         self.mounted = None
 
     def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
+        return self._states(rows, adapter=adapter) @ self.head.T
+
+    def states(self, rows: Rows, *, train: bool, recompute: bool) -> Tensor:
+        return self._states(rows, adapter=True)
+
+    def _states(self, rows: Rows, *, adapter: bool) -> Tensor:
         self._obey(rows.ids)
         x = self.table[rows.ids[0]]
         y = x @ self.weight.T
         if adapter and self.mounted is not None:
             y = y + self.mounted.scale * (x @ self.mounted.parameters[0].T @ self.mounted.parameters[1].T)
-        return y.tanh()[rows.predictors] @ self.head.T
+        return y.tanh()[rows.predictors]
 
     def _obey(self, ids: Tensor) -> None:
         if (ids == FAILS).any() and self.dp.rank == self.dp.size - 1:

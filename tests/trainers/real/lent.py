@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lorad.adapters.adapter import Adapter
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueLoss, ValueTargets
 from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, Trainer, TrainerCapabilities
 
 T = TypeVar("T")
@@ -91,6 +91,14 @@ class Lent(Trainer):
 
     async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
         return await self._there(self.of.logprobs(policy, batch, temperature))
+
+    async def values(self, slot: str, batch: Batch) -> np.ndarray:
+        return await self._there(self.of.values(slot, batch))
+
+    async def value_backward(
+        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
+    ) -> LossStats:
+        return await self._there(self.of.value_backward(slot, batch, targets, loss, normaliser))
 
     async def export(self, slot: str) -> Adapter:
         return await self._there(self.of.export(slot))

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lorad.errors import AdapterRefused
+from lorad.errors import AdapterRefused, SpecError
+from lorad.protocol.batch import VALUE_LOSS
 from lorad.trainers.base import Trainer
 from tests.conformance.reference import VOCAB
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
 from tests.conformance.trainer_numbers import Numbers
-from tests.conformance.trainer_suite import TrainerSuite
+from tests.conformance.trainer_suite import PolicySuite, TrainerSuite
 from tests.models.test_families import make_model
 from tests.trainers.real.lent import Lender
 from tests.trainers.real.start import VARIABLE, python_of, started
@@ -79,9 +80,14 @@ class TestMegatronDataParallel(Ranks, TrainerSuite):
 
 
 @pytest.mark.long
-@pytest.mark.long
-class TestMegatronPipeline(Ranks, TrainerSuite):
+class TestMegatronPipeline(Ranks, PolicySuite):
     backend, sizes = "megatron", {"pp": 2}
+
+    async def test_a_critic_is_refused(self, trainer: Trainer) -> None:
+        assert VALUE_LOSS not in trainer.capabilities().losses
+        with pytest.raises(SpecError, match=r"trainer\.pp"):
+            await trainer.open("c", spec_for(trainer, critic=True))
+        assert not trainer.slots()
 
 
 class OtherFamily(Ranks, Numbers):

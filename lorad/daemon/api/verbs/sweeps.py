@@ -155,7 +155,9 @@ def _need(spec: Spec) -> bytes:
             spec,
             name=None,
             seed=0,
-            algorithm=Algorithm(kl=replace(kl, coef=float(kl.coef > 0))),
+            algorithm=Algorithm(
+                name=spec.algorithm.name, kl=replace(kl, coef=float(spec.algorithm.kl_coef > 0))
+            ),
             trainer=replace(spec.trainer, **usual),
             checkpoint=Checkpoint(),
             resources=Resources(devices=spec.resources.devices),

@@ -1,0 +1,52 @@
+"""The two passes of a critic over a micro-batch: its values, and their gradients. No logits are made."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lorad.models.base import Base
+from lorad.models.decoder import at_once
+from lorad.protocol.batch import LossStats, ValueLoss, ValueTargets
+from lorad.rl.value_loss import value_losses, value_stats
+from lorad.trainers.builtin.lora import SlotLora
+from lorad.trainers.builtin.microbatch import Microbatch, Piece, pack
+from lorad.trainers.builtin.passes import predicting_states, recomputing
+from lorad.trainers.builtin.slot import Slot
+
+
+@torch.no_grad()
+def values(base: Base, slot: Slot, piece: Piece) -> np.ndarray:
+    """float32 [T]: the value at the position that predicts each completion token of the piece."""
+    rows = pack(base, [piece])
+    lora = SlotLora([slot], rows.rows, train=False)
+    found: np.ndarray = _values(predicting_states(base, rows, lora, at_once), *_head(slot)).cpu().numpy()
+    return found
+
+
+def backward(
+    base: Base, slot: Slot, piece: Piece, targets: ValueTargets, loss: ValueLoss, normaliser: float
+) -> LossStats:
+    """Adds the gradient of sum(token losses) / normaliser to the slot; the statistics of the piece."""
+    rows: Microbatch = pack(base, [piece])
+    lora = SlotLora([slot], rows.rows, train=True)
+    run = recomputing(lora) if slot.spec.activation_checkpointing else at_once
+    head = [weights.detach().requires_grad_() for weights in _head(slot)]
+    found = _values(predicting_states(base, rows, lora, run), *head)
+    losses, clipped = value_losses(found, targets, piece.tokens, loss)
+    torch.autograd.backward(losses.sum() / normaliser)
+    grads = slot.views(slot.grads)
+    for name, part in zip(slot.head, head, strict=True):
+        assert part.grad is not None
+        grads[name].add_(part.grad)
+    return value_stats(losses, clipped, normaliser)
+
+
+def _head(slot: Slot) -> list[Tensor]:
+    """Return weight [1, hidden] and bias [1], sharing the slot's memory."""
+    weights = slot.views(slot.weights)
+    return [weights[name] for name in slot.head]
+
+
+def _values(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """[T], in fp32."""
+    return torch.nn.functional.linear(states.float(), weight, bias)[:, 0]

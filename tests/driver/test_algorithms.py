@@ -1,0 +1,93 @@
+"""Algorithms that carry something from step to step continue bit for bit after a kill."""
+
+import signal
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from lorad.protocol.journal import Reference
+from tests.driver.driven import Driven
+from tests.kit.pool_kit import Running, running_pool
+
+DAPO = "algorithm={name: dapo, group_size: 4, overlong: {buffer: 3}}"
+DISTILL = "algorithm={name: distill, group_size: 2, kl: {reference: teacher@7}}"
+ALGORITHMS = {
+    "dapo": (DAPO,),
+    "dapo ahead": (DAPO, "rollout.max_staleness=2"),
+    "adaptive kl": ("algorithm={group_size: 4, kl: {coef: 0.1, target: 0.01, horizon: 50}}",),
+    "kl in the reward": ("algorithm={name: reinforce++, group_size: 1, kl: {coef: 0.1}}",),
+    "moving baseline": ("algorithm={name: reinforce, baseline: moving, group_size: 1}",),
+    "rft": ("algorithm={name: rft, group_size: 4}",),
+    "distill": (DISTILL,),
+    "distill with rewards": (DISTILL.replace("distill,", "distill, reward_coef: 1.0,"),),
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_pool(tmp_path_factory.mktemp("pool"), deterministic=True) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def teacher(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    run = Driven(running, tmp_path_factory.mktemp("teacher"), "teacher", "seed=7")
+    assert run.drive().reason == "completed"
+    made = run.facts("version")[-1].data
+    return Reference("teacher@7", made["sha256"], str(run.run.root / made["path"]))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_kill_changes_nothing(running: Running, teacher: Reference, tmp_path: Path, algorithm: str) -> None:
+    overrides = (*ALGORITHMS[algorithm], "data.prompts_per_step=6")
+    place = list(ALGORITHMS).index(algorithm)
+    calm, killed = (Driven(running, tmp_path, f"{name}{place}", *overrides) for name in "ck")
+    if "distill" in algorithm:
+        for run in (calm, killed):
+            run.params = replace(run.params, reference=teacher)
+    assert calm.drive().reason == "completed"
+    assert killed.struck(4, signal.SIGKILL) == -signal.SIGKILL
+    assert killed.drive().reason == "completed"
+    assert killed.outcome() == calm.outcome()
+    assert calm.facts("version")[-1].step == 7
+
+
+def test_refill_follows_the_order_of_the_data(running: Running, tmp_path: Path) -> None:
+    run = Driven(running, tmp_path, "refill", DAPO, "data.prompts_per_step=6")
+    assert run.drive().reason == "completed"
+    position = 0
+    for record in run.facts("step"):
+        metrics, data = record.data["metrics"], record.data
+        places = [int(prompt.rsplit("/", 1)[1]) for prompt in data["prompts"]]
+        assert data["position"] == position and places == sorted(places) and len(places) == 6
+        assert metrics["prompts_sampled"] >= 6
+        if metrics["zero_variance_groups"] == 0:
+            position = places[-1] + 1
+        else:
+            position += int(metrics["prompts_sampled"])
+    sampled = [record.data["metrics"]["prompts_sampled"] for record in run.facts("step")]
+    assert max(sampled) > 6, "no step had a group to replace"
+
+
+def test_adapted_coefficient_is_reported(running: Running, tmp_path: Path) -> None:
+    run = Driven(running, tmp_path, "adapted", *ALGORITHMS["adaptive kl"])
+    assert run.drive().reason == "completed"
+    seen = [record.data["metrics"] for record in run.facts("step")]
+    assert seen[0]["kl_coef"] == 0.1
+    for before, after in pairwise(seen):
+        error = np.clip(before["kl"] / 0.01 - 1, -0.2, 0.2)
+        assert after["kl_coef"] == pytest.approx(before["kl_coef"] * (1 + error * 16 / 50))
+
+
+def test_student_comes_closer_to_its_teacher(running: Running, teacher: Reference, tmp_path: Path) -> None:
+    """Without a reward: the KL per token falls, and each token's advantage is its own log-ratio."""
+    run = Driven(running, tmp_path, "student", DISTILL, "reward={name: regex, pattern: never}")
+    run.params = replace(run.params, reference=teacher)
+    assert run.drive().reason == "completed"
+    kl = [record.data["metrics"]["kl"] for record in run.facts("step")]
+    assert len(kl) == 7 and kl[-1] < kl[0]
+    assert {record.data["metrics"]["reward"] for record in run.facts("step")} == {0.0}
