@@ -45,7 +45,7 @@ _USUAL: dict[str, tuple[str, ...]] = {
 # These keys stand in the YAML though they have their defaults: they say what a run is.
 TOLD = (
     *("model.path", "lora.rank", "lora.alpha", "lora.target_modules", "algorithm.group_size", "data.train"),
-    *("data.prompts_per_step", "reward", "trainer.lr", "trainer.steps", "rollout.max_new_tokens"),
+    *("data.prompts_per_step", "reward", "trainer.steps", "rollout.max_new_tokens"),
 )
 
 

@@ -12,6 +12,7 @@ from lorad.cli import candidates, launch, output
 from lorad.cli.follow import follow
 from lorad.cli.options import AsJson, Detach, Run, WaitOver, refuse_both
 from lorad.cli.overrides import from_here
+from lorad.client.words import rate_in_words
 from lorad.errors import DaemonUnreachable, SpecError
 
 _SEVERAL = "; give it several times, or names with commas"
@@ -76,8 +77,11 @@ def run(
         text, source=source, cwd=str(cwd), overrides=from_here([*(overrides or []), *given]), name=name
     )
     with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
-        for warning in client.show(started.name).warnings:
+        made = client.show(started.name)
+        for warning in made.warnings:
             output.note(f"warning: {warning}")
+        if made.rate is not None and made.spec["trainer"]["lr"] == made.rate.lr:
+            output.note(rate_in_words(made))
     if detach or (as_json and not wait):
         if as_json:
             output.print_json(started)

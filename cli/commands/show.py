@@ -10,7 +10,7 @@ from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
 from lorad.client.shapes import Attempt, Reference, Trainable
-from lorad.client.words import failures
+from lorad.client.words import failures, rate_in_words
 
 
 def show(run: Run, as_json: AsJson = False) -> None:
@@ -40,6 +40,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "failures": failures(data),
         "trainable": _trainable(data.trainable),
         "algorithm": _algorithm(data.spec),
+        "rate": rate_in_words(data),
         "origin": data.origin,
         "reference": _reference(data.reference),
         "sweep": data.sweep,

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from lorad.protocol.preflight import Rate
 from lorad.protocol.traffic import Figures
 
 _Number = int | float  # keeps its JSON type: a count stays an integer
@@ -115,6 +116,7 @@ class RunDetails(Run, frozen=True):
     attempts: list[Attempt] = []
     trainable: Trainable | None = None  # as the newest attempt has it
     warnings: list[str] = []
+    rate: Rate | None = None  # what trainer.lr is where it is not given
 
 
 class Forked(Run, frozen=True):

@@ -76,6 +76,7 @@ def begin(session: Session) -> PoolInfo:
         session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
     for field in State.__struct_fields__:
         setattr(session.state, field, getattr(restored.state if restored else State(), field))
+    session.reference = restored.reference if restored else None
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
@@ -96,7 +97,7 @@ def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
 
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
-    spec, kl = session.spec, session.params.reference
+    spec = session.spec
     adapter = spec.lora.adapter_path
     opened: Opened = session.pool.call(
         "open",
@@ -121,10 +122,18 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             amplified_every=spec.attest.amplified_every,
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
-            reference=LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None,
+            reference=_reference(session, restored),
         ),
     )
     return opened
+
+
+def _reference(session: Session, restored: checkpoint.Restored | None) -> LoadVersion | None:
+    """Name what KL is measured against: what took its place before the checkpoint, else what the run has."""
+    kl, name = session.params.reference, f"{session.params.run}@reference"
+    if restored is not None and restored.reference is not None:
+        return LoadVersion(name, str(restored.reference), restored.state.reference_sha256)
+    return LoadVersion(name, kl.directory, kl.sha256) if kl else None
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:

@@ -8,7 +8,7 @@ import time
 
 from lorad.driver import checkpoint
 from lorad.driver.begin import begin
-from lorad.driver.publish import publish
+from lorad.driver.publish import publish, reset_reference
 from lorad.driver.record import record
 from lorad.driver.sample import evaluate, evaluation_due, sample
 from lorad.driver.score import choose, score, too_many_failed
@@ -59,6 +59,7 @@ def _step(session: Session) -> None:
         session.ahead.go_on(session.state.step + 1)
     record(session, rollout, scored, weighed, trained, started)
     adapt_kl(session, trained, weighed)
+    reset_reference(session)
     endless = _endless_skips(session)
     if evaluation_due(session):
         evaluate(session)

@@ -47,6 +47,7 @@ class State(Struct):
     skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
     baseline: of algorithm.baseline `moving`; None before the first step.
     kl_coef: adapted to algorithm.kl.target; None where it is the spec's.
+    reference_sha256: of the tensors that algorithm.kl.reset_every put in the reference's place; "" before.
     """
 
     step: int = 0
@@ -59,6 +60,7 @@ class State(Struct):
     skipped_steps: int = 0
     baseline: float | None = None
     kl_coef: float | None = None
+    reference_sha256: str = ""
 
 
 class _Sampler(Protocol):
@@ -89,6 +91,8 @@ class Session:
 
     own: the user's loss and advantage, where there are any.
     ahead: None where no sampling runs ahead of training.
+    current_sha256: of the current version's tensors.
+    reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
     """
 
     spec: Spec
@@ -105,6 +109,8 @@ class Session:
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
+    current_sha256: str = ""
+    reference: Path | None = None
 
     @property
     def steps_left(self) -> bool:

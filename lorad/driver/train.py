@@ -115,6 +115,7 @@ def _lr(session: Session) -> float:
     the schedule).
     """
     trainer = session.spec.trainer
+    assert trainer.lr is not None  # chosen when the run was made
     return learning_rate(
         session.state.step,
         lr=trainer.lr,

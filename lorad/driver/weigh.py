@@ -202,7 +202,9 @@ def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _reference(session: Session, batch: Batch) -> np.ndarray:
-    return logprobs(session, "reference" if session.params.reference else "base", batch)
+    return logprobs(
+        session, "reference" if session.params.reference or session.state.reference_sha256 else "base", batch
+    )
 
 
 def logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:

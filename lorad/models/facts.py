@@ -30,6 +30,7 @@ _ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)(\.|$)")
 _EXPERT = re.compile(r"(^|\.)experts(\.|$)")
 _LAYERS = ("num_hidden_layers", "n_layer")
 _KV_HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _OTHER_SENSES = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|mm_projector|multi_modal_projector)(\.|$)")
 
@@ -39,8 +40,8 @@ class ModelFacts:
     """dtype: of the checkpoint. parameters: of all its tensors; active: of those, how many a token meets
     (fewer than all where experts take turns). linears: logical name -> (out, in) of what an adapter may
     target; experts: of linears whose inputs depend on a router, which none may. cached: numbers that keys and
-    values of one token are, in all layers. layers, kv_heads, expert_count (in a layer): 0 where config.json
-    does not say.
+    values of one token are, in all layers. model_type: "" where config.json does not say. hidden_size,
+    layers, kv_heads, expert_count (in a layer): 0 there.
     """
 
     vocab: int
@@ -54,6 +55,8 @@ class ModelFacts:
     layers: int
     kv_heads: int
     expert_count: int
+    model_type: str
+    hidden_size: int
 
     def bytes(self, dtype: str = "auto") -> int:
         """Return the bytes of the loaded weights; `auto` is the checkpoint's own dtype. Raises SpecError for
@@ -76,7 +79,7 @@ def read_facts(directory: Path) -> ModelFacts:
     data = read_json(path)
     files = weight_files(directory)
     try:
-        return _of_family(parse_config(data, str(path)))
+        return _of_family(parse_config(data, str(path)), str(data.get("model_type") or ""))
     except SpecError:
         return _of_headers(data, files, str(path))
 
@@ -92,7 +95,7 @@ def weights_sha256(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _of_family(config: ModelConfig) -> ModelFacts:
+def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
     return ModelFacts(
         vocab=config.vocab_size,
         max_positions=config.max_position_embeddings,
@@ -105,6 +108,8 @@ def _of_family(config: ModelConfig) -> ModelFacts:
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,
         expert_count=0,
+        model_type=model_type,
+        hidden_size=config.hidden_size,
     )
 
 
@@ -134,6 +139,8 @@ def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> M
         layers=_first(config, _LAYERS),
         kv_heads=_first(config, _KV_HEADS),
         expert_count=_first(config, _EXPERTS),
+        model_type=str(data.get("model_type") or ""),
+        hidden_size=_first(config, _WIDTHS),
     )
 
 

@@ -136,6 +136,7 @@ def _checked(
     spec = fitted(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
     frozen = _check_reference(reference, shapes) if reference is not None else 0
+    frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
     needed = 0 if warm else base_memory(spec, model, device)
     needed += 4 * (size * _SLOT_COPIES + frozen)
     free = available_memory() if available is None and device == "cpu" else available
@@ -157,6 +158,8 @@ def _checked(
     return SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
+        model_type=model.model_type,
+        hidden_size=model.hidden_size,
         parameters=model.parameters,
         max_positions=base.max_positions,
         linears=base.linears,

@@ -308,6 +308,7 @@ VERBS: dict[str, Verb] = {
     "logprobs": Verb(Logprobs, LogprobsResult),
     "values": Verb(Values, ValuesResult),
     "value_backward": Verb(ValueBackward, LossStats, mutates=True),
+    "set_reference": Verb(LoadVersion, Nothing, mutates=True),
     "publish": Verb(Publish, Published, mutates=True),
     "save": Verb(Save, Saved, mutates=True),
     "unload": Verb(Unload, Nothing, mutates=True),

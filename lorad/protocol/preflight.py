@@ -45,11 +45,19 @@ class BaseFacts(Struct, frozen=True, kw_only=True):
     max_positions: _Count = 0
 
 
+class Rate(Struct, frozen=True):
+    """A learning rate that fits a run, and what it fits: `grpo on qwen3 of hidden size 4096`."""
+
+    lr: float
+    why: str = ""
+
+
 class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     """What a spec comes to.
 
     model_path: the directory that the model resolved to.
     model_dtype: the checkpoint's dtype.
+    model_type, hidden_size: as config.json has them; "" and 0 where it does not.
     parameters: parameters of the base.
     adapter_parameters: parameters of the run's adapter.
     reference_parameters: parameters of the adapter that KL is measured against; 0 for the base.
@@ -58,10 +66,13 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     dropped: rows whose prompts are too long.
     eval_size: held-out problems.
     warnings: what is allowed and probably not meant, a sentence each.
+    rate: what trainer.lr is where it is not given; None from an older lorad.
     """
 
     model_path: str = ""
     model_dtype: str = ""
+    model_type: str = ""
+    hidden_size: _Count = 0
     parameters: _Count = 0
     adapter_parameters: _Count = 0
     reference_parameters: _Count = 0
@@ -71,6 +82,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     dropped: _Count = 0
     eval_size: _Count = 0
     warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
+    rate: Rate | None = None
 
 
 class ErrorSaid(Struct, frozen=True):

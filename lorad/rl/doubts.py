@@ -17,7 +17,7 @@ def refuse_contradictions(spec: Spec) -> None:
 
 def _of_parts(spec: Spec) -> Iterator[SpecError]:
     trainer, algorithm, parts = spec.trainer, spec.algorithm, spec.algorithm.parts
-    if trainer.min_lr > trainer.lr:
+    if trainer.lr is not None and trainer.min_lr > trainer.lr:
         yield SpecError(
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
@@ -189,6 +189,14 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             "it is the weight of the reward beside the teacher of distill",
             key="algorithm.reward_coef",
             hint="Leave it out.",
+        )
+    if kl.reset_every and (not algorithm.kl_coef or algorithm.name == "distill"):
+        yield SpecError(
+            "the teacher of distill stays"
+            if algorithm.kl_coef
+            else "no KL is measured: algorithm.kl.coef is 0",
+            key="algorithm.kl.reset_every",
+            hint="Leave it out, or choose another algorithm with a coefficient.",
         )
     if kl.target is not None and not algorithm.kl_coef:
         yield SpecError(

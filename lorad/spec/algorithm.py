@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from lorad.spec.numbers import NonNegativeFloat, Part, Positive, PositiveFloat
+from lorad.spec.numbers import NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
 from lorad.spec.user_code import UserCode
 
 _Name = Literal[
@@ -112,6 +112,7 @@ class Kl(Part, frozen=True):
         target: KL in nats per token that `coef` is adapted to after each step (Ziegler et al., 2019, arXiv
             1909.08593); null leaves it as it is.
         horizon: samples over which it adapts.
+        reset_every: steps after which the current version takes the place of the reference; 0 is never.
         reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
             `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
             and for a fork, as in TRL, and base for any other run. It is the teacher of distill.
@@ -122,6 +123,7 @@ class Kl(Part, frozen=True):
     where: Literal["loss", "reward"] | None = None
     target: PositiveFloat | None = None
     horizon: Positive = 10000
+    reset_every: NonNegative = 0
     reference: Annotated[str, Meta(min_length=1)] | None = None
 
 

@@ -148,7 +148,8 @@ class Trainer(Part, frozen=True):
 
     Attributes:
         backend: `builtin`, `fsdp`, `megatron`, or a name of config.yaml.
-        lr: learning rate.
+        lr: learning rate; null chooses one for the size of the model, its family and the algorithm when the
+            run is made.
         schedule: how the learning rate falls after the warm-up.
         schedule_steps: horizon of linear and cosine, in steps; null is the `steps` of the first attempt.
         warmup_steps: steps over which the learning rate rises to lr.
@@ -170,7 +171,7 @@ class Trainer(Part, frozen=True):
     """
 
     backend: str = "builtin"
-    lr: NonNegativeFloat = 1e-3
+    lr: NonNegativeFloat | None = None
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     schedule_steps: Positive | None = None
     warmup_steps: NonNegative = 0

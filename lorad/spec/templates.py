@@ -58,7 +58,7 @@ data:
   prompts_per_step: 16
   max_prompt_tokens: 512
 reward: gsm8k                     # exact_match, gsm8k, {{name: regex, pattern: …}}, or module.py:function
-trainer: {{backend: fsdp, lr: 1.0e-5, steps: 200, activation_checkpointing: true}}
+trainer: {{backend: fsdp, steps: 200, activation_checkpointing: true}}     # lr: what fits the model
 rollout: {{backend: vllm, max_new_tokens: 1024, temperature: 1.0}}
 eval: {{every: 20, problems: 256}}
 checkpoint: {{every: 20, keep: 3}}
@@ -78,11 +78,10 @@ data:
   train: "{data}"                 # lines of {{"prompt": …, "answer": …}}; data.prompt_key, data.answer_key
   prompts_per_step: 16
 reward: gsm8k                     # exact_match, gsm8k, {{name: regex, pattern: …}}, or module.py:function
-trainer:
+trainer:                          # lr: what fits the model, `lorad run` prints it
   backend: megatron
   tp: 2
   dp: 2
-  lr: 1.0e-5
   steps: 200
   activation_checkpointing: true
 rollout: {{backend: sglang, servers: 4, max_new_tokens: 2048, temperature: 1.0}}

@@ -76,6 +76,7 @@ def test_given_part_wins_over_the_name() -> None:
         ("{name: distill}", "algorithm.kl.reference"),
         ("{name: distill, kl: {reference: a@1, coef: 0}}", "algorithm.kl.coef"),
         ("{name: distill, kl: {reference: a@1, where: loss}}", "algorithm.kl.where"),
+        ("{kl: {reset_every: 5}}", "algorithm.kl.reset_every"),
         ("{reward_coef: 1.0}", "algorithm.reward_coef"),
         ("{dynamic_sampling: {keep: [0.9, 0.1]}}", "algorithm.dynamic_sampling.keep"),
     ],

@@ -28,6 +28,7 @@ from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.preempt import told_of
 from lorad.daemon.runs.versions import has_files, is_loaded
 from lorad.errors import LoradError
+from lorad.protocol.preflight import Rate
 from lorad.protocol.status import PoolStatus
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
@@ -101,6 +102,7 @@ def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
         directory=row.directory,
         cwd=asked_in(row),
         reference=_reference_of(row),
+        rate=_rate_of(row),
         sweep=row.sweep,
         serving=row.serving,
         spec=json.loads(row.spec),
@@ -124,6 +126,14 @@ def _reference_of(row: RunRow) -> Reference | None:
     except LoradError:
         return None
     return None if there is None else Reference(there.name, there.sha256)
+
+
+def _rate_of(row: RunRow) -> Rate | None:
+    """Look up the learning rate that fits the run; None where nobody said."""
+    try:
+        return request_of(row).facts.rate
+    except LoradError:
+        return None
 
 
 def _attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:

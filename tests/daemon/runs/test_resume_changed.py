@@ -181,7 +181,7 @@ async def test_more_steps_do_not_stretch_the_schedule(home: Path, more: dict[str
     [({}, 6, True), ({"min_lr": 1e-5}, 6, False), ({}, 4, False), ({"schedule": "constant"}, 6, False)],
 )
 def test_resume_at_rate_zero_is_refused(trainer: dict[str, Any], done: int, refused: bool) -> None:
-    spec = convert({"trainer": {"steps": 6, "schedule": "cosine"} | trainer})
+    spec = convert({"trainer": {"lr": 1e-3, "steps": 6, "schedule": "cosine"} | trainer})
     spec = on_schedule(spec, spec, 6, 9)
     with pytest.raises(SpecError, match="steps 7 to 9 would change nothing") if refused else nullcontext():
         refuse_standstill(spec, done, 9)

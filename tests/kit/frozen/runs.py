@@ -231,7 +231,7 @@ def spec_of(story: Story) -> dict[str, Any]:
     rollout |= story.spec.get("rollout", {})
     own = {"model": {"path": story.base}, "data": data, "rollout": rollout, "seed": 7}
     reward = {"reward": "exact_match" if story.is_tiny else "gsm8k"}
-    return own | reward | {"trainer": {"steps": story.steps, **story.spec.get("trainer", {})}}
+    return own | reward | {"trainer": {"lr": 1e-3, "steps": story.steps, **story.spec.get("trainer", {})}}
 
 
 def measured(story: Story, step: int, chance: random.Random) -> Metrics:

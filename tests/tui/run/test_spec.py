@@ -44,13 +44,19 @@ async def open_tab(user: User) -> None:
 
 def test_lines_of_two_specs_bear_signs() -> None:
     after, before = (
-        {"lora.rank": 8, "seed": 1, "trainer.lr": 0.1},
+        {"lora.rank": 8, "seed": 1, "trainer.min_lr": 0.1},
         {"lora.rank": 4, "eval.every": 5, "seed": 1},
     )
     found = {one.key: (one.sign, one.before) for one in lines(after, before)}
     assert found["lora.rank"] == (OTHER, "4") and found["seed"] == (SAME, "")
-    assert found["trainer.lr"] == (ADDED, "0.001") and found["eval.every"] == (GONE, "")
-    assert [one.text for one in lines(after)] == ["seed: 1", "lora:", "  rank: 8", "trainer:", "  lr: 0.1"]
+    assert found["trainer.min_lr"] == (ADDED, "0.0") and found["eval.every"] == (GONE, "")
+    assert [one.text for one in lines(after)] == [
+        "seed: 1",
+        "lora:",
+        "  rank: 8",
+        "trainer:",
+        "  min_lr: 0.1",
+    ]
 
 
 async def test_defaults_are_hidden_until_asked_for() -> None:

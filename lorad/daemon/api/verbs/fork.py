@@ -28,6 +28,7 @@ from lorad.daemon.runs import reference
 from lorad.daemon.runs.bases import bases_of
 from lorad.daemon.runs.create import create, make_directory, refuse_used
 from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import Begins, Staged
 from lorad.daemon.runs.versions import await_files, find_version, has_files, in_hand
 from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
@@ -113,6 +114,9 @@ def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: _Start)
         _refuse_shape(text)
     before = spec_of(parent)
     before = replace(before, name=None, lora=replace(before.lora, adapter_path=None))
+    rate = request_of(parent).facts.rate
+    if rate is not None and before.trainer.lr == rate.lr:  # what fits another algorithm is another rate
+        before = replace(before, trainer=replace(before.trainer, lr=None))
     more = [] if body.steps is None else [f"trainer.steps={body.steps}"]
     spec = override(before, [*body.overrides, *more])
     if not body.fresh:
@@ -216,6 +220,7 @@ async def _looked_at(
     weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
     facts = await preflight(ctx, weights, asked.cwd, uid, kl and kl.directory)
     reference.refuse_other_model(kl, facts.model_path)
+    spec, facts = rated(spec, facts)
     asked = replace(asked, reference=kl and kl.reference)
     if body.fresh:
         own = RunDir(ctx.runs_root / str(spec.name)).origin

@@ -17,6 +17,7 @@ from lorad.daemon.process.processes import write_json
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.bases import inputs_of
 from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.rate import rated
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.protocol.inputs import changes
 from lorad.spec.model import Spec, to_json
@@ -97,7 +98,7 @@ def _refuse_live_or_imported(run: RunRow) -> None:
 
 
 def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
-    """Make the spec of the next attempt.
+    """Make the spec of the next attempt; without another learning rate the run keeps its own.
 
     Raises SpecError for overrides of what defines the adapter or its data.
     """
@@ -111,7 +112,10 @@ def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
                 hint="Start a new run with it; lora.adapter_path set to an exported version continues from "
                 "that.",
             )
-    return override(spec, overrides)
+    new = override(spec, overrides)
+    if new.trainer.lr is None:
+        new = replace(new, trainer=replace(new.trainer, lr=spec.trainer.lr))
+    return new
 
 
 def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
@@ -191,7 +195,7 @@ async def _respecified(
     request = request_of(run)
     reference = None if request.reference is None else run.dir.reference
     wanted = replace(spec, trainer=replace(spec.trainer, steps=steps))
-    facts = await preflight(ctx, wanted, request.cwd, run.owner_uid, reference)
+    _, facts = rated(wanted, await preflight(ctx, wanted, request.cwd, run.owner_uid, reference))
     return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
 
 

@@ -15,6 +15,7 @@ from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.create import anchored, create, fresh_name, make_directory, refuse_used
 from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import clear, refuse_other_model, settle, staged
 from lorad.spec.text import load_task
 from lorad.store import metrics, runs
@@ -41,6 +42,7 @@ async def run(ctx: Context, call: Call) -> Run:
     reference = await staged(ctx, call.caller, spec, body.cwd)
     try:
         facts = await preflight(ctx, spec, body.cwd, call.caller.uid, reference and reference.directory)
+        spec, facts = rated(spec, facts)
         refuse_other_model(reference, facts.model_path)
         model = facts.model_path, facts.model_dtype, facts.parameters
         kept = reference and reference.reference

@@ -24,6 +24,7 @@ from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.create import anchored, being_made, create, fresh_name, make_directory, refuse_used
 from lorad.daemon.runs.grid import axes_of, points_of
 from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import Staged, clear, refuse_other_model, settle, staged
 from lorad.daemon.runs.sweeps import halving_of
 from lorad.errors import LoradError
@@ -73,7 +74,7 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
         for point in points:
             with _blaming(point):
                 references.append(await staged(ctx, call.caller, point.spec, body.cwd))
-        facts = await _looked_at(ctx, points, references, body.cwd, call.caller.uid)
+        points, facts = await _looked_at(ctx, points, references, body.cwd, call.caller.uid)
         _refuse_names(ctx, name, points)
         split = _split_pools(ctx, points, facts, list(axes))
         parts = list(zip(points, facts, references, strict=True))
@@ -119,13 +120,13 @@ def _refuse_names(ctx: Context, name: str, points: list[_Point]) -> None:
 
 async def _looked_at(
     ctx: Context, points: list[_Point], references: list[Staged | None], cwd: str, uid: int
-) -> list[SpecFacts]:
-    """Run the preflight for each point, once for all points that need the same.
+) -> tuple[list[_Point], list[SpecFacts]]:
+    """Run the preflight for each point, once for all points that need the same, and fill in their rates.
 
     Raises what the preflight raises.
     """
     found: dict[tuple[bytes, ...], SpecFacts] = {}
-    facts = []
+    rated_points, facts = [], []
     for point, reference in zip(points, references, strict=True):
         with _blaming(point):
             refuse_contradictions(point.spec)
@@ -133,8 +134,10 @@ async def _looked_at(
             if key not in found:
                 found[key] = await preflight(ctx, point.spec, cwd, uid, reference and reference.directory)
             refuse_other_model(reference, found[key].model_path)
-            facts.append(found[key])
-    return facts
+            spec, fact = rated(point.spec, found[key])
+            rated_points.append(point._replace(spec=spec))
+            facts.append(fact)
+    return rated_points, facts
 
 
 @contextlib.contextmanager

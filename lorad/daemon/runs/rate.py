@@ -1,0 +1,21 @@
+"""The learning rate of a run that is made: chosen once, from what the preflight found."""
+
+from msgspec.structs import replace
+
+from lorad.protocol.preflight import SpecFacts
+from lorad.rl.doubts import refuse_contradictions
+from lorad.rl.rate import far_off, fitting_rate
+from lorad.spec.model import Spec
+
+
+def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
+    """Fill in trainer.lr where it is not given, and warn where it is far off.
+
+    Raises SpecError when trainer.min_lr is more than what was chosen.
+    """
+    rate = fitting_rate(spec, facts.model_type, facts.hidden_size)
+    warnings = [*facts.warnings, *far_off(spec.trainer.lr, rate)]
+    if spec.trainer.lr is None:
+        spec = replace(spec, trainer=replace(spec.trainer, lr=rate.lr))
+        refuse_contradictions(spec)
+    return spec, replace(facts, rate=rate, warnings=warnings)
