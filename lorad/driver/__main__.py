@@ -20,7 +20,7 @@ with quick_imports():
     from lorad.driver.driver import drive
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
-    from lorad.driver.user_functions import UserFunctions
+    from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from lorad.box.machine import read_machine
 from lorad.children.user_process import Lost, UserProcess, code_of, environment
-from lorad.driver.reward_child import Reply, Setup
+from lorad.driver.user.reward_child import Reply, Setup
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.reward import RewardInput, builtin
@@ -57,7 +57,7 @@ class Rewarder:
         if self._builtin is not None:
             return []
         self._stop()
-        self._child = UserProcess("lorad.driver.reward_child", "reward", self._environment)
+        self._child = UserProcess("lorad.driver.user.reward_child", "reward", self._environment)
         if self._closed:  # by another thread, which may not have seen the child
             self._child.signal()
         try:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score
-from lorad.driver.user_functions import UserFunctions
+from lorad.driver.user.functions import UserFunctions
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams

@@ -12,7 +12,7 @@ from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import ForwardBackward, Nothing, OptimStep, Stepped
 from lorad.rl.levels import normaliser
 from lorad.rl.schedule import learning_rate
-from lorad.rl.user_functions import LossInput
+from lorad.rl.user.functions import LossInput
 from lorad.spec.model import Spec
 
 

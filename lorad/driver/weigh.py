@@ -8,7 +8,7 @@ from lorad.protocol.calls import Logprobs, LogprobsOf
 from lorad.rl.advantage import advantages, returns_to_go, whiten
 from lorad.rl.correction import correction
 from lorad.rl.levels import level_weights
-from lorad.rl.user_functions import AdvantageInput
+from lorad.rl.user.functions import AdvantageInput
 from lorad.spec.model import Spec
 
 _ASYNC_CAP = 2.0  # of importance weights where nothing is said; see `importance_cap`

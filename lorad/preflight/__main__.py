@@ -30,7 +30,7 @@ with quick_imports():
     from lorad.box.config import load as load_config
     from lorad.box.paths import Home, default_home
     from lorad.driver.rewards import Rewarder
-    from lorad.driver.user_functions import UserFunctions
+    from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.files import open_file, refuse_sparse
     from lorad.models.directory import read_config, resolve, weight_files

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lorad.driver.user_functions import UserFunctions
+from lorad.driver.user.functions import UserFunctions
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
 

@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from lorad.driver.user_functions import UserFunction, UserFunctions
+from lorad.driver.user.functions import UserFunction, UserFunctions
 from lorad.errors import SpecError
 from lorad.rl.advantage import advantages
-from lorad.rl.user_functions import AdvantageInput, LossInput, sample_of
+from lorad.rl.user.functions import AdvantageInput, LossInput, sample_of
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.user_code import UserCode
 from tests.driver.test_rewards import children
@@ -34,7 +34,7 @@ def loss(logprobs, old, advantages, mask):
 """
 TORCH = """
 import torch
-from lorad.rl.autograd import differentiated
+from lorad.rl.user.autograd import differentiated
 @differentiated
 def loss(logprobs, old, advantages, mask):
     ratio = (logprobs - old).exp()
@@ -215,7 +215,7 @@ def test_killed_driver_leaves_no_loss_process(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def loss():\n    while True: pass")
     driver = f"""
 from pathlib import Path
-from lorad.driver.user_functions import UserFunctions
+from lorad.driver.user.functions import UserFunctions
 from lorad.spec.algorithm import Algorithm
 UserFunctions(Algorithm(name="custom", loss="mine.py:loss"), Path({str(tmp_path)!r})).loss.try_out(
     with_reference=False)

@@ -21,7 +21,7 @@ checkpoint: {every: 3}
 MINE = """
 import numpy as np
 import torch
-from lorad.rl.autograd import differentiated
+from lorad.rl.user.autograd import differentiated
 
 def advantage(rewards, group_sizes):
     found, groups = np.zeros(rewards.size), np.repeat(np.arange(len(group_sizes)), group_sizes)

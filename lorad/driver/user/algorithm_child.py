@@ -1,4 +1,4 @@
-"""The process in which a user's advantage or loss runs: `python -m lorad.driver.algorithm_child LIFELINE`.
+"""The process of a user's advantage or loss: `python -m lorad.driver.user.algorithm_child LIFELINE`.
 
 JSON lines, with arrays in them: a Setup, answered by Ready; then one Question at a time, answered by Answer.
 LIFELINE is the read end of a pipe whose write end only the driver holds, see `reward_child.py`.
@@ -29,7 +29,7 @@ with quick_imports():
         take_pipes,
     )
     from lorad.errors import LoradError
-    from lorad.rl.user_functions import (
+    from lorad.rl.user.functions import (
         AdvantageInput,
         LossInput,
         as_advantages,

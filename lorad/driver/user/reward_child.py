@@ -1,4 +1,4 @@
-"""The process in which a user's reward function runs: `python -m lorad.driver.reward_child LIFELINE`.
+"""The process in which a user's reward function runs: `python -m lorad.driver.user.reward_child LIFELINE`.
 
 JSON lines: a Setup, answered by Ready; then one RewardInput at a time, answered by Reply. LIFELINE is the
 read end of a pipe whose write end only the driver holds: when the driver is gone, however it went, the kernel

@@ -8,10 +8,10 @@ import numpy as np
 from msgspec.structs import asdict
 
 from lorad.children.user_process import Lost, UserProcess, code_of, environment
-from lorad.driver.algorithm_child import Answer, Kind, Question, Setup, array_of, plain_of
+from lorad.driver.user.algorithm_child import Answer, Kind, Question, Setup, array_of, plain_of
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.user_functions import AdvantageInput, LossInput, sample_of
+from lorad.rl.user.functions import AdvantageInput, LossInput, sample_of
 from lorad.spec.algorithm import Algorithm
 
 
@@ -39,7 +39,7 @@ class UserFunction:
         """Load the function now. Raises SpecError when it cannot be loaded."""
         self.close()
         kind = self._setup.kind
-        self._child = UserProcess("lorad.driver.algorithm_child", kind, self._environment)
+        self._child = UserProcess("lorad.driver.user.algorithm_child", kind, self._environment)
         with HEART.waits():
             self._child.load(self._setup, self.key)
 

@@ -126,7 +126,7 @@ def as_loss(found: Any, tokens: int) -> tuple[float | None, np.ndarray]:
         raise LoradError(
             f"returned {what}, not a pair",
             hint="Return (value, derivative), or make the pair of a torch loss by "
-            "`lorad.rl.autograd.differentiated`.",
+            "`lorad.rl.user.autograd.differentiated`.",
         )
     value, derivative = found[0], _array(found[1], "a derivative")
     if value is not None:
