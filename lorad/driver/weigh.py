@@ -153,7 +153,7 @@ def _own_advantages(
     found = session.own.advantage.advantages(
         AdvantageInput(
             rewards=worth,
-            group_sizes=scored.sizes,
+            group_sizes=scored.sizes[scored.sizes > 0],
             lengths=lengths,
             step=session.state.step + 1,
             truncated=np.array([s.finish == "length" for s in samples], np.bool_),

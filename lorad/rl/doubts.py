@@ -190,7 +190,7 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.reward_coef",
             hint="Leave it out.",
         )
-    if kl.reset_every and (not algorithm.kl_coef or algorithm.name == "distill"):
+    if kl.reset_every and (not algorithm.has_reference or algorithm.name == "distill"):
         yield SpecError(
             "the teacher of distill stays"
             if algorithm.kl_coef

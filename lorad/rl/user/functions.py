@@ -28,7 +28,7 @@ _STOPS = (
 
 
 class AdvantageInput(Struct, frozen=True, eq=False):
-    """The samples of a step that have a reward.
+    """The samples of a step that have a reward; of each group there is at least one.
 
     rewards: [S]. group_sizes: int [G]. lengths: int [S], in tokens.
     step: the number of the step.
