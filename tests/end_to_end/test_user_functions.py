@@ -72,6 +72,32 @@ def test_grpos_advantage_gives_the_same_bits(made: World, function: str) -> None
     assert made.facts(function) == made.facts("grpo")
 
 
+FAILING = """
+def score(completion, answer):
+    assert len(completion) % 3
+    return float(completion == answer)
+"""
+
+
+@pytest.mark.parametrize("function", ["advantage", "of_tokens"])
+def test_samples_left_out_leave_the_bits_alone(made: World, function: str) -> None:
+    """Some rewards fail, cut samples are masked, groups of equal rewards are dropped, samples are stale."""
+    (made.root / "failing.py").write_text(FAILING)
+    keys = [
+        *("reward={name: failing.py:score, max_failures: 1.0, retries: 0}", "algorithm.truncated=mask"),
+        *("algorithm.drop_zero_variance=true", "rollout.max_staleness=1", "rollout.max_new_tokens=5"),
+        *("algorithm.epochs=1", "trainer.steps=6"),
+    ]
+    made.run(f"plain-{function}", *keys, text=SPEC)
+    made.run(f"own-{function}", *keys, f"algorithm.advantage=mine.py:{function}", text=SPEC)
+    assert made.facts(f"own-{function}") == made.facts(f"plain-{function}")
+    assert sum(figure or 0 for figure in counted(made, f"own-{function}", "failed_rewards")) > 0
+
+
+def counted(made: World, run: str, metric: str) -> list[float | None]:
+    return [step.metrics[metric] for step in made.client.steps(run)]
+
+
 @pytest.mark.parametrize("function", ["clip", "clip_in_torch"])
 def test_the_clip_loss_gives_the_same_run(made: World, function: str) -> None:
     made.run(function, f"algorithm.loss=mine.py:{function}", text=SPEC)
