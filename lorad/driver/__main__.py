@@ -20,6 +20,7 @@ with quick_imports():
     from lorad.driver.driver import drive
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
+    from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
@@ -115,11 +116,13 @@ def open_session(
     eval_data = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
     tokenizer.close()  # all prompts are rendered
     rewarder = stack.enter_context(Rewarder(spec.reward_spec, cwd))
+    own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
     pool = connect(params, stop)
     if pool is None:
         return None
     stack.enter_context(pool)
-    return Session(spec, params, run_dir, pool, journal, tokenizer, train_data, eval_data, rewarder, stop)
+    data = (train_data, eval_data)
+    return Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, stop)
 
 
 if __name__ == "__main__":

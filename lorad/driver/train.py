@@ -1,9 +1,10 @@
 """Verb four: gradients and optimizer steps on the samples."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import structs
 
 from lorad.driver import critic
 from lorad.driver.critic import CriticUpdate
@@ -13,6 +14,7 @@ from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, Va
 from lorad.protocol.calls import ForwardBackward, Nothing, OptimStep, Stepped
 from lorad.rl.levels import normaliser
 from lorad.rl.schedule import learning_rate
+from lorad.rl.user.functions import LossInput
 from lorad.spec.model import Spec
 
 
@@ -95,7 +97,8 @@ def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) 
         criticised: list[CriticUpdate] = []
         for minibatch in minibatches * algorithm.epochs:
             if not critic.is_warming(session):
-                updates.append(_update(session, minibatch, rate))
+                is_first = not any(update.step for update in updates)
+                updates.append(_update(session, minibatch, rate, is_first=is_first))
             if minibatch is not None and minibatch.critic is not None:
                 criticised.append(critic.update(session, minibatch.batch, minibatch.critic))
     early = [update.stats for update in updates[: len(minibatches)] if update.stats is not None]
@@ -165,16 +168,21 @@ def _measured(session: Session, rollout: Rollout) -> _Mismatch:
     return _Mismatch(float(difference.mean()), float(difference.max()))
 
 
-def _update(session: Session, m: _MiniBatch | None, rate: float) -> _Update:
+def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bool) -> _Update:
     """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
 
     Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
-    either.
+    either. is_first: the weights are those before the step.
     """
     skips = session.spec.algorithm.skip_empty_updates
     if m is None:
         return _Update(step=None if skips else _step(session, rate))
+    shown: float | None = None
+    if session.spec.algorithm.loss:
+        m, shown = _with_own_loss(session, m, is_first=is_first)
     stats = _gradient(session, m)
+    if shown is not None:
+        stats = structs.replace(stats, loss=shown + stats.loss)
     if not math.isfinite(stats.loss) or (skips and not m.has_gradient):
         session.pool.call("discard_grads", Nothing())
         return _Update(stats) if math.isfinite(stats.loss) else _Update(is_finite=False)
@@ -186,6 +194,14 @@ def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
     """Return the loss that the spec asks for. kl_coef: the adapted one; None: the spec's."""
     a, parts = spec.algorithm, spec.algorithm.parts
     coef = a.kl_coef if kl_coef is None else kl_coef
+    if a.loss:
+        return PolicyLoss(
+            surrogate="linear",
+            kl_coef=coef if a.kl_place == "loss" else 0.0,
+            kl_type=a.kl_type,
+            entropy_coef=a.entropy_coef,
+            temperature=spec.rollout.temperature,
+        )
     return PolicyLoss(
         surrogate="linear" if parts.surrogate == "nll" else parts.surrogate,
         ratio=parts.ratio,
@@ -201,6 +217,43 @@ def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
         importance_cap=importance_cap(spec),
         temperature=spec.rollout.temperature,
     )
+
+
+def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[_MiniBatch, float | None]:
+    """Give `linear` the advantages with which its gradient is that of the user's loss. Raises SpecError.
+
+    Returns what is to be added to the loss that the trainer reports, so that it is the user's, too; None
+    where the user's loss has no value.
+    """
+    targets = m.targets
+    own, weights = session.own.loss, targets.weights
+    sampler, old = targets.sampler_logprobs, targets.old_logprobs
+    assert own is not None and weights is not None and sampler is not None and old is not None
+    now = old if is_first else logprobs(session, "slot", m.batch)
+    given = LossInput(
+        logprobs=now,
+        sampler=sampler,
+        old=old,
+        ref=targets.reference_logprobs,
+        advantages=targets.advantages,
+        mask=weights > 0,
+        lengths=m.batch.completion_lengths,
+        groups=m.batch.group_sizes,
+    )
+    value, derivative = own.derivatives(given, session.spec.seed)
+    derivative = np.where(weights > 0, derivative, 0.0)
+    scaled = np.divide(-derivative * m.normaliser, weights, where=weights > 0, out=np.zeros(now.size))
+    return replace(
+        m,
+        targets=structs.replace(targets, advantages=scaled.astype(np.float32)),
+        has_gradient=_has_terms(session.spec) or bool(derivative.any()),
+    ), None if value is None else value - float(derivative @ now)
+
+
+def _has_terms(spec: Spec) -> bool:
+    """Return whether the loss has a gradient beside that of the surrogate."""
+    algorithm = spec.algorithm
+    return bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
 
 
 def _gradient(session: Session, m: _MiniBatch) -> LossStats:
@@ -248,11 +301,10 @@ def _minibatch(
         np.bincount(owner[counted], minlength=end - first),
         length=session.spec.rollout.max_new_tokens,
     )
-    acts = bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
     return _MiniBatch(
         batch,
         targets,
         total,
-        has_gradient=acts or bool(targets.advantages.any()),
+        has_gradient=_has_terms(session.spec) or bool(targets.advantages.any()),
         critic=None if weighed.critic is None else weighed.critic.part(tokens),
     )

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from lorad.spec.numbers import Fraction, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
+from lorad.spec.user_code import UserCode
 
 _Name = Literal[
     "grpo",
@@ -27,6 +28,7 @@ _Name = Literal[
     "rft",
     "ppo",
     "distill",
+    "custom",
 ]
 Baseline = Literal["group", "loo", "length", "zero", "moving", "critic"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
@@ -74,16 +76,6 @@ class _Parts(Struct, frozen=True):
         }
         return {key: reason for key, reason in reasons.items() if reason}
 
-    @property
-    def in_words(self) -> str:
-        """List the parts that have an effect."""
-        parts = {key: value for key, value in asdict(self).items() if key not in self.without_effect}
-        return ", ".join(
-            f"{key} {list(value) if isinstance(value, tuple) else value}"
-            for key, value in parts.items()
-            if value is not None
-        )
-
 
 PRESETS: dict[_Name, _Parts] = {
     "grpo": _Parts(),
@@ -103,8 +95,11 @@ PRESETS: dict[_Name, _Parts] = {
     "rft": _Parts(surrogate="nll"),
     "ppo": _Parts(baseline="critic", scale="whiten"),
     "distill": _Parts(scale="one", surrogate="weighted", anchor="sampler"),
+    "custom": _Parts(),
 }
 _KL_IN_REWARD = ("rloo", "reinforce++", "distill", "ppo")
+_OF_ADVANTAGES = ("baseline", "scale")
+_OF_LOSSES = ("surrogate", "ratio", "anchor", "clip", "dual", "bounds", "negative_bounds")
 
 
 class Kl(Part, frozen=True):
@@ -192,7 +187,7 @@ class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
     Attributes:
-        name: the algorithm.
+        name: the algorithm. custom is grpo with a loss or an advantage of your own.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
             length the mean by tokens, zero nothing, moving the mean of the steps before, critic the value of
@@ -237,6 +232,10 @@ class Algorithm(Part, frozen=True):
         importance_cap: cap of truncated importance sampling against the engine; null is 2 where engine and
             trainer are different programs and with rollout.max_staleness, and off otherwise.
         correction: another form of it, which costs a forward pass more.
+        advantage: `path/to/file.py:function`, a function of yours in place of baseline and scale.
+        loss: `path/to/file.py:function`, a function of yours in place of surrogate, ratio and clip; it costs
+            a forward pass more for each update.
+        user_code: the process in which these two run.
     """
 
     name: _Name = "grpo"
@@ -269,6 +268,9 @@ class Algorithm(Part, frozen=True):
     skip_empty_updates: bool = True
     importance_cap: PositiveFloat | None = None
     correction: Correction | None = None
+    advantage: str | None = None
+    loss: str | None = None
+    user_code: UserCode = UserCode()
 
     @property
     def parts(self) -> _Parts:
@@ -278,9 +280,26 @@ class Algorithm(Part, frozen=True):
         return replace(PRESETS[self.name], **given)
 
     @property
+    def without_effect(self) -> dict[str, str]:
+        """Map each part that does nothing here to the reason."""
+        reasons = self.parts.without_effect
+        if self.advantage:
+            reasons |= dict.fromkeys(_OF_ADVANTAGES, "algorithm.advantage takes its place")
+        if self.loss:
+            reasons |= dict.fromkeys(_OF_LOSSES, "algorithm.loss takes its place")
+            if not (self.kl_coef and self.kl_place == "loss") and not self.entropy_coef:
+                reasons["level"] = "algorithm.loss takes its place"
+        return reasons
+
+    @property
     def in_words(self) -> str:
         """List the parts that have an effect, and what is set beside them."""
-        found = [self.parts.in_words]
+        own = {"advantage": self.advantage, "loss": self.loss}
+        found = [
+            f"{key} {list(value) if isinstance(value, tuple) else value}"
+            for key, value in {**own, **asdict(self.parts)}.items()
+            if value is not None and key not in self.without_effect
+        ]
         if (refill := self.refill) is not None:
             found.append(f"dynamic sampling in at most {refill.max_batches} batches")
         if (cost := self.cost_of_length) is not None:
@@ -294,10 +313,17 @@ class Algorithm(Part, frozen=True):
         return ", ".join(found)
 
     @property
+    def has_reference(self) -> bool:
+        """Whether log-probabilities of the reference are needed: a loss of the user's gets them where one is
+        named.
+        """
+        return bool(self.kl_coef or (self.loss and self.kl.reference))
+
+    @property
     def has_baseline(self) -> bool:
-        """Whether samples are compared within their group."""
-        is_compared = self.parts.surrogate == "nll" or self.parts.baseline in ("group", "loo", "length")
-        return is_compared and self.reads_reward
+        """Whether samples are compared within their group, as far as lorad knows."""
+        is_lorads = self.parts.baseline in ("group", "loo", "length") and not self.advantage
+        return (self.parts.surrogate == "nll" or is_lorads) and self.reads_reward
 
     @property
     def has_critic(self) -> bool:
@@ -306,13 +332,13 @@ class Algorithm(Part, frozen=True):
     @property
     def drops(self) -> bool:
         """Whether groups of equal rewards are left out: with a baseline of the group they have no gradient.
-        A KL term and an entropy bonus act on every sample.
+        A KL term, an entropy bonus and a loss of the user's act on every sample.
         """
         is_centred = self.has_baseline and (self.parts.scale != "whiten" or self.parts.surrogate == "nll")
         wanted = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
         if self.parts.surrogate == "nll" and self.least is not None:
             return False
-        return wanted and not self.kl_coef and not self.entropy_coef
+        return wanted and not self.kl_coef and not self.entropy_coef and not self.loss
 
     @property
     def kl_coef(self) -> float:

@@ -83,7 +83,7 @@ async def staged(
     StorageError.
     """
     wanted = chosen(spec, is_fork=fork is not None)
-    if not spec.algorithm.kl_coef or wanted == "base":
+    if not spec.algorithm.has_reference or wanted == "base":
         return None
     if fork is not None and fork.inherited is not None:
         adapter = await _read(ctx, fork.parent.owner_uid, fork.parent.dir.reference, wanted)
