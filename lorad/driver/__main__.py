@@ -20,6 +20,7 @@ with quick_imports():
     from lorad.driver.driver import drive
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
+    from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
@@ -117,12 +118,14 @@ def open_session(
     eval_data = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
     tokenizer.close()  # all prompts are rendered
     rewarder = stack.enter_context(Rewarder(spec.reward_spec, cwd))
+    own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
     scores_evals = _can_score(spec, rewarder, eval_data)
     pool = connect(params, stop)
     if pool is None:
         return None
     stack.enter_context(pool)
-    session = Session(spec, params, run_dir, pool, journal, tokenizer, train_data, eval_data, rewarder, stop)
+    data = (train_data, eval_data)
+    session = Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, stop)
     session.scores_evals = scores_evals
     return session
 

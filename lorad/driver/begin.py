@@ -37,7 +37,6 @@ _OF_MODEL = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "chat_template.jinja"),
 )
-_KEPT = "reward.py"  # in the directory of the attempt
 
 
 def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
@@ -255,15 +254,18 @@ def _attempt(
 
 
 def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
-    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the reward's
-    text cannot be kept.
+    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the text
+    of user code cannot be kept.
     """
     found: dict[str, Input] = {}
-    if (file := session.rewarder.file) is not None:
-        source = session.rewarder.source
-        (session.run_dir.attempt(session.params.attempt).work / _KEPT).write_bytes(source)
-        mtime = file.stat().st_mtime_ns if file.exists() else 0
-        found["reward"] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
+    code = {"reward": (session.rewarder.file, session.rewarder.source)}
+    code |= {function.key: (function.file, function.source) for function in session.own.all}
+    for key, (file, source) in code.items():
+        if file is not None:
+            kept = f"{key.rpartition('.')[2]}.py"  # reward.py, loss.py, advantage.py
+            (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
+            mtime = file.stat().st_mtime_ns if file.exists() else 0
+            found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
     data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score
+from lorad.driver.user.functions import UserFunctions
 from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
@@ -93,6 +94,7 @@ class _Sampler(Protocol):
 class Session:
     """One attempt of one run.
 
+    own: the user's loss and advantage, where there are any.
     ahead: None where no sampling runs ahead of training.
     scores_evals: whether held-out problems have what the reward needs.
     current_sha256: of the current version's tensors.
@@ -108,6 +110,7 @@ class Session:
     train_data: Dataset
     eval_data: list[Example]
     rewarder: Rewarder
+    own: UserFunctions
     stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """Verb four: gradients and optimizer steps on the samples."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import structs
 
 from lorad.driver import critic
 from lorad.driver.critic import CriticUpdate
@@ -12,6 +13,7 @@ from lorad.driver.weigh import importance_cap, logprobs, needs_old
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueTargets
 from lorad.protocol.calls import ForwardBackward, Stepped
 from lorad.rl.levels import normaliser
+from lorad.rl.user.functions import LossInput
 from lorad.spec.model import Spec
 
 
@@ -83,7 +85,8 @@ def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) 
         criticised: list[CriticUpdate] = []
         for minibatch in minibatches * algorithm.epochs:
             if not critic.is_warming(session):
-                updates.append(_update(session, minibatch, rate))
+                is_first = not any(update.step for update in updates)
+                updates.append(_update(session, minibatch, rate, is_first=is_first))
             if minibatch is not None and minibatch.critic is not None:
                 criticised.append(critic.update(session, minibatch.batch, minibatch.critic))
     early = [update.stats for update in updates[: len(minibatches)] if update.stats is not None]
@@ -137,17 +140,32 @@ def _measured(session: Session, rollout: Rollout) -> _Mismatch:
     return _Mismatch(float(difference.mean()), float(difference.max()))
 
 
-def _update(session: Session, m: _MiniBatch | None, rate: float) -> Update:
+def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bool) -> Update:
+    """Do one update. is_first: the weights are those before the step."""
     if m is None:
         return update(session, None, rate)
+    shown: float | None = None
+    if session.spec.algorithm.loss:
+        m, shown = _with_own_loss(session, m, is_first=is_first)
     wanted = ForwardBackward(m.batch, m.targets, policy_loss(session.spec, session.kl_coef), m.normaliser)
-    return update(session, wanted, rate, has_gradient=m.has_gradient)
+    found = update(session, wanted, rate, has_gradient=m.has_gradient)
+    if shown is None or found.stats is None:
+        return found
+    return replace(found, stats=structs.replace(found.stats, loss=shown + found.stats.loss))
 
 
 def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
     """Return the loss that the spec asks for. kl_coef: the adapted one; None: the spec's."""
     a, parts = spec.algorithm, spec.algorithm.parts
     coef = a.kl_coef if kl_coef is None else kl_coef
+    if a.loss:
+        return PolicyLoss(
+            surrogate="linear",
+            kl_coef=coef if a.kl_place == "loss" else 0.0,
+            kl_type=a.kl_type,
+            entropy_coef=a.entropy_coef,
+            temperature=spec.rollout.temperature,
+        )
     return PolicyLoss(
         surrogate="linear" if parts.surrogate == "nll" else parts.surrogate,
         ratio=parts.ratio,
@@ -163,6 +181,43 @@ def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
         importance_cap=importance_cap(spec),
         temperature=spec.rollout.temperature,
     )
+
+
+def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[_MiniBatch, float | None]:
+    """Give `linear` the advantages with which its gradient is that of the user's loss. Raises SpecError.
+
+    Returns what is to be added to the loss that the trainer reports, so that it is the user's, too; None
+    where the user's loss has no value.
+    """
+    targets = m.targets
+    own, weights = session.own.loss, targets.weights
+    sampler, old = targets.sampler_logprobs, targets.old_logprobs
+    assert own is not None and weights is not None and sampler is not None and old is not None
+    now = old if is_first else logprobs(session, "slot", m.batch)
+    given = LossInput(
+        logprobs=now,
+        sampler=sampler,
+        old=old,
+        ref=targets.reference_logprobs,
+        advantages=targets.advantages,
+        mask=weights > 0,
+        lengths=m.batch.completion_lengths,
+        groups=m.batch.group_sizes,
+    )
+    value, derivative = own.derivatives(given, session.spec.seed)
+    derivative = np.where(weights > 0, derivative, 0.0)
+    scaled = np.divide(-derivative * m.normaliser, weights, where=weights > 0, out=np.zeros(now.size))
+    return replace(
+        m,
+        targets=structs.replace(targets, advantages=scaled.astype(np.float32)),
+        has_gradient=_has_terms(session.spec) or bool(derivative.any()),
+    ), None if value is None else value - float(derivative @ now)
+
+
+def _has_terms(spec: Spec) -> bool:
+    """Return whether the loss has a gradient beside that of the surrogate."""
+    algorithm = spec.algorithm
+    return bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
 
 
 def _minibatches(
@@ -197,11 +252,10 @@ def _minibatch(
         np.bincount(owner[counted], minlength=end - first),
         length=session.spec.rollout.max_new_tokens,
     )
-    acts = bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
     return _MiniBatch(
         batch,
         targets,
         total,
-        has_gradient=acts or bool(targets.advantages.any()),
+        has_gradient=_has_terms(session.spec) or bool(targets.advantages.any()),
         critic=None if weighed.critic is None else weighed.critic.part(tokens),
     )

@@ -30,6 +30,7 @@ with quick_imports():
     from lorad.box.config import load as load_config
     from lorad.box.paths import Home, default_home
     from lorad.driver.rewards import Rewarder
+    from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.files import open_file, refuse_sparse
     from lorad.models.directory import read_config, resolve, weight_files
@@ -44,6 +45,7 @@ with quick_imports():
         check_sizes,
         check_trainer,
     )
+    from lorad.preflight.user_code import check_functions, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
@@ -85,6 +87,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
         lambda: _model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
         *(partial(_there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
         lambda: Rewarder(spec.reward_spec, cwd),
+        lambda: UserFunctions(spec.algorithm, cwd),
     ]
     if spec.lora.adapter_path is not None:
         looks.append(partial(read_peft, cwd / Path(spec.lora.adapter_path).expanduser()))
@@ -145,6 +148,7 @@ def _checked(
     data = load_train(spec, tokenizer, cwd)
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
     _check_reward(spec, data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1], data, cwd)
+    check_functions(spec.algorithm, cwd)
     base = BaseFacts(
         modules=[*adapter.modules],
         linears=sorted({leaf(name) for name in model.linears}),
@@ -262,12 +266,7 @@ def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path)
 
     examples: the first of those whose samples are scored; none where none are.
     """
-    if unset := [variable for variable in spec.reward_spec.env if variable not in os.environ]:
-        hint = (
-            "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does "
-            "not count."
-        )
-        raise SpecError(f"{', '.join(unset)} is not set where runs work", key="reward.env", hint=hint)
+    refuse_unset(spec.reward_spec.env, "reward.env")
     with Rewarder(spec.reward_spec, cwd) as rewarder:
         required = rewarder.start()
     is_rl, name = spec.algorithm.kind == "rl", spec.reward_spec.name

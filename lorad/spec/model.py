@@ -8,7 +8,6 @@ Every value is checked here as far as the value alone shows (types, ranges, name
 properties.
 """
 
-import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,10 +18,10 @@ from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat, Seed
+from lorad.spec.user_code import EnvName, memory_bytes
 
 _Probability = Annotated[float, Meta(ge=0, lt=1)]
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
-_LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
 DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 _MOST_ERRORS = 20  # that are found at once
@@ -150,21 +149,18 @@ class RewardSpec(Part, frozen=True):
     timeout: PositiveFloat = 10.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 1
     max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3
-    env: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]] = msgspec.field(
-        default_factory=list
-    )
+    env: list[EnvName] = msgspec.field(default_factory=list)
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name != "regex":
             raise ValueError(f"pattern is for regex, not for {self.name}")
-        if self.memory is not None and self.memory_bytes < _LEAST_MEMORY:
-            raise ValueError(f"memory is at least {_LEAST_MEMORY >> 20}MiB: Python itself needs that")
+        memory_bytes(self.memory)
 
     @property
     def memory_bytes(self) -> int:
-        """Return the limit of `memory`; 0 where none is given. Raises ValueError."""
-        return _bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
+        """Return the limit of `memory`; 0 where none is given."""
+        return memory_bytes(self.memory)
 
 
 class Trainer(Part, frozen=True):
@@ -375,14 +371,6 @@ class Spec(Part, frozen=True):
     def gpus(self) -> int:
         """Return how many GPUs the run takes where there are any: trainer and engine share them."""
         return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
-
-
-def _bytes_of(text: str) -> int:
-    """`4GiB` or `4GB` -> 4 << 30. Raises ValueError."""
-    found = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
-    if found is None:
-        raise ValueError(f"memory is a number of bytes, or like 4GiB, not {text!r}")
-    return int(found[1]) << 10 * (" KMGT".index(found[2]) if found[2] else 0)
 
 
 def convert(data: Any) -> Spec:

@@ -15,7 +15,8 @@ def spec(algorithm: str) -> Spec:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_name_stands_for_its_parts(name: str) -> None:
-    found = spec(f"{{name: {name}, kl: {{reference: teacher@1}}}}")
+    own = ", loss: mine.py:loss" * (name == "custom")
+    found = spec(f"{{name: {name}, kl: {{reference: teacher@1}}{own}}}")
     assert found.algorithm.parts == PRESETS[found.algorithm.name]
     refuse_contradictions(found)
 
@@ -56,6 +57,18 @@ def test_given_part_wins_over_the_name() -> None:
         ("{name: ppo, critic: {warmup_steps: 60}}", "algorithm.critic.warmup_steps"),
         ("{name: ppo, drop_zero_variance: true}", "algorithm.drop_zero_variance"),
         ("{name: cispo, bounds: [2.0, 1.0]}", "algorithm.bounds"),
+        ("{name: custom}", "algorithm.name"),
+        ("{user_code: {timeout: 1.0}}", "algorithm.user_code"),
+        ("{loss: 'm.py:f', clip: [0.1, 0.1]}", "algorithm.clip"),
+        ("{loss: 'm.py:f', surrogate: clip}", "algorithm.surrogate"),
+        ("{loss: 'm.py:f', level: token}", "algorithm.level"),
+        ("{loss: 'm.py:f', importance_cap: 2.0}", "algorithm.importance_cap"),
+        ("{loss: 'm.py:f', correction: {}}", "algorithm.correction"),
+        ("{loss: 'm.py:f', drop_zero_variance: true}", "algorithm.drop_zero_variance"),
+        ("{name: rft, loss: 'm.py:f'}", "algorithm.loss"),
+        ("{name: distill, kl: {reference: a@1}, advantage: 'm.py:f'}", "algorithm.advantage"),
+        ("{advantage: 'm.py:f', baseline: loo}", "algorithm.baseline"),
+        ("{advantage: 'm.py:f', scale: one}", "algorithm.scale"),
         ("{group_size: 1}", "algorithm.group_size"),
         ("{name: rloo, kl: {coef: 0.1, type: k3}}", "algorithm.kl.type"),
         ("{name: rft, kl: {coef: 0.1, where: reward}}", "algorithm.kl.where"),
