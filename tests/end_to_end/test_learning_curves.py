@@ -42,7 +42,7 @@ def test_pairs_teach_the_task_at_a_low_rate(made: World) -> None:
     assert reward(made, "low", *PAIRS, "trainer.lr=1e-4", "trainer.steps=40") >= 0.9
 
 
-def test_the_likelihood_of_the_chosen_holds_a_high_rate(made: World) -> None:
+def test_likelihood_of_the_chosen_holds_high_rates(made: World) -> None:
     high = (*PAIRS, "trainer.lr=1e-3", "trainer.steps=30")
     assert reward(made, "held", *high, "algorithm.preference.nll=1") >= 0.95
     assert reward(made, "free", *high) < 0.2
