@@ -19,6 +19,7 @@ from lorad.driver.ahead import Ahead
 from lorad.driver.publish import publish
 from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Session, State, StopFlag
+from lorad.driver.supervised import LINEAR, held_out_nll
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
@@ -36,7 +37,6 @@ _OF_MODEL = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "chat_template.jinja"),
 )
-_KEPT = "reward.py"  # in the directory of the attempt
 
 
 def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
@@ -84,7 +84,7 @@ def begin(session: Session) -> PoolInfo:
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
-        evaluate(session)
+        evaluate(session, held_out_nll(session))
     if session.spec.rollout.max_staleness:
         session.ahead = Ahead(session, made)
     return info
@@ -92,7 +92,9 @@ def begin(session: Session) -> PoolInfo:
 
 def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
     """Raise Conflict when the pool's trainer lacks a term of the loss: a warm pool of an older lorad."""
-    needs = policy_loss(session.spec).needs + (VALUE_LOSS,) * session.spec.algorithm.has_critic
+    algorithm = session.spec.algorithm
+    loss = policy_loss(session.spec) if algorithm.kind == "rl" else LINEAR
+    needs = loss.needs + (VALUE_LOSS,) * algorithm.has_critic
     if missing := [term for term in needs if term not in info.losses]:
         raise Conflict(
             f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",
@@ -252,15 +254,18 @@ def _attempt(
 
 
 def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
-    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the reward's
-    text cannot be kept.
+    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the text
+    of user code cannot be kept.
     """
     found: dict[str, Input] = {}
-    if (file := session.rewarder.file) is not None:
-        source = session.rewarder.source
-        (session.run_dir.attempt(session.params.attempt).work / _KEPT).write_bytes(source)
-        mtime = file.stat().st_mtime_ns if file.exists() else 0
-        found["reward"] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
+    code = {"reward": (session.rewarder.file, session.rewarder.source)}
+    code |= {function.key: (function.file, function.source) for function in session.own.all}
+    for key, (file, source) in code.items():
+        if file is not None:
+            kept = f"{key.rpartition('.')[2]}.py"  # reward.py, loss.py, advantage.py
+            (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
+            mtime = file.stat().st_mtime_ns if file.exists() else 0
+            found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
     data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub
