@@ -144,7 +144,15 @@ def _ranked(m: Metrics) -> list[tuple[str, int]]:
     failed = [(f"{m['failed_rewards']:.0f} rewards failed", 1)] if m.get("failed_rewards") else []
     sampled = m.get("prompts_sampled")
     used = [(f"{m['prompts_used']:.0f} of {sampled:.0f} prompts used", 2)] if sampled else []
-    return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *used, *failed]
+    critic = []
+    if "value_loss" in m:
+        explained, missed = (
+            output.number(m.get(key), digits) or "-"
+            for key, digits in (("explained_variance", 2), ("value_loss", 4))
+        )
+        alone = "" if m.get("updates") else ", alone"
+        critic = [(f"critic: explained {explained}, loss {missed}{alone}", 1)]
+    return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *critic, *used, *failed]
 
 
 def _fitted_line(parts: list[tuple[str, int]], width: int) -> str:

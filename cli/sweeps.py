@@ -5,7 +5,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import starmap
 from typing import Any
+
+from msgspec import structs
 
 from lorad.cli import launch, output, table
 from lorad.client.client import Client
@@ -32,10 +35,13 @@ _RUNGS = (
 )
 
 
-def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool) -> None:
+def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool, markdown: bool = False) -> None:
     """All in a line each, or one with its runs, the best first, and its rungs."""
     if as_json:
-        output.print_json(sweeps[0] if one else sweeps)
+        output.print_json(structs.replace(sweeps[0], runs=ranked(sweeps[0])) if one else sweeps)
+    elif markdown:
+        for line in table.markdown_lines(_columns(sweeps[0]), _rows(sweeps[0])):
+            output.report(line)
     elif not one:
         output.print_table(_SWEEPS, [_sweep_row(sweep) for sweep in sweeps], empty="No sweeps.")
     else:
@@ -48,7 +54,7 @@ def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool) -> None:
 
 def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
     halving = sweep.halving
-    best = _ranked(sweep)[:1]
+    best = ranked(sweep)[:1]
     return (
         sweep.sweep,
         _states_in_words(sweep),
@@ -71,8 +77,9 @@ def _states_in_words(sweep: Sweep) -> str:
 
 
 def _columns(sweep: Sweep) -> tuple[str | table.Column, ...]:
-    figures = ("state", table.Column("step", 3), table.Column("reward", 2), table.Column("eval", 1))
-    return ("run", *(table.Column(key, 4) for key in sweep.grid), *figures, table.Column("why", kind="fold"))
+    figures = {"eval": 2, "best": 6, "reward": 3, "step": 5, "time": 4, "state": 0}
+    keys = (table.Column(key, 1) for key in sweep.grid)
+    return ("run", *keys, *starmap(table.Column, figures.items()), table.Column("why", kind="fold"))
 
 
 def _rows(sweep: Sweep) -> list[tuple[str, ...]]:
@@ -80,13 +87,15 @@ def _rows(sweep: Sweep) -> list[tuple[str, ...]]:
         (
             run.name,
             *(value if isinstance(value, str) else json.dumps(value) for value in run.values.values()),
-            run.reason or run.state,
-            f"{run.step}/{run.steps}",
-            output.number(run.reward),
             output.number(run.eval_last),
+            output.number(run.eval_best),
+            output.number(run.reward_mean),
+            f"{run.step}/{run.steps}",
+            "" if run.started_at is None else output.duration((run.ended_at or time.time()) - run.started_at),
+            run.reason or run.state,
             stopped(sweep, run) or output.why(run),
         )
-        for run in _ranked(sweep)
+        for run in ranked(sweep)
     ]
 
 
@@ -110,14 +119,15 @@ def _score_in_words(score: float | None) -> str:
     return "no score" if score is None else f"{score:.3g}"
 
 
-def _ranked(sweep: Sweep) -> list[SweepRun]:
-    """Later in the halving is better, then a higher score."""
+def ranked(sweep: Sweep) -> list[SweepRun]:
+    """The best first: later in the halving is better, then a higher score; what failed comes last."""
     metric = sweep.halving.metric if sweep.halving else "eval"
 
     def rank(run: SweepRun) -> tuple[float, ...]:
         passed = sum(run.name in rung.kept for rung in sweep.rungs)
-        scores = [run.eval_last, run.reward] if metric == "eval" else [run.reward, run.eval_last]
-        return -passed, *(-score if score is not None else float("inf") for score in scores)
+        scores = [run.eval_last, run.reward_mean] if metric == "eval" else [run.reward_mean, run.eval_last]
+        has_failed = run.reason not in (None, "completed", "stopped")
+        return has_failed, -passed, *(-score if score is not None else float("inf") for score in scores)
 
     return sorted(sweep.runs, key=rank)
 

@@ -86,6 +86,16 @@ def table_lines(
     return [header[-1], *(line for row in cells for line in _row_lines(heads, row, layout, width))]
 
 
+def markdown_lines(columns: Columns, rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in Markdown, without its empty columns."""
+    heads = [column if isinstance(column, str) else column.name for column in columns]
+    kept = [place for place in range(len(heads)) if place == 0 or any(row[place] for row in rows)]
+    lines = [heads, ["---"] * len(heads), *rows]
+    return [
+        "| " + " | ".join(_plain(line[place]).replace("|", "\\|") for place in kept) + " |" for line in lines
+    ]
+
+
 def _plain(cell: str) -> str:
     return cell if cell.isprintable() else one_line(cell)
 

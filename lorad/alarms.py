@@ -38,7 +38,7 @@ class Alarm(Struct, frozen=True):
 # Worst first; of one kind those that are bad come before those that may be well.
 _KINDS = (
     *("daemon", "disk", "attestation", "ended", "engine", "trainer", "not-finite"),
-    *("stall", "kl", "logprobs", "rewards", "entropy", "zero-variance", "truncation", "memory"),
+    *("stall", "kl", "logprobs", "rewards", "entropy", "critic", "zero-variance", "truncation", "memory"),
 )
 _Found = Iterator[tuple[_Level, str, str]]  # level, kind, says
 # Signals that have a limit, and what is said of them.
@@ -46,9 +46,11 @@ MEASURED: tuple[tuple[str, _Level, str, str], ...] = (
     ("kl", "bad", "kl", "KL {:.3g} nats per token to the reference policy"),
     ("logprob_difference", "bad", "logprobs", "engine and trainer differ by {:.3g} nats per token"),
     ("entropy", "look", "entropy", "entropy {:.2g} nats per token: hardly anything is tried any more"),
+    ("explained_variance", "look", "critic", "the critic explains {:.0%} of the variance of the returns"),
     ("zero_variance", "look", "zero-variance", "{:.0%} of the groups have one reward: nothing to learn from"),
     ("truncated", "look", "truncation", "{:.0%} of the completions are cut at rollout.max_new_tokens"),
 )
+_LOW = frozenset({"entropy", "explained_variance"})  # where less is worse
 
 
 def alarms(
@@ -122,7 +124,7 @@ def _of_signals(signals: Signals, limits: AlarmLimits) -> _Found:
         if (
             key in value
             and limit is not None
-            and (value[key] <= limit if key == "entropy" else value[key] >= limit)
+            and (value[key] <= limit if key in _LOW else value[key] >= limit)
         ):
             yield level, kind, says.format(value[key])
     if value.get("failed_rewards", 0.0) > 0:

@@ -49,6 +49,7 @@ def test_a_run_that_goes_well_has_no_alarm() -> None:
         ({"entropy": math.inf}, "not-finite"),
         ({"not_finite": ["loss"]}, "not-finite"),
         ({"entropy": 0.001}, "entropy"),
+        ({"explained_variance": -0.3}, "critic"),
         ({"zero_variance": 0.8}, "zero-variance"),
         ({"truncated": 0.9}, "truncation"),
         ({"logprob_difference": 0.2}, "logprobs"),

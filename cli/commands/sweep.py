@@ -53,17 +53,22 @@ def sweep(
     listed: Annotated[
         bool, typer.Option("--list", help="Show all sweeps, or the one that is named in place of SPEC.")
     ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table of one sweep as Markdown.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they
-    continue.
+    continue. A table at the end has the best first: last and best eval, mean reward of the last five steps.
 
     `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Lists go into brackets, as a comma
     separates values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
     """
     refuse_both(detach, wait)
     if listed:
-        show(Client().sweeps(spec), one=spec is not None, as_json=as_json)
+        if markdown and spec is None:
+            raise SpecError("--markdown prints one sweep", hint="`lorad sweep --list NAME --markdown`.")
+        show(Client().sweeps(spec), one=spec is not None, as_json=as_json, markdown=markdown)
         return
     if spec is None:
         raise SpecError(
@@ -83,7 +88,7 @@ def sweep(
     over = follow(client, started.sweep, quiet=as_json)
     if over is None:  # the user detached
         return
-    show([over], one=True, as_json=as_json)
+    show([over], one=True, as_json=as_json, markdown=markdown)
     if all(run.reason != "completed" for run in over.runs):
         raise typer.Exit(1)
 

@@ -31,6 +31,7 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     entropy: _Number | None = None
     truncated: _Number | None = None
     logprob_difference: _Number | None = None
+    explained_variance: _Number | None = None  # of a critic that is past its warm-up
     failed_rewards: _Number | None = None
     failed_rewards_total: _Number | None = None  # sum over the whole run
     skipped_updates: _Number | None = None
@@ -140,7 +141,8 @@ class Step(Struct, frozen=True):
     failed_rewards_total, skipped_updates, skipped_updates_total, tokens, tokens_per_second, seconds,
     seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were measured: reward, reward_std
     (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over what was trained on),
-    grad_norm, importance_capped, importance_max, rejected (of the weights against the engine), kl_coef (where
+    of a critic explained_variance, value, value_loss, value_clip_fraction, critic_grad_norm, grad_norm,
+    importance_capped, importance_max, rejected (of the weights against the engine), kl_coef (where
     it adapts), prompts_sampled, prompts_used (with dynamic sampling), logprob_difference,
     logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one before),
     trainer_tokens_per_second, trainer_memory, trainer_memory_peak
@@ -342,6 +344,8 @@ class Rung(Struct, frozen=True):
 
 class SweepRun(Run, frozen=True):
     values: dict[str, Any] = {}  # what its spec has for the keys of the grid
+    eval_best: float | None = None
+    reward_mean: float | None = None  # of the last five steps
 
 
 class Sweep(Struct, frozen=True):

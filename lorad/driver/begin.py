@@ -22,7 +22,8 @@ from lorad.driver.session import Session, State, StopFlag
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
-from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
+from lorad.protocol.batch import VALUE_LOSS, Optimizer
+from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, Open, OpenCritic, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
@@ -77,6 +78,8 @@ def begin(session: Session) -> PoolInfo:
     for field in State.__struct_fields__:
         setattr(session.state, field, getattr(restored.state if restored else State(), field))
     session.reference = restored.reference if restored else None
+    if restored is None and (critic := _critic(session, None)) is not None and critic.resume_from:
+        session.state.critic_steps = session.spec.algorithm.critic.warmup_steps
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
@@ -88,7 +91,8 @@ def begin(session: Session) -> PoolInfo:
 
 def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
     """Raise Conflict when the pool's trainer lacks a term of the loss: a warm pool of an older lorad."""
-    if missing := [term for term in policy_loss(session.spec).needs if term not in info.losses]:
+    needs = policy_loss(session.spec).needs + (VALUE_LOSS,) * session.spec.algorithm.has_critic
+    if missing := [term for term in needs if term not in info.losses]:
         raise Conflict(
             f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",
             hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {session.params.run}` starts one "
@@ -110,9 +114,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             lora_type=spec.lora.type,
             init=spec.lora.init,
             seed=spec.seed,
-            betas=spec.trainer.betas,
-            eps=spec.trainer.eps,
-            weight_decay=spec.trainer.weight_decay,
+            optimizer=Optimizer(spec.trainer.betas, spec.trainer.eps, spec.trainer.weight_decay),
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
             activation_checkpointing=spec.trainer.activation_checkpointing,
             source=str(session.params.cwd / Path(adapter).expanduser()) if adapter else None,
@@ -122,6 +124,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             amplified_every=spec.attest.amplified_every,
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
+            critic=_critic(session, restored),
             reference=_reference(session, restored),
         ),
     )
@@ -134,6 +137,18 @@ def _reference(session: Session, restored: checkpoint.Restored | None) -> LoadVe
     if restored is not None and restored.reference is not None:
         return LoadVersion(name, str(restored.reference), restored.state.reference_sha256)
     return LoadVersion(name, kl.directory, kl.sha256) if kl else None
+
+
+def _critic(session: Session, restored: checkpoint.Restored | None) -> OpenCritic | None:
+    """Return the critic as the checkpoint has it; a new one where that has none."""
+    wanted, lora = session.spec.algorithm, session.spec.lora
+    if not wanted.has_critic:
+        return None
+    start = str(restored.path) if restored else session.params.start_from
+    before = Path(start) / CRITIC if start else None
+    rank = wanted.critic.rank or lora.rank
+    resumed = str(before) if before is not None and before.is_dir() else None
+    return OpenCritic(rank, lora.alpha * rank / lora.rank, resumed)
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:

@@ -60,6 +60,7 @@ def _step(session: Session) -> None:
     record(session, rollout, scored, weighed, trained, started)
     adapt_kl(session, trained, weighed)
     reset_reference(session)
+    session.state.critic_steps += bool(trained.critic)
     endless = _endless_skips(session)
     if evaluation_due(session):
         evaluate(session)

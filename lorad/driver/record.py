@@ -9,6 +9,7 @@ import time
 import msgspec
 import numpy as np
 
+from lorad.driver import critic
 from lorad.driver.session import Rollout, Scored, Session, Weighed
 from lorad.driver.train import Trained
 from lorad.driver.weigh import importance_cap
@@ -47,16 +48,21 @@ def record(
     state.step = step
     if trained.skipped:
         session.warn(
-            f"{trained.skipped} of {len(trained.updates)} updates of step {step} were skipped: "
-            "loss or gradient was not finite"
+            f"{trained.skipped} of {len(trained.updates) + len(trained.critic)} updates of step {step} were "
+            "skipped: loss or gradient was not finite"
         )
+    about_critic = ""
+    if session.spec.algorithm.has_critic:
+        ev, loss = (fact.metrics.get(key) for key in ("explained_variance", "value_loss"))
+        about_critic = f"ev {number(ev, 2) or '-'}  vloss {number(loss, 4) or '-'}  "
+        about_critic += "critic alone  " * critic.is_warming(session)
     told = {
         key: number(fact.metrics.get(key), digits) or "-"
         for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
     }
     print(
         f"step {step}/{session.params.steps}  reward {told['reward']}  loss {told['loss']}  kl {told['kl']}  "
-        f"version {state.version}  {rollout.tokens / max(rollout.seconds, 1e-9):.0f} tok/s  "
+        f"{about_critic}version {state.version}  {rollout.tokens / max(rollout.seconds, 1e-9):.0f} tok/s  "
         f"{session.seconds['total']:.2f} s",
         flush=True,
     )
@@ -77,9 +83,11 @@ def _metrics(
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
-    staleness: see `Plan`.
+    staleness: see `Plan`. Of a critic: see `lorad/driver/critic.py`; it has no flat groups, since each sample
+    teaches by itself.
     """
     samples, seconds, state = rollout.samples, session.seconds, session.state
+    steps = [*trained.steps, *(update.step for update in trained.critic)]
     values = {
         "lr": trained.lr,
         "updates": float(len(trained.steps)),
@@ -95,11 +103,15 @@ def _metrics(
         "staleness": float(rollout.plan.staleness),
         "seconds": seconds["total"],
         "seconds_sampling": rollout.seconds,
-        "seconds_waited": rollout.waited + sum(step.waited for step in trained.steps),
+        "seconds_waited": rollout.waited + sum(step.waited for step in steps),
     }
     if session.spec.algorithm.refill is not None:
         values |= {"prompts_sampled": float(rollout.sampled), "prompts_used": float((~scored.flat).sum())}
-    values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(trained.steps)
+    if session.spec.algorithm.has_critic:
+        del values["zero_variance_groups"]
+    if weighed is not None:
+        values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
+    values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
@@ -113,7 +125,7 @@ def _policy_metrics(
         rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
         found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
     if total.tokens:
-        found["loss"] = total.loss / (len(trained.updates) - trained.skipped)
+        found["loss"] = total.loss / sum(update.is_finite for update in trained.updates)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
         if session.spec.algorithm.kl_coef:
             found["kl"] = total.kl / total.tokens

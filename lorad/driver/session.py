@@ -15,7 +15,7 @@ from msgspec import Struct
 from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score
 from lorad.driver.user.functions import UserFunctions
-from lorad.protocol.batch import Batch, PolicyTargets
+from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
@@ -48,6 +48,8 @@ class State(Struct):
     baseline: of algorithm.baseline `moving`; None before the first step.
     kl_coef: adapted to algorithm.kl.target; None where it is the spec's.
     reference_sha256: of the tensors that algorithm.kl.reset_every put in the reference's place; "" before.
+    critic_steps: in which the critic learned; it begins with algorithm.critic.warmup_steps in a fork that
+        takes a critic along.
     """
 
     step: int = 0
@@ -61,6 +63,7 @@ class State(Struct):
     baseline: float | None = None
     kl_coef: float | None = None
     reference_sha256: str = ""
+    critic_steps: int = 0
 
 
 class _Sampler(Protocol):
@@ -236,6 +239,7 @@ class Known:
     groups: int [G], the places of their groups.
     old: the trainer's before the first update; None where those of the update's own pass serve.
     reference: None without a KL term.
+    values: the critic's; None without one.
     """
 
     batch: Batch
@@ -244,6 +248,7 @@ class Known:
     sampler: np.ndarray
     old: np.ndarray | None = None
     reference: np.ndarray | None = None
+    values: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -253,6 +258,7 @@ class Weighed:
     advantages: float32 [samples of the rollout], the mean over the tokens of each; NaN where it has none.
     importance: float [T], see algorithm.correction; None without one.
     kl: mean over the tokens, where the penalty is in the reward.
+    critic: what the critic gets; None without one.
     """
 
     known: Known
@@ -260,6 +266,7 @@ class Weighed:
     advantages: np.ndarray
     importance: np.ndarray | None = None
     kl: float | None = None
+    critic: ValueTargets | None = None
 
 
 def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:

@@ -1,14 +1,16 @@
 """Verb four: gradients and optimizer steps on the samples."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from msgspec import structs
 
+from lorad.driver import critic
+from lorad.driver.critic import CriticUpdate
 from lorad.driver.session import Rollout, Scored, Session, Weighed
 from lorad.driver.weigh import importance_cap, logprobs, needs_old
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueTargets
 from lorad.protocol.calls import ForwardBackward, Nothing, OptimStep, Stepped
 from lorad.rl.levels import normaliser
 from lorad.rl.schedule import learning_rate
@@ -43,12 +45,14 @@ class Trained:
 
     first: statistics of the first epoch.
     mismatch: None where it is not known.
+    critic: its updates; none without one.
     """
 
     lr: float
     updates: list[_Update]
     first: LossStats
     mismatch: _Mismatch | None
+    critic: list[CriticUpdate] = field(default_factory=list)
 
     @property
     def total(self) -> LossStats:
@@ -61,7 +65,8 @@ class Trained:
     @property
     def skipped(self) -> int:
         """Updates whose loss or gradient was not finite."""
-        return sum(not update.is_finite for update in self.updates)
+        every: list[_Update | CriticUpdate] = [*self.updates, *self.critic]
+        return sum(not update.is_finite for update in every)
 
 
 @dataclass(frozen=True)
@@ -70,29 +75,37 @@ class _MiniBatch:
     only.
 
     has_gradient: False where it is zero for certain: all advantages are 0, and nothing else acts.
+    critic: what the critic gets; None without one.
     """
 
     batch: Batch
     targets: PolicyTargets
     normaliser: float
     has_gradient: bool
+    critic: ValueTargets | None = None
 
 
 def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) -> Trained:
-    """epochs x minibatches updates, as far as there is a gradient and it is finite."""
+    """epochs x minibatches updates, as far as there is a gradient and it is finite, each of the policy and
+    of its critic; the policy is left out while the critic warms up.
+    """
     algorithm, rate = session.spec.algorithm, _lr(session)
     with session.timed("train"):
         minibatches = _minibatches(session, rollout, scored, weighed)
         measured = _measured(session, rollout) if _must_measure(session, rollout, minibatches) else None
         updates: list[_Update] = []
-        for m in minibatches * algorithm.epochs:
-            is_first = not any(update.step for update in updates)
-            updates.append(_update(session, m, rate, is_first=is_first))
+        criticised: list[CriticUpdate] = []
+        for minibatch in minibatches * algorithm.epochs:
+            if not critic.is_warming(session):
+                is_first = not any(update.step for update in updates)
+                updates.append(_update(session, minibatch, rate, is_first=is_first))
+            if minibatch is not None and minibatch.critic is not None:
+                criticised.append(critic.update(session, minibatch.batch, minibatch.critic))
     early = [update.stats for update in updates[: len(minibatches)] if update.stats is not None]
     first = sum(early, LossStats())
     if measured is None and first.tokens and _is_current(session, rollout) and not _is_noisy(session.spec):
         measured = _Mismatch(first.sampler_difference / first.tokens, first.sampler_difference_max)
-    return Trained(rate, updates, first, measured)
+    return Trained(rate, updates, first, measured, criticised)
 
 
 def adapt_kl(session: Session, trained: Trained, weighed: Weighed) -> None:
@@ -142,7 +155,8 @@ def _is_noisy(spec: Spec) -> bool:
 
 def _must_measure(session: Session, rollout: Rollout, minibatches: list[_MiniBatch | None]) -> bool:
     """Return whether the mismatch can be known, and the updates do not say it."""
-    return _is_current(session, rollout) and (_is_noisy(session.spec) or not any(minibatches))
+    says_nothing = _is_noisy(session.spec) or critic.is_warming(session) or not any(minibatches)
+    return _is_current(session, rollout) and says_nothing
 
 
 def _measured(session: Session, rollout: Rollout) -> _Mismatch:
@@ -274,7 +288,8 @@ def _minibatch(
         return None
     batch = known.batch.part(inside)
     start = int(known.batch.part(slice(0, inside.start)).completions.size)
-    targets = weighed.targets.part(slice(start, start + batch.completions.size))
+    tokens = slice(start, start + batch.completions.size)
+    targets = weighed.targets.part(tokens)
     sizes = [len(group) for group in rollout.groups]
     mine = slice(sum(sizes[:first]), sum(sizes[:end]))
     counted = scored.counted[mine]
@@ -286,5 +301,10 @@ def _minibatch(
         np.bincount(owner[counted], minlength=end - first),
         length=session.spec.rollout.max_new_tokens,
     )
-    has_gradient = _has_terms(session.spec) or bool(targets.advantages.any())
-    return _MiniBatch(batch, targets, total, has_gradient)
+    return _MiniBatch(
+        batch,
+        targets,
+        total,
+        has_gradient=_has_terms(session.spec) or bool(targets.advantages.any()),
+        critic=None if weighed.critic is None else weighed.critic.part(tokens),
+    )

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lorad.driver import critic
 from lorad.driver.session import Known, Rollout, Scored, Session, Weighed
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import Logprobs, LogprobsOf
@@ -78,6 +79,7 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
             sampler,
             old=logprobs(session, "slot", batch) if needs_old(session.spec) else None,
             reference=_reference(session, batch) if session.spec.algorithm.has_reference else None,
+            values=critic.values(session, batch) if session.spec.algorithm.has_critic else None,
         )
 
 
@@ -87,7 +89,11 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> W
     lengths = known.batch.completion_lengths
     with session.timed("weigh"):
         penalty, kl = _penalty(session, known)
-        found = _token_advantages(session, rollout, scored, known, penalty)
+        values = None
+        if algorithm.has_critic:
+            found, values = critic.estimate(session, known, _worth(scored, known), penalty)
+        else:
+            found = _token_advantages(session, rollout, scored, known, penalty)
         mean = np.full(len(scored.scores), np.nan, np.float32)
         mean[scored.scored] = 0
         mean[known.rows] = _sums(found, lengths) / lengths
@@ -102,7 +108,7 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> W
             reference_logprobs=known.reference if algorithm.kl_place == "loss" or algorithm.loss else None,
             weights=level_weights(lengths, algorithm.parts.level, known.batch.group_sizes),
         )
-    return Weighed(known, targets, mean, importance, kl)
+    return Weighed(known, targets, mean, importance, kl, values)
 
 
 def _token_advantages(
@@ -145,6 +151,8 @@ def _own_advantages(
     session: Session, rollout: Rollout, scored: Scored, known: Known, worth: np.ndarray
 ) -> np.ndarray:
     """float32 [T], by the user's function, which sees all samples with a reward. Raises SpecError."""
+    if not known.rows.size:
+        return np.zeros(0, np.float32)
     samples = [s for s, has_reward in zip(rollout.samples, scored.scored, strict=True) if has_reward]
     lengths = np.array([s.tokens.size for s in samples], np.int64)
     rows = np.flatnonzero(scored.scored)
@@ -173,6 +181,12 @@ def _spread(values: np.ndarray | None, where: np.ndarray) -> np.ndarray | None:
     found = np.full(where.size, np.nan, np.float32)
     found[where] = values
     return found
+
+
+def _worth(scored: Scored, known: Known) -> np.ndarray:
+    """float64 [S]: what each sample that is trained on is worth."""
+    worth: np.ndarray = scored.worth.astype(np.float64)[(np.cumsum(scored.scored) - 1)[known.rows]]
+    return worth
 
 
 def _baseline(session: Session, worth: np.ndarray) -> float:

@@ -61,6 +61,7 @@ _OPENED_AS = (
 )
 # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
 _SLOT_COPIES = 8
+_CRITIC_COPIES = 4  # no snapshot, no versions
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
@@ -138,7 +139,9 @@ def _checked(
     frozen = _check_reference(reference, shapes) if reference is not None else 0
     frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
     needed = 0 if warm else base_memory(spec, model, device)
-    needed += 4 * (size * _SLOT_COPIES + frozen)
+    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank
+    critic *= spec.algorithm.has_critic
+    needed += 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
@@ -166,6 +169,7 @@ def _checked(
         modules=base.modules,
         adapter_parameters=size,
         reference_parameters=frozen,
+        critic_parameters=critic,
         memory_needed=needed,
         memory_available=free,
         dataset_size=data.size,

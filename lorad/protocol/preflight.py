@@ -61,6 +61,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     parameters: parameters of the base.
     adapter_parameters: parameters of the run's adapter.
     reference_parameters: parameters of the adapter that KL is measured against; 0 for the base.
+    critic_parameters: parameters of the run's critic, its head left out; 0 without one.
     memory_needed, memory_available: bytes; None where nobody looked.
     dataset_size: rows of the training data; None for a task, which never ends.
     dropped: rows whose prompts are too long.
@@ -76,6 +77,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     parameters: _Count = 0
     adapter_parameters: _Count = 0
     reference_parameters: _Count = 0
+    critic_parameters: _Count = 0
     memory_needed: _Count = 0
     memory_available: _Count | None = None
     dataset_size: _Count | None = None

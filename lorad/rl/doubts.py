@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from itertools import chain
 
 from lorad.errors import SpecError
+from lorad.spec.algorithm import Algorithm
 from lorad.spec.model import Spec
 from lorad.spec.user_code import UserCode
 
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    rules = (_of_functions, _of_parts, _of_weights, _of_samples, _of_penalties)
+    rules = (_of_functions, _of_parts, _of_weights, _of_samples, _of_penalties, _of_critics)
     for error in chain.from_iterable(rule(spec) for rule in rules):
         raise error
 
@@ -72,6 +73,12 @@ def _of_functions(spec: Spec) -> Iterator[SpecError]:
             key=f"algorithm.{given[0]}",
             hint="Choose algorithm custom, or leave it out.",
         )
+    if algorithm.advantage and algorithm.has_critic:
+        yield SpecError(
+            "the critic makes the advantages",
+            key="algorithm.advantage",
+            hint="Leave it out, or choose an algorithm without a critic.",
+        )
     for key in ("importance_cap", "correction", "drop_zero_variance"):
         if algorithm.loss and getattr(algorithm, key):
             yield SpecError(
@@ -127,8 +134,8 @@ def _of_samples(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.scale",
             hint="Choose scale one with baseline loo, or baseline group.",
         )
-    has_gradient = parts.baseline in ("zero", "moving") or parts.scale == "whiten"
-    if algorithm.drop_zero_variance and has_gradient and not algorithm.advantage:
+    is_centred = parts.baseline not in ("zero", "moving", "critic") and parts.scale != "whiten"
+    if algorithm.drop_zero_variance and not is_centred and not algorithm.advantage:
         yield SpecError(
             f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
             key="algorithm.drop_zero_variance",
@@ -203,6 +210,50 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             "there is no coefficient to adapt while algorithm.kl.coef is 0",
             key="algorithm.kl.target",
             hint="Set algorithm.kl.coef to where it begins.",
+        )
+
+
+def _of_critics(spec: Spec) -> Iterator[SpecError]:
+    """Settings of a critic."""
+    algorithm, parts, warmup = spec.algorithm, spec.algorithm.parts, spec.algorithm.critic.warmup_steps
+    if not algorithm.has_critic:
+        for key in ("gamma", "lam", "value_clip", "critic"):
+            if getattr(algorithm, key) != getattr(Algorithm(), key):
+                yield SpecError(
+                    f"algorithm {algorithm.name} has baseline {parts.baseline}, which needs no critic",
+                    key=f"algorithm.{key}",
+                    hint="Leave it out, or choose algorithm ppo.",
+                )
+        return
+    if parts.scale not in ("whiten", "one"):
+        yield SpecError(
+            f"advantages of a critic belong to tokens, which have no {parts.scale} of a group",
+            key="algorithm.scale",
+            hint="Choose whiten or one.",
+        )
+    if parts.surrogate == "nll":
+        yield SpecError(
+            "the surrogate nll has no advantage that a critic could estimate",
+            key="algorithm.surrogate",
+            hint="Choose clip, or algorithm rft.",
+        )
+    if algorithm.name == "distill":
+        yield SpecError(
+            "the teacher of distill takes the place of a critic",
+            key="algorithm.baseline",
+            hint="Leave it out, or choose algorithm ppo.",
+        )
+    if spec.trainer.pp > 1:
+        yield SpecError(
+            "a critic reads the last hidden states, which only the last stage of a pipeline has",
+            key="trainer.pp",
+            hint="Set it to 1 and raise trainer.tp, or choose an algorithm without a critic.",
+        )
+    if warmup >= spec.trainer.steps:
+        yield SpecError(
+            f"{warmup} leave nothing of the {spec.trainer.steps} steps for the policy",
+            key="algorithm.critic.warmup_steps",
+            hint="Lower it, or raise trainer.steps.",
         )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from lorad.spec.numbers import NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
+from lorad.spec.numbers import Fraction, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
 from lorad.spec.user_code import UserCode
 
 _Name = Literal[
@@ -26,10 +26,11 @@ _Name = Literal[
     "dppo",
     "topr",
     "rft",
+    "ppo",
     "distill",
     "custom",
 ]
-Baseline = Literal["group", "loo", "length", "zero", "moving"]
+Baseline = Literal["group", "loo", "length", "zero", "moving", "critic"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
 Ratio = Literal["token", "sequence", "geometric"]
 Anchor = Literal["old", "sampler"]
@@ -92,10 +93,11 @@ PRESETS: dict[_Name, _Parts] = {
     "dppo": _Parts(scale="one", surrogate="divergence", anchor="sampler"),
     "topr": _Parts(scale="one", surrogate="weighted", negative_bounds=(0.0, 1.0)),
     "rft": _Parts(surrogate="nll"),
+    "ppo": _Parts(baseline="critic", scale="whiten"),
     "distill": _Parts(scale="one", surrogate="weighted", anchor="sampler"),
     "custom": _Parts(),
 }
-_KL_IN_REWARD = ("rloo", "reinforce++", "distill")
+_KL_IN_REWARD = ("rloo", "reinforce++", "distill", "ppo")
 _OF_ADVANTAGES = ("baseline", "scale")
 _OF_LOSSES = ("surrogate", "ratio", "anchor", "clip", "dual", "bounds", "negative_bounds")
 
@@ -108,7 +110,7 @@ class Kl(Part, frozen=True):
         type: estimator of Schulman, "Approximating KL divergence"; k3+ has the value of k3 and the gradient
             of k2. null is k3 in the loss, and k1 in the reward, where there is no other.
         where: in the loss of each token, or taken from the reward. null is what the algorithm says: reward
-            for rloo, reinforce++ and distill.
+            for rloo, reinforce++, distill and ppo.
         target: KL in nats per token that `coef` is adapted to after each step (Ziegler et al., 2019, arXiv
             1909.08593); null leaves it as it is.
         horizon: samples over which it adapts.
@@ -166,6 +168,21 @@ class _Overlong(Part, frozen=True):
     penalty: PositiveFloat = 1.0
 
 
+class _Critic(Part, frozen=True):
+    """An adapter with a value head on the same base, which predicts the rewards to come at each token.
+
+    Attributes:
+        lr: learning rate, constant; null is trainer.lr.
+        rank: rank of its adapter, at the scale of the policy's; null is lora.rank.
+        warmup_steps: first steps in which the critic learns alone. The policy stays as it is and no version
+            is published.
+    """
+
+    lr: PositiveFloat | None = None
+    rank: Positive | None = None
+    warmup_steps: NonNegative = 5
+
+
 class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
@@ -173,7 +190,8 @@ class Algorithm(Part, frozen=True):
         name: the algorithm. custom is grpo with a loss or an advantage of your own.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
-            length the mean by tokens, zero nothing, moving the mean of the steps before.
+            length the mean by tokens, zero nothing, moving the mean of the steps before, critic the value of
+            each token.
         scale: what the difference is divided by. std is the group's standard deviation, batch_std that of the
             step, mean the group's mean (MaxRL), whiten centres and scales over all tokens, one is nothing.
         surrogate: loss of a token. clip is PPO's, weighted CISPO's, soft SAPO's, divergence DPPO's and dro
@@ -198,6 +216,11 @@ class Algorithm(Part, frozen=True):
         entropy_coef: weight of a bonus for the entropy of the next token.
         truncated: what becomes of samples that rollout.max_new_tokens cuts off. keep trains on them, mask
             does not but counts their rewards in the baseline, penalise takes 1 from their reward.
+        gamma: discount of later rewards with baseline critic, token by token.
+        lam: lambda of its generalised advantage estimation (Schulman et al., 2016, arXiv 1506.02438). 1
+            compares with what was sampled alone, 0 trusts the value of the next token.
+        value_clip: how far a value may move in a step and still lower the critic's loss; null is no bound.
+        critic: what baseline critic is made of.
         overlong: a cost of long samples; null is none but for dapo.
         dynamic_sampling: sample more prompts in place of groups that teach nothing; null does so for dapo.
         epochs: passes over the samples of a step.
@@ -233,6 +256,10 @@ class Algorithm(Part, frozen=True):
     reward_coef: NonNegativeFloat | None = None
     entropy_coef: NonNegativeFloat = 0.0
     truncated: Literal["keep", "mask", "penalise"] = "keep"
+    gamma: Fraction = 1.0
+    lam: Fraction = 0.95
+    value_clip: PositiveFloat | None = 0.2
+    critic: _Critic = _Critic()
     overlong: _Overlong | None = None
     dynamic_sampling: _DynamicSampling | None = None
     epochs: Positive = 1
@@ -277,6 +304,8 @@ class Algorithm(Part, frozen=True):
             found.append(f"dynamic sampling in at most {refill.max_batches} batches")
         if (cost := self.cost_of_length) is not None:
             found.append(f"overlong penalty {cost.penalty:g}")
+        if self.has_critic:
+            found.append(f"gamma {self.gamma:g}, lambda {self.lam:g}")
         if self.kl_coef:
             found.append(f"kl {self.kl_type} of {self.kl_coef:g} in the {self.kl_place}")
         if self.correction is not None:
@@ -295,6 +324,10 @@ class Algorithm(Part, frozen=True):
         """Whether samples are compared within their group, as far as lorad knows."""
         is_lorads = self.parts.baseline in ("group", "loo", "length") and not self.advantage
         return (self.parts.surrogate == "nll" or is_lorads) and self.reads_reward
+
+    @property
+    def has_critic(self) -> bool:
+        return self.parts.baseline == "critic"
 
     @property
     def drops(self) -> bool:

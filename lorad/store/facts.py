@@ -37,7 +37,7 @@ _COLUMNS = {
     "checkpoint": ("checkpoints", ("version", "path", "bytes")),
 }
 _SIGNALS = (
-    *("kl", "entropy", "truncated", "logprob_difference"),
+    *("kl", "entropy", "truncated", "logprob_difference", "explained_variance"),
     *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
 )
 RECENT = 24  # steps
@@ -183,6 +183,8 @@ def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row
     attested.
     """
     found: Row = {key: metrics[key] for key in _SIGNALS if metrics.get(key) is not None}
+    if not metrics.get("updates"):  # a critic that warms up may be as bad as it likes
+        found.pop("explained_variance", None)
     if unsound := sorted(key for key, value in metrics.items() if value is None):  # JSON has no NaN
         found["not_finite"] = unsound[:_MOST_NAMES]
     sql = (

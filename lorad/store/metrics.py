@@ -85,6 +85,14 @@ def eval_score(store: Rows, run: str, first: int, last: int) -> float | None:
     return None if row is None else row["score"]
 
 
+def best_eval(store: Rows, run: str) -> float | None:
+    """Read the highest score of all evaluations; None where there is none."""
+    score: float | None = store.rows(
+        "SELECT max(score) AS score FROM evals WHERE run = ? AND lineage = 1", (run,)
+    )[0]["score"]
+    return score
+
+
 def mean_reward(store: Rows, run: str, first: int, last: int, count: int) -> float | None:
     """Compute the mean over the last `count` of these steps; None where there is none."""
     sql = (

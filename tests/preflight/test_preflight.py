@@ -244,6 +244,15 @@ def test_a_reference_fits_the_base_and_is_counted(tmp_path: Path) -> None:
     assert "algorithm.kl.reference: " in refusal(tmp_path, {}, reference=tmp_path / "b")
 
 
+def test_a_critic_is_counted_in_memory(tmp_path: Path) -> None:
+    plain = check(tmp_path)
+    whole, half = (
+        check(tmp_path, {"algorithm": {"name": "ppo", "critic": {"rank": rank}}}) for rank in (None, 8)
+    )
+    assert whole.critic_parameters == plain.adapter_parameters == 2 * half.critic_parameters
+    assert whole.memory_needed - plain.memory_needed == 16 * whole.critic_parameters
+
+
 def run_module(question: str) -> Answer:
     done = subprocess.run(
         [sys.executable, "-m", "lorad.preflight"],

@@ -50,6 +50,12 @@ def test_given_part_wins_over_the_name() -> None:
         ("{surrogate: dro, correction: {}}", "algorithm.correction"),
         ("{name: gmpo, correction: {kind: token_mask}}", "algorithm.correction"),
         ("{correction: {low: 3.0}}", "algorithm.correction.low"),
+        ("{lam: 0.9}", "algorithm.lam"),
+        ("{name: rloo, critic: {rank: 4}}", "algorithm.critic"),
+        ("{name: ppo, scale: std}", "algorithm.scale"),
+        ("{name: ppo, surrogate: nll}", "algorithm.surrogate"),
+        ("{name: ppo, critic: {warmup_steps: 60}}", "algorithm.critic.warmup_steps"),
+        ("{name: ppo, drop_zero_variance: true}", "algorithm.drop_zero_variance"),
         ("{name: cispo, bounds: [2.0, 1.0]}", "algorithm.bounds"),
         ("{name: custom}", "algorithm.name"),
         ("{user_code: {timeout: 1.0}}", "algorithm.user_code"),
@@ -60,6 +66,7 @@ def test_given_part_wins_over_the_name() -> None:
         ("{loss: 'm.py:f', correction: {}}", "algorithm.correction"),
         ("{loss: 'm.py:f', drop_zero_variance: true}", "algorithm.drop_zero_variance"),
         ("{name: rft, loss: 'm.py:f'}", "algorithm.loss"),
+        ("{name: ppo, advantage: 'm.py:f'}", "algorithm.advantage"),
         ("{name: distill, kl: {reference: a@1}, advantage: 'm.py:f'}", "algorithm.advantage"),
         ("{advantage: 'm.py:f', baseline: loo}", "algorithm.baseline"),
         ("{advantage: 'm.py:f', scale: one}", "algorithm.scale"),
@@ -113,3 +120,15 @@ def test_names_that_are_grpo_here_warn() -> None:
 def test_groups_without_gradient_are_left_out() -> None:
     assert Algorithm().drops and not Algorithm(drop_zero_variance=False).drops
     assert not Algorithm(name="reinforce").drops and not Algorithm(scale="whiten").drops
+
+
+def test_a_critic_needs_the_last_stage() -> None:
+    with pytest.raises(SpecError) as refused:
+        refuse_contradictions(load_spec("{algorithm: {name: ppo}, trainer: {backend: megatron, pp: 2}}"))
+    assert refused.value.key == "trainer.pp" and refused.value.hint
+
+
+def test_a_critic_allows_groups_of_one() -> None:
+    refuse_contradictions(spec("{name: ppo, group_size: 1}"))
+    with pytest.raises(SpecError, match="group of one"):
+        refuse_contradictions(spec("{group_size: 1}"))

@@ -30,7 +30,7 @@ from lorad.store.rows import Halving, Rung, RunRow, SweepRow
 
 log = logging.getLogger("lorad.daemon")
 
-_LAST_STEPS = 5  # whose mean reward counts
+LAST_STEPS = 5  # whose mean reward counts
 _ETA = 2
 _METRICS = ("eval", "reward")
 
@@ -155,7 +155,7 @@ def _score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool 
     if metric == "eval":
         return _finite(eval_score(ctx.store, name, step if at_step else 0, step))
     first = _first_telling(spec_of(runs.get(ctx.store, name)))
-    return _finite(mean_reward(ctx.store, name, first, step, _LAST_STEPS))
+    return _finite(mean_reward(ctx.store, name, first, step, LAST_STEPS))
 
 
 def _finite(score: float | None) -> float | None:

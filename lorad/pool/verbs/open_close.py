@@ -23,7 +23,7 @@ from lorad.protocol.calls import (
     OpenCritic,
     Opened,
 )
-from lorad.trainers.base import Optimizer, SlotInfo, SlotSpec
+from lorad.trainers.base import SlotInfo, SlotSpec
 
 _OUTPUT = "lm_head"  # what a critic does without
 
@@ -159,7 +159,7 @@ async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> S
             adapter=AdapterConfig(
                 args.rank, args.alpha, tuple(sorted(args.modules)), args.rslora, args.dropout
             ),
-            optimizer=Optimizer(args.betas, args.eps, args.weight_decay),
+            optimizer=args.optimizer,
             lora_type=args.lora_type,
             init=args.init,
             seed=args.seed,

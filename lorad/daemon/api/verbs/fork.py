@@ -120,6 +120,7 @@ def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: _Start)
     more = [] if body.steps is None else [f"trainer.steps={body.steps}"]
     spec = override(before, [*body.overrides, *more])
     if not body.fresh:
+        _refuse_other_critic(before, spec)
         spec = fitted(spec, body.overrides, start.trained)
     name = body.name or spec.name or _free_name(ctx, parent.name)
     return override(spec, [f"name={msgspec.json.encode(name).decode()}"])
@@ -133,6 +134,18 @@ def _refuse_shape(text: str) -> None:
             f"override {text}: {key} is part of what the adapter is, and a fork continues with the existing "
             "one",
             hint="Leave it out, or start a new run with it.",
+        )
+
+
+def _refuse_other_critic(before: Spec, spec: Spec) -> None:
+    """Raise SpecError for a critic of another rank than the one that the checkpoint has."""
+    rank = before.algorithm.critic.rank
+    both = before.algorithm.has_critic and spec.algorithm.has_critic
+    if both and spec.algorithm.critic.rank != rank:
+        raise SpecError(
+            f"the critic that the fork takes along has rank {rank or before.lora.rank}",
+            key="algorithm.critic.rank",
+            hint="Leave it out, or --fresh takes the policy's weights alone and begins with a new critic.",
         )
 
 

@@ -26,7 +26,7 @@ from lorad.daemon.runs.grid import axes_of, points_of
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import Staged, clear, refuse_other_model, settle, staged
-from lorad.daemon.runs.sweeps import halving_of
+from lorad.daemon.runs.sweeps import LAST_STEPS, halving_of
 from lorad.errors import LoradError
 from lorad.protocol.preflight import SpecFacts
 from lorad.rl.doubts import doubts, refuse_contradictions
@@ -34,6 +34,7 @@ from lorad.spec.algorithm import Algorithm
 from lorad.spec.model import Attest, Checkpoint, Resources, Spec, Trainer, to_json
 from lorad.spec.text import load_task
 from lorad.store import runs, sweeps
+from lorad.store.metrics import best_eval, mean_reward
 from lorad.store.rows import RunRow, SweepRow
 
 _UNSEEN = (
@@ -214,10 +215,20 @@ async def list_sweeps(ctx: Context, call: Call) -> list[Sweep]:
 def _sweep_view(ctx: Context, row: SweepRow) -> Sweep:
     members = [runs.get(ctx.store, name) for name in sweeps.members(ctx.store, row.sweep)]
     grid = [*row.grid]
-    shown = [extended(SweepRun, run_view(run), values=_values(run, grid)) for run in members]
+    shown = [_member_view(ctx, run, grid) for run in members]
     halving = convert(row.halving, Halving | None, from_attributes=True)
     rungs = convert(row.rungs, list[Rung], from_attributes=True)
     return of_row(Sweep, row, halving=halving, rungs=rungs, runs=shown)
+
+
+def _member_view(ctx: Context, run: RunRow, grid: list[str]) -> SweepRun:
+    return extended(
+        SweepRun,
+        run_view(run),
+        values=_values(run, grid),
+        eval_best=best_eval(ctx.store, run.name),
+        reward_mean=mean_reward(ctx.store, run.name, 0, run.step, LAST_STEPS),
+    )
 
 
 def _values(run: RunRow, keys: Iterable[str]) -> dict[str, Any]:

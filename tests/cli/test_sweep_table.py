@@ -1,0 +1,58 @@
+"""The table of a sweep at widths of terminals, into a pipe, as Markdown and as JSON."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.cli.sweeps import ranked, show
+from lorad.client.shapes import Sweep, SweepRun
+
+KEPT = Path(__file__).parents[1] / "data/tables/sweep.txt"
+
+
+def member(number: int, lr: float, rank: int, score: float | None, reward: float, **more: Any) -> SweepRun:
+    usual: dict[str, Any] = {"reason": "completed", "step": 60, "eval_last": score, "eval_best": score}
+    usual |= {"state": "ended", "steps": 60, "started_at": 100.0, "ended_at": 174.0, "reward_mean": reward}
+    values = {"trainer.lr": lr, "lora.rank": rank}
+    return SweepRun(**{"name": f"sort-{number}", "values": values, **usual, **more})
+
+
+SWEEP = Sweep(
+    "sort",
+    grid={"trainer.lr": ["1e-4", "1e-3", "1e-2"], "lora.rank": ["8", "32"]},
+    runs=[
+        member(1, 1e-4, 8, 0.414, 0.4012),
+        member(2, 1e-4, 32, 0.4453, 0.4219),
+        member(3, 1e-3, 8, 0.961, 0.9531, eval_best=0.9766),
+        member(4, 1e-3, 32, 0.973, 0.9688),
+        member(5, 1e-2, 8, 0.992, 0.1, reason="failed", step=22, detail="the loss was not finite 3 times"),
+        member(6, 1e-2, 32, None, 0.2, reason="stopped", step=7, detail="stopped by ann"),
+    ],
+)
+
+
+def shown(width: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: width is not None)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    show([SWEEP], one=True, as_json=False, markdown=width == 0)
+    return capsys.readouterr().out
+
+
+def test_a_sweeps_table_is_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    forms = {"60": 60, "80": 80, "140": 140, "piped": None, "markdown": 0}
+    text = "\n".join(f"== {name}\n{shown(width, monkeypatch, capsys)}" for name, width in forms.items())
+    if request.config.getoption("update_snapshots"):
+        KEPT.write_text(text)
+    assert text == KEPT.read_text()
+
+
+def test_the_best_is_first_and_failures_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [run.name[-1] for run in ranked(SWEEP)] == ["4", "3", "2", "1", "6", "5"]
+    show([SWEEP], one=True, as_json=True)
+    assert json.loads(capsys.readouterr().out)["runs"][0]["name"] == "sort-4"
