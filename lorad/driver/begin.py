@@ -19,6 +19,7 @@ from lorad.driver.ahead import Ahead
 from lorad.driver.publish import publish
 from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Session, State, StopFlag
+from lorad.driver.supervised import LINEAR, held_out_nll
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
@@ -83,7 +84,7 @@ def begin(session: Session) -> PoolInfo:
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
-        evaluate(session)
+        evaluate(session, held_out_nll(session))
     if session.spec.rollout.max_staleness:
         session.ahead = Ahead(session, made)
     return info
@@ -91,7 +92,9 @@ def begin(session: Session) -> PoolInfo:
 
 def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
     """Raise Conflict when the pool's trainer lacks a term of the loss: a warm pool of an older lorad."""
-    needs = policy_loss(session.spec).needs + (VALUE_LOSS,) * session.spec.algorithm.has_critic
+    algorithm = session.spec.algorithm
+    loss = policy_loss(session.spec) if algorithm.kind == "rl" else LINEAR
+    needs = loss.needs + (VALUE_LOSS,) * algorithm.has_critic
     if missing := [term for term in needs if term not in info.losses]:
         raise Conflict(
             f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",

@@ -29,10 +29,12 @@ class Restored(Struct, frozen=True):
         return self.path / _REFERENCE if self.state.reference_sha256 else None
 
 
-def is_due(session: Session) -> bool:
-    """Return whether a checkpoint is due: every `every` steps and after the last one."""
-    step = session.state.step
-    return step > 0 and (step % session.spec.checkpoint.every == 0 or not session.steps_left)
+def is_due(session: Session, step: int | None = None) -> bool:
+    """Return whether a checkpoint is due: every `every` steps and after the last one. step: None is the
+    present one.
+    """
+    step = session.state.step if step is None else step
+    return step > 0 and (step % session.spec.checkpoint.every == 0 or step >= session.params.steps)
 
 
 def is_written(session: Session) -> bool:

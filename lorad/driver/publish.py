@@ -32,10 +32,16 @@ def publish(session: Session, step: int) -> Published:
             delivered_sha256=published.attestation.delivered_sha256,
         )
         session.journal.append("version", step, fact)
-    state.version, state.next_version = number, number + 1
+    state.version, state.next_version, state.published = number, number + 1, step
     session.current_sha256 = published.sha256
     session.seconds["attest"] = session.seconds.get("attest", 0.0) + published.attest_seconds
     return published
+
+
+def publish_changes(session: Session, step: int) -> None:
+    """Publish the weights after `step` steps, unless the current version has them."""
+    if session.state.changed > session.state.published:
+        publish(session, step)
 
 
 def reset_reference(session: Session) -> None:

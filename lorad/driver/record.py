@@ -5,6 +5,7 @@ a line into the log.
 import hashlib
 import os
 import time
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,9 +33,8 @@ def record(
     state = session.state
     step = state.step + 1
     state.failed_rewards += int((~scored.scored).sum())
-    state.skipped_updates += trained.skipped
-    state.skipped_steps = state.skipped_steps + 1 if trained.skipped and not trained.steps else 0
-    path, digest = _write_samples(session, step, rollout, scored, weighed)
+    count_skips(session, trained.skipped, has_stepped=bool(trained.steps))
+    path, digest = write_samples(session, step, _samples(step, rollout, scored, weighed))
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
         version=rollout.plan.version,
@@ -44,13 +44,7 @@ def record(
         samples_sha256=digest,
         metrics=_metrics(session, rollout, scored, weighed, trained),
     )
-    session.journal.append("step", step, fact)
-    state.step = step
-    if trained.skipped:
-        session.warn(
-            f"{trained.skipped} of {len(trained.updates) + len(trained.critic)} updates of step {step} were "
-            "skipped: loss or gradient was not finite"
-        )
+    finish(session, fact, trained.skipped, len(trained.updates) + len(trained.critic))
     about_critic = ""
     if session.spec.algorithm.has_critic:
         ev, loss = (fact.metrics.get(key) for key in ("explained_variance", "value_loss"))
@@ -66,6 +60,24 @@ def record(
         f"{session.seconds['total']:.2f} s",
         flush=True,
     )
+
+
+def count_skips(session: Session, skipped: int, *, has_stepped: bool) -> None:
+    """Add the updates of a step that were skipped to those of the run."""
+    state = session.state
+    state.skipped_updates += skipped
+    state.skipped_steps = state.skipped_steps + 1 if skipped and not has_stepped else 0
+
+
+def finish(session: Session, fact: StepFact, skipped: int, updates: int) -> None:
+    """Journal a step, which is over then. skipped: so many of the updates."""
+    step = session.state.step + 1
+    session.journal.append("step", step, fact)
+    session.state.step = step
+    if skipped:
+        session.warn(
+            f"{skipped} of {updates} updates of step {step} were skipped: loss or gradient was not finite"
+        )
 
 
 def _metrics(
@@ -172,37 +184,36 @@ def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     return found
 
 
-def _write_samples(
-    session: Session, step: int, rollout: Rollout, scored: Scored, weighed: Weighed | None
-) -> tuple[str, str]:
+def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | None) -> list[dict[str, Any]]:
+    nothing = np.full(len(scored.scores), np.nan)
+    advantages = nothing if weighed is None else weighed.advantages
+    rows = zip(rollout.samples, scored.scores, advantages, strict=True)
+    return [
+        {
+            "step": step,
+            "version": s.version,
+            "prompt_id": s.example.id,
+            "index": s.index,
+            "prompt": s.example.prompt,
+            "completion": s.text,
+            "answer": s.example.answer,
+            "reward": score.value,
+            "advantage": None if np.isnan(advantage) else float(advantage),
+            "finish": s.finish,
+            "error": score.error,
+            "tokens": s.tokens.tolist(),
+            "logprobs": s.logprobs.tolist(),
+        }
+        for s, score, advantage in rows
+    ]
+
+
+def write_samples(session: Session, step: int, samples: list[dict[str, Any]]) -> tuple[str, str]:
     """JSON lines, one for each sample; (path relative to the run, sha256)."""
     directory = session.run_dir.samples
     directory.mkdir(exist_ok=True)
     path = directory / f"{step:06d}-a{session.params.attempt}.jsonl"
-    nothing = np.full(len(scored.scores), np.nan)
-    advantages = nothing if weighed is None else weighed.advantages
-    rows = zip(rollout.samples, scored.scores, advantages, strict=True)
-    lines = [
-        msgspec.json.encode(
-            {
-                "step": step,
-                "version": s.version,
-                "prompt_id": s.example.id,
-                "index": s.index,
-                "prompt": s.example.prompt,
-                "completion": s.text,
-                "answer": s.example.answer,
-                "reward": score.value,
-                "advantage": None if np.isnan(advantage) else float(advantage),
-                "finish": s.finish,
-                "error": score.error,
-                "tokens": s.tokens.tolist(),
-                "logprobs": s.logprobs.tolist(),
-            }
-        )
-        for s, score, advantage in rows
-    ]
-    data = b"\n".join(lines) + b"\n"
+    data = b"\n".join(map(msgspec.json.encode, samples)) + b"\n"
     with path.open("wb") as file:
         file.write(data)
         file.flush()

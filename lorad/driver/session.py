@@ -43,6 +43,7 @@ class State(Struct):
     position: prompts consumed by the steps done.
     version: the current one's number.
     changed: the step whose update made the present weights.
+    published: the step whose weights `version` has.
     failed_rewards, skipped_updates: so many in the run until now.
     skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
     baseline: of algorithm.baseline `moving`; None before the first step.
@@ -57,6 +58,7 @@ class State(Struct):
     version: int = -1
     next_version: int = 0
     changed: int = 0
+    published: int = 0
     failed_rewards: int = 0
     skipped_updates: int = 0
     skipped_steps: int = 0
@@ -94,6 +96,7 @@ class Session:
 
     own: the user's loss and advantage, where there are any.
     ahead: None where no sampling runs ahead of training.
+    scores_evals: whether held-out problems have what the reward needs.
     current_sha256: of the current version's tensors.
     reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
     """
@@ -112,6 +115,7 @@ class Session:
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
+    scores_evals: bool = True
     current_sha256: str = ""
     reference: Path | None = None
 

@@ -1,6 +1,5 @@
 """Verb four: gradients and optimizer steps on the samples."""
 
-import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -9,24 +8,13 @@ from msgspec import structs
 from lorad.driver import critic
 from lorad.driver.critic import CriticUpdate
 from lorad.driver.session import Rollout, Scored, Session, Weighed
+from lorad.driver.update import Update, current_rate, update
 from lorad.driver.weigh import importance_cap, logprobs, needs_old
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueTargets
-from lorad.protocol.calls import ForwardBackward, Nothing, OptimStep, Stepped
+from lorad.protocol.calls import ForwardBackward, Stepped
 from lorad.rl.levels import normaliser
-from lorad.rl.schedule import learning_rate
 from lorad.rl.user.functions import LossInput
 from lorad.spec.model import Spec
-
-
-@dataclass(frozen=True)
-class _Update:
-    """stats: None where nothing was computed, or it was not finite. step: what the pool said of the
-    optimizer's step, None where it made none. is_finite: False where loss or gradient was not, so that the
-    update was skipped."""
-
-    stats: LossStats | None = None
-    step: Stepped | None = None
-    is_finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,7 @@ class Trained:
     """
 
     lr: float
-    updates: list[_Update]
+    updates: list[Update]
     first: LossStats
     mismatch: _Mismatch | None
     critic: list[CriticUpdate] = field(default_factory=list)
@@ -65,7 +53,7 @@ class Trained:
     @property
     def skipped(self) -> int:
         """Updates whose loss or gradient was not finite."""
-        every: list[_Update | CriticUpdate] = [*self.updates, *self.critic]
+        every: list[Update | CriticUpdate] = [*self.updates, *self.critic]
         return sum(not update.is_finite for update in every)
 
 
@@ -89,11 +77,11 @@ def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) 
     """epochs x minibatches updates, as far as there is a gradient and it is finite, each of the policy and
     of its critic; the policy is left out while the critic warms up.
     """
-    algorithm, rate = session.spec.algorithm, _lr(session)
+    algorithm, rate = session.spec.algorithm, current_rate(session)
     with session.timed("train"):
         minibatches = _minibatches(session, rollout, scored, weighed)
         measured = _measured(session, rollout) if _must_measure(session, rollout, minibatches) else None
-        updates: list[_Update] = []
+        updates: list[Update] = []
         criticised: list[CriticUpdate] = []
         for minibatch in minibatches * algorithm.epochs:
             if not critic.is_warming(session):
@@ -120,23 +108,7 @@ def adapt_kl(session: Session, trained: Trained, weighed: Weighed) -> None:
 
 def untrained(session: Session) -> Trained:
     """Return the result of a step in which nothing is trained."""
-    return Trained(_lr(session), [], LossStats(), None)
-
-
-def _lr(session: Session) -> float:
-    """Return the learning rate of the step that is being made (the first step is number 0 to
-    the schedule).
-    """
-    trainer = session.spec.trainer
-    assert trainer.lr is not None  # chosen when the run was made
-    return learning_rate(
-        session.state.step,
-        lr=trainer.lr,
-        schedule=trainer.schedule,
-        horizon=trainer.schedule_steps or session.params.steps,
-        warmup_steps=trainer.warmup_steps,
-        min_lr=trainer.min_lr,
-    )
+    return Trained(current_rate(session), [], LossStats(), None)
 
 
 def _is_current(session: Session, rollout: Rollout) -> bool:
@@ -168,26 +140,18 @@ def _measured(session: Session, rollout: Rollout) -> _Mismatch:
     return _Mismatch(float(difference.mean()), float(difference.max()))
 
 
-def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bool) -> _Update:
-    """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
-
-    Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
-    either. is_first: the weights are those before the step.
-    """
-    skips = session.spec.algorithm.skip_empty_updates
+def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bool) -> Update:
+    """Do one update. is_first: the weights are those before the step."""
     if m is None:
-        return _Update(step=None if skips else _step(session, rate))
+        return update(session, None, rate)
     shown: float | None = None
     if session.spec.algorithm.loss:
         m, shown = _with_own_loss(session, m, is_first=is_first)
-    stats = _gradient(session, m)
-    if shown is not None:
-        stats = structs.replace(stats, loss=shown + stats.loss)
-    if not math.isfinite(stats.loss) or (skips and not m.has_gradient):
-        session.pool.call("discard_grads", Nothing())
-        return _Update(stats) if math.isfinite(stats.loss) else _Update(is_finite=False)
-    step = _step(session, rate)
-    return _Update(stats, step) if step.applied else _Update(is_finite=False)
+    wanted = ForwardBackward(m.batch, m.targets, policy_loss(session.spec, session.kl_coef), m.normaliser)
+    found = update(session, wanted, rate, has_gradient=m.has_gradient)
+    if shown is None or found.stats is None:
+        return found
+    return replace(found, stats=structs.replace(found.stats, loss=shown + found.stats.loss))
 
 
 def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
@@ -254,19 +218,6 @@ def _has_terms(spec: Spec) -> bool:
     """Return whether the loss has a gradient beside that of the surrogate."""
     algorithm = spec.algorithm
     return bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
-
-
-def _gradient(session: Session, m: _MiniBatch) -> LossStats:
-    loss = policy_loss(session.spec, session.kl_coef)
-    stats: LossStats = session.pool.call(
-        "forward_backward", ForwardBackward(m.batch, m.targets, loss, m.normaliser)
-    )
-    return stats
-
-
-def _step(session: Session, rate: float) -> Stepped:
-    result: Stepped = session.pool.call("optim_step", OptimStep(rate, session.spec.trainer.max_grad_norm))
-    return result
 
 
 def _minibatches(

@@ -147,6 +147,12 @@ def _token_advantages(
     return found
 
 
+def _worth(scored: Scored, known: Known) -> np.ndarray:
+    """float64 [S]: what each sample that is trained on is worth."""
+    worth: np.ndarray = scored.worth.astype(np.float64)[(np.cumsum(scored.scored) - 1)[known.rows]]
+    return worth
+
+
 def _own_advantages(
     session: Session, rollout: Rollout, scored: Scored, known: Known, worth: np.ndarray
 ) -> np.ndarray:
@@ -181,12 +187,6 @@ def _spread(values: np.ndarray | None, where: np.ndarray) -> np.ndarray | None:
     found = np.full(where.size, np.nan, np.float32)
     found[where] = values
     return found
-
-
-def _worth(scored: Scored, known: Known) -> np.ndarray:
-    """float64 [S]: what each sample that is trained on is worth."""
-    worth: np.ndarray = scored.worth.astype(np.float64)[(np.cumsum(scored.scored) - 1)[known.rows]]
-    return worth
 
 
 def _baseline(session: Session, worth: np.ndarray) -> float:

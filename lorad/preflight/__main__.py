@@ -47,13 +47,14 @@ with quick_imports():
     )
     from lorad.preflight.user_code import check_functions, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
-    from lorad.rl.data import Dataset, Example, load_data, load_eval
+    from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
+    from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
-    from lorad.rl.reward import ANSWERED
+    from lorad.rl.reward import SAMPLE_KEYS, lacking
     from lorad.rl.sources import read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.spec.model import Spec, convert, fitted
+    from lorad.spec.model import RewardSpec, Spec, convert, fitted
 
 _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (
@@ -63,7 +64,6 @@ _OPENED_AS = (
 _SLOT_COPIES = 8
 _CRITIC_COPIES = 4  # no snapshot, no versions
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
@@ -145,9 +145,9 @@ def _checked(
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
-    data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
-    held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
-    _check_reward(spec, data, cwd)
+    data = load_train(spec, tokenizer, cwd)
+    held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
+    _check_reward(spec, data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1], data, cwd)
     check_functions(spec.algorithm, cwd)
     base = BaseFacts(
         modules=[*adapter.modules],
@@ -174,6 +174,7 @@ def _checked(
         memory_available=free,
         dataset_size=data.size,
         dropped=data.dropped,
+        data_format=data.form if isinstance(data, TargetDataset) else "",
         eval_size=len(held_out),
         warnings=told + _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
     )
@@ -258,18 +259,23 @@ def _check_weights(directory: Path) -> None:
             ) from None
 
 
-def _check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
-    """The reward can be loaded, and every row has what it asks for."""
-    name = spec.reward_spec.name
+def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> None:
+    """The reward can be loaded, and every row has what it asks for. Raises SpecError.
+
+    Held-out completions need no reward, so that one that is not given may lack something.
+
+    examples: the first of those whose samples are scored; none where none are.
+    """
     refuse_unset(spec.reward_spec.env, "reward.env")
-    example = data.take(0, 1)[0]
     with Rewarder(spec.reward_spec, cwd) as rewarder:
-        required = set(rewarder.start())
-    there = (_SAMPLE_KEYS | set(example.row)) - (set() if data.has_answers else {"answer"})
-    if name in ANSWERED:
-        required.add("answer")
-    if missing := sorted(required - there):
-        hint = f"There is {', '.join(sorted(there))}; data.answer_key names the column of answers."
+        required = rewarder.start()
+    is_rl, name = spec.algorithm.kind == "rl", spec.reward_spec.name
+    if not examples or not (is_rl or spec.reward_spec != RewardSpec()):
+        return
+    has_answers = data.has_answers if is_rl else bool(examples[0].answer)
+    if missing := lacking(name, required, examples[0].row, has_answers=has_answers):
+        there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
+        hint = f"There is {', '.join(there)}; data.answer_key names the column of answers."
         raise SpecError(
             f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint
         )
@@ -279,6 +285,9 @@ def _warnings(
     spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset, held_out: list[Example]
 ) -> list[str]:
     """List settings that are allowed and probably not meant."""
+    is_rl = spec.algorithm.kind == "rl"
+    rows, limit = ("prompts", "max_prompt_tokens") if is_rl else ("rows", "max_sample_tokens")
+    unended = data.unended if isinstance(data, TargetDataset) and tokenizer.eos_ids else 0
     found = {
         "lora.init: with zero, A and B are both zero and never learn": spec.lora.init == "zero"
         and spec.lora.adapter_path is None,
@@ -291,10 +300,11 @@ def _warnings(
         ),
         "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
         and not held_out,
-        f"data: {data.dropped} prompts are longer than data.max_prompt_tokens and are left out": data.dropped
-        > 0,
-        f"data: {data.size} prompts are fewer than data.prompts_per_step; a step sees some of them "
+        f"data: {data.dropped} {rows} are longer than data.{limit} and are left out": data.dropped > 0,
+        f"data: {data.size} {rows} are fewer than data.prompts_per_step; a step sees some of them "
         "twice": data.size is not None and data.size < spec.data.prompts_per_step,
+        f"data: {unended} turns that are trained have no end token of the model "
+        f"({tokenizer.eos_ids}), so that it does not learn to end them": unended > 0,
     }
     return [text for text, holds in found.items() if holds]
 

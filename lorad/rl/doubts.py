@@ -1,29 +1,34 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 from lorad.errors import SpecError
-from lorad.spec.algorithm import Algorithm
+from lorad.rl.idle import idle_keys
+from lorad.spec.algorithm import Algorithm, Kind
 from lorad.spec.model import Spec
 from lorad.spec.user_code import UserCode
 
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    rules = (_of_functions, _of_parts, _of_weights, _of_samples, _of_penalties, _of_critics)
-    for error in chain.from_iterable(rule(spec) for rule in rules):
+    kinds = (_of_rate, idle_keys, *_OF_KIND[spec.algorithm.kind])
+    for error in chain.from_iterable(kind(spec) for kind in kinds):
         raise error
 
 
-def _of_parts(spec: Spec) -> Iterator[SpecError]:
-    trainer, algorithm, parts = spec.trainer, spec.algorithm, spec.algorithm.parts
+def _of_rate(spec: Spec) -> Iterator[SpecError]:
+    trainer = spec.trainer
     if trainer.lr is not None and trainer.min_lr > trainer.lr:
         yield SpecError(
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
         )
+
+
+def _of_parts(spec: Spec) -> Iterator[SpecError]:
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
     for key, reason in algorithm.without_effect.items():
         if getattr(algorithm, key) is not None:
             yield SpecError(
@@ -91,6 +96,21 @@ def _of_functions(spec: Spec) -> Iterator[SpecError]:
             "algorithm.loss sees log-probabilities without dropout, and its derivative holds for these alone",
             key="lora.dropout",
             hint="Leave it out, or use a surrogate of lorad's.",
+        )
+
+
+def _of_preference(spec: Spec) -> Iterator[SpecError]:
+    if spec.lora.dropout > 0:
+        yield SpecError(
+            "the coefficients of dpo are of log-probabilities, which dropout changes by itself",
+            key="lora.dropout",
+            hint="Set it to 0.",
+        )
+    if spec.algorithm.preference.loss == "kto" and spec.data.prompts_per_step < 2:
+        yield SpecError(
+            "kto compares each completion with the prompts of other rows of the step",
+            key="data.prompts_per_step",
+            hint="Set it to 2 or more.",
         )
 
 
@@ -255,6 +275,13 @@ def _of_critics(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.critic.warmup_steps",
             hint="Lower it, or raise trainer.steps.",
         )
+
+
+_OF_KIND: dict[Kind, tuple[Callable[[Spec], Iterator[SpecError]], ...]] = {
+    "rl": (_of_functions, _of_parts, _of_weights, _of_samples, _of_penalties, _of_critics),
+    "sft": (),
+    "preference": (_of_preference,),
+}
 
 
 def doubts(spec: Spec) -> list[str]:

@@ -29,7 +29,11 @@ _Name = Literal[
     "ppo",
     "distill",
     "custom",
+    "sft",
+    "dpo",
 ]
+Kind = Literal["rl", "sft", "preference"]
+PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "apo_zero", "simpo", "kto"]
 Baseline = Literal["group", "loo", "length", "zero", "moving", "critic"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
 Ratio = Literal["token", "sequence", "geometric"]
@@ -168,6 +172,37 @@ class _Overlong(Part, frozen=True):
     penalty: PositiveFloat = 1.0
 
 
+class Preference(Part, frozen=True):
+    """What dpo minimises; `lorad/rl/pairs.py` has the formulas.
+
+    Attributes:
+        loss: sigmoid is DPO. kto takes single completions with a label, all others pairs; simpo has no
+            reference.
+        beta: how strongly the policy is held to the reference: the more, the closer. null is 2 for simpo and
+            0.1 for others.
+        gamma: margin of simpo; null is 1.
+        smoothing: share of pairs that are taken to be labelled the wrong way round; of sigmoid, sigmoid_norm
+            and simpo.
+        nll: weight of the negative log-likelihood of the chosen completions, which keeps them likely.
+    """
+
+    loss: PreferenceLoss = "sigmoid"
+    beta: PositiveFloat | None = None
+    gamma: NonNegativeFloat | None = None
+    smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
+    nll: NonNegativeFloat = 0.0
+
+    @property
+    def strength(self) -> float:
+        return self.beta or (2.0 if self.loss == "simpo" else 0.1)
+
+    @property
+    def margin(self) -> float:
+        if self.loss != "simpo":
+            return 0.0
+        return 1.0 if self.gamma is None else self.gamma
+
+
 class _Critic(Part, frozen=True):
     """An adapter with a value head on the same base, which predicts the rewards to come at each token.
 
@@ -187,7 +222,10 @@ class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
     Attributes:
-        name: the algorithm. custom is grpo with a loss or an advantage of your own.
+        name: the algorithm. sft trains on the completions in the data, dpo on preferences among them, all
+            others on rewards of samples; custom is grpo with a loss or an advantage of your own. Keys that
+            nothing reads with an algorithm are refused.
+        preference: what dpo minimises.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
             length the mean by tokens, zero nothing, moving the mean of the steps before, critic the value of
@@ -239,6 +277,7 @@ class Algorithm(Part, frozen=True):
     """
 
     name: _Name = "grpo"
+    preference: Preference = Preference()
     group_size: Positive = 8
     baseline: Baseline | None = None
     scale: Scale | None = None
@@ -273,11 +312,29 @@ class Algorithm(Part, frozen=True):
     user_code: UserCode = UserCode()
 
     @property
+    def kind(self) -> Kind:
+        """Return what its steps learn from: rewards of samples, completions in the data, or preferences among
+        those.
+        """
+        if self.name == "sft":
+            return "sft"
+        return "preference" if self.name == "dpo" else "rl"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether log-probabilities of a reference are needed: a loss of the user's gets them where one is
+        named.
+        """
+        if self.kind == "preference":
+            return self.preference.loss != "simpo"
+        return self.kind == "rl" and bool(self.kl_coef or (self.loss and self.kl.reference))
+
+    @property
     def parts(self) -> _Parts:
-        """Return the parts that the name stands for, with those that are given."""
+        """Return the parts that the name stands for, with those that are given. Only kind rl has any."""
         given = {key: getattr(self, key) for key in _Parts.__struct_fields__}
         given = {key: value for key, value in given.items() if value is not None}
-        return replace(PRESETS[self.name], **given)
+        return replace(PRESETS.get(self.name, _Parts()), **given)
 
     @property
     def without_effect(self) -> dict[str, str]:
@@ -294,6 +351,13 @@ class Algorithm(Part, frozen=True):
     @property
     def in_words(self) -> str:
         """List the parts that have an effect, and what is set beside them."""
+        if self.kind == "sft":
+            return "negative log-likelihood of the completions"
+        if self.kind == "preference":
+            wanted = self.preference
+            about = {"gamma": wanted.margin, "smoothing": wanted.smoothing, "nll": wanted.nll}
+            given = [f"{key} {value:g}" for key, value in about.items() if value]
+            return ", ".join([f"loss {wanted.loss}", f"beta {wanted.strength:g}", *given])
         own = {"advantage": self.advantage, "loss": self.loss}
         found = [
             f"{key} {list(value) if isinstance(value, tuple) else value}"
@@ -311,13 +375,6 @@ class Algorithm(Part, frozen=True):
         if self.correction is not None:
             found.append(f"correction {self.correction.kind}")
         return ", ".join(found)
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether log-probabilities of the reference are needed: a loss of the user's gets them where one is
-        named.
-        """
-        return bool(self.kl_coef or (self.loss and self.kl.reference))
 
     @property
     def has_baseline(self) -> bool:

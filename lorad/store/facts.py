@@ -39,6 +39,7 @@ _COLUMNS = {
 _SIGNALS = (
     *("kl", "entropy", "truncated", "logprob_difference", "explained_variance"),
     *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
+    "pair_accuracy",
 )
 RECENT = 24  # steps
 _MOST_NAMES = 8  # metrics that are listed by name
@@ -194,6 +195,8 @@ def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row
     (row,) = store.rows(sql, (run,))
     if (flat := metrics.get("zero_variance_groups")) is not None and row["groups"]:
         found["zero_variance"] = flat / row["groups"]
+    if (shift := metrics.get("chosen_shift")) is not None:
+        found["chosen_fall"] = -shift
     if last:
         found["at"] = last["at"]
     if current:

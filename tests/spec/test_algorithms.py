@@ -122,6 +122,56 @@ def test_groups_without_gradient_are_left_out() -> None:
     assert not Algorithm(name="reinforce").drops and not Algorithm(scale="whiten").drops
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("algorithm: {name: sft, group_size: 4}", "algorithm.group_size"),
+        ("algorithm: {name: sft, kl: {coef: 0.1}}", "algorithm.kl"),
+        ("algorithm: {name: sft, clip: [0.1, 0.1]}", "algorithm.clip"),
+        ("{algorithm: sft, rollout: {max_staleness: 1}}", "rollout.max_staleness"),
+        ("{algorithm: sft, rollout: {top_k: 4}}", "rollout.top_k"),
+        ("data: {format: messages}", "data.format"),
+        ("algorithm: {preference: {beta: 0.2}}", "algorithm.preference"),
+        ("algorithm: {name: dpo, preference: {gamma: 0.2}}", "algorithm.preference.gamma"),
+        ("algorithm: {name: dpo, preference: {loss: ipo, smoothing: 0.2}}", "algorithm.preference.smoothing"),
+        ("algorithm: {name: dpo, preference: {loss: kto, nll: 0.2}}", "algorithm.preference.nll"),
+        ("algorithm: {name: dpo, kl: {coef: 0.2}}", "algorithm.kl"),
+        (
+            "algorithm: {name: dpo, preference: {loss: simpo}, kl: {reference: base}}",
+            "algorithm.kl.reference",
+        ),
+        ("data: {completion_key: said}", "data.completion_key"),
+    ],
+)
+def test_keys_that_nothing_reads_are_refused(text: str, key: str) -> None:
+    with pytest.raises(SpecError, match="it has no effect") as refused:
+        refuse_contradictions(load_spec(text))
+    assert refused.value.key == key and refused.value.hint
+
+
+def test_a_name_alone_is_an_algorithm() -> None:
+    assert load_spec("algorithm: sft").algorithm == Algorithm(name="sft")
+    assert load_spec("algorithm: dppo", overrides=["algorithm.epochs=2"]).algorithm.epochs == 2
+    with pytest.raises(SpecError, match=r"spec:1: algorithm\.name"):
+        load_spec("algorithm: sfd")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("{algorithm: dpo, lora: {dropout: 0.1}}", "lora.dropout"),
+        (
+            "{algorithm: {name: dpo, preference: {loss: kto}}, data: {prompts_per_step: 1}}",
+            "data.prompts_per_step",
+        ),
+    ],
+)
+def test_preferences_refuse_what_spoils_them(text: str, key: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        refuse_contradictions(load_spec(text))
+    assert refused.value.key == key and refused.value.hint
+
+
 def test_a_critic_needs_the_last_stage() -> None:
     with pytest.raises(SpecError) as refused:
         refuse_contradictions(load_spec("{algorithm: {name: ppo}, trainer: {backend: megatron, pp: 2}}"))

@@ -62,6 +62,8 @@ async def fork(ctx: Context, call: Call) -> Forked:
     """
     body, version = call.json(ForkRequest), find_version(ctx, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
+    anew = _other_kind(parent, body)
+    body = replace(body, fresh=body.fresh or bool(anew))
     if body.fresh:
         await await_files(ctx, version)
     start = _begun(ctx, parent, version, body.fresh)
@@ -84,7 +86,19 @@ async def fork(ctx: Context, call: Call) -> Forked:
         discard(staged)
         reference.clear(kl)
     ctx.loop.poke()
-    return extended(Forked, run_view(row), warnings=request.facts.warnings)
+    return extended(Forked, run_view(row), warnings=[*anew, *request.facts.warnings])
+
+
+def _other_kind(parent: RunRow, body: ForkRequest) -> list[str]:
+    """Say that Adam starts from zero where the fork minimises another kind of loss; nothing where not.
+
+    Raises SpecError.
+    """
+    before = spec_of(parent)
+    wanted = override(before, body.overrides).algorithm
+    if body.fresh or wanted.kind == before.algorithm.kind:
+        return []
+    return [f"only weights are taken: Adam's moments are of {before.algorithm.name}, not of {wanted.name}"]
 
 
 def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _Start:
