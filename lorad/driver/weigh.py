@@ -157,6 +157,8 @@ def _own_advantages(
     session: Session, rollout: Rollout, scored: Scored, known: Known, worth: np.ndarray
 ) -> np.ndarray:
     """float32 [T], by the user's function, which sees all samples with a reward. Raises SpecError."""
+    if not known.rows.size:
+        return np.zeros(0, np.float32)
     samples = [s for s, has_reward in zip(rollout.samples, scored.scored, strict=True) if has_reward]
     lengths = np.array([s.tokens.size for s in samples], np.int64)
     rows = np.flatnonzero(scored.scored)

@@ -78,6 +78,12 @@ def _of_functions(spec: Spec) -> Iterator[SpecError]:
             key=f"algorithm.{given[0]}",
             hint="Choose algorithm custom, or leave it out.",
         )
+    if algorithm.advantage and algorithm.has_critic:
+        yield SpecError(
+            "the critic makes the advantages",
+            key="algorithm.advantage",
+            hint="Leave it out, or choose an algorithm without a critic.",
+        )
     for key in ("importance_cap", "correction", "drop_zero_variance"):
         if algorithm.loss and getattr(algorithm, key):
             yield SpecError(

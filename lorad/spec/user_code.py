@@ -16,7 +16,7 @@ class UserCode(Part, frozen=True):
     """The process in which the functions of `algorithm.loss` and `algorithm.advantage` run.
 
     Attributes:
-        timeout: seconds for one call.
+        timeout: seconds for one call; the first one of a loss includes the check of its derivative.
         env: variables that user code finds beside those that every program needs; no secret is there unless
             named here.
         memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's

@@ -66,6 +66,7 @@ def test_given_part_wins_over_the_name() -> None:
         ("{loss: 'm.py:f', correction: {}}", "algorithm.correction"),
         ("{loss: 'm.py:f', drop_zero_variance: true}", "algorithm.drop_zero_variance"),
         ("{name: rft, loss: 'm.py:f'}", "algorithm.loss"),
+        ("{name: ppo, advantage: 'm.py:f'}", "algorithm.advantage"),
         ("{name: distill, kl: {reference: a@1}, advantage: 'm.py:f'}", "algorithm.advantage"),
         ("{advantage: 'm.py:f', baseline: loo}", "algorithm.baseline"),
         ("{advantage: 'm.py:f', scale: one}", "algorithm.scale"),
