@@ -21,6 +21,16 @@ _OVER = ("ended", "paused")
 _GOOD = ("completed", "stopped")
 # cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
 _BAR, _MARGIN = 24, 3
+_SUPERVISED = (  # figures of a step without samples: digits, and what is left out first of a narrow line
+    ("loss", 4, 0),
+    ("perplexity", 3, 1),
+    ("pair_accuracy", 2, 1),
+    ("margin", 2, 3),
+    ("chosen_shift", 3, 2),
+    ("rejected_shift", 3, 3),
+    ("held_out_loss", 4, 2),
+    ("held_out_pair_accuracy", 2, 2),
+)
 _CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
 
 
@@ -136,15 +146,29 @@ def _progress(run: Run) -> list[tuple[str, int]]:
 def _ranked(m: Metrics) -> list[tuple[str, int]]:
     """Figures of a step, each with what is left out first of a narrow line: the highest. What was not
     measured is a dash."""
+    speed = f"{output.number(m['tokens_per_second'], 0)} tok/s"
+    if "trained_tokens" in m:
+        there = [(key, digits, rank) for key, digits, rank in _SUPERVISED if m.get(key) is not None]
+        figures = [
+            (f"{key.replace('_', ' ')} {output.number(m[key], digits)}", rank) for key, digits, rank in there
+        ]
+        return [*figures, (speed, 4)]
     reward, loss, kl = (
         f"{key} {output.number(m.get(key), digits) or '-'}"
         for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
     )
-    speed = f"{output.number(m['tokens_per_second'], 0)} tok/s"
     failed = [(f"{m['failed_rewards']:.0f} rewards failed", 1)] if m.get("failed_rewards") else []
     sampled = m.get("prompts_sampled")
     used = [(f"{m['prompts_used']:.0f} of {sampled:.0f} prompts used", 2)] if sampled else []
-    return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *used, *failed]
+    critic = []
+    if "value_loss" in m:
+        explained, missed = (
+            output.number(m.get(key), digits) or "-"
+            for key, digits in (("explained_variance", 2), ("value_loss", 4))
+        )
+        alone = "" if m.get("updates") else ", alone"
+        critic = [(f"critic: explained {explained}, loss {missed}{alone}", 1)]
+    return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *critic, *used, *failed]
 
 
 def _fitted_line(parts: list[tuple[str, int]], width: int) -> str:

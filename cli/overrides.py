@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _DATA = ("data.train", "data.eval")
-_REWARD = ("reward", "reward.name")
+_FUNCTIONS = ("reward", "reward.name", "algorithm.loss", "algorithm.advantage")
 _FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file")
 _REFERENCE = "algorithm.kl.reference"
-KEYS = (*_DATA, *_REWARD, "model.path", _REFERENCE, *_FILES)  # whose values may be paths
+KEYS = (*_DATA, *_FUNCTIONS, "model.path", _REFERENCE, *_FILES)  # whose values may be paths
 _DATA_FILES = (".jsonl", ".parquet")
 
 
@@ -41,7 +41,7 @@ def _anchored(key: str, text: str, cwd: Path) -> str:
 def _is_path(key: str, value: str, cwd: Path) -> bool:
     if key in _DATA:
         return value.lower().endswith(_DATA_FILES)
-    if key in _REWARD:
+    if key in _FUNCTIONS:
         return ":" in value
     if key == _REFERENCE:
         return value.startswith(".") or (cwd / value).is_dir()

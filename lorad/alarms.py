@@ -22,6 +22,8 @@ _FIRST = 5.0  # times as patient with the first step of an attempt
 _HOUR = 3600.0
 _FULL = 0.95  # of a device's memory
 _GIB = 2.0**30
+_TOLD_APART = 0.6  # share of pairs: a policy that is its reference has half of them, by chance
+_WORSE = 0.9  # times the first evaluation
 
 
 class Alarm(Struct, frozen=True):
@@ -38,17 +40,27 @@ class Alarm(Struct, frozen=True):
 # Worst first; of one kind those that are bad come before those that may be well.
 _KINDS = (
     *("daemon", "disk", "attestation", "ended", "engine", "trainer", "not-finite"),
-    *("stall", "kl", "logprobs", "rewards", "entropy", "zero-variance", "truncation", "memory"),
+    *("stall", "kl", "logprobs", "chosen", "rewards", "entropy", "critic", "zero-variance"),
+    *("truncation", "memory"),
 )
 _Found = Iterator[tuple[_Level, str, str]]  # level, kind, says
 # Signals that have a limit, and what is said of them.
 MEASURED: tuple[tuple[str, _Level, str, str], ...] = (
     ("kl", "bad", "kl", "KL {:.3g} nats per token to the reference policy"),
     ("logprob_difference", "bad", "logprobs", "engine and trainer differ by {:.3g} nats per token"),
+    (
+        "chosen_fall",
+        "bad",
+        "chosen",
+        "chosen completions are {:.2g} nats per token below the reference: algorithm.preference.nll holds "
+        "them up, or a lower trainer.lr",
+    ),
     ("entropy", "look", "entropy", "entropy {:.2g} nats per token: hardly anything is tried any more"),
+    ("explained_variance", "look", "critic", "the critic explains {:.0%} of the variance of the returns"),
     ("zero_variance", "look", "zero-variance", "{:.0%} of the groups have one reward: nothing to learn from"),
     ("truncated", "look", "truncation", "{:.0%} of the completions are cut at rollout.max_new_tokens"),
 )
+_LOW = frozenset({"entropy", "explained_variance"})  # where less is worse
 
 
 def alarms(
@@ -87,6 +99,7 @@ def _of_run(run: Run, limits: AlarmLimits, now: float) -> _Found:
         yield from _of_numbers(run)
         yield from _of_signals(run.signals, limits)
         yield from _of_pace(run, limits, now)
+        yield from _of_preferences(run)
     elif run.state == "ended":
         yield from _of_end(run, now)
 
@@ -122,7 +135,7 @@ def _of_signals(signals: Signals, limits: AlarmLimits) -> _Found:
         if (
             key in value
             and limit is not None
-            and (value[key] <= limit if key == "entropy" else value[key] >= limit)
+            and (value[key] <= limit if key in _LOW else value[key] >= limit)
         ):
             yield level, kind, says.format(value[key])
     if value.get("failed_rewards", 0.0) > 0:
@@ -132,6 +145,21 @@ def _of_signals(signals: Signals, limits: AlarmLimits) -> _Found:
         yield "bad", "not-finite", f"{count} were skipped: loss or gradient was NaN or infinite"
     if signals.attested == "inconclusive":
         yield "look", "attestation", "the attestation of the current version is inconclusive"
+
+
+def _of_preferences(run: Run) -> _Found:
+    """Pairs that are told apart while what is sampled gets worse."""
+    pairs = _number(run.signals.pair_accuracy)
+    first, last = _number(run.eval_first), _number(run.eval_last)
+    if pairs is None or first is None or last is None:
+        return
+    if pairs > _TOLD_APART and last < _WORSE * first:
+        yield (
+            "bad",
+            "chosen",
+            f"the eval fell from {first:.3g} to {last:.3g} though {pairs:.0%} of the pairs are the right way "
+            "round: algorithm.preference.nll or a lower trainer.lr keeps what is sampled",
+        )
 
 
 def _of_end(run: Run, now: float) -> _Found:

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from lorad.box.config import Config
 from lorad.cli.app import app
-from lorad.spec.algorithm import PRESETS
+from lorad.spec.algorithm import PRESETS, Algorithm
 from lorad.spec.model import Spec
 from lorad.tui.spec_fields import in_words, meanings
 from lorad.tui.spec_lines import value_text
@@ -127,13 +127,14 @@ def _parameter(parameter: Any, context: Any) -> str:
 # -- algorithms ----------------------------------------------------------------------------------------------
 def presets() -> str:
     usual = PRESETS["grpo"]
-    rows = [f"| `grpo` | {usual.in_words} |"]
+    rows = [f"| `grpo` | {Algorithm().in_words} |"]
     for name, parts in PRESETS.items():
         other = {key: value for key, value in asdict(parts).items() if value != getattr(usual, key)}
         if other:
             rows.append(
                 f"| `{name}` | {', '.join(f'{k} {value_text(_plain(v))}' for k, v in other.items())} |"
             )
+    rows.append("| `custom` | advantage or loss, or both: functions of yours |")
     return "\n".join(("| name | its parts; of all but grpo, what differs |", "|---|---|", *rows, ""))
 
 

@@ -49,9 +49,11 @@ def test_a_run_that_goes_well_has_no_alarm() -> None:
         ({"entropy": math.inf}, "not-finite"),
         ({"not_finite": ["loss"]}, "not-finite"),
         ({"entropy": 0.001}, "entropy"),
+        ({"explained_variance": -0.3}, "critic"),
         ({"zero_variance": 0.8}, "zero-variance"),
         ({"truncated": 0.9}, "truncation"),
         ({"logprob_difference": 0.2}, "logprobs"),
+        ({"chosen_fall": 1.2}, "chosen"),
         ({"failed_rewards": 2.0}, "rewards"),
         ({"skipped_updates": 1.0}, "not-finite"),
         ({"attested": "inconclusive"}, "attestation"),
@@ -147,3 +149,13 @@ def test_senseless_limits_are_refused(tmp_path: Path, wrong: str) -> None:
     (tmp_path / "config.yaml").write_text(f"alarms: {{{wrong}}}")
     with pytest.raises(SpecError, match=r"alarms|kll"):
         load(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "last", "raised"), [(0.98, 0.02, True), (0.98, 0.3, False), (0.5, 0.02, False)]
+)
+def test_pairs_apart_and_a_worse_eval_is_one(pairs: float, last: float, raised: bool) -> None:
+    now = run(signals=CALM | {"pair_accuracy": pairs, "chosen_fall": 0.4}, eval_first=0.23, eval_last=last)
+    found = alarms([now], LIMITS, NOW)
+    assert [alarm.kind for alarm in found] == ["chosen"] * raised
+    assert all("algorithm.preference.nll" in alarm.says for alarm in found)

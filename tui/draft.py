@@ -27,6 +27,7 @@ _PATHS = (
     "rollout.key_file",
     "rollout.admin_key_file",
 )
+_FUNCTIONS = ("reward", "algorithm.loss", "algorithm.advantage")  # path/to/file.py:function
 _Texts = dict[str, str]  # what was typed, by key; "" stands for the default
 
 
@@ -149,7 +150,7 @@ def overrides(before: Flat, after: Flat) -> Flat:
 # -- relative paths ------------------------------------------------------------------------------------------
 def relative(values: Flat) -> list[str]:
     """Keys whose values look like relative paths of files."""
-    return [key for key in (*_PATHS, "reward") if key in values and _looks_relative(values[key])]
+    return [key for key in (*_PATHS, *_FUNCTIONS) if key in values and _looks_relative(values[key])]
 
 
 def _looks_relative(value: Any) -> bool:
@@ -165,9 +166,9 @@ def rebased(values: Flat, cwd: Path, other: Path) -> Flat:
 
 
 def _rebased(key: str, value: Any, cwd: Path) -> Any:
-    if not isinstance(value, str) or key not in (*_PATHS, "reward") or value[:1] in ("/", "~", ""):
+    if not isinstance(value, str) or key not in (*_PATHS, *_FUNCTIONS) or value[:1] in ("/", "~", ""):
         return value
-    name, colon, function = value.rpartition(":") if key == "reward" else (value, "", "")
+    name, colon, function = value.rpartition(":") if key in _FUNCTIONS else (value, "", "")
     there = cwd / name
     return f"{there}{colon}{function}" if name and there.exists() else value
 

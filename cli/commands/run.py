@@ -78,6 +78,8 @@ def run(
     )
     with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
         made = client.show(started.name)
+        if made.data_format:
+            output.note(f"data.train is read as {made.data_format}")
         for warning in made.warnings:
             output.note(f"warning: {warning}")
         if made.rate is not None and made.spec["trainer"]["lr"] == made.rate.lr:

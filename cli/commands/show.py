@@ -40,6 +40,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "failures": failures(data),
         "trainable": _trainable(data.trainable),
         "algorithm": _algorithm(data.spec),
+        "data": data.data_format and f"read as {data.data_format}",
         "rate": rate_in_words(data),
         "origin": data.origin,
         "reference": _reference(data.reference),

@@ -30,6 +30,9 @@ class AlarmLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         truncated: share of completions cut at rollout.max_new_tokens.
         zero_variance: share of groups whose samples all have the same reward, from which nothing is learnt.
         logprob_difference: mean difference per token between engine and trainer, in nats.
+        explained_variance: share of the variance of the returns that a critic explains. Below 0 it is worse
+            than a constant; the limit leaves room for the noise of one step.
+        chosen_fall: how far chosen completions of dpo may fall below the reference, in nats per token.
         disk: free bytes on the disk of the runs, below which the alarm is raised.
     """
 
@@ -39,6 +42,8 @@ class AlarmLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     truncated: _Share | None = 0.5
     zero_variance: _Share | None = 0.8
     logprob_difference: _Positive | None = 0.05
+    explained_variance: Annotated[float, msgspec.Meta(le=1)] | None = -0.25
+    chosen_fall: _Positive | None = 1.0
     disk: Annotated[int, msgspec.Meta(gt=0)] | None = 5 << 30
 
 

@@ -202,6 +202,11 @@ class RunDir:
         """Return the adapter that its KL penalty is measured against, where that is not the base."""
         return self.root / "reference"
 
+    @property
+    def reference_logprobs(self) -> Path:
+        """Return the directory of log-probabilities of the data, which a resume reads again."""
+        return self.root / "reference_logprobs"
+
     def version(self, number: int) -> Path:
         return self.versions / f"{number:06d}"
 

@@ -31,10 +31,14 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     entropy: _Number | None = None
     truncated: _Number | None = None
     logprob_difference: _Number | None = None
+    explained_variance: _Number | None = None  # of a critic that is past its warm-up
     failed_rewards: _Number | None = None
     failed_rewards_total: _Number | None = None  # sum over the whole run
     skipped_updates: _Number | None = None
     skipped_updates_total: _Number | None = None  # sum over the whole run
+    # of dpo: how far chosen completions are below the reference, in nats per token
+    chosen_fall: _Number | None = None
+    pair_accuracy: _Number | None = None  # share of pairs that are the right way round
     not_finite: list[str] = []  # metrics of the last step that were no number
     zero_variance: _Number | None = None  # share of the last step's groups whose rewards are all the same
     at: float | None = None  # time of the last step
@@ -112,6 +116,7 @@ class RunDetails(Run, frozen=True):
     sweep: str | None = None
     serving: bool = False
     spec: dict[str, Any] = {}  # the whole spec as JSON, see lorad/spec/model.py
+    data_format: str = ""  # what the rows of its data are, where completions are trained on
     processes: list[RunProcess] = []
     attempts: list[Attempt] = []
     trainable: Trainable | None = None  # as the newest attempt has it
@@ -140,11 +145,14 @@ class Step(Struct, frozen=True):
     failed_rewards_total, skipped_updates, skipped_updates_total, tokens, tokens_per_second, seconds,
     seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were measured: reward, reward_std
     (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over what was trained on),
-    grad_norm, importance_capped, importance_max, rejected (of the weights against the engine), kl_coef (where
+    of a critic explained_variance, value, value_loss, value_clip_fraction, critic_grad_norm, grad_norm,
+    importance_capped, importance_max, rejected (of the weights against the engine), kl_coef (where
     it adapts), prompts_sampled, prompts_used (with dynamic sampling), logprob_difference,
     logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one before),
-    trainer_tokens_per_second, trainer_memory, trainer_memory_peak
-    (bytes), mfu.
+    trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu. A step of sft or dpo has no
+    rewards, groups and ratios. It has trained_tokens; sft has perplexity, dpo has pair_accuracy, margin,
+    chosen_shift and rejected_shift (logprob - reference, nats per token); with an evaluation each comes with
+    held_out_ before it.
     """
 
     step: int

@@ -20,6 +20,7 @@ with quick_imports():
     from lorad.driver.driver import drive
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
+    from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
@@ -27,9 +28,11 @@ with quick_imports():
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.journal import EndFact, JournalWriter
     from lorad.protocol.structs import learn_structs
-    from lorad.rl.data import load_data, load_eval
+    from lorad.rl.completions.targets import load_held_out, load_train
+    from lorad.rl.data import Example
+    from lorad.rl.reward import lacking
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.spec.model import fitted
+    from lorad.spec.model import Spec, fitted
 
 _JOURNAL_LOST = 74  # EX_IOERR
 
@@ -110,16 +113,29 @@ def open_session(
     spec = fitted(spec, read_facts(directory).max_positions)
     tokenizer = Tokenizer(directory, date=params.date)
     HEART.progress()
-    train_data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
+    train_data = load_train(spec, tokenizer, cwd)
     HEART.progress()
-    eval_data = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
+    eval_data = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
     tokenizer.close()  # all prompts are rendered
     rewarder = stack.enter_context(Rewarder(spec.reward_spec, cwd))
+    own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
+    scores_evals = _can_score(spec, rewarder, eval_data)
     pool = connect(params, stop)
     if pool is None:
         return None
     stack.enter_context(pool)
-    return Session(spec, params, run_dir, pool, journal, tokenizer, train_data, eval_data, rewarder, stop)
+    data = (train_data, eval_data)
+    session = Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, stop)
+    session.scores_evals = scores_evals
+    return session
+
+
+def _can_score(spec: Spec, rewarder: Rewarder, examples: list[Example]) -> bool:
+    """Return whether held-out problems have what the reward needs; rl has checked that before."""
+    if spec.algorithm.kind == "rl" or not examples:
+        return True
+    first = examples[0]
+    return not lacking(spec.reward_spec.name, rewarder.start(), first.row, has_answers=bool(first.answer))
 
 
 if __name__ == "__main__":

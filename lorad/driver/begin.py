@@ -19,10 +19,12 @@ from lorad.driver.ahead import Ahead
 from lorad.driver.publish import publish
 from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Session, State, StopFlag
+from lorad.driver.supervised import LINEAR, held_out_nll
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
-from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
+from lorad.protocol.batch import VALUE_LOSS, Optimizer
+from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, Open, OpenCritic, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
@@ -35,7 +37,6 @@ _OF_MODEL = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "chat_template.jinja"),
 )
-_KEPT = "reward.py"  # in the directory of the attempt
 
 
 def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
@@ -77,10 +78,13 @@ def begin(session: Session) -> PoolInfo:
         session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
     for field in State.__struct_fields__:
         setattr(session.state, field, getattr(restored.state if restored else State(), field))
+    session.reference = restored.reference if restored else None
+    if restored is None and (critic := _critic(session, None)) is not None and critic.resume_from:
+        session.state.critic_steps = session.spec.algorithm.critic.warmup_steps
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
-        evaluate(session)
+        evaluate(session, held_out_nll(session))
     if session.spec.rollout.max_staleness:
         session.ahead = Ahead(session, made)
     return info
@@ -88,7 +92,10 @@ def begin(session: Session) -> PoolInfo:
 
 def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
     """Raise Conflict when the pool's trainer lacks a term of the loss: a warm pool of an older lorad."""
-    if missing := [term for term in policy_loss(session.spec).needs if term not in info.losses]:
+    algorithm = session.spec.algorithm
+    loss = policy_loss(session.spec) if algorithm.kind == "rl" else LINEAR
+    needs = loss.needs + (VALUE_LOSS,) * algorithm.has_critic
+    if missing := [term for term in needs if term not in info.losses]:
         raise Conflict(
             f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",
             hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {session.params.run}` starts one "
@@ -97,7 +104,7 @@ def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
 
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
-    spec, kl = session.spec, session.params.reference
+    spec = session.spec
     adapter = spec.lora.adapter_path
     opened: Opened = session.pool.call(
         "open",
@@ -110,9 +117,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             lora_type=spec.lora.type,
             init=spec.lora.init,
             seed=spec.seed,
-            betas=spec.trainer.betas,
-            eps=spec.trainer.eps,
-            weight_decay=spec.trainer.weight_decay,
+            optimizer=Optimizer(spec.trainer.betas, spec.trainer.eps, spec.trainer.weight_decay),
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
             activation_checkpointing=spec.trainer.activation_checkpointing,
             source=str(session.params.cwd / Path(adapter).expanduser()) if adapter else None,
@@ -122,10 +127,31 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             amplified_every=spec.attest.amplified_every,
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
-            reference=LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None,
+            critic=_critic(session, restored),
+            reference=_reference(session, restored),
         ),
     )
     return opened
+
+
+def _reference(session: Session, restored: checkpoint.Restored | None) -> LoadVersion | None:
+    """Name what KL is measured against: what took its place before the checkpoint, else what the run has."""
+    kl, name = session.params.reference, f"{session.params.run}@reference"
+    if restored is not None and restored.reference is not None:
+        return LoadVersion(name, str(restored.reference), restored.state.reference_sha256)
+    return LoadVersion(name, kl.directory, kl.sha256) if kl else None
+
+
+def _critic(session: Session, restored: checkpoint.Restored | None) -> OpenCritic | None:
+    """Return the critic as the checkpoint has it; a new one where that has none."""
+    wanted, lora = session.spec.algorithm, session.spec.lora
+    if not wanted.has_critic:
+        return None
+    start = str(restored.path) if restored else session.params.start_from
+    before = Path(start) / CRITIC if start else None
+    rank = wanted.critic.rank or lora.rank
+    resumed = str(before) if before is not None and before.is_dir() else None
+    return OpenCritic(rank, lora.alpha * rank / lora.rank, resumed)
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
@@ -228,15 +254,18 @@ def _attempt(
 
 
 def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
-    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the reward's
-    text cannot be kept.
+    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the text
+    of user code cannot be kept.
     """
     found: dict[str, Input] = {}
-    if (file := session.rewarder.file) is not None:
-        source = session.rewarder.source
-        (session.run_dir.attempt(session.params.attempt).work / _KEPT).write_bytes(source)
-        mtime = file.stat().st_mtime_ns if file.exists() else 0
-        found["reward"] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
+    code = {"reward": (session.rewarder.file, session.rewarder.source)}
+    code |= {function.key: (function.file, function.source) for function in session.own.all}
+    for key, (file, source) in code.items():
+        if file is not None:
+            kept = f"{key.rpartition('.')[2]}.py"  # reward.py, loss.py, advantage.py
+            (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
+            mtime = file.stat().st_mtime_ns if file.exists() else 0
+            found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
     data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub

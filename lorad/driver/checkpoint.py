@@ -1,5 +1,6 @@
 """A checkpoint: the pool writes the slot's state, the driver its own, one rename makes it whole."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,8 @@ from lorad.errors import IntegrityError, NotFound
 from lorad.protocol.calls import Save
 from lorad.protocol.journal import CheckpointFact, Record, lineage, read
 
-_STATE = "state.json"
+_STATE, _REFERENCE = "state.json", "reference"
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class Restored(Struct, frozen=True):
@@ -21,11 +23,18 @@ class Restored(Struct, frozen=True):
     path: Path
     state: State
 
+    @property
+    def reference(self) -> Path | None:
+        """Return the directory of what algorithm.kl.reset_every put in the reference's place."""
+        return self.path / _REFERENCE if self.state.reference_sha256 else None
 
-def is_due(session: Session) -> bool:
-    """Return whether a checkpoint is due: every `every` steps and after the last one."""
-    step = session.state.step
-    return step > 0 and (step % session.spec.checkpoint.every == 0 or not session.steps_left)
+
+def is_due(session: Session, step: int | None = None) -> bool:
+    """Return whether a checkpoint is due: every `every` steps and after the last one. step: None is the
+    present one.
+    """
+    step = session.state.step if step is None else step
+    return step > 0 and (step % session.spec.checkpoint.every == 0 or step >= session.params.steps)
 
 
 def is_written(session: Session) -> bool:
@@ -49,13 +58,24 @@ def checkpoint(session: Session) -> None:
         session.pool.call("save", Save(str(temporary)))
         (temporary / _STATE).write_bytes(msgspec.json.encode(state))
         pending.write(temporary, made)
+        if session.reference is not None:
+            _link(session.reference, temporary / _REFERENCE)
         manifest = directory.commit(temporary, final, {"run": session.params.run, "step": state.step})
         size = sum(file.bytes for file in manifest.files.values())
         path = str(final.relative_to(session.run_dir.root))
         session.journal.append(
             "checkpoint", state.step, CheckpointFact(path=path, version=state.version, bytes=size)
         )
+    if session.reference is not None:
+        session.reference = final / _REFERENCE
     print(f"checkpoint at step {state.step}: {path}", flush=True)
+
+
+def _link(adapter: Path, directory: Path) -> None:
+    """Keep the files of an adapter, whatever becomes of the place where they are."""
+    directory.mkdir()
+    for name in _ADAPTER:
+        os.link(adapter / name, directory / name)
 
 
 def find(session: Session, facts: list[Record]) -> Restored | None:

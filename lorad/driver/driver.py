@@ -1,4 +1,4 @@
-"""The loop of a run: sample, score, weigh, train, publish.
+"""The loop of a run: sample, score, weigh, train, publish; `supervised.py` has the steps of sft and dpo.
 
 It holds no model weights and never imports torch.
 """
@@ -6,9 +6,10 @@ It holds no model weights and never imports torch.
 import contextlib
 import time
 
-from lorad.driver import checkpoint
+from lorad.driver import checkpoint, supervised
 from lorad.driver.begin import begin
-from lorad.driver.publish import publish
+from lorad.driver.preferences import Preferences
+from lorad.driver.publish import publish, publish_changes, reset_reference
 from lorad.driver.record import record
 from lorad.driver.sample import evaluate, evaluation_due, sample
 from lorad.driver.score import choose, score, too_many_failed
@@ -18,6 +19,7 @@ from lorad.driver.weigh import look, weigh
 from lorad.errors import LoradError
 from lorad.protocol.calls import Closed, Nothing
 from lorad.protocol.journal import EndFact
+from lorad.protocol.status import PoolInfo
 
 
 def drive(session: Session) -> EndFact:
@@ -26,10 +28,13 @@ def drive(session: Session) -> EndFact:
     Raises what stopped it otherwise.
     """
     info = begin(session)
+    objective = _objective(session, info)
     with session.ahead or contextlib.nullcontext():
         while session.steps_left and not session.stop.wanted:
-            _step(session)
+            _step(session) if objective is None else supervised.step(session, objective)
+            _keep(session)
         if session.state.step and not checkpoint.is_due(session):
+            publish_changes(session, session.state.step)
             checkpoint.checkpoint(session)
     closed: Closed = session.pool.call("close", Nothing())
     if closed.base_checksum != info.base_checksum:
@@ -38,10 +43,20 @@ def drive(session: Session) -> EndFact:
     return EndFact("stopped", done) if session.steps_left else EndFact("completed", done)
 
 
+def _objective(session: Session, info: PoolInfo) -> supervised.Objective | None:
+    """Return what is minimised where the data hold the completions; None for reinforcement learning."""
+    match session.spec.algorithm.kind:
+        case "sft":
+            return supervised.Likelihood()
+        case "preference":
+            return Preferences(session, info)
+        case _:
+            return None
+
+
 def _step(session: Session) -> None:
     """One step on samples of the current version, or of one that is not too old. Without an update there is
-    no new version. Raises LoradError where too many rewards failed, or too many steps in a row were
-    skipped."""
+    no new version. Raises LoradError where too many rewards failed."""
     started = time.perf_counter()
     session.seconds = {}
     rollout = sample(session)
@@ -59,10 +74,17 @@ def _step(session: Session) -> None:
         session.ahead.go_on(session.state.step + 1)
     record(session, rollout, scored, weighed, trained, started)
     adapt_kl(session, trained, weighed)
-    endless = _endless_skips(session)
+    reset_reference(session)
+    session.state.critic_steps += bool(trained.critic)
     if evaluation_due(session):
         evaluate(session)
+
+
+def _keep(session: Session) -> None:
+    """Checkpoint a step where that is due. Raises LoradError where too many steps in a row were skipped."""
+    endless = _endless_skips(session)
     if endless or checkpoint.is_due(session):
+        publish_changes(session, session.state.step)
         checkpoint.checkpoint(session)
     if endless:
         raise endless

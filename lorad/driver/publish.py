@@ -3,7 +3,7 @@ journaled.
 """
 
 from lorad.driver.session import Session
-from lorad.protocol.calls import Publish, Published
+from lorad.protocol.calls import LoadVersion, Publish, Published
 from lorad.protocol.journal import VersionFact
 
 
@@ -32,6 +32,25 @@ def publish(session: Session, step: int) -> Published:
             delivered_sha256=published.attestation.delivered_sha256,
         )
         session.journal.append("version", step, fact)
-    state.version, state.next_version = number, number + 1
+    state.version, state.next_version, state.published = number, number + 1, step
+    session.current_sha256 = published.sha256
     session.seconds["attest"] = session.seconds.get("attest", 0.0) + published.attest_seconds
     return published
+
+
+def publish_changes(session: Session, step: int) -> None:
+    """Publish the weights after `step` steps, unless the current version has them."""
+    if session.state.changed > session.state.published:
+        publish(session, step)
+
+
+def reset_reference(session: Session) -> None:
+    """Make the current version the reference of the KL penalty, every algorithm.kl.reset_every steps."""
+    every, state = session.spec.algorithm.kl.reset_every, session.state
+    if not every or state.step % every:
+        return
+    directory = session.run_dir.version(state.version)
+    name = f"{session.params.run}@reference"
+    session.pool.call("set_reference", LoadVersion(name, str(directory), session.current_sha256))
+    session.reference, state.reference_sha256 = directory, session.current_sha256
+    print(f"{session.name_of(state.version)} is the reference of the KL penalty from now on", flush=True)

@@ -5,10 +5,12 @@ a line into the log.
 import hashlib
 import os
 import time
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from lorad.driver import critic
 from lorad.driver.session import Rollout, Scored, Session, Weighed
 from lorad.driver.train import Trained
 from lorad.driver.weigh import importance_cap
@@ -31,9 +33,8 @@ def record(
     state = session.state
     step = state.step + 1
     state.failed_rewards += int((~scored.scored).sum())
-    state.skipped_updates += trained.skipped
-    state.skipped_steps = state.skipped_steps + 1 if trained.skipped and not trained.steps else 0
-    path, digest = _write_samples(session, step, rollout, scored, weighed)
+    count_skips(session, trained.skipped, has_stepped=bool(trained.steps))
+    path, digest = write_samples(session, step, _samples(step, rollout, scored, weighed))
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
         version=rollout.plan.version,
@@ -43,23 +44,40 @@ def record(
         samples_sha256=digest,
         metrics=_metrics(session, rollout, scored, weighed, trained),
     )
-    session.journal.append("step", step, fact)
-    state.step = step
-    if trained.skipped:
-        session.warn(
-            f"{trained.skipped} of {len(trained.updates)} updates of step {step} were skipped: "
-            "loss or gradient was not finite"
-        )
+    finish(session, fact, trained.skipped, len(trained.updates) + len(trained.critic))
+    about_critic = ""
+    if session.spec.algorithm.has_critic:
+        ev, loss = (fact.metrics.get(key) for key in ("explained_variance", "value_loss"))
+        about_critic = f"ev {number(ev, 2) or '-'}  vloss {number(loss, 4) or '-'}  "
+        about_critic += "critic alone  " * critic.is_warming(session)
     told = {
         key: number(fact.metrics.get(key), digits) or "-"
         for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
     }
     print(
         f"step {step}/{session.params.steps}  reward {told['reward']}  loss {told['loss']}  kl {told['kl']}  "
-        f"version {state.version}  {rollout.tokens / max(rollout.seconds, 1e-9):.0f} tok/s  "
+        f"{about_critic}version {state.version}  {rollout.tokens / max(rollout.seconds, 1e-9):.0f} tok/s  "
         f"{session.seconds['total']:.2f} s",
         flush=True,
     )
+
+
+def count_skips(session: Session, skipped: int, *, has_stepped: bool) -> None:
+    """Add the updates of a step that were skipped to those of the run."""
+    state = session.state
+    state.skipped_updates += skipped
+    state.skipped_steps = state.skipped_steps + 1 if skipped and not has_stepped else 0
+
+
+def finish(session: Session, fact: StepFact, skipped: int, updates: int) -> None:
+    """Journal a step, which is over then. skipped: so many of the updates."""
+    step = session.state.step + 1
+    session.journal.append("step", step, fact)
+    session.state.step = step
+    if skipped:
+        session.warn(
+            f"{skipped} of {updates} updates of step {step} were skipped: loss or gradient was not finite"
+        )
 
 
 def _metrics(
@@ -77,9 +95,11 @@ def _metrics(
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
-    staleness: see `Plan`.
+    staleness: see `Plan`. Of a critic: see `lorad/driver/critic.py`; it has no flat groups, since each sample
+    teaches by itself.
     """
     samples, seconds, state = rollout.samples, session.seconds, session.state
+    steps = [*trained.steps, *(update.step for update in trained.critic)]
     values = {
         "lr": trained.lr,
         "updates": float(len(trained.steps)),
@@ -95,11 +115,15 @@ def _metrics(
         "staleness": float(rollout.plan.staleness),
         "seconds": seconds["total"],
         "seconds_sampling": rollout.seconds,
-        "seconds_waited": rollout.waited + sum(step.waited for step in trained.steps),
+        "seconds_waited": rollout.waited + sum(step.waited for step in steps),
     }
     if session.spec.algorithm.refill is not None:
         values |= {"prompts_sampled": float(rollout.sampled), "prompts_used": float((~scored.flat).sum())}
-    values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(trained.steps)
+    if session.spec.algorithm.has_critic:
+        del values["zero_variance_groups"]
+    if weighed is not None:
+        values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
+    values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
@@ -113,7 +137,7 @@ def _policy_metrics(
         rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
         found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
     if total.tokens:
-        found["loss"] = total.loss / (len(trained.updates) - trained.skipped)
+        found["loss"] = total.loss / sum(update.is_finite for update in trained.updates)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
         if session.spec.algorithm.kl_coef:
             found["kl"] = total.kl / total.tokens
@@ -160,37 +184,36 @@ def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     return found
 
 
-def _write_samples(
-    session: Session, step: int, rollout: Rollout, scored: Scored, weighed: Weighed | None
-) -> tuple[str, str]:
+def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | None) -> list[dict[str, Any]]:
+    nothing = np.full(len(scored.scores), np.nan)
+    advantages = nothing if weighed is None else weighed.advantages
+    rows = zip(rollout.samples, scored.scores, advantages, strict=True)
+    return [
+        {
+            "step": step,
+            "version": s.version,
+            "prompt_id": s.example.id,
+            "index": s.index,
+            "prompt": s.example.prompt,
+            "completion": s.text,
+            "answer": s.example.answer,
+            "reward": score.value,
+            "advantage": None if np.isnan(advantage) else float(advantage),
+            "finish": s.finish,
+            "error": score.error,
+            "tokens": s.tokens.tolist(),
+            "logprobs": s.logprobs.tolist(),
+        }
+        for s, score, advantage in rows
+    ]
+
+
+def write_samples(session: Session, step: int, samples: list[dict[str, Any]]) -> tuple[str, str]:
     """JSON lines, one for each sample; (path relative to the run, sha256)."""
     directory = session.run_dir.samples
     directory.mkdir(exist_ok=True)
     path = directory / f"{step:06d}-a{session.params.attempt}.jsonl"
-    nothing = np.full(len(scored.scores), np.nan)
-    advantages = nothing if weighed is None else weighed.advantages
-    rows = zip(rollout.samples, scored.scores, advantages, strict=True)
-    lines = [
-        msgspec.json.encode(
-            {
-                "step": step,
-                "version": s.version,
-                "prompt_id": s.example.id,
-                "index": s.index,
-                "prompt": s.example.prompt,
-                "completion": s.text,
-                "answer": s.example.answer,
-                "reward": score.value,
-                "advantage": None if np.isnan(advantage) else float(advantage),
-                "finish": s.finish,
-                "error": score.error,
-                "tokens": s.tokens.tolist(),
-                "logprobs": s.logprobs.tolist(),
-            }
-        )
-        for s, score, advantage in rows
-    ]
-    data = b"\n".join(lines) + b"\n"
+    data = b"\n".join(map(msgspec.json.encode, samples)) + b"\n"
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -202,23 +202,32 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def evaluation_due(session: Session) -> bool:
-    """Before training, every `every` steps and after the last step."""
-    every, step = session.spec.eval.every, session.state.step
-    return bool(session.eval_data) and every > 0 and (step % every == 0 or not session.steps_left)
+def evaluation_due(session: Session, step: int | None = None) -> bool:
+    """Before training, every `every` steps and after the last step. step: None is the present one."""
+    every, step = session.spec.eval.every, session.state.step if step is None else step
+    return bool(session.eval_data) and every > 0 and (step % every == 0 or step >= session.params.steps)
 
 
-def evaluate(session: Session) -> float | None:
-    """Return the mean reward of the samples that have one; None where all rewards failed."""
+def evaluate(session: Session, nll: float | None = None) -> None:
+    """Journal the mean reward of greedy completions, of those that have one: None where all rewards failed,
+    or there is no reward for this data.
+
+    nll: that of the held-out completions, nats per token, where the data have any.
+    """
     HEART.work("evaluate")
     state = session.state
-    wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
-    groups, _ = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))
-    scores = session.rewarder.score([group[0].for_reward() for group in groups])
-    values = [s.value for s in scores if s.value is not None]
-    score, failed = sum(values) / len(values) if values else None, len(scores) - len(values)
-    fact = EvalFact(version=state.version, score=score, problems=len(scores), failed=failed)
+    score, failed, problems = None, 0, len(session.eval_data)
+    if session.scores_evals:
+        wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
+        groups, _ = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))
+        scores = session.rewarder.score([group[0].for_reward() for group in groups])
+        values = [s.value for s in scores if s.value is not None]
+        score, failed = sum(values) / len(values) if values else None, problems - len(values)
+    fact = EvalFact(version=state.version, score=score, problems=problems, failed=failed, nll=nll)
     session.journal.append("eval", state.step, fact)
+    likely = "" if nll is None else f", nll {nll:.4f}"
     missing = f", {failed} rewards failed" if failed else ""
-    print(f"eval at step {state.step}: {number(score) or '-'} on {len(values)} problems{missing}", flush=True)
-    return score
+    print(
+        f"eval at step {state.step}: {number(score) or '-'} on {problems} problems{likely}{missing}",
+        flush=True,
+    )

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score
-from lorad.protocol.batch import Batch, PolicyTargets
+from lorad.driver.user.functions import UserFunctions
+from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
@@ -42,10 +43,14 @@ class State(Struct):
     position: prompts consumed by the steps done.
     version: the current one's number.
     changed: the step whose update made the present weights.
+    published: the step whose weights `version` has.
     failed_rewards, skipped_updates: so many in the run until now.
     skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
     baseline: of algorithm.baseline `moving`; None before the first step.
     kl_coef: adapted to algorithm.kl.target; None where it is the spec's.
+    reference_sha256: of the tensors that algorithm.kl.reset_every put in the reference's place; "" before.
+    critic_steps: in which the critic learned; it begins with algorithm.critic.warmup_steps in a fork that
+        takes a critic along.
     """
 
     step: int = 0
@@ -53,11 +58,14 @@ class State(Struct):
     version: int = -1
     next_version: int = 0
     changed: int = 0
+    published: int = 0
     failed_rewards: int = 0
     skipped_updates: int = 0
     skipped_steps: int = 0
     baseline: float | None = None
     kl_coef: float | None = None
+    reference_sha256: str = ""
+    critic_steps: int = 0
 
 
 class _Sampler(Protocol):
@@ -86,7 +94,11 @@ class _Sampler(Protocol):
 class Session:
     """One attempt of one run.
 
+    own: the user's loss and advantage, where there are any.
     ahead: None where no sampling runs ahead of training.
+    scores_evals: whether held-out problems have what the reward needs.
+    current_sha256: of the current version's tensors.
+    reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
     """
 
     spec: Spec
@@ -98,10 +110,14 @@ class Session:
     train_data: Dataset
     eval_data: list[Example]
     rewarder: Rewarder
+    own: UserFunctions
     stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
+    scores_evals: bool = True
+    current_sha256: str = ""
+    reference: Path | None = None
 
     @property
     def steps_left(self) -> bool:
@@ -227,6 +243,7 @@ class Known:
     groups: int [G], the places of their groups.
     old: the trainer's before the first update; None where those of the update's own pass serve.
     reference: None without a KL term.
+    values: the critic's; None without one.
     """
 
     batch: Batch
@@ -235,6 +252,7 @@ class Known:
     sampler: np.ndarray
     old: np.ndarray | None = None
     reference: np.ndarray | None = None
+    values: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -244,6 +262,7 @@ class Weighed:
     advantages: float32 [samples of the rollout], the mean over the tokens of each; NaN where it has none.
     importance: float [T], see algorithm.correction; None without one.
     kl: mean over the tokens, where the penalty is in the reward.
+    critic: what the critic gets; None without one.
     """
 
     known: Known
@@ -251,6 +270,7 @@ class Weighed:
     advantages: np.ndarray
     importance: np.ndarray | None = None
     kl: float | None = None
+    critic: ValueTargets | None = None
 
 
 def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:

@@ -1,28 +1,20 @@
 """Verb four: gradients and optimizer steps on the samples."""
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import structs
 
+from lorad.driver import critic
+from lorad.driver.critic import CriticUpdate
 from lorad.driver.session import Rollout, Scored, Session, Weighed
+from lorad.driver.update import Update, current_rate, update
 from lorad.driver.weigh import importance_cap, logprobs, needs_old
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.protocol.calls import ForwardBackward, Nothing, OptimStep, Stepped
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueTargets
+from lorad.protocol.calls import ForwardBackward, Stepped
 from lorad.rl.levels import normaliser
-from lorad.rl.schedule import learning_rate
+from lorad.rl.user.functions import LossInput
 from lorad.spec.model import Spec
-
-
-@dataclass(frozen=True)
-class _Update:
-    """stats: None where nothing was computed, or it was not finite. step: what the pool said of the
-    optimizer's step, None where it made none. is_finite: False where loss or gradient was not, so that the
-    update was skipped."""
-
-    stats: LossStats | None = None
-    step: Stepped | None = None
-    is_finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,12 +33,14 @@ class Trained:
 
     first: statistics of the first epoch.
     mismatch: None where it is not known.
+    critic: its updates; none without one.
     """
 
     lr: float
-    updates: list[_Update]
+    updates: list[Update]
     first: LossStats
     mismatch: _Mismatch | None
+    critic: list[CriticUpdate] = field(default_factory=list)
 
     @property
     def total(self) -> LossStats:
@@ -59,7 +53,8 @@ class Trained:
     @property
     def skipped(self) -> int:
         """Updates whose loss or gradient was not finite."""
-        return sum(not update.is_finite for update in self.updates)
+        every: list[Update | CriticUpdate] = [*self.updates, *self.critic]
+        return sum(not update.is_finite for update in every)
 
 
 @dataclass(frozen=True)
@@ -68,26 +63,37 @@ class _MiniBatch:
     only.
 
     has_gradient: False where it is zero for certain: all advantages are 0, and nothing else acts.
+    critic: what the critic gets; None without one.
     """
 
     batch: Batch
     targets: PolicyTargets
     normaliser: float
     has_gradient: bool
+    critic: ValueTargets | None = None
 
 
 def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) -> Trained:
-    """epochs x minibatches updates, as far as there is a gradient and it is finite."""
-    algorithm, rate = session.spec.algorithm, _lr(session)
+    """epochs x minibatches updates, as far as there is a gradient and it is finite, each of the policy and
+    of its critic; the policy is left out while the critic warms up.
+    """
+    algorithm, rate = session.spec.algorithm, current_rate(session)
     with session.timed("train"):
         minibatches = _minibatches(session, rollout, scored, weighed)
         measured = _measured(session, rollout) if _must_measure(session, rollout, minibatches) else None
-        updates = [_update(session, m, rate) for _ in range(algorithm.epochs) for m in minibatches]
+        updates: list[Update] = []
+        criticised: list[CriticUpdate] = []
+        for minibatch in minibatches * algorithm.epochs:
+            if not critic.is_warming(session):
+                is_first = not any(update.step for update in updates)
+                updates.append(_update(session, minibatch, rate, is_first=is_first))
+            if minibatch is not None and minibatch.critic is not None:
+                criticised.append(critic.update(session, minibatch.batch, minibatch.critic))
     early = [update.stats for update in updates[: len(minibatches)] if update.stats is not None]
     first = sum(early, LossStats())
     if measured is None and first.tokens and _is_current(session, rollout) and not _is_noisy(session.spec):
         measured = _Mismatch(first.sampler_difference / first.tokens, first.sampler_difference_max)
-    return Trained(rate, updates, first, measured)
+    return Trained(rate, updates, first, measured, criticised)
 
 
 def adapt_kl(session: Session, trained: Trained, weighed: Weighed) -> None:
@@ -102,23 +108,7 @@ def adapt_kl(session: Session, trained: Trained, weighed: Weighed) -> None:
 
 def untrained(session: Session) -> Trained:
     """Return the result of a step in which nothing is trained."""
-    return Trained(_lr(session), [], LossStats(), None)
-
-
-def _lr(session: Session) -> float:
-    """Return the learning rate of the step that is being made (the first step is number 0 to
-    the schedule).
-    """
-    trainer = session.spec.trainer
-    assert trainer.lr is not None  # chosen when the run was made
-    return learning_rate(
-        session.state.step,
-        lr=trainer.lr,
-        schedule=trainer.schedule,
-        horizon=trainer.schedule_steps or session.params.steps,
-        warmup_steps=trainer.warmup_steps,
-        min_lr=trainer.min_lr,
-    )
+    return Trained(current_rate(session), [], LossStats(), None)
 
 
 def _is_current(session: Session, rollout: Rollout) -> bool:
@@ -137,7 +127,8 @@ def _is_noisy(spec: Spec) -> bool:
 
 def _must_measure(session: Session, rollout: Rollout, minibatches: list[_MiniBatch | None]) -> bool:
     """Return whether the mismatch can be known, and the updates do not say it."""
-    return _is_current(session, rollout) and (_is_noisy(session.spec) or not any(minibatches))
+    says_nothing = _is_noisy(session.spec) or critic.is_warming(session) or not any(minibatches)
+    return _is_current(session, rollout) and says_nothing
 
 
 def _measured(session: Session, rollout: Rollout) -> _Mismatch:
@@ -149,27 +140,32 @@ def _measured(session: Session, rollout: Rollout) -> _Mismatch:
     return _Mismatch(float(difference.mean()), float(difference.max()))
 
 
-def _update(session: Session, m: _MiniBatch | None, rate: float) -> _Update:
-    """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
-
-    Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
-    either.
-    """
-    skips = session.spec.algorithm.skip_empty_updates
+def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bool) -> Update:
+    """Do one update. is_first: the weights are those before the step."""
     if m is None:
-        return _Update(step=None if skips else _step(session, rate))
-    stats = _gradient(session, m)
-    if not math.isfinite(stats.loss) or (skips and not m.has_gradient):
-        session.pool.call("discard_grads", Nothing())
-        return _Update(stats) if math.isfinite(stats.loss) else _Update(is_finite=False)
-    step = _step(session, rate)
-    return _Update(stats, step) if step.applied else _Update(is_finite=False)
+        return update(session, None, rate)
+    shown: float | None = None
+    if session.spec.algorithm.loss:
+        m, shown = _with_own_loss(session, m, is_first=is_first)
+    wanted = ForwardBackward(m.batch, m.targets, policy_loss(session.spec, session.kl_coef), m.normaliser)
+    found = update(session, wanted, rate, has_gradient=m.has_gradient)
+    if shown is None or found.stats is None:
+        return found
+    return replace(found, stats=structs.replace(found.stats, loss=shown + found.stats.loss))
 
 
 def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
     """Return the loss that the spec asks for. kl_coef: the adapted one; None: the spec's."""
     a, parts = spec.algorithm, spec.algorithm.parts
     coef = a.kl_coef if kl_coef is None else kl_coef
+    if a.loss:
+        return PolicyLoss(
+            surrogate="linear",
+            kl_coef=coef if a.kl_place == "loss" else 0.0,
+            kl_type=a.kl_type,
+            entropy_coef=a.entropy_coef,
+            temperature=spec.rollout.temperature,
+        )
     return PolicyLoss(
         surrogate="linear" if parts.surrogate == "nll" else parts.surrogate,
         ratio=parts.ratio,
@@ -187,17 +183,41 @@ def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
     )
 
 
-def _gradient(session: Session, m: _MiniBatch) -> LossStats:
-    loss = policy_loss(session.spec, session.kl_coef)
-    stats: LossStats = session.pool.call(
-        "forward_backward", ForwardBackward(m.batch, m.targets, loss, m.normaliser)
+def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[_MiniBatch, float | None]:
+    """Give `linear` the advantages with which its gradient is that of the user's loss. Raises SpecError.
+
+    Returns what is to be added to the loss that the trainer reports, so that it is the user's, too; None
+    where the user's loss has no value.
+    """
+    targets = m.targets
+    own, weights = session.own.loss, targets.weights
+    sampler, old = targets.sampler_logprobs, targets.old_logprobs
+    assert own is not None and weights is not None and sampler is not None and old is not None
+    now = old if is_first else logprobs(session, "slot", m.batch)
+    given = LossInput(
+        logprobs=now,
+        sampler=sampler,
+        old=old,
+        ref=targets.reference_logprobs,
+        advantages=targets.advantages,
+        mask=weights > 0,
+        lengths=m.batch.completion_lengths,
+        groups=m.batch.group_sizes,
     )
-    return stats
+    value, derivative = own.derivatives(given, session.spec.seed)
+    derivative = np.where(weights > 0, derivative, 0.0)
+    scaled = np.divide(-derivative * m.normaliser, weights, where=weights > 0, out=np.zeros(now.size))
+    return replace(
+        m,
+        targets=structs.replace(targets, advantages=scaled.astype(np.float32)),
+        has_gradient=_has_terms(session.spec) or bool(derivative.any()),
+    ), None if value is None else value - float(derivative @ now)
 
 
-def _step(session: Session, rate: float) -> Stepped:
-    result: Stepped = session.pool.call("optim_step", OptimStep(rate, session.spec.trainer.max_grad_norm))
-    return result
+def _has_terms(spec: Spec) -> bool:
+    """Return whether the loss has a gradient beside that of the surrogate."""
+    algorithm = spec.algorithm
+    return bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
 
 
 def _minibatches(
@@ -219,7 +239,8 @@ def _minibatch(
         return None
     batch = known.batch.part(inside)
     start = int(known.batch.part(slice(0, inside.start)).completions.size)
-    targets = weighed.targets.part(slice(start, start + batch.completions.size))
+    tokens = slice(start, start + batch.completions.size)
+    targets = weighed.targets.part(tokens)
     sizes = [len(group) for group in rollout.groups]
     mine = slice(sum(sizes[:first]), sum(sizes[:end]))
     counted = scored.counted[mine]
@@ -231,5 +252,10 @@ def _minibatch(
         np.bincount(owner[counted], minlength=end - first),
         length=session.spec.rollout.max_new_tokens,
     )
-    acts = bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
-    return _MiniBatch(batch, targets, total, has_gradient=acts or bool(targets.advantages.any()))
+    return _MiniBatch(
+        batch,
+        targets,
+        total,
+        has_gradient=_has_terms(session.spec) or bool(targets.advantages.any()),
+        critic=None if weighed.critic is None else weighed.critic.part(tokens),
+    )

@@ -2,12 +2,14 @@
 
 import numpy as np
 
+from lorad.driver import critic
 from lorad.driver.session import Known, Rollout, Scored, Session, Weighed
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import Logprobs, LogprobsOf
 from lorad.rl.advantage import advantages, returns_to_go, whiten
 from lorad.rl.correction import correction
 from lorad.rl.levels import level_weights
+from lorad.rl.user.functions import AdvantageInput
 from lorad.spec.model import Spec
 
 _ASYNC_CAP = 2.0  # of importance weights where nothing is said; see `importance_cap`
@@ -24,6 +26,8 @@ def importance_cap(spec: Spec) -> float | None:
     off-policy training").
     """
     algorithm = spec.algorithm
+    if algorithm.loss:
+        return None
     if algorithm.importance_cap is not None or algorithm.correction is not None:
         return algorithm.importance_cap
     is_apart = {spec.trainer.backend, spec.rollout.backend} != {"builtin"}
@@ -36,10 +40,11 @@ def needs_old(spec: Spec) -> bool:
     """Return whether the policy before the update differs from that of the update's own forward pass.
 
     It does when there are several updates, or when importance weights would have the noise of dropout. A
-    correction and a penalty in the reward need it beforehand; distill takes the sampler's instead.
+    correction and a penalty in the reward need it beforehand; distill takes the sampler's instead. A loss of
+    the user's is given it.
     """
     algorithm = spec.algorithm
-    if algorithm.correction is not None:
+    if algorithm.loss or algorithm.correction is not None:
         return True
     if algorithm.kl_coef and algorithm.kl_place == "reward" and algorithm.name != "distill":
         return True
@@ -73,7 +78,8 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
             groups,
             sampler,
             old=logprobs(session, "slot", batch) if needs_old(session.spec) else None,
-            reference=_reference(session, batch) if session.spec.algorithm.kl_coef else None,
+            reference=_reference(session, batch) if session.spec.algorithm.has_reference else None,
+            values=critic.values(session, batch) if session.spec.algorithm.has_critic else None,
         )
 
 
@@ -83,7 +89,11 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> W
     lengths = known.batch.completion_lengths
     with session.timed("weigh"):
         penalty, kl = _penalty(session, known)
-        found = _token_advantages(session, rollout, scored, known, penalty)
+        values = None
+        if algorithm.has_critic:
+            found, values = critic.estimate(session, known, _worth(scored, known), penalty)
+        else:
+            found = _token_advantages(session, rollout, scored, known, penalty)
         mean = np.full(len(scored.scores), np.nan, np.float32)
         mean[scored.scored] = 0
         mean[known.rows] = _sums(found, lengths) / lengths
@@ -95,10 +105,10 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> W
             advantages=found,
             sampler_logprobs=known.sampler,
             old_logprobs=known.old,
-            reference_logprobs=known.reference if algorithm.kl_place == "loss" else None,
+            reference_logprobs=known.reference if algorithm.kl_place == "loss" or algorithm.loss else None,
             weights=level_weights(lengths, algorithm.parts.level, known.batch.group_sizes),
         )
-    return Weighed(known, targets, mean, importance, kl)
+    return Weighed(known, targets, mean, importance, kl, values)
 
 
 def _token_advantages(
@@ -118,12 +128,14 @@ def _token_advantages(
         return (-penalty).astype(np.float32)
     worth = scored.worth.astype(np.float64)
     mine = (np.cumsum(scored.scored) - 1)[known.rows]  # places among the scored
-    if penalty is not None and not algorithm.has_baseline:
+    if penalty is not None and not algorithm.has_baseline and not algorithm.advantage:
         worth = worth - _baseline(session, worth)
         found = returns_to_go(worth[mine], penalty, lengths)
         return (whiten(found) if parts.scale == "whiten" else found).astype(np.float32)
     if penalty is not None and algorithm.name != "distill":
         worth[mine] -= _sums(penalty, lengths)
+    if algorithm.advantage:
+        return _own_advantages(session, rollout, scored, known, worth)
     if parts.baseline == "moving":
         worth = worth - _baseline(session, worth)
     sizes = np.array([s.tokens.size for s in rollout.samples])[scored.scored]
@@ -132,6 +144,46 @@ def _token_advantages(
     found = np.repeat(each[mine], lengths)
     if algorithm.name == "distill" and penalty is not None:
         found = ((algorithm.reward_coef or 0.0) * found - penalty).astype(np.float32)
+    return found
+
+
+def _worth(scored: Scored, known: Known) -> np.ndarray:
+    """float64 [S]: what each sample that is trained on is worth."""
+    worth: np.ndarray = scored.worth.astype(np.float64)[(np.cumsum(scored.scored) - 1)[known.rows]]
+    return worth
+
+
+def _own_advantages(
+    session: Session, rollout: Rollout, scored: Scored, known: Known, worth: np.ndarray
+) -> np.ndarray:
+    """float32 [T], by the user's function, which sees all samples with a reward. Raises SpecError."""
+    samples = [s for s, has_reward in zip(rollout.samples, scored.scored, strict=True) if has_reward]
+    lengths = np.array([s.tokens.size for s in samples], np.int64)
+    rows = np.flatnonzero(scored.scored)
+    is_known = np.repeat(np.isin(rows, known.rows), lengths)
+    assert session.own.advantage is not None
+    found = session.own.advantage.advantages(
+        AdvantageInput(
+            rewards=worth,
+            group_sizes=scored.sizes[scored.sizes > 0],
+            lengths=lengths,
+            step=session.state.step + 1,
+            truncated=np.array([s.finish == "length" for s in samples], np.bool_),
+            sampler=np.concatenate([np.zeros(0, np.float32), *(s.logprobs for s in samples)]),
+            old=_spread(known.old, is_known),
+            ref=_spread(known.reference, is_known),
+        )
+    )
+    each = found if found.size == is_known.size else np.repeat(found, lengths)
+    return each[is_known].astype(np.float32)
+
+
+def _spread(values: np.ndarray | None, where: np.ndarray) -> np.ndarray | None:
+    """Put values to where they belong, NaN elsewhere."""
+    if values is None:
+        return None
+    found = np.full(where.size, np.nan, np.float32)
+    found[where] = values
     return found
 
 
@@ -162,7 +214,9 @@ def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _reference(session: Session, batch: Batch) -> np.ndarray:
-    return logprobs(session, "reference" if session.params.reference else "base", batch)
+    return logprobs(
+        session, "reference" if session.params.reference or session.state.reference_sha256 else "base", batch
+    )
 
 
 def logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:

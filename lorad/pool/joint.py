@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lorad.models.turns import WORK, Caller, Together, caller
 from lorad.pool.work import tokens_of
-from lorad.protocol.batch import LossStats
+from lorad.protocol.batch import Gradients
 from lorad.trainers.base import GradientWork, Trainer, check_work
 
 MOST_TOKENS = 16384  # at once, each sample counted with its prompt
@@ -23,7 +23,7 @@ class Asked:
     caller: Caller
     tokens: int
     at: float = field(default_factory=time.perf_counter)
-    done: asyncio.Future[LossStats] = field(
+    done: asyncio.Future[Gradients] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -38,7 +38,7 @@ class Joint:
         self._waiting: list[Asked] = []
         self._worker: asyncio.Task[None] | None = None
 
-    async def forward_backward(self, work: GradientWork) -> LossStats:
+    async def forward_backward(self, work: GradientWork) -> Gradients:
         """See `Trainer.forward_backward`.
 
         A call with wrong arguments fails alone and does not delay the others.

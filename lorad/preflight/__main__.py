@@ -30,6 +30,7 @@ with quick_imports():
     from lorad.box.config import load as load_config
     from lorad.box.paths import Home, default_home
     from lorad.driver.rewards import Rewarder
+    from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.files import open_file, refuse_sparse
     from lorad.models.directory import read_config, resolve, weight_files
@@ -44,14 +45,16 @@ with quick_imports():
         check_sizes,
         check_trainer,
     )
+    from lorad.preflight.user_code import check_functions, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
-    from lorad.rl.data import Dataset, Example, load_data, load_eval
+    from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
+    from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
-    from lorad.rl.reward import ANSWERED
+    from lorad.rl.reward import SAMPLE_KEYS, lacking
     from lorad.rl.sources import read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.spec.model import Spec, convert, fitted
+    from lorad.spec.model import RewardSpec, Spec, convert, fitted
 
 _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (
@@ -59,8 +62,8 @@ _OPENED_AS = (
 )
 # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
 _SLOT_COPIES = 8
+_CRITIC_COPIES = 4  # no snapshot, no versions
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
@@ -84,6 +87,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
         lambda: _model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
         *(partial(_there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
         lambda: Rewarder(spec.reward_spec, cwd),
+        lambda: UserFunctions(spec.algorithm, cwd),
     ]
     if spec.lora.adapter_path is not None:
         looks.append(partial(read_peft, cwd / Path(spec.lora.adapter_path).expanduser()))
@@ -133,14 +137,18 @@ def _checked(
     spec = fitted(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
     frozen = _check_reference(reference, shapes) if reference is not None else 0
+    frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
     needed = 0 if warm else base_memory(spec, model, device)
-    needed += 4 * (size * _SLOT_COPIES + frozen)
+    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank
+    critic *= spec.algorithm.has_critic
+    needed += 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
-    data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
-    held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
-    _check_reward(spec, data, cwd)
+    data = load_train(spec, tokenizer, cwd)
+    held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
+    _check_reward(spec, data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1], data, cwd)
+    check_functions(spec.algorithm, cwd)
     base = BaseFacts(
         modules=[*adapter.modules],
         linears=sorted({leaf(name) for name in model.linears}),
@@ -161,10 +169,12 @@ def _checked(
         modules=base.modules,
         adapter_parameters=size,
         reference_parameters=frozen,
+        critic_parameters=critic,
         memory_needed=needed,
         memory_available=free,
         dataset_size=data.size,
         dropped=data.dropped,
+        data_format=data.form if isinstance(data, TargetDataset) else "",
         eval_size=len(held_out),
         warnings=told + _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
     )
@@ -249,23 +259,23 @@ def _check_weights(directory: Path) -> None:
             ) from None
 
 
-def _check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
-    """The reward can be loaded, and every row has what it asks for."""
-    name = spec.reward_spec.name
-    if unset := [variable for variable in spec.reward_spec.env if variable not in os.environ]:
-        hint = (
-            "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does "
-            "not count."
-        )
-        raise SpecError(f"{', '.join(unset)} is not set where runs work", key="reward.env", hint=hint)
-    example = data.take(0, 1)[0]
+def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> None:
+    """The reward can be loaded, and every row has what it asks for. Raises SpecError.
+
+    Held-out completions need no reward, so that one that is not given may lack something.
+
+    examples: the first of those whose samples are scored; none where none are.
+    """
+    refuse_unset(spec.reward_spec.env, "reward.env")
     with Rewarder(spec.reward_spec, cwd) as rewarder:
-        required = set(rewarder.start())
-    there = (_SAMPLE_KEYS | set(example.row)) - (set() if data.has_answers else {"answer"})
-    if name in ANSWERED:
-        required.add("answer")
-    if missing := sorted(required - there):
-        hint = f"There is {', '.join(sorted(there))}; data.answer_key names the column of answers."
+        required = rewarder.start()
+    is_rl, name = spec.algorithm.kind == "rl", spec.reward_spec.name
+    if not examples or not (is_rl or spec.reward_spec != RewardSpec()):
+        return
+    has_answers = data.has_answers if is_rl else bool(examples[0].answer)
+    if missing := lacking(name, required, examples[0].row, has_answers=has_answers):
+        there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
+        hint = f"There is {', '.join(there)}; data.answer_key names the column of answers."
         raise SpecError(
             f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint
         )
@@ -275,6 +285,9 @@ def _warnings(
     spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset, held_out: list[Example]
 ) -> list[str]:
     """List settings that are allowed and probably not meant."""
+    is_rl = spec.algorithm.kind == "rl"
+    rows, limit = ("prompts", "max_prompt_tokens") if is_rl else ("rows", "max_sample_tokens")
+    unended = data.unended if isinstance(data, TargetDataset) and tokenizer.eos_ids else 0
     found = {
         "lora.init: with zero, A and B are both zero and never learn": spec.lora.init == "zero"
         and spec.lora.adapter_path is None,
@@ -287,10 +300,11 @@ def _warnings(
         ),
         "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
         and not held_out,
-        f"data: {data.dropped} prompts are longer than data.max_prompt_tokens and are left out": data.dropped
-        > 0,
-        f"data: {data.size} prompts are fewer than data.prompts_per_step; a step sees some of them "
+        f"data: {data.dropped} {rows} are longer than data.{limit} and are left out": data.dropped > 0,
+        f"data: {data.size} {rows} are fewer than data.prompts_per_step; a step sees some of them "
         "twice": data.size is not None and data.size < spec.data.prompts_per_step,
+        f"data: {unended} turns that are trained have no end token of the model "
+        f"({tokenizer.eos_ids}), so that it does not learn to end them": unended > 0,
     }
     return [text for text, holds in found.items() if holds]
 

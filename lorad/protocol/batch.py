@@ -226,6 +226,7 @@ class PolicyLoss(Struct, frozen=True):
     kl_weighed: weighs the KL term with the ratio, so that its gradient is unbiased.
     entropy_coef: weight of the entropy, which is added to what is made large.
     importance_cap: cap of the importance weights of the trainer against the engine; None is off.
+    returns_logprobs: the log-probabilities before the update come back with the statistics.
     """
 
     surrogate: Surrogate = "clip"
@@ -245,6 +246,7 @@ class PolicyLoss(Struct, frozen=True):
     entropy_coef: float = 0.0
     importance_cap: float | None = None
     temperature: float = 1.0
+    returns_logprobs: bool = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -295,6 +297,14 @@ LOSSES = (
 )
 
 
+class Optimizer(Struct, frozen=True):
+    """AdamW (Loshchilov & Hutter, 2019, arXiv 1711.05101); the learning rate comes with each step."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
 class LossStats(Struct, frozen=True):
     """Sums over the tokens of one forward_backward; the caller divides by `tokens`.
 
@@ -317,5 +327,18 @@ class LossStats(Struct, frozen=True):
     importance_max: float = 0.0
 
     def __add__(self, other: LossStats) -> LossStats:
-        both = {f: (getattr(self, f), getattr(other, f)) for f in self.__struct_fields__}
+        both = {f: (getattr(self, f), getattr(other, f)) for f in LossStats.__struct_fields__}
         return LossStats(**{f: max(pair) if f.endswith("_max") else sum(pair) for f, pair in both.items()})
+
+
+class Gradients(LossStats, frozen=True):
+    """What is said of the gradients of one forward_backward.
+
+    logprobs: float32 [T], where the loss asks for them.
+    """
+
+    logprobs: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, stats: LossStats, logprobs: np.ndarray | None = None) -> Gradients:
+        return cls(**{name: getattr(stats, name) for name in LossStats.__struct_fields__}, logprobs=logprobs)

@@ -15,7 +15,9 @@ from msgspec import Struct
 from lorad.protocol.batch import (
     Batch,
     Chunks,
+    Gradients,
     LossStats,
+    Optimizer,
     PolicyLoss,
     PolicyTargets,
     Prompt,
@@ -66,9 +68,7 @@ class Open(Struct, frozen=True):
     lora_type: Literal["lora", "canonical_lora"] = "canonical_lora"
     init: str = "kaiming"
     seed: int = 0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    optimizer: Optimizer = Optimizer()
     tokens_per_microbatch: int = 16384
     activation_checkpointing: bool = False
     source: str | None = None
@@ -126,11 +126,12 @@ class ForwardBackward(Struct, frozen=True):
 
 
 class OptimStep(Struct, frozen=True):
-    """of: the run's slot, or its critic."""
+    """of: the run's slot, or its critic. optimizer: of this step; None: what the slot was opened with."""
 
     lr: float
     max_grad_norm: float
     of: Literal["slot", "critic"] = "slot"
+    optimizer: Optimizer | None = None
 
 
 class Stepped(Struct, frozen=True):
@@ -302,12 +303,13 @@ class Verb(Struct, frozen=True):
 VERBS: dict[str, Verb] = {
     "open": Verb(Open, Opened, mutates=True),
     "generate": Verb(Generate, Generated, item=Chunks),
-    "forward_backward": Verb(ForwardBackward, LossStats, mutates=True),
+    "forward_backward": Verb(ForwardBackward, Gradients, mutates=True),
     "optim_step": Verb(OptimStep, Stepped, mutates=True),
     "discard_grads": Verb(Nothing, Nothing, mutates=True),
     "logprobs": Verb(Logprobs, LogprobsResult),
     "values": Verb(Values, ValuesResult),
     "value_backward": Verb(ValueBackward, LossStats, mutates=True),
+    "set_reference": Verb(LoadVersion, Nothing, mutates=True),
     "publish": Verb(Publish, Published, mutates=True),
     "save": Verb(Save, Saved, mutates=True),
     "unload": Verb(Unload, Nothing, mutates=True),

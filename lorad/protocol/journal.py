@@ -136,13 +136,16 @@ class StepFact(Struct, frozen=True):
 class EvalFact(Struct, frozen=True):
     """A record of kind `eval`.
 
-    score: mean reward of greedy completions, without those whose reward failed; None when all failed.
+    score: mean reward of greedy completions, without those whose reward failed; None when all failed, or
+        where there is no reward for the data.
+    nll: negative log-likelihood of the held-out completions, nats per token; None where there are none.
     """
 
     version: int
     score: float | None
     problems: int
     failed: int
+    nll: float | None = None
 
 
 class CheckpointFact(Struct, frozen=True):

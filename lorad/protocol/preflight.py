@@ -61,9 +61,11 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     parameters: parameters of the base.
     adapter_parameters: parameters of the run's adapter.
     reference_parameters: parameters of the adapter that KL is measured against; 0 for the base.
+    critic_parameters: parameters of the run's critic, its head left out; 0 without one.
     memory_needed, memory_available: bytes; None where nobody looked.
     dataset_size: rows of the training data; None for a task, which never ends.
-    dropped: rows whose prompts are too long.
+    dropped: rows that are too long.
+    data_format: what the rows are, where completions are trained on; "" otherwise.
     eval_size: held-out problems.
     warnings: what is allowed and probably not meant, a sentence each.
     rate: what trainer.lr is where it is not given; None from an older lorad.
@@ -76,10 +78,12 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     parameters: _Count = 0
     adapter_parameters: _Count = 0
     reference_parameters: _Count = 0
+    critic_parameters: _Count = 0
     memory_needed: _Count = 0
     memory_available: _Count | None = None
     dataset_size: _Count | None = None
     dropped: _Count = 0
+    data_format: str = ""
     eval_size: _Count = 0
     warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
     rate: Rate | None = None

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from msgspec import Struct
 
 from lorad.errors import SpecError
@@ -20,16 +21,24 @@ from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.spec.model import Data
 
-_Split = Literal["train", "test"]
-_EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
-_CHUNK = 1024  # prompts tokenised at once
+Split = Literal["train", "test"]
+EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
+CHUNK = 1024  # prompts tokenised at once
+
+
+class Target(Struct, frozen=True, eq=False):
+    """A completion in the data. tokens: int32 [t]; trained: bool [t]."""
+
+    tokens: np.ndarray
+    trained: np.ndarray
 
 
 class Example(Struct, frozen=True):
     """One prompt as the model gets it.
 
     id: unique among the positions of a dataset. prompt: the text behind `tokens`, chat template applied. row:
-    every column of the source, for reward functions.
+    every column of the source, for reward functions. targets: completions to train on; none in
+    reinforcement learning.
     """
 
     id: str
@@ -37,6 +46,7 @@ class Example(Struct, frozen=True):
     answer: str
     tokens: list[int]
     row: dict[str, Any]
+    targets: tuple[Target, ...] = ()
 
 
 class Dataset(ABC):
@@ -60,10 +70,10 @@ class Dataset(ABC):
         """
 
 
-class _TaskDataset(Dataset):
+class TaskDataset(Dataset):
     """A builtin task: endless, and as plain text whatever the model's chat template."""
 
-    def __init__(self, task: str, split: _Split, seed: int, tokenizer: Tokenizer, limit: int) -> None:
+    def __init__(self, task: str, split: Split, seed: int, tokenizer: Tokenizer, limit: int) -> None:
         self._task, self._split, self._seed = task, split, seed
         self._tokenizer, self._limit = tokenizer, limit
 
@@ -85,17 +95,35 @@ class _TaskDataset(Dataset):
         )
 
 
+class Order:
+    """Rows of a dataset, epoch after epoch. Shuffled, every epoch has its own order, from (seed, epoch)."""
+
+    def __init__(self, size: int, seed: int, *, shuffled: bool) -> None:
+        self._size, self._seed, self._shuffled = size, seed, shuffled
+        self._epoch, self._places = -1, list[int]()
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return the row at a position of the endless sequence, and its epoch."""
+        epoch, offset = divmod(index, self._size)
+        if epoch != self._epoch:
+            places = list(range(self._size))
+            if self._shuffled:
+                random.Random(f"{self._seed}/{epoch}").shuffle(places)
+            self._epoch, self._places = epoch, places
+        return self._places[offset], epoch
+
+
 class _RowDataset(Dataset):
-    """Rows in memory; with `shuffle` every epoch has its own order, from (seed, epoch)."""
+    """Rows in memory."""
 
     def __init__(self, name: str, rows: Iterable[Row], data: Data, tokenizer: Tokenizer, seed: int) -> None:
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
-        self._name, self._data, self._tokenizer, self._seed = name, data, tokenizer, seed
-        self._order: tuple[int, list[int]] | None = None
+        self._name, self._data, self._tokenizer = name, data, tokenizer
         kept = list(self._kept(rows))
         self._rows, self._texts = [row for row, _ in kept], [text for _, text in kept]
         self.size = len(self._rows)
-        self.digest = _digest(self._rows)
+        self._order = Order(self.size, seed, shuffled=data.shuffle)
+        self.digest = digest_of(self._rows)
         self.has_answers = any(data.answer_key in row.values for row in self._rows)
         if not self._rows:
             left_out = (
@@ -108,21 +136,20 @@ class _RowDataset(Dataset):
             )
         if self.has_answers:
             for row in self._rows:
-                _value(row, data, "answer_key")
+                value_of(row, data, "answer_key")
 
     def take(self, position: int, n: int) -> list[Example]:
-        chosen = [divmod(index, len(self._rows)) for index in range(position, position + n)]
-        places = [self._epoch_order(epoch)[offset] for epoch, offset in chosen]
-        encoded = self._encode([self._texts[place] for place in places])
+        chosen = [self._order.place(index) for index in range(position, position + n)]
+        encoded = self._encode([self._texts[place] for place, _ in chosen])
         return [
             self._example(place, epoch, tokens)
-            for (epoch, _), place, tokens in zip(chosen, places, encoded, strict=True)
+            for (place, epoch), tokens in zip(chosen, encoded, strict=True)
         ]
 
     def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
         """Yield the rows that are kept, each with its prompt as text."""
         rows = iter(rows)
-        while chunk := list(islice(rows, _CHUNK)):
+        while chunk := list(islice(rows, CHUNK)):
             texts = self._rendered(chunk)
             for row, text, tokens in zip(chunk, texts, self._encode(texts), strict=True):
                 if not tokens:
@@ -136,8 +163,7 @@ class _RowDataset(Dataset):
 
     def _example(self, place: int, epoch: int, tokens: list[int]) -> Example:
         row, prompt = self._rows[place], self._texts[place]
-        answer = _value(row, self._data, "answer_key") if self.has_answers else ""
-        text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
+        text = text_of(value_of(row, self._data, "answer_key")) if self.has_answers else ""
         if len(tokens) > self._data.max_prompt_tokens:
             tokens = tokens[-self._data.max_prompt_tokens :]
             prompt = self._tokenizer.decode(tokens, skip_special=False)
@@ -155,7 +181,7 @@ class _RowDataset(Dataset):
         if not self._templated:
             return [self._plain(row) for row in rows]
         chats = [
-            with_system(self._data, _messages(_value(row, self._data, "prompt_key"), row)) for row in rows
+            with_system(self._data, messages_of(value_of(row, self._data, "prompt_key"), row)) for row in rows
         ]
         try:
             return self._tokenizer.chats(chats, self._data.chat_template_kwargs)
@@ -163,8 +189,8 @@ class _RowDataset(Dataset):
             raise refusal(error, rows[error.index].where) from error
 
     def _plain(self, row: Row) -> str:
-        value = _value(row, self._data, "prompt_key")
-        _messages(value, row)
+        value = value_of(row, self._data, "prompt_key")
+        messages_of(value, row)
         if isinstance(value, str):
             return value
         never = self._data.chat_template == "never"
@@ -173,25 +199,17 @@ class _RowDataset(Dataset):
             f"{row.where}: the prompt is a list of messages but {why}", hint="Give prompts as strings."
         )
 
-    def _epoch_order(self, epoch: int) -> list[int]:
-        if self._order is None or self._order[0] != epoch:
-            order = list(range(len(self._rows)))
-            if self._data.shuffle:
-                random.Random(f"{self._seed}/{epoch}").shuffle(order)
-            self._order = (epoch, order)
-        return self._order[1]
 
-
-def load_data(source: str, split: _Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> Dataset:
+def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> Dataset:
     """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start.
 
     Raises SpecError.
     """
     if source in TASKS:
-        _refuse_for_chats(data, f"prompts of the task {source} are plain text")
-        return _TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
+        refuse_for_chats(data, f"prompts of the task {source} are plain text")
+        return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
     if not tokenizer.has_chat_template:
-        _refuse_for_chats(data, "the model has no chat template")
+        refuse_for_chats(data, "the model has no chat template")
     return _RowDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed)
 
 
@@ -205,9 +223,9 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
     if source is None:
         return []
     if source in TASKS:
-        return _TaskDataset(source, "test", _EVAL_SEED, tokenizer, data.max_prompt_tokens).take(0, problems)
+        return TaskDataset(source, "test", EVAL_SEED, tokenizer, data.max_prompt_tokens).take(0, problems)
     ordered = Data(**{**{name: getattr(data, name) for name in data.__struct_fields__}, "shuffle": False})
-    found = load_data(source, "test", ordered, tokenizer, _EVAL_SEED, cwd)
+    found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
     return found.take(0, min(problems, found.size or problems))
 
 
@@ -218,21 +236,21 @@ def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, An
     return [{"role": "system", "content": data.system}, *messages]
 
 
-def _refuse_for_chats(data: Data, why: str) -> None:
+def refuse_for_chats(data: Data, why: str) -> None:
     """Raise SpecError for keys that only chat templates read."""
     for key in ("system", "chat_template_kwargs"):
         if getattr(data, key):
             raise SpecError(f"{why}, so that nothing would read it", key=f"data.{key}", hint="Leave it out.")
 
 
-def _digest(rows: Iterable[Row]) -> str:
+def digest_of(rows: Iterable[Row]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps([row.number, row.values], sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
-def _value(row: Row, data: Data, setting: Literal["prompt_key", "answer_key"]) -> Any:
+def value_of(row: Row, data: Data, setting: str) -> Any:
     key = getattr(data, setting)
     if (value := row.values.get(key)) is None:
         there = ", ".join(map(str, row.values)) or "nothing"
@@ -243,7 +261,12 @@ def _value(row: Row, data: Data, setting: Literal["prompt_key", "answer_key"]) -
     return value
 
 
-def _messages(value: Any, row: Row) -> list[dict[str, Any]]:
+def text_of(answer: Any) -> str:
+    """Return an answer as text."""
+    return answer if isinstance(answer, str) else json.dumps(answer, default=str)
+
+
+def messages_of(value: Any, row: Row) -> list[dict[str, Any]]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if (

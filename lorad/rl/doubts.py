@@ -1,27 +1,35 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 from lorad.errors import SpecError
+from lorad.rl.idle import idle_keys
+from lorad.spec.algorithm import Algorithm, Kind
 from lorad.spec.model import Spec
+from lorad.spec.user_code import UserCode
 
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    for error in chain(_of_parts(spec), _of_weights(spec), _of_samples(spec), _of_penalties(spec)):
+    kinds = (_of_rate, idle_keys, *_OF_KIND[spec.algorithm.kind])
+    for error in chain.from_iterable(kind(spec) for kind in kinds):
         raise error
 
 
-def _of_parts(spec: Spec) -> Iterator[SpecError]:
-    trainer, algorithm, parts = spec.trainer, spec.algorithm, spec.algorithm.parts
+def _of_rate(spec: Spec) -> Iterator[SpecError]:
+    trainer = spec.trainer
     if trainer.lr is not None and trainer.min_lr > trainer.lr:
         yield SpecError(
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
         )
-    for key, reason in parts.without_effect.items():
+
+
+def _of_parts(spec: Spec) -> Iterator[SpecError]:
+    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    for key, reason in algorithm.without_effect.items():
         if getattr(algorithm, key) is not None:
             yield SpecError(
                 f"it has no effect with algorithm {algorithm.name}: {reason}",
@@ -44,6 +52,59 @@ def _of_parts(spec: Spec) -> Iterator[SpecError]:
             f"{updates} updates of a step compare log-probabilities, which dropout changes by itself",
             key="lora.dropout",
             hint="Set it to 0, or algorithm.epochs and algorithm.minibatches to 1.",
+        )
+
+
+def _of_functions(spec: Spec) -> Iterator[SpecError]:
+    """What does not fit a loss or an advantage of the user's."""
+    algorithm = spec.algorithm
+    given = [key for key in ("loss", "advantage") if getattr(algorithm, key)]
+    if not given and algorithm.name == "custom":
+        yield SpecError(
+            "custom names neither a loss nor an advantage",
+            key="algorithm.name",
+            hint="Give algorithm.loss or algorithm.advantage as path/to/file.py:function, or name grpo.",
+        )
+    if not given and algorithm.user_code != UserCode():
+        yield SpecError(
+            "there is no function that it would limit",
+            key="algorithm.user_code",
+            hint="Leave it out, or give algorithm.loss or algorithm.advantage.",
+        )
+    if given and (algorithm.parts.surrogate == "nll" or algorithm.name == "distill"):
+        what = "distill" if algorithm.name == "distill" else "the surrogate nll"
+        yield SpecError(
+            f"{what} weighs tokens in its own way, which a function cannot replace",
+            key=f"algorithm.{given[0]}",
+            hint="Choose algorithm custom, or leave it out.",
+        )
+    for key in ("importance_cap", "correction", "drop_zero_variance"):
+        if algorithm.loss and getattr(algorithm, key):
+            yield SpecError(
+                "algorithm.loss is given all samples as they are, and weighs them itself",
+                key=f"algorithm.{key}",
+                hint="Leave it out; the loss has `sampler`, `old` and `advantages` to do the same.",
+            )
+    if algorithm.loss and spec.lora.dropout:
+        yield SpecError(
+            "algorithm.loss sees log-probabilities without dropout, and its derivative holds for these alone",
+            key="lora.dropout",
+            hint="Leave it out, or use a surrogate of lorad's.",
+        )
+
+
+def _of_preference(spec: Spec) -> Iterator[SpecError]:
+    if spec.lora.dropout > 0:
+        yield SpecError(
+            "the coefficients of dpo are of log-probabilities, which dropout changes by itself",
+            key="lora.dropout",
+            hint="Set it to 0.",
+        )
+    if spec.algorithm.preference.loss == "kto" and spec.data.prompts_per_step < 2:
+        yield SpecError(
+            "kto compares each completion with the prompts of other rows of the step",
+            key="data.prompts_per_step",
+            hint="Set it to 2 or more.",
         )
 
 
@@ -87,7 +148,8 @@ def _of_samples(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.scale",
             hint="Choose scale one with baseline loo, or baseline group.",
         )
-    if algorithm.drop_zero_variance and (parts.baseline in ("zero", "moving") or parts.scale == "whiten"):
+    is_centred = parts.baseline not in ("zero", "moving", "critic") and parts.scale != "whiten"
+    if algorithm.drop_zero_variance and not is_centred and not algorithm.advantage:
         yield SpecError(
             f"with baseline {parts.baseline} and scale {parts.scale} groups of equal rewards have a gradient",
             key="algorithm.drop_zero_variance",
@@ -99,7 +161,8 @@ def _of_samples(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.group_size",
             hint="Choose 2 or more, or algorithm.baseline zero or moving.",
         )
-    if algorithm.refill is not None and algorithm.refill.keep is None and not algorithm.has_baseline:
+    compares = algorithm.has_baseline or algorithm.advantage
+    if algorithm.refill is not None and algorithm.refill.keep is None and not compares:
         yield SpecError(
             "without a baseline of the group each group has a gradient",
             key="algorithm.dynamic_sampling",
@@ -148,12 +211,71 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.reward_coef",
             hint="Leave it out.",
         )
+    if kl.reset_every and (not algorithm.has_reference or algorithm.name == "distill"):
+        yield SpecError(
+            "the teacher of distill stays"
+            if algorithm.kl_coef
+            else "no KL is measured: algorithm.kl.coef is 0",
+            key="algorithm.kl.reset_every",
+            hint="Leave it out, or choose another algorithm with a coefficient.",
+        )
     if kl.target is not None and not algorithm.kl_coef:
         yield SpecError(
             "there is no coefficient to adapt while algorithm.kl.coef is 0",
             key="algorithm.kl.target",
             hint="Set algorithm.kl.coef to where it begins.",
         )
+
+
+def _of_critics(spec: Spec) -> Iterator[SpecError]:
+    """Settings of a critic."""
+    algorithm, parts, warmup = spec.algorithm, spec.algorithm.parts, spec.algorithm.critic.warmup_steps
+    if not algorithm.has_critic:
+        for key in ("gamma", "lam", "value_clip", "critic"):
+            if getattr(algorithm, key) != getattr(Algorithm(), key):
+                yield SpecError(
+                    f"algorithm {algorithm.name} has baseline {parts.baseline}, which needs no critic",
+                    key=f"algorithm.{key}",
+                    hint="Leave it out, or choose algorithm ppo.",
+                )
+        return
+    if parts.scale not in ("whiten", "one"):
+        yield SpecError(
+            f"advantages of a critic belong to tokens, which have no {parts.scale} of a group",
+            key="algorithm.scale",
+            hint="Choose whiten or one.",
+        )
+    if parts.surrogate == "nll":
+        yield SpecError(
+            "the surrogate nll has no advantage that a critic could estimate",
+            key="algorithm.surrogate",
+            hint="Choose clip, or algorithm rft.",
+        )
+    if algorithm.name == "distill":
+        yield SpecError(
+            "the teacher of distill takes the place of a critic",
+            key="algorithm.baseline",
+            hint="Leave it out, or choose algorithm ppo.",
+        )
+    if spec.trainer.pp > 1:
+        yield SpecError(
+            "a critic reads the last hidden states, which only the last stage of a pipeline has",
+            key="trainer.pp",
+            hint="Set it to 1 and raise trainer.tp, or choose an algorithm without a critic.",
+        )
+    if warmup >= spec.trainer.steps:
+        yield SpecError(
+            f"{warmup} leave nothing of the {spec.trainer.steps} steps for the policy",
+            key="algorithm.critic.warmup_steps",
+            hint="Lower it, or raise trainer.steps.",
+        )
+
+
+_OF_KIND: dict[Kind, tuple[Callable[[Spec], Iterator[SpecError]], ...]] = {
+    "rl": (_of_functions, _of_parts, _of_weights, _of_samples, _of_penalties, _of_critics),
+    "sft": (),
+    "preference": (_of_preference,),
+}
 
 
 def doubts(spec: Spec) -> list[str]:
@@ -169,11 +291,12 @@ def doubts(spec: Spec) -> list[str]:
         "algorithm.kl.type: k1 has no gradient in the mean, so kl.coef holds nothing back; "
         "k2 and k3 do": algorithm.kl_coef > 0 and kl.type == "k1" and algorithm.kl_place == "loss",
         f"algorithm.kl.reference: {kl.reference} has no effect while algorithm.kl.coef is 0": (
-            kl.reference is not None and not algorithm.kl_coef
+            kl.reference is not None and not algorithm.has_reference
         ),
         f"algorithm.name: {algorithm.name} has the gradient of grpo at the same level here: with one update "
         "a step and no staleness every ratio is 1": (
             algorithm.name in ("gspo", "gmpo", "cispo", "sapo")
+            and not algorithm.loss
             and algorithm.epochs == algorithm.minibatches == 1
             and not spec.rollout.max_staleness
         ),

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-_EPSILON = 1e-8
-
 
 def gae(
     rewards: np.ndarray,
@@ -37,24 +35,10 @@ def gae(
     return advantages, advantages + values
 
 
-def whitened(advantages: np.ndarray, trained: np.ndarray | None = None) -> np.ndarray:
-    """float64 [T]: mean 0 and standard deviation 1 over the trained tokens; 0 at the others.
-
-    Fewer than two trained tokens give 0.
-    """
-    mask = np.ones(len(advantages), bool) if trained is None else np.asarray(trained, bool)
-    some = np.asarray(advantages, np.float64)[mask]
-    found = np.zeros(len(advantages), np.float64)
-    if some.size > 1:
-        found[mask] = (some - some.mean()) / np.sqrt(some.var(ddof=1) + _EPSILON)
-    return found
-
-
-def explained_variance(values: np.ndarray, returns: np.ndarray, trained: np.ndarray | None = None) -> float:
-    """1 - var(returns - values) / var(returns) over the trained tokens; NaN where all returns are equal."""
-    mask = np.ones(len(values), bool) if trained is None else np.asarray(trained, bool)
-    wanted = np.asarray(returns, np.float64)[mask]
-    missed = wanted - np.asarray(values, np.float64)[mask]
+def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
+    """1 - var(returns - values) / var(returns); NaN where all returns are equal."""
+    wanted = np.asarray(returns, np.float64)
+    missed = wanted - np.asarray(values, np.float64)
     if not wanted.size or np.ptp(wanted) == 0:
         return float("nan")
     return float(1 - missed.var() / wanted.var())

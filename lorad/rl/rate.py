@@ -14,7 +14,6 @@ _WIDTH = 2000
 _EXPONENTS = {"qwen": 0.0775, "llama": 0.781}  # by how the model_type of config.json begins
 _NARROWEST = 1024  # hidden size; the formula was not fitted below
 _UNKNOWN = 8192  # hidden size that is assumed where config.json names none
-_PREFERENCES = frozenset({"dpo", "ipo", "simpo", "kto"})
 _SHARE = 1 / 50
 _TINY, _TINY_PREFERENCES = 1e-3, 1e-4  # found on builtin:tiny, where 1e-3 ruins what DPO generates
 _FAR = 10
@@ -22,7 +21,7 @@ _FAR = 10
 
 def fitting_rate(spec: Spec, model_type: str, hidden_size: int) -> Rate:
     """Choose the rate for a model by what its config.json has; "" and 0 where it has no such key."""
-    is_preference = str(spec.algorithm.name) in _PREFERENCES
+    is_preference = spec.algorithm.kind == "preference"
     if spec.model.path == "builtin:tiny":
         return Rate(_TINY_PREFERENCES if is_preference else _TINY, f"{spec.algorithm.name} on builtin:tiny")
     width = max(hidden_size or _UNKNOWN, _NARROWEST)

@@ -1,7 +1,7 @@
 """Builtin rewards, and what a reward function is given and may return."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -32,12 +32,19 @@ class RewardInput(Struct, frozen=True):
         return {**self.row, **own}
 
 
+SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 _Reward = Callable[[RewardInput], float]
 _LARGEST = 1e30  # training computes in fp32
-ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
-BUILTIN = (*ANSWERED, "regex")
+_ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
+BUILTIN = (*_ANSWERED, "regex")
 _MARK = "####"
 _NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+
+
+def lacking(name: str, required: Iterable[str], row: Mapping[str, Any], *, has_answers: bool) -> list[str]:
+    """Return what a reward asks for and the data do not have. row: the first one."""
+    there = SAMPLE_KEYS.union(row) - (set() if has_answers else {"answer"})
+    return sorted({*required, *(["answer"] if name in _ANSWERED else [])} - there)
 
 
 def builtin(name: str, pattern: str | None = None) -> _Reward:

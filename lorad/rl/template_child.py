@@ -88,7 +88,7 @@ def _render(tokenizer: Any, job: Job, seconds: float, replies: BinaryIO) -> None
     _set_clock(job.date)
     for chat in job.chats:
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        rendered = _render_one(tokenizer, chat, job.settings)
+        rendered = _render_one(tokenizer, chat, job)
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(msgspec.json.encode(rendered) + b"\n")
         replies.flush()
@@ -96,12 +96,14 @@ def _render(tokenizer: Any, job: Job, seconds: float, replies: BinaryIO) -> None
             return
 
 
-def _render_one(tokenizer: Any, chat: list[dict[str, Any]], settings: dict[str, Any]) -> Rendered:
-    if taken := sorted(_OWN & settings.keys()):
+def _render_one(tokenizer: Any, chat: list[dict[str, Any]], job: Job) -> Rendered:
+    if taken := sorted(_OWN & job.settings.keys()):
         return Rendered(error=f"{taken[0]} is no variable of a template but a parameter of transformers' own")
     try:
         text = str(
-            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **settings)
+            tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=job.generate, **job.settings
+            )
         )
         if len(text) > TEMPLATE_TEXT:
             raise OverflowError

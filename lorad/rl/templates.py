@@ -35,11 +35,12 @@ class Setup(Struct, frozen=True):
 
 class Job(Struct, frozen=True):
     """Chats to render. settings: further variables of the template. date: what `strftime_now` says, in ISO
-    8601; None: the present."""
+    8601; None: the present. generate: end where the assistant begins to speak."""
 
     chats: list[list[dict[str, Any]]]
     settings: dict[str, Any]
     date: str | None
+    generate: bool = True
 
 
 class Rendered(Struct, frozen=True):
@@ -75,18 +76,18 @@ class Renderer:
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = threading.Lock()
 
-    def render(self, chats: Sequence[Chat], settings: Mapping[str, Any], date: str | None) -> list[str]:
-        """Return each chat up to where the assistant begins to speak.
+    def render(
+        self, chats: Sequence[Chat], settings: Mapping[str, Any], date: str | None, *, generate: bool = True
+    ) -> list[str]:
+        """Return each chat; with `generate` up to where the assistant begins to speak.
 
         Raises Refused for the first that has no text.
         """
         texts: list[str] = []
         with self._busy:
             for start in range(0, len(chats), _AT_ONCE):
-                job = Job(
-                    [[*map(dict, chat)] for chat in chats[start : start + _AT_ONCE]], dict(settings), date
-                )
-                self._do(job, texts)
+                some = [[*map(dict, chat)] for chat in chats[start : start + _AT_ONCE]]
+                self._do(Job(some, dict(settings), date, generate), texts)
         return texts
 
     def close(self) -> None:

@@ -105,8 +105,10 @@ class Tokenizer:
         except Refused as error:
             raise refusal(error) from error
 
-    def chats(self, chats: Sequence[Chat], settings: Mapping[str, Any]) -> list[str]:
-        """`chat` of many at once.
+    def chats(
+        self, chats: Sequence[Chat], settings: Mapping[str, Any], *, generate: bool = True
+    ) -> list[str]:
+        """`chat` of many at once; without `generate` as they stand, with nothing behind the last message.
 
         Raises SpecError without a template, and Refused for the first without a text.
         """
@@ -115,7 +117,7 @@ class Tokenizer:
                 "messages need a chat template and the model has none",
                 hint="give prompts as strings, or put chat_template.jinja into the model directory",
             )
-        return self._renderer.render(chats, settings, self._date)
+        return self._renderer.render(chats, settings, self._date, generate=generate)
 
     def close(self) -> None:
         """End the process that renders; the next `chat` starts another."""

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from lorad.spec.numbers import NonNegativeFloat, Part, Positive, PositiveFloat
+from lorad.spec.numbers import Fraction, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
+from lorad.spec.user_code import UserCode
 
 _Name = Literal[
     "grpo",
@@ -25,9 +26,15 @@ _Name = Literal[
     "dppo",
     "topr",
     "rft",
+    "ppo",
     "distill",
+    "custom",
+    "sft",
+    "dpo",
 ]
-Baseline = Literal["group", "loo", "length", "zero", "moving"]
+Kind = Literal["rl", "sft", "preference"]
+PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "apo_zero", "simpo", "kto"]
+Baseline = Literal["group", "loo", "length", "zero", "moving", "critic"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
 Ratio = Literal["token", "sequence", "geometric"]
 Anchor = Literal["old", "sampler"]
@@ -73,16 +80,6 @@ class _Parts(Struct, frozen=True):
         }
         return {key: reason for key, reason in reasons.items() if reason}
 
-    @property
-    def in_words(self) -> str:
-        """List the parts that have an effect."""
-        parts = {key: value for key, value in asdict(self).items() if key not in self.without_effect}
-        return ", ".join(
-            f"{key} {list(value) if isinstance(value, tuple) else value}"
-            for key, value in parts.items()
-            if value is not None
-        )
-
 
 PRESETS: dict[_Name, _Parts] = {
     "grpo": _Parts(),
@@ -100,9 +97,13 @@ PRESETS: dict[_Name, _Parts] = {
     "dppo": _Parts(scale="one", surrogate="divergence", anchor="sampler"),
     "topr": _Parts(scale="one", surrogate="weighted", negative_bounds=(0.0, 1.0)),
     "rft": _Parts(surrogate="nll"),
+    "ppo": _Parts(baseline="critic", scale="whiten"),
     "distill": _Parts(scale="one", surrogate="weighted", anchor="sampler"),
+    "custom": _Parts(),
 }
-_KL_IN_REWARD = ("rloo", "reinforce++", "distill")
+_KL_IN_REWARD = ("rloo", "reinforce++", "distill", "ppo")
+_OF_ADVANTAGES = ("baseline", "scale")
+_OF_LOSSES = ("surrogate", "ratio", "anchor", "clip", "dual", "bounds", "negative_bounds")
 
 
 class Kl(Part, frozen=True):
@@ -113,10 +114,11 @@ class Kl(Part, frozen=True):
         type: estimator of Schulman, "Approximating KL divergence"; k3+ has the value of k3 and the gradient
             of k2. null is k3 in the loss, and k1 in the reward, where there is no other.
         where: in the loss of each token, or taken from the reward. null is what the algorithm says: reward
-            for rloo, reinforce++ and distill.
+            for rloo, reinforce++, distill and ppo.
         target: KL in nats per token that `coef` is adapted to after each step (Ziegler et al., 2019, arXiv
             1909.08593); null leaves it as it is.
         horizon: samples over which it adapts.
+        reset_every: steps after which the current version takes the place of the reference; 0 is never.
         reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
             `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
             and for a fork, as in TRL, and base for any other run. It is the teacher of distill.
@@ -127,6 +129,7 @@ class Kl(Part, frozen=True):
     where: Literal["loss", "reward"] | None = None
     target: PositiveFloat | None = None
     horizon: Positive = 10000
+    reset_every: NonNegative = 0
     reference: Annotated[str, Meta(min_length=1)] | None = None
 
 
@@ -169,14 +172,64 @@ class _Overlong(Part, frozen=True):
     penalty: PositiveFloat = 1.0
 
 
+class Preference(Part, frozen=True):
+    """What dpo minimises; `lorad/rl/pairs.py` has the formulas.
+
+    Attributes:
+        loss: sigmoid is DPO. kto takes single completions with a label, all others pairs; simpo has no
+            reference.
+        beta: how strongly the policy is held to the reference: the more, the closer. null is 2 for simpo and
+            0.1 for others.
+        gamma: margin of simpo; null is 1.
+        smoothing: share of pairs that are taken to be labelled the wrong way round; of sigmoid, sigmoid_norm
+            and simpo.
+        nll: weight of the negative log-likelihood of the chosen completions, which keeps them likely.
+    """
+
+    loss: PreferenceLoss = "sigmoid"
+    beta: PositiveFloat | None = None
+    gamma: NonNegativeFloat | None = None
+    smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
+    nll: NonNegativeFloat = 0.0
+
+    @property
+    def strength(self) -> float:
+        return self.beta or (2.0 if self.loss == "simpo" else 0.1)
+
+    @property
+    def margin(self) -> float:
+        if self.loss != "simpo":
+            return 0.0
+        return 1.0 if self.gamma is None else self.gamma
+
+
+class _Critic(Part, frozen=True):
+    """An adapter with a value head on the same base, which predicts the rewards to come at each token.
+
+    Attributes:
+        lr: learning rate, constant; null is trainer.lr.
+        rank: rank of its adapter, at the scale of the policy's; null is lora.rank.
+        warmup_steps: first steps in which the critic learns alone. The policy stays as it is and no version
+            is published.
+    """
+
+    lr: PositiveFloat | None = None
+    rank: Positive | None = None
+    warmup_steps: NonNegative = 5
+
+
 class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
     Attributes:
-        name: the algorithm.
+        name: the algorithm. sft trains on the completions in the data, dpo on preferences among them, all
+            others on rewards of samples; custom is grpo with a loss or an advantage of your own. Keys that
+            nothing reads with an algorithm are refused.
+        preference: what dpo minimises.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
-            length the mean by tokens, zero nothing, moving the mean of the steps before.
+            length the mean by tokens, zero nothing, moving the mean of the steps before, critic the value of
+            each token.
         scale: what the difference is divided by. std is the group's standard deviation, batch_std that of the
             step, mean the group's mean (MaxRL), whiten centres and scales over all tokens, one is nothing.
         surrogate: loss of a token. clip is PPO's, weighted CISPO's, soft SAPO's, divergence DPPO's and dro
@@ -201,6 +254,11 @@ class Algorithm(Part, frozen=True):
         entropy_coef: weight of a bonus for the entropy of the next token.
         truncated: what becomes of samples that rollout.max_new_tokens cuts off. keep trains on them, mask
             does not but counts their rewards in the baseline, penalise takes 1 from their reward.
+        gamma: discount of later rewards with baseline critic, token by token.
+        lam: lambda of its generalised advantage estimation (Schulman et al., 2016, arXiv 1506.02438). 1
+            compares with what was sampled alone, 0 trusts the value of the next token.
+        value_clip: how far a value may move in a step and still lower the critic's loss; null is no bound.
+        critic: what baseline critic is made of.
         overlong: a cost of long samples; null is none but for dapo.
         dynamic_sampling: sample more prompts in place of groups that teach nothing; null does so for dapo.
         epochs: passes over the samples of a step.
@@ -212,9 +270,14 @@ class Algorithm(Part, frozen=True):
         importance_cap: cap of truncated importance sampling against the engine; null is 2 where engine and
             trainer are different programs and with rollout.max_staleness, and off otherwise.
         correction: another form of it, which costs a forward pass more.
+        advantage: `path/to/file.py:function`, a function of yours in place of baseline and scale.
+        loss: `path/to/file.py:function`, a function of yours in place of surrogate, ratio and clip; it costs
+            a forward pass more for each update.
+        user_code: the process in which these two run.
     """
 
     name: _Name = "grpo"
+    preference: Preference = Preference()
     group_size: Positive = 8
     baseline: Baseline | None = None
     scale: Scale | None = None
@@ -232,6 +295,10 @@ class Algorithm(Part, frozen=True):
     reward_coef: NonNegativeFloat | None = None
     entropy_coef: NonNegativeFloat = 0.0
     truncated: Literal["keep", "mask", "penalise"] = "keep"
+    gamma: Fraction = 1.0
+    lam: Fraction = 0.95
+    value_clip: PositiveFloat | None = 0.2
+    critic: _Critic = _Critic()
     overlong: _Overlong | None = None
     dynamic_sampling: _DynamicSampling | None = None
     epochs: Positive = 1
@@ -240,22 +307,69 @@ class Algorithm(Part, frozen=True):
     skip_empty_updates: bool = True
     importance_cap: PositiveFloat | None = None
     correction: Correction | None = None
+    advantage: str | None = None
+    loss: str | None = None
+    user_code: UserCode = UserCode()
+
+    @property
+    def kind(self) -> Kind:
+        """Return what its steps learn from: rewards of samples, completions in the data, or preferences among
+        those.
+        """
+        if self.name == "sft":
+            return "sft"
+        return "preference" if self.name == "dpo" else "rl"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether log-probabilities of a reference are needed: a loss of the user's gets them where one is
+        named.
+        """
+        if self.kind == "preference":
+            return self.preference.loss != "simpo"
+        return self.kind == "rl" and bool(self.kl_coef or (self.loss and self.kl.reference))
 
     @property
     def parts(self) -> _Parts:
-        """Return the parts that the name stands for, with those that are given."""
+        """Return the parts that the name stands for, with those that are given. Only kind rl has any."""
         given = {key: getattr(self, key) for key in _Parts.__struct_fields__}
         given = {key: value for key, value in given.items() if value is not None}
-        return replace(PRESETS[self.name], **given)
+        return replace(PRESETS.get(self.name, _Parts()), **given)
+
+    @property
+    def without_effect(self) -> dict[str, str]:
+        """Map each part that does nothing here to the reason."""
+        reasons = self.parts.without_effect
+        if self.advantage:
+            reasons |= dict.fromkeys(_OF_ADVANTAGES, "algorithm.advantage takes its place")
+        if self.loss:
+            reasons |= dict.fromkeys(_OF_LOSSES, "algorithm.loss takes its place")
+            if not (self.kl_coef and self.kl_place == "loss") and not self.entropy_coef:
+                reasons["level"] = "algorithm.loss takes its place"
+        return reasons
 
     @property
     def in_words(self) -> str:
         """List the parts that have an effect, and what is set beside them."""
-        found = [self.parts.in_words]
+        if self.kind == "sft":
+            return "negative log-likelihood of the completions"
+        if self.kind == "preference":
+            wanted = self.preference
+            about = {"gamma": wanted.margin, "smoothing": wanted.smoothing, "nll": wanted.nll}
+            given = [f"{key} {value:g}" for key, value in about.items() if value]
+            return ", ".join([f"loss {wanted.loss}", f"beta {wanted.strength:g}", *given])
+        own = {"advantage": self.advantage, "loss": self.loss}
+        found = [
+            f"{key} {list(value) if isinstance(value, tuple) else value}"
+            for key, value in {**own, **asdict(self.parts)}.items()
+            if value is not None and key not in self.without_effect
+        ]
         if (refill := self.refill) is not None:
             found.append(f"dynamic sampling in at most {refill.max_batches} batches")
         if (cost := self.cost_of_length) is not None:
             found.append(f"overlong penalty {cost.penalty:g}")
+        if self.has_critic:
+            found.append(f"gamma {self.gamma:g}, lambda {self.lam:g}")
         if self.kl_coef:
             found.append(f"kl {self.kl_type} of {self.kl_coef:g} in the {self.kl_place}")
         if self.correction is not None:
@@ -264,20 +378,24 @@ class Algorithm(Part, frozen=True):
 
     @property
     def has_baseline(self) -> bool:
-        """Whether samples are compared within their group."""
-        is_compared = self.parts.surrogate == "nll" or self.parts.baseline in ("group", "loo", "length")
-        return is_compared and self.reads_reward
+        """Whether samples are compared within their group, as far as lorad knows."""
+        is_lorads = self.parts.baseline in ("group", "loo", "length") and not self.advantage
+        return (self.parts.surrogate == "nll" or is_lorads) and self.reads_reward
+
+    @property
+    def has_critic(self) -> bool:
+        return self.parts.baseline == "critic"
 
     @property
     def drops(self) -> bool:
         """Whether groups of equal rewards are left out: with a baseline of the group they have no gradient.
-        A KL term and an entropy bonus act on every sample.
+        A KL term, an entropy bonus and a loss of the user's act on every sample.
         """
         is_centred = self.has_baseline and (self.parts.scale != "whiten" or self.parts.surrogate == "nll")
         wanted = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
         if self.parts.surrogate == "nll" and self.least is not None:
             return False
-        return wanted and not self.kl_coef and not self.entropy_coef
+        return wanted and not self.kl_coef and not self.entropy_coef and not self.loss
 
     @property
     def kl_coef(self) -> float:

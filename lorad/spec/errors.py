@@ -36,9 +36,12 @@ def without_unknown(
 
 
 def _meant(part: type[Struct], key: str, prefix: str) -> str:
-    """Keys with that name further in (`lr` is trainer.lr), else near ones, else all that there are."""
+    """Keys with that name further in, the nearest of them (`lr` is trainer.lr), else near ones, else all that
+    there are.
+    """
     below = {path: path.rpartition(".")[2] for path in leaves(part, prefix)}
     inner = [path for path, name in below.items() if name == key]
+    inner = [path for path in inner if path.count(".") == min(path.count(".") for path in inner)]
     fields = part.__struct_fields__
     near = inner or [f"{prefix}{name}" for name in difflib.get_close_matches(key, fields, n=1)]
     near = near or [

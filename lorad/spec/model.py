@@ -8,7 +8,6 @@ Every value is checked here as far as the value alone shows (types, ranges, name
 properties.
 """
 
-import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,10 +18,11 @@ from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat, Seed
+from lorad.spec.user_code import EnvName, memory_bytes
 
 _Probability = Annotated[float, Meta(ge=0, lt=1)]
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
-_LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
+DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 _MOST_ERRORS = 20  # that are found at once
 
@@ -74,17 +74,29 @@ class Lora(Part, frozen=True):
 
 
 class Data(Part, frozen=True):
-    """Where prompts come from.
+    """Where prompts come from, and completions where those are trained on.
 
     Attributes:
         train: a builtin task (`sort`, `reverse`), a JSONL or Parquet file, or a hub dataset.
         eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
             evaluation for a file.
-        prompts_per_step: prompts of a step; each is sampled algorithm.group_size times.
+        prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft and dpo it
+            is the number of rows of a step.
+        format: what a row of sft or dpo is. messages is a chat, of which every assistant turn is trained;
+            completion is a prompt and a completion, each as text or as messages. Of dpo: preference is a
+            chosen and a rejected completion, with a prompt or as whole chats, whose common turns are the
+            prompt then; labels is a prompt, a completion, and true or false. auto looks at the first row.
         prompt_key: column that holds the prompt.
+        completion_key: column that holds the completion.
+        messages_key: column that holds the chat.
+        chosen_key: column that holds the chosen completion.
+        rejected_key: column that holds the rejected completion.
+        label_key: column that says whether a completion is desired.
         answer_key: column that holds the answer.
         max_prompt_tokens: longest prompt, in tokens; the default gives way where the model has less room.
-        too_long: drop or truncate longer prompts.
+        max_sample_tokens: longest sample of sft and dpo, prompt and completion together, in tokens; the
+            default gives way where the model has less room.
+        too_long: drop or truncate longer prompts; with sft and dpo, longer samples.
         chat_template: auto uses the tokenizer's chat template where it has one.
         chat_template_kwargs: further variables of the chat template, such as `{enable_thinking: false}`.
         system: system prompt of chats that do not bring their own.
@@ -94,9 +106,16 @@ class Data(Part, frozen=True):
     train: str = "sort"
     eval: str | None = None
     prompts_per_step: Positive = 16
+    format: DataFormat = "auto"
     prompt_key: str = "prompt"
+    completion_key: str = "completion"
+    messages_key: str = "messages"
+    chosen_key: str = "chosen"
+    rejected_key: str = "rejected"
+    label_key: str = "label"
     answer_key: str = "answer"
     max_prompt_tokens: Positive = 512
+    max_sample_tokens: Positive = 2048
     too_long: Literal["drop", "truncate"] = "drop"
     chat_template: Literal["auto", "never"] = "auto"
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -130,21 +149,18 @@ class RewardSpec(Part, frozen=True):
     timeout: PositiveFloat = 10.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 1
     max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3
-    env: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]] = msgspec.field(
-        default_factory=list
-    )
+    env: list[EnvName] = msgspec.field(default_factory=list)
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name != "regex":
             raise ValueError(f"pattern is for regex, not for {self.name}")
-        if self.memory is not None and self.memory_bytes < _LEAST_MEMORY:
-            raise ValueError(f"memory is at least {_LEAST_MEMORY >> 20}MiB: Python itself needs that")
+        memory_bytes(self.memory)
 
     @property
     def memory_bytes(self) -> int:
-        """Return the limit of `memory`; 0 where none is given. Raises ValueError."""
-        return _bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
+        """Return the limit of `memory`; 0 where none is given."""
+        return memory_bytes(self.memory)
 
 
 class Trainer(Part, frozen=True):
@@ -327,6 +343,7 @@ class Spec(Part, frozen=True):
         seed: where all random numbers of the run begin.
         deterministic: no batch is shared with other calls, and shapes and threads are fixed, so that the same
             run gives the same bits. null is true on a CPU.
+        algorithm: what is trained on: the name of an algorithm, or a mapping with name and settings.
         reward: how samples are scored: the name of a reward, or a mapping with name and settings.
     """
 
@@ -356,14 +373,6 @@ class Spec(Part, frozen=True):
         return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
 
 
-def _bytes_of(text: str) -> int:
-    """`4GiB` or `4GB` -> 4 << 30. Raises ValueError."""
-    found = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
-    if found is None:
-        raise ValueError(f"memory is a number of bytes, or like 4GiB, not {text!r}")
-    return int(found[1]) << 10 * (" KMGT".index(found[2]) if found[2] else 0)
-
-
 def convert(data: Any) -> Spec:
     """Return the spec of a plain mapping.
 
@@ -374,6 +383,8 @@ def convert(data: Any) -> Spec:
         raise SpecError(
             f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one."
         )
+    if isinstance(name := data.get("algorithm"), str):
+        data = {**data, "algorithm": {"name": name}}
     known, wrong = without_unknown(data, Spec)
     rest: dict[str, Any] | None = known
     while rest is not None and len(wrong) < _MOST_ERRORS:
@@ -392,10 +403,19 @@ def convert(data: Any) -> Spec:
 
 
 def fitted(spec: Spec, positions: int) -> Spec:
-    """Lower the default of data.max_prompt_tokens so that prompts fit a model of so many positions.
+    """Lower the defaults of data.max_prompt_tokens and max_sample_tokens so that prompts and samples fit a
+    model of so many positions.
 
     Raises SpecError when a prompt and its completion do not fit.
     """
+    if spec.data.max_sample_tokens > positions:
+        if spec.data.max_sample_tokens != Data().max_sample_tokens:
+            raise SpecError(
+                f"{spec.data.max_sample_tokens} is more than the {positions} positions of the model",
+                key="data.max_sample_tokens",
+                hint=f"Set it to {positions} or less.",
+            )
+        spec = replace(spec, data=replace(spec.data, max_sample_tokens=positions))
     given, new = spec.data.max_prompt_tokens, spec.rollout.max_new_tokens
     if given + new <= positions:
         return spec

@@ -10,6 +10,7 @@ NonNegative = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -37,8 +37,9 @@ _COLUMNS = {
     "checkpoint": ("checkpoints", ("version", "path", "bytes")),
 }
 _SIGNALS = (
-    *("kl", "entropy", "truncated", "logprob_difference"),
+    *("kl", "entropy", "truncated", "logprob_difference", "explained_variance"),
     *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
+    "pair_accuracy",
 )
 RECENT = 24  # steps
 _MOST_NAMES = 8  # metrics that are listed by name
@@ -183,6 +184,8 @@ def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row
     attested.
     """
     found: Row = {key: metrics[key] for key in _SIGNALS if metrics.get(key) is not None}
+    if not metrics.get("updates"):  # a critic that warms up may be as bad as it likes
+        found.pop("explained_variance", None)
     if unsound := sorted(key for key, value in metrics.items() if value is None):  # JSON has no NaN
         found["not_finite"] = unsound[:_MOST_NAMES]
     sql = (
@@ -192,6 +195,8 @@ def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row
     (row,) = store.rows(sql, (run,))
     if (flat := metrics.get("zero_variance_groups")) is not None and row["groups"]:
         found["zero_variance"] = flat / row["groups"]
+    if (shift := metrics.get("chosen_shift")) is not None:
+        found["chosen_fall"] = -shift
     if last:
         found["at"] = last["at"]
     if current:

@@ -28,7 +28,9 @@ from lorad.errors import Conflict, NotFound
 from lorad.protocol.batch import (
     LOSSES,
     Batch,
+    Gradients,
     LossStats,
+    Optimizer,
     PolicyLoss,
     PolicyTargets,
     ValueLoss,
@@ -51,14 +53,6 @@ class TrainerCapabilities(Struct, frozen=True):
     offload: bool
     parameters: int = 0  # of the base; 0: unknown
     losses: tuple[str, ...] = LOSSES
-
-
-class Optimizer(Struct, frozen=True):
-    """AdamW (Loshchilov & Hutter, 2019) on the adapter; the learning rate comes with each step."""
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
 
 
 class SlotSpec(Struct, frozen=True):
@@ -164,7 +158,7 @@ class Trainer(ABC):
     @abstractmethod
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
+    ) -> Gradients:
         """Add the gradient of sum(token losses) / normaliser to the slot's.
 
         The caller gives the normaliser of the whole (mini-)batch, see `lorad/rl/levels.py`. Split into
@@ -173,7 +167,7 @@ class Trainer(ABC):
         (see `check_work`) before anything is computed.
         """
 
-    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
+    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[Gradients]:
         """Do forward_backward for several slots at once, each slot once; a trainer may share passes among
         them.
 
@@ -184,10 +178,13 @@ class Trainer(ABC):
         return [await self.forward_backward(w.slot, w.batch, w.targets, w.loss, w.normaliser) for w in work]
 
     @abstractmethod
-    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
+    async def optim_step(
+        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> StepResult:
         """Clip (0: do not), step and clear the gradients.
 
-        Not finite: nothing is applied, gradients are cleared.
+        optimizer: the settings of this step; None: those of the slot. Not finite: nothing is applied,
+        gradients are cleared.
         """
 
     @abstractmethod

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lorad.errors import AdapterRefused
-from lorad.trainers.base import Optimizer
+from lorad.protocol.batch import Optimizer
 
 _NORMAL_STD = 0.2
 _NORMED_AT_ONCE = 2**18

@@ -13,7 +13,9 @@ from lorad.rl.correction import correction
 from lorad.rl.gae import gae
 from lorad.rl.levels import level_weights, normaliser
 from lorad.rl.loss import sequence_ratios, token_losses, token_targets
+from lorad.rl.pairs import Judged, label_loss, pair_loss
 from lorad.rl.value_loss import value_losses
+from lorad.spec.algorithm import Preference
 
 _FILE = json.loads((Path(__file__).parents[1] / "data" / "losses" / "goldens.json").read_text())
 CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in _FILE["cases"]}
@@ -88,6 +90,28 @@ ADVANTAGES: dict[str, dict[str, Any]] = {
     "reinforce++_baseline": {"scale": "whiten"},
 }
 GAES = ("gae", "gae_returns", "gae_observed", "gae_discounted")
+
+
+PAIRS: dict[str, Preference] = {
+    "dpo": Preference(),
+    "dpo_smoothed": Preference(smoothing=0.1),
+    "trl_sigmoid": Preference(),
+    "trl_ipo": Preference("ipo"),
+    "trl_hinge": Preference("hinge"),
+    "trl_apo_zero": Preference("apo_zero"),
+    "trl_sigmoid_norm": Preference("sigmoid_norm"),
+    "simpo": Preference("simpo"),
+    "kto": Preference("kto"),
+}
+
+
+def judged(name: str, at: np.ndarray) -> Judged:
+    """A case of preferences: pairs (0, 1) and (2, 3), or 0 and 2 desired. at: [T], the log-probabilities."""
+    wanted = PAIRS[name]
+    if wanted.loss != "kto":
+        return pair_loss(at, given("reference"), LENGTHS, wanted)
+    desired = np.array([True, False, True, False])
+    return label_loss(at, given("reference"), LENGTHS, desired, wanted, CASES[name]["config"]["kl"])
 
 
 def given(name: str) -> np.ndarray:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lorad.adapters.peft import write_peft
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.trainers.base import Optimizer, Policy, Trainer
+from lorad.protocol.batch import Batch, LossStats, Optimizer, PolicyLoss, PolicyTargets
+from lorad.trainers.base import Policy, Trainer
 from tests.conformance.reference import random_batch
 from tests.conformance.trainer_kit import (
     PLAIN,
@@ -142,6 +142,32 @@ class Gradients(TrainerCase):
             assert stats.ratio == pytest.approx(stats.tokens, rel=1e-4)
             steps.append(await self.gradient(trainer, "plain"))
         np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
+
+    async def test_logprobs_come_back_on_request(self, trainer: Trainer, start: Path) -> None:
+        batch = random_batch(5, groups=3)
+        await self.open_plain(trainer, start, tokens_per_microbatch=40)
+        before = await trainer.logprobs(Policy("plain"), batch)
+        targets, total = targets_for(batch), float(batch.completions.size)
+        asked = PolicyLoss(returns_logprobs=True)
+        found = await trainer.forward_backward("plain", batch, targets, asked, total)
+        assert found.logprobs is not None and found.logprobs.dtype == np.float32
+        np.testing.assert_allclose(found.logprobs, before, atol=self.close_to)
+        assert (await trainer.forward_backward("plain", batch, targets, PolicyLoss(), total)).logprobs is None
+
+    async def test_settings_of_a_step_are_its_own(self, trainer: Trainer) -> None:
+        """A step with settings equals that of a slot that has them; the next one has the slot's again."""
+        decay, ends = Optimizer(weight_decay=0.5, betas=(0.5, 0.9)), []
+        for own, given in ((decay, None), (Optimizer(), decay)):
+            await trainer.open("a", spec_for(trainer, optimizer=own))
+            await accumulate(trainer, "a", random_batch(5))
+            await trainer.optim_step("a", 0.1, 1.0, given)
+            ends.append(flat(await trainer.export("a")))
+            await trainer.optim_step("a", 0.1, 1.0, Optimizer())
+            ends.append(flat(await trainer.export("a")))
+            await trainer.close("a")
+        np.testing.assert_array_equal(ends[0], ends[2])
+        np.testing.assert_array_equal(ends[1], ends[3])
+        assert not np.array_equal(ends[0], ends[1])
 
     async def test_the_norm_is_reported_before_it_is_clipped(self, trainer: Trainer, start: Path) -> None:
         steps, norms = [], []

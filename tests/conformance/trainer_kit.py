@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.trainers.base import Optimizer, Policy, SlotSpec, StepResult, Trainer
+from lorad.protocol.batch import Batch, LossStats, Optimizer, PolicyLoss, PolicyTargets
+from lorad.trainers.base import Policy, SlotSpec, StepResult, Trainer
 from tests.conformance.reference import random_batch, write_random_model
 
 MakeTrainer = Callable[[], Awaitable[Trainer]]

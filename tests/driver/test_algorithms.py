@@ -19,6 +19,7 @@ ALGORITHMS = {
     "dapo": (DAPO,),
     "dapo ahead": (DAPO, "rollout.max_staleness=2"),
     "adaptive kl": ("algorithm={group_size: 4, kl: {coef: 0.1, target: 0.01, horizon: 50}}",),
+    "reference that is reset": ("algorithm={group_size: 4, kl: {coef: 0.1, reset_every: 2}}",),
     "kl in the reward": ("algorithm={name: reinforce++, group_size: 1, kl: {coef: 0.1}}",),
     "moving baseline": ("algorithm={name: reinforce, baseline: moving, group_size: 1}",),
     "rft": ("algorithm={name: rft, group_size: 4}",),
@@ -91,3 +92,11 @@ def test_student_comes_closer_to_its_teacher(running: Running, teacher: Referenc
     kl = [record.data["metrics"]["kl"] for record in run.facts("step")]
     assert len(kl) == 7 and kl[-1] < kl[0]
     assert {record.data["metrics"]["reward"] for record in run.facts("step")} == {0.0}
+
+
+def test_reset_reference_is_where_the_run_is(running: Running, tmp_path: Path) -> None:
+    """Right after a reset KL is measured against the weights that are updated, where it is 0."""
+    run = Driven(running, tmp_path, "reset", *ALGORITHMS["reference that is reset"], "lora.dropout=0")
+    assert run.drive().reason == "completed"
+    kl = {record.step: record.data["metrics"]["kl"] for record in run.facts("step")}
+    assert all((kl[step] < 1e-9) == (step in (1, 3, 5, 7)) for step in kl), kl

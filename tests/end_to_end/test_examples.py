@@ -39,7 +39,7 @@ def spec_of(recipe: str) -> Spec:
     return load_spec((EXAMPLES / f"{recipe}.yaml").read_text(), source=recipe)
 
 
-NAMES = [path.stem for path in EXAMPLES.glob("*.yaml") if path.stem != "demo"]
+NAMES = [path.stem for path in EXAMPLES.glob("*.yaml") if path.stem not in ("demo", "own-loss")]
 RECIPES = sorted(NAMES)
 
 
@@ -75,6 +75,17 @@ def test_a_recipe_runs_on_the_builtin_base(made: World, recipe: str) -> None:
     run = made.client.show(recipe)
     assert (run.reason, run.step) == ("completed", 2)
     assert {version.rank for version in made.client.adapters(recipe)} == {spec_of(recipe).lora.rank}
+
+
+def test_both_losses_of_ones_own_are_equal(made: World) -> None:
+    """`own-loss.yaml` runs, and its loss in numpy does as the one in torch."""
+    spec = EXAMPLES / "own-loss.yaml"
+    mine = f"algorithm.loss={EXAMPLES}/own_loss.py:same_loss"
+    for name, keys in (("in-torch", ()), ("in-numpy", (mine,))):
+        made.lorad("run", spec, *keys, "trainer.steps=10", "--name", name, "--wait")
+    in_torch, in_numpy = made.facts("in-torch"), made.facts("in-numpy")
+    assert in_torch["samples"] == in_numpy["samples"] and in_torch["evals"] == in_numpy["evals"]
+    assert in_torch["evals"][-1][1] > in_torch["evals"][0][1] + 0.2
 
 
 def test_gsm8k_rows_ask_for_the_rewards_mark(script: ModuleType) -> None:

@@ -15,7 +15,7 @@ from lorad.errors import NotFound
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.pool.joint import Asked, Joint
-from lorad.protocol.batch import LossStats
+from lorad.protocol.batch import Gradients
 from lorad.trainers.base import GradientWork, SlotSpec
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.kit.pool_kit import OPEN, TINY, batch
@@ -72,7 +72,7 @@ async def test_bad_work_fails_alone(trainer: BuiltinTrainer) -> None:
     works = (work_of("a", 0), wrong, work_of("gone", 0), work_of("c", 2), no_numbers)
     found = await asyncio.gather(*map(joint.forward_backward, works), return_exceptions=True)
     assert joint.together == ["ac"]
-    assert [type(one) for one in found] == [LossStats, ValueError, NotFound, LossStats, ValueError]
+    assert [type(one) for one in found] == [Gradients, ValueError, NotFound, Gradients, ValueError]
 
 
 async def test_cancelled_caller_delays_nobody(trainer: BuiltinTrainer) -> None:

@@ -167,6 +167,39 @@ def test_reward_needing_absent_columns_is_refused(tmp_path: Path) -> None:
     assert "has no function h" in refusal(tmp_path, {**spec, "reward": "r.py:h"})
 
 
+FUNCTIONS = """
+def twice(logprobs): return logprobs.sum(), 2 + 0 * logprobs
+def short(rewards): return rewards[1:]
+def odd(logprobs, target): return 0.0, logprobs
+def pulled(logprobs, ref): return ((logprobs - ref) ** 2).sum(), 2 * (logprobs - ref)
+def good(rewards): return rewards
+"""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        ({"loss": "nowhere.py:f"}, "algorithm.loss: there is no file"),
+        ({"advantage": "std"}, "algorithm.advantage: there is no file"),
+        ({"loss": "f.py:none"}, "algorithm.loss: "),
+        ({"loss": "f.py:twice"}, "is 2, but finite differences of the value give 1"),
+        ({"loss": "f.py:odd"}, "odd of "),
+        ({"loss": "f.py:pulled"}, "f.py:5: TypeError"),
+        ({"advantage": "f.py:short"}, "algorithm.advantage: short of "),
+        ({"advantage": "f.py:good", "user_code": {"env": ["NO_KEY"]}}, "algorithm.user_code.env: NO_KEY"),
+    ],
+)
+def test_a_wrong_function_is_refused_by_key(algorithm: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text(FUNCTIONS)
+    assert says in refusal(tmp_path, {"algorithm": algorithm})
+
+
+def test_functions_that_fit_are_let_through(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text(FUNCTIONS)
+    algorithm = {"loss": "f.py:pulled", "advantage": "f.py:good", "kl": {"reference": "base"}}
+    assert check(tmp_path, {"algorithm": algorithm}).warnings == []
+
+
 @pytest.mark.parametrize(
     ("lora", "says"),
     [({"init": "zero"}, "never learn"), ({"target_modules": "linear_qkv"}, "attention alone")],
@@ -209,6 +242,15 @@ def test_a_reference_fits_the_base_and_is_counted(tmp_path: Path) -> None:
     tensors = {name: np.zeros((4, 3) if "lora_A" in name else (3, 4), np.float32) for name in shapes}
     write_peft(Adapter(config, tensors), tmp_path / "b", "other")
     assert "algorithm.kl.reference: " in refusal(tmp_path, {}, reference=tmp_path / "b")
+
+
+def test_a_critic_is_counted_in_memory(tmp_path: Path) -> None:
+    plain = check(tmp_path)
+    whole, half = (
+        check(tmp_path, {"algorithm": {"name": "ppo", "critic": {"rank": rank}}}) for rank in (None, 8)
+    )
+    assert whole.critic_parameters == plain.adapter_parameters == 2 * half.critic_parameters
+    assert whole.memory_needed - plain.memory_needed == 16 * whole.critic_parameters
 
 
 def run_module(question: str) -> Answer:

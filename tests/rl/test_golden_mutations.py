@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conformance import goldens
-from tests.conformance.goldens import ADVANTAGES, CASES, GAES, POLICIES, given
+from tests.conformance.goldens import ADVANTAGES, CASES, GAES, PAIRS, POLICIES, given
 
 MUTATIONS = {
     "std of the population": ("advantage", "group.std(ddof=1)", "group.std(ddof=0)"),
@@ -52,6 +52,13 @@ MUTATIONS = {
     "KL weighed without gradient": ("loss", "kl * (logprobs - old).exp()", "kl * (current - old).exp()"),
     "masked tokens in the mean": ("levels", "float(mask.sum())", "float(mask.size)"),
     "mask of the sum of ratios": ("correction", "sums / lengths if", "sums if"),
+    "IPO of sums": ("pairs", '("ipo", "sigmoid_norm", "simpo")', '("sigmoid_norm", "simpo")'),
+    "SimPO with a reference": ("pairs", '_sums(logprobs, mask, owner) if kind == "simpo"', "moved if False"),
+    "smoothing of one side": ("pairs", "e * _s(u) - (1 - e) * _s(-u)", "-(1 - e) * _s(-u)"),
+    "pairs summed": ("pairs", "slopes[owner] / losses.size", "slopes[owner]"),
+    "KTO without z": ("pairs", "sign * (moved - divergence)", "sign * moved"),
+    "APO of the chosen alone": ("pairs", "beta * down * (1 - down)", "0 * down"),
+    "IPO without its half": ("pairs", "1 / (2 * beta)", "1 / beta"),
     "GAE without lambda": ("gae", "gamma * lam * after", "gamma * after"),
     "GAE without the next value": ("gae", "gamma * following - values", "0 * following - values"),
     "masked values bootstrap": ("gae", "if mask[token]:", "if True:"),
@@ -73,8 +80,8 @@ def mutated(name: str, before: str, after: str) -> ModuleType:
     return module
 
 
-def is_off(found: object, wanted: object) -> bool:
-    return not np.allclose(np.array(found), np.array(wanted), atol=1e-5)
+def is_off(found: object, wanted: object, least: float = 1e-5) -> bool:
+    return not np.allclose(np.array(found), np.array(wanted), rtol=least, atol=least)
 
 
 @pytest.mark.parametrize("mistake", MUTATIONS)
@@ -87,6 +94,10 @@ def test_mistake_is_seen_by_a_golden(mistake: str, monkeypatch: pytest.MonkeyPat
     for name in POLICIES:
         loss, gradient = goldens.loss_and_gradient(*goldens.policy_targets(name), given("logprob"))
         if is_off(loss, CASES[name]["loss"]) or is_off(gradient, CASES[name]["grad"]):
+            seen.append(name)
+    for name in PAIRS:
+        found, case = goldens.judged(name, given("logprob")), CASES[name]
+        if is_off([found.loss, *found.gradient], [case["loss"], *case["grad"]], 1e-8):
             seen.append(name)
     seen += [name for name in GAES if is_off(goldens.gae_of(name), CASES[name]["advantages"])]
     loss, gradient = goldens.value_loss_and_gradient()

@@ -5,14 +5,17 @@ OpenRLHF, ROLL and open-instruct: `tests/data/losses/goldens.json` names the fun
 import numpy as np
 import pytest
 
+from lorad.protocol.batch import PolicyLoss, PolicyTargets
 from tests.conformance.goldens import (
     ADVANTAGES,
     CASES,
     GAES,
+    PAIRS,
     POLICIES,
     advantages_of,
     gae_of,
     given,
+    judged,
     loss_and_gradient,
     policy_targets,
     value_loss_and_gradient,
@@ -29,6 +32,17 @@ def test_loss_and_gradient_are_the_rivals(name: str) -> None:
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_advantages_are_the_rivals(name: str) -> None:
     np.testing.assert_allclose(advantages_of(name), CASES[name]["advantages"], atol=2e-6)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_preferences_are_the_rivals(name: str) -> None:
+    found = judged(name, given("logprob"))
+    assert found.loss == pytest.approx(CASES[name]["loss"], rel=1e-9)
+    np.testing.assert_allclose(found.gradient, CASES[name]["grad"], atol=1e-12)
+    linear, targets = PolicyLoss("linear"), PolicyTargets(-found.gradient)
+    np.testing.assert_allclose(
+        loss_and_gradient(linear, targets, 1.0, given("logprob"))[1], CASES[name]["grad"], atol=2e-7
+    )
 
 
 @pytest.mark.parametrize("name", GAES)

@@ -17,9 +17,9 @@ from lorad.models.compute import Compute
 from lorad.models.decoder import hidden, logits
 from lorad.models.loading import load_base
 from lorad.models.lora import LoraApply
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss
+from lorad.protocol.batch import Batch, LossStats, Optimizer, PolicyLoss
 from lorad.rl.loss import TokenLosses, loss_stats
-from lorad.trainers.base import GradientWork, Optimizer, Policy
+from lorad.trainers.base import GradientWork, Policy
 from lorad.trainers.builtin import passes
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import pack, plan

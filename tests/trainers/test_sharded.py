@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.protocol.batch import Batch
-from lorad.trainers.base import Optimizer, SlotSpec
+from lorad.protocol.batch import Batch, Optimizer
+from lorad.trainers.base import SlotSpec
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.rows import LOGITS, pack, plan, sequences, share
 from lorad.trainers.sharded.slot import Slot

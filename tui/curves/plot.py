@@ -21,6 +21,7 @@ METRICS = {  # what is shown at first, in this order: a short and a full name
     "logprob_difference": ("mismatch", "logprob mismatch, engine to trainer"),
     "tokens_per_second": ("tok/s", "tokens per second, engine"),
     "lr": ("lr", "learning rate"),
+    "explained_variance": ("explained", "variance of the returns that the critic explains"),
     "clip_fraction": ("clipped", "share of ratios that were clipped"),
 }
 LETTERS = "ABCDEF"

@@ -33,6 +33,8 @@ _FIGURES = (  # name shown, key, digits
     ("trainer tok/s", "trainer_tokens_per_second", 0),
     ("mfu", "mfu", 3),
     ("ratio", "ratio", 4),
+    ("explained", "explained_variance", 3),
+    ("value loss", "value_loss", 4),
 )
 _USUAL = ("reward", "reward_std", "loss", "kl", "entropy", "grad_norm", "logprob_difference", "clip_fraction")
 """What has its place also in a step in which it was not measured."""

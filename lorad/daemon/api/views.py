@@ -106,6 +106,7 @@ def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
         sweep=row.sweep,
         serving=row.serving,
         spec=json.loads(row.spec),
+        data_format=_format_of(row),
         processes=_processes_of(ctx, row),
         **asdict(history),
     )
@@ -117,6 +118,14 @@ def asked_in(row: RunRow) -> str | None:
         return request_of(row).cwd
     except LoradError:
         return None
+
+
+def _format_of(row: RunRow) -> str:
+    """Name what the preflight took the run's data for; "" where that is not known, or nothing to know."""
+    try:
+        return request_of(row).facts.data_format
+    except LoradError:
+        return ""
 
 
 def _reference_of(row: RunRow) -> Reference | None:

@@ -75,18 +75,25 @@ def told(tenants: Sequence[RunRow]) -> str:
 def _need_in(run: RunRow, pool_dtype: str) -> Need:
     """Compute what a run takes of a pool. Raises StorageError where its files cannot be read."""
     facts = request_of(run).facts
-    return need_of(spec_of(run), facts.adapter_parameters, pool_dtype, facts.reference_parameters)
+    return need_of(
+        spec_of(run),
+        facts.adapter_parameters,
+        pool_dtype,
+        facts.reference_parameters,
+        facts.critic_parameters,
+    )
 
 
-def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0) -> Need:
+def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0, critic: int = 0) -> Need:
     """Compute what a run takes of a pool of this dtype.
 
     parameters: of the adapter, 0 when not known.
     reference: parameters of the adapter that KL is measured against, whose slot has weights alone.
+    critic: parameters of the critic, of which there are no versions.
     """
     versions = spec.rollout.max_staleness + 3  # the current, the one before, as many more, the next one
     own = parameters * (_SLOT_BYTES + versions * _NUMBER_BYTES.get(dtype, 2))
-    return Need(versions, spec.lora.rank, own + reference * _FROZEN_BYTES)
+    return Need(versions, spec.lora.rank, own + reference * _FROZEN_BYTES + critic * _SLOT_BYTES)
 
 
 def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capacity:

@@ -76,14 +76,14 @@ class Begins(NamedTuple):
 async def staged(
     ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begins | None = None
 ) -> Staged | None:
-    """A copy of the spec's reference; None where that is the base, or there is no penalty. `discard` it in
-    the end.
+    """A copy of the spec's reference; None where that is the base, or nothing is compared with it. `discard`
+    it in the end.
 
     Raises SpecError (it begins with the key), NotFound, NotAllowed, Conflict (the files are gone),
     StorageError.
     """
     wanted = chosen(spec, is_fork=fork is not None)
-    if not spec.algorithm.kl_coef or wanted == "base":
+    if not spec.algorithm.has_reference or wanted == "base":
         return None
     if fork is not None and fork.inherited is not None:
         adapter = await _read(ctx, fork.parent.owner_uid, fork.parent.dir.reference, wanted)

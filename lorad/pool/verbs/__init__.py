@@ -22,6 +22,7 @@ PLAIN: dict[str, _Plain] = {
     "logprobs": train.logprobs,
     "values": critic.values,
     "value_backward": critic.value_backward,
+    "set_reference": open_close.set_reference,
     "publish": versions.publish,
     "save": train.save,
     "unload": versions.unload,

@@ -23,7 +23,7 @@ from lorad.protocol.calls import (
     OpenCritic,
     Opened,
 )
-from lorad.trainers.base import Optimizer, SlotInfo, SlotSpec
+from lorad.trainers.base import SlotInfo, SlotSpec
 
 _OUTPUT = "lm_head"  # what a critic does without
 
@@ -109,27 +109,46 @@ async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVe
     """Return the run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After
     this all slots of the run are open, or none. Raises AdapterRefused, AttestationFailed.
     """
-    name, directory = reference_slot(slot.slot), Path(wanted.directory)
-    opened = [slot.slot, *([critic_slot(slot.slot)] if args.critic is not None else [])]
     try:
-        config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
-        spec = SlotSpec(
-            config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True
-        )
-        held = await pool.trainer.open(name, spec)
-        opened.append(name)
+        held = await _hold_reference(pool, slot.slot, args, wanted)
+    except BaseException:
+        for each in (slot.slot, *([critic_slot(slot.slot)] if args.critic is not None else [])):
+            await pool.trainer.close(each)
+        raise
+    return replace(slot, bytes=slot.bytes + held.bytes)
+
+
+async def _hold_reference(pool: Pool, run: str, args: Open, wanted: LoadVersion) -> SlotInfo:
+    """Open the frozen slot of a run's reference. Raises AdapterRefused, AttestationFailed."""
+    name, directory = reference_slot(run), Path(wanted.directory)
+    config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
+    spec = SlotSpec(config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True)
+    held = await pool.trainer.open(name, spec)
+    try:
         digest = await asyncio.to_thread((await pool.trainer.export(name)).digest)
         if digest != wanted.sha256:
             raise AttestationFailed(
-                f"the trainer holds sha256 {digest} as the reference of {slot.slot}, not {wanted.sha256}",
+                f"the trainer holds sha256 {digest} as the reference of {run}, not {wanted.sha256}",
                 hint=f"{directory} was changed, or the trainer does not keep what it reads. Restore it, "
                 "then resume.",
             )
     except BaseException:
-        for each in opened:
-            await pool.trainer.close(each)
+        await pool.trainer.close(name)
         raise
-    return replace(slot, bytes=slot.bytes + held.bytes)
+    return held
+
+
+async def set_reference(pool: Pool, call: Call, args: LoadVersion) -> Nothing:
+    """Replace the reference by a version of the run, once its files are on disk."""
+    tenant = pool.tenant(call)
+    await pool.files.flush(tenant.run)
+    async with pool.phases.with_base(call.run):
+        if tenant.spec.reference is not None:
+            await pool.trainer.close(tenant.reference)
+            tenant.spec = replace(tenant.spec, reference=None)
+        await _hold_reference(pool, tenant.run, tenant.spec, args)
+        tenant.spec = replace(tenant.spec, reference=args)
+    return Nothing()
 
 
 async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> SlotInfo:
@@ -140,7 +159,7 @@ async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> S
             adapter=AdapterConfig(
                 args.rank, args.alpha, tuple(sorted(args.modules)), args.rslora, args.dropout
             ),
-            optimizer=Optimizer(args.betas, args.eps, args.weight_decay),
+            optimizer=args.optimizer,
             lora_type=args.lora_type,
             init=args.init,
             seed=args.seed,

@@ -8,12 +8,12 @@ from safetensors import SafetensorError
 from lorad.errors import StorageError
 from lorad.pool.state import Pool
 from lorad.protocol import calls
-from lorad.protocol.batch import Batch, LossStats
+from lorad.protocol.batch import Batch, Gradients
 from lorad.protocol.calls import CRITIC
 from lorad.trainers.base import GradientWork, Policy
 
 
-async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBackward) -> LossStats:
+async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBackward) -> Gradients:
     slot = pool.tenant(call).run
     check(args.batch, pool.vocab_size)
     work = GradientWork(slot, args.batch, args.targets, args.loss, args.normaliser)
@@ -30,7 +30,7 @@ async def optim_step(pool: Pool, call: calls.Call, args: calls.OptimStep) -> cal
     slot = tenant.critic if args.of == "critic" else tenant.run
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
-            result = await pool.trainer.optim_step(slot, args.lr, args.max_grad_norm)
+            result = await pool.trainer.optim_step(slot, args.lr, args.max_grad_norm, args.optimizer)
     done, mfu = pool.work.take(slot, recomputes=tenant.spec.activation_checkpointing)
     memory, peak = await pool.work.take_memory()
     waited = pool.parties.take(tenant.run)

@@ -16,7 +16,7 @@ from torch import Tensor
 from lorad.models.base import Base
 from lorad.models.decoder import LayerForward, at_once, hidden, logits
 from lorad.models.ops import recomputed
-from lorad.protocol.batch import LossStats, PolicyLoss
+from lorad.protocol.batch import Gradients, PolicyLoss
 from lorad.rl.loss import (
     TokenLosses,
     TokenTargets,
@@ -55,9 +55,9 @@ def score(base: Base, rows: Microbatch, lora: SlotLora | None, temperature: floa
 
 def forward_backward(
     base: Base, rows: Microbatch, lora: SlotLora, work: Sequence[GradientWork], checkpointing: bool
-) -> list[LossStats]:
-    """Adds to the slots, piece by piece, the gradient of sum(token losses) / normaliser; the statistics of
-    each.
+) -> list[Gradients]:
+    """Add to the slots, piece by piece, the gradient of sum(token losses) / normaliser. Returns for each its
+    statistics, and the log-probabilities of its tokens where its loss asks for them.
     """
     states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
     temperature = _temperatures(rows, [w.loss for w in work])
@@ -80,13 +80,13 @@ def forward_backward(
                 losses = token_losses(logprobs[inside], those, w.loss, entropy[inside])
                 totals.append(losses.loss.sum() / w.normaliser)
                 kept = losses._replace(loss=losses.loss.detach())
-                found[index].append(_Found(kept, entropy[inside].detach()))
+                found[index].append(_Found(kept, entropy[inside].detach(), logprobs[inside].detach()))
         torch.autograd.backward(totals)
         if part.grad is not None:
             gradients[chunk] = part.grad
     if states.requires_grad:
         torch.autograd.backward(states, gradients)
-    return [_stats(parts, w.normaliser) for parts, w in zip(found, work, strict=True)]
+    return [_gradients(parts, w) for parts, w in zip(found, work, strict=True)]
 
 
 @torch.no_grad()
@@ -126,13 +126,16 @@ class _Found(NamedTuple):
 
     losses: TokenLosses
     entropy: Tensor
+    logprobs: Tensor
 
 
-def _stats(parts: Sequence[_Found], normaliser: float) -> LossStats:
+def _gradients(parts: Sequence[_Found], work: GradientWork) -> Gradients:
     losses = TokenLosses(
         *(torch.cat(columns) for columns in zip(*(part.losses for part in parts), strict=True))
     )
-    return loss_stats(losses, torch.cat([part.entropy for part in parts]), normaliser)
+    stats = loss_stats(losses, torch.cat([part.entropy for part in parts]), work.normaliser)
+    asked = work.loss.returns_logprobs
+    return Gradients.of(stats, torch.cat([part.logprobs for part in parts]).cpu().numpy() if asked else None)
 
 
 def recomputing(lora: SlotLora) -> _Run:

@@ -21,6 +21,7 @@ from lorad.errors import AdapterRefused, IntegrityError
 from lorad.models.base import Base
 from lorad.models.directory import linear_shapes
 from lorad.models.lora import fused_groups, members
+from lorad.protocol.batch import Optimizer
 from lorad.trainers import checkpoint
 from lorad.trainers.base import SlotInfo, SlotSpec
 from lorad.trainers.checkpoint import MOMENTS, RNG, Saved
@@ -101,15 +102,20 @@ class Slot:
             array.flags.writeable = False
         return Adapter(self.spec.adapter, tensors)
 
-    def optim_step(self, lr: float, max_grad_norm: float) -> tuple[float, bool]:
-        """(norm before clipping, applied). Gradients are zero afterwards either way."""
+    def optim_step(
+        self, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> tuple[float, bool]:
+        """(norm before clipping, applied). Gradients are zero afterwards either way. optimizer: of this step
+        alone.
+        """
         norm = l2_norm(self.grads)
         applied = bool(np.isfinite(norm))
         if applied:
             if 0 < max_grad_norm < norm:
                 self.grads.mul_(max_grad_norm / norm)
             self.step += 1
-            adamw(self.weights, self.grads, self.exp_avg, self.exp_avg_sq, self.step, lr, self.spec.optimizer)
+            settings = optimizer or self.spec.optimizer
+            adamw(self.weights, self.grads, self.exp_avg, self.exp_avg_sq, self.step, lr, settings)
         self.grads.zero_()
         return norm, applied
 

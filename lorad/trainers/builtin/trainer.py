@@ -15,7 +15,16 @@ from lorad.errors import Conflict, NotFound
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueLoss, ValueTargets
+from lorad.protocol.batch import (
+    Batch,
+    Gradients,
+    LossStats,
+    Optimizer,
+    PolicyLoss,
+    PolicyTargets,
+    ValueLoss,
+    ValueTargets,
+)
 from lorad.trainers.base import (
     GradientWork,
     Policy,
@@ -87,13 +96,13 @@ class BuiltinTrainer(Trainer):
 
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
+    ) -> Gradients:
         return (await self._forward_backward([GradientWork(slot, batch, targets, loss, normaliser)]))[0]
 
-    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
+    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[Gradients]:
         return await self._forward_backward(work)
 
-    async def _forward_backward(self, work: Sequence[GradientWork]) -> list[LossStats]:
+    async def _forward_backward(self, work: Sequence[GradientWork]) -> list[Gradients]:
         check_work(work, self._slots, self.capabilities())
         slots = [self._trained(item.slot) for item in work]
         for item, slot in zip(work, slots, strict=True):
@@ -107,13 +116,21 @@ class BuiltinTrainer(Trainer):
             partial(self._gradients, slots, work, joined) for joined in mixed(plans, max(budgets, default=0))
         )
         stats = [LossStats() for _ in work]
+        logprobs = [
+            np.empty(w.batch.completions.size, np.float32) if w.loss.returns_logprobs else None for w in work
+        ]
         for found in await self._compute.each(quanta):
-            for index, more in found.items():
+            for index, (piece, more) in found.items():
                 stats[index] += more
-        return stats
+                if (whole := logprobs[index]) is not None:
+                    whole[piece.tokens] = more.logprobs
+        return [Gradients.of(*each) for each in zip(stats, logprobs, strict=True)]
 
-    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
-        norm, applied = await self._compute.run(self._trained(slot).optim_step, lr, max_grad_norm)
+    async def optim_step(
+        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> StepResult:
+        step = self._trained(slot).optim_step
+        norm, applied = await self._compute.run(step, lr, max_grad_norm, optimizer)
         return StepResult(grad_norm=norm, applied=applied)
 
     async def discard_grads(self, slot: str) -> None:
@@ -191,7 +208,7 @@ class BuiltinTrainer(Trainer):
 
     def _gradients(
         self, slots: Sequence[Slot], work: Sequence[GradientWork], joined: dict[int, Piece]
-    ) -> dict[int, LossStats]:
+    ) -> dict[int, tuple[Piece, Gradients]]:
         """Accumulate the gradients of one micro-batch. joined: slot index -> the piece of that slot in it."""
         mine = [slots[index] for index in joined]
         rows = pack(self._base, list(joined.values()))
@@ -200,7 +217,8 @@ class BuiltinTrainer(Trainer):
         stats = passes.forward_backward(
             self._base, rows, lora, [work[index] for index in joined], checkpointing
         )
-        return dict(zip(joined, stats, strict=True))
+        pairs = zip(joined.values(), stats, strict=True)
+        return dict(zip(joined, pairs, strict=True))
 
     def _score(self, slot: Slot | None, piece: Piece, temperature: float, amplify: float) -> np.ndarray:
         rows = pack(self._base, [piece])

@@ -15,7 +15,16 @@ from safetensors import SafetensorError
 
 from lorad.adapters.adapter import Adapter
 from lorad.errors import LoradError, from_wire
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueLoss, ValueTargets
+from lorad.protocol.batch import (
+    Batch,
+    Gradients,
+    LossStats,
+    Optimizer,
+    PolicyLoss,
+    PolicyTargets,
+    ValueLoss,
+    ValueTargets,
+)
 from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, TrainerCapabilities
 
 if TYPE_CHECKING:
@@ -114,9 +123,9 @@ class ForwardBackward(Call, frozen=True):
     targets: PolicyTargets
     loss: PolicyLoss
     normaliser: float
-    answer = Answer[LossStats]
+    answer = Answer[Gradients]
 
-    def do(self, trainer: RankTrainer) -> LossStats:
+    def do(self, trainer: RankTrainer) -> Gradients:
         return trainer.forward_backward(self.slot, self.batch, self.targets, self.loss, self.normaliser)
 
 
@@ -124,10 +133,11 @@ class OptimStep(Call, frozen=True):
     slot: str
     lr: float
     max_grad_norm: float
+    optimizer: Optimizer | None
     answer = Answer[StepResult]
 
     def do(self, trainer: RankTrainer) -> StepResult:
-        return trainer.optim_step(self.slot, self.lr, self.max_grad_norm)
+        return trainer.optim_step(self.slot, self.lr, self.max_grad_norm, self.optimizer)
 
 
 class DiscardGrads(Call, frozen=True):

@@ -9,7 +9,16 @@ from msgspec import Struct
 
 from lorad.adapters.adapter import Adapter
 from lorad.errors import SpecError
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueLoss, ValueTargets
+from lorad.protocol.batch import (
+    Batch,
+    Gradients,
+    LossStats,
+    Optimizer,
+    PolicyLoss,
+    PolicyTargets,
+    ValueLoss,
+    ValueTargets,
+)
 from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import (
     GradientWork,
@@ -103,14 +112,16 @@ class RemoteTrainer(Trainer):
 
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
+    ) -> Gradients:
         check_work([GradientWork(slot, batch, targets, loss, normaliser)], self.slots(), self.capabilities())
         call = calls.ForwardBackward(slot, batch, targets, loss, normaliser)
-        stats: LossStats = await self._processes.ask(call)
-        return stats
+        found: Gradients = await self._processes.ask(call)
+        return found
 
-    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
-        result: StepResult = await self._processes.ask(calls.OptimStep(slot, lr, max_grad_norm))
+    async def optim_step(
+        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> StepResult:
+        result: StepResult = await self._processes.ask(calls.OptimStep(slot, lr, max_grad_norm, optimizer))
         return result
 
     async def discard_grads(self, slot: str) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lorad.protocol.batch import Optimizer
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.checkpoint import Saved, later_seed
 from lorad.trainers.sharded.workers import DataParallel
@@ -132,10 +133,12 @@ class Slot:
     def rng(self) -> dict[str, np.ndarray]:
         return {"draws": np.array([self.seed, self.draws], np.int64)}
 
-    def optim_step(self, lr: float, max_grad_norm: float) -> tuple[float, bool]:
+    def optim_step(
+        self, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> tuple[float, bool]:
         """(norm before clipping, applied).
 
-        Gradients are zero afterwards either way. Collective over all ranks.
+        Gradients are zero afterwards either way. optimizer: of this step alone. Collective over all ranks.
         """
         grads = self.dp.reduced_part(self.grads)
         norm = self._norm(grads)
@@ -145,7 +148,8 @@ class Slot:
                 grads.mul_(max_grad_norm / norm)
             self.step += 1
             mine = self.dp.part(self.weights)
-            adamw(mine, grads, self.exp_avg, self.exp_avg_sq, self.step, lr, self.spec.optimizer)
+            settings = optimizer or self.spec.optimizer
+            adamw(mine, grads, self.exp_avg, self.exp_avg_sq, self.step, lr, settings)
             self.dp.join_parts(mine, self.weights)
         self.grads.zero_()
         return norm, applied

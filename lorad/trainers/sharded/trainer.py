@@ -24,7 +24,9 @@ from lorad.protocol.batch import (
     LOSSES,
     VALUE_LOSS,
     Batch,
+    Gradients,
     LossStats,
+    Optimizer,
     PolicyLoss,
     PolicyTargets,
     ValueLoss,
@@ -61,11 +63,15 @@ _TOKENS_PER_MICROBATCH = 16384
 
 
 class Losses:
-    """`stats`: of the micro-batches whose loss was asked for on this rank."""
+    """The statistics of the micro-batches whose loss was asked for on this rank, and, where the loss wants
+    them, the log-probabilities of their tokens: [T], 0 for those of other ranks.
+    """
 
     def __init__(self, work: GradientWork, device: torch.device) -> None:
         self._work, self._device = work, device
         self.stats = LossStats()
+        size = work.batch.completions.size
+        self.logprobs = torch.zeros(size, device=device) if work.loss.returns_logprobs else None
 
     def of(self, rows: Rows) -> LossOf:
         """sum(token losses) / normaliser of one micro-batch, as a function of its logits [T, vocab]."""
@@ -80,6 +86,8 @@ class Losses:
                 work.loss.temperature,
                 entropy_gradient=bool(work.loss.entropy_coef),
             )
+            if self.logprobs is not None:
+                self.logprobs[torch.from_numpy(rows.places).to(self._device)] = logprobs.detach()
             lengths = torch.from_numpy(work.batch.completion_lengths[rows.samples].astype(np.int64))
             targets = token_targets(work.targets, rows.places, self._device)
             targets = sequence_ratios(logprobs.detach(), targets, work.loss, lengths.to(self._device))
@@ -173,7 +181,7 @@ class RankTrainer:
 
     def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
+    ) -> Gradients:
         work = GradientWork(slot, batch, targets, loss, normaliser)
         check_work([work], self._slots, self.capabilities())
         held = self._trained(slot)
@@ -186,7 +194,10 @@ class RankTrainer:
             self._body.backward(row, losses.of(row), recompute=held.spec.activation_checkpointing)
             held.collect(mounted.parameters)
         held.draws += 1
-        return _over_ranks(losses.stats, self._body.dp, self._body.device)
+        stats = _over_ranks(losses.stats, self._body.dp, self._body.device)
+        if losses.logprobs is None:
+            return Gradients.of(stats)
+        return Gradients.of(stats, self._body.dp.add_up(losses.logprobs).cpu().numpy())
 
     def values(self, slot: str, batch: Batch) -> np.ndarray:
         held = self._critic(slot)
@@ -218,10 +229,12 @@ class RankTrainer:
         held.draws += 1
         return _over_ranks(stats, self._body.dp, self._body.device)
 
-    def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
+    def optim_step(
+        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> StepResult:
         held = self._trained(slot)
         mounted = self._put_in(held)
-        norm, applied = held.optim_step(lr, max_grad_norm)
+        norm, applied = held.optim_step(lr, max_grad_norm, optimizer)
         held.bind(mounted.parameters)
         return StepResult(grad_norm=norm, applied=applied)
 

@@ -296,6 +296,7 @@ def test_run_needs_versions_plus_load_and_slot() -> None:
     spec = convert({"rollout": {"max_staleness": 3}, "lora": {"rank": 8}})
     assert need_of(spec, 1000, "float32") == Need(6, 8, 1000 * (16 + 6 * 4))
     assert need_of(convert({}), 1000, "bfloat16") == Need(3, 16, 1000 * (16 + 3 * 2))
+    assert need_of(convert({}), 1000, "bfloat16", critic=500) == Need(3, 16, 1000 * (16 + 3 * 2) + 500 * 16)
 
 
 def test_limits_are_those_that_engines_have() -> None:

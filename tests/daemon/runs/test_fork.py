@@ -92,6 +92,19 @@ async def test_the_shape_of_the_adapter_stays(home: Path) -> None:
                 await fork(api, "a@1004", override)
 
 
+async def test_a_forked_critic_keeps_its_rank(home: Path) -> None:
+    ppo = ("algorithm={name: ppo, critic: {warmup_steps: 0}}",)
+    async with serving(home) as api:
+        await parent(api)
+        await fork(api, "a@1004", *ppo, name="b")
+        await api.until("b", "ended")
+        rank = "algorithm={name: ppo, critic: {rank: 2, warmup_steps: 0}}"
+        with pytest.raises(SpecError, match=r"algorithm\.critic\.rank: the critic .* has rank"):
+            await fork(api, "b", rank)
+        await fork(api, "b", rank, fresh=True)
+        await fork(api, "a@1004", rank, name="c")  # which has no critic yet
+
+
 async def test_fork_outlives_parent_and_restarts_from_origin(home: Path) -> None:
     async with serving(home) as api:
         await parent(api)

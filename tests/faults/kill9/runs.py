@@ -14,7 +14,7 @@ from tests.kit.world import World, world
 SPEC = """
 seed: {seed}
 lora: {{rank: {rank}, alpha: 16, dropout: {dropout}}}
-algorithm: {{group_size: 4, minibatches: {minibatches}}}
+algorithm: {{name: {algorithm}, group_size: 4, minibatches: {minibatches}}}
 data: {{train: {task}, prompts_per_step: 3}}
 trainer: {{lr: 2.0e-3, steps: {steps}, schedule: cosine, warmup_steps: 2}}
 rollout: {{max_new_tokens: 10, max_staleness: {staleness}}}
@@ -40,8 +40,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "ahead": {"seed": 2, "rank": 4, "staleness": 1, "task": "reverse", "restart": "on-failure"},
     "by-hand": {"seed": 3, "dropout": 0.1, "reward": "reward.py:share"},
     "apart": {"seed": 4, "threads": 2, "restart": "on-failure", "reward": "reward.py:share"},
+    "critic": {"seed": 5, "algorithm": "ppo", "restart": "on-failure", "reward": "reward.py:share"},
 }
 DEFAULTS: dict[str, Any] = {
+    "algorithm": "grpo",
     "rank": 8,
     "dropout": 0.0,
     "minibatches": 1,

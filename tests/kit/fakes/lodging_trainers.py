@@ -17,7 +17,7 @@ from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import resolve
 from lorad.models.loading import load_base
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import Batch, Gradients, Optimizer, PolicyLoss, PolicyTargets
 from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, TrainerCapabilities, TrainerHealth
 from lorad.trainers.builtin.trainer import BuiltinTrainer
@@ -85,13 +85,15 @@ class Lodges(BuiltinTrainer):
 
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
+    ) -> Gradients:
         assert self.is_here
         return await super().forward_backward(slot, batch, targets, loss, normaliser)
 
-    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
+    async def optim_step(
+        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> StepResult:
         assert self.is_here
-        return await super().optim_step(slot, lr, max_grad_norm)
+        return await super().optim_step(slot, lr, max_grad_norm, optimizer)
 
     async def health(self) -> TrainerHealth:
         return TrainerHealth(alive=not self.death, detail=self.death, memory=100, memory_peak=200)

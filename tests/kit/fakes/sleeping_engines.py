@@ -26,7 +26,16 @@ from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
 from lorad.pool.attest.attester import MARK
-from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
+from lorad.protocol.batch import (
+    Batch,
+    Chunk,
+    Gradients,
+    Optimizer,
+    PolicyLoss,
+    PolicyTargets,
+    Prompt,
+    Sampling,
+)
 from lorad.protocol.pool_setup import ServerSetup
 from lorad.trainers.base import StepResult
 from lorad.trainers.builtin.trainer import BuiltinTrainer
@@ -121,15 +130,17 @@ class TrainsAlone(BuiltinTrainer):
 
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
+    ) -> Gradients:
         assert Sleeps.newest.is_asleep
         stats = await super().forward_backward(slot, batch, targets, loss, normaliser)
         assert Sleeps.newest.is_asleep
         return stats
 
-    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
+    async def optim_step(
+        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> StepResult:
         assert Sleeps.newest.is_asleep
-        return await super().optim_step(slot, lr, max_grad_norm)
+        return await super().optim_step(slot, lr, max_grad_norm, optimizer)
 
 
 class WakesWithBase(Sleeps):

@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lorad.adapters.adapter import Adapter
-from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueLoss, ValueTargets
+from lorad.protocol.batch import (
+    Batch,
+    Gradients,
+    LossStats,
+    Optimizer,
+    PolicyLoss,
+    PolicyTargets,
+    ValueLoss,
+    ValueTargets,
+)
 from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, Trainer, TrainerCapabilities
 
 T = TypeVar("T")
@@ -80,11 +89,13 @@ class Lent(Trainer):
 
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
+    ) -> Gradients:
         return await self._there(self.of.forward_backward(slot, batch, targets, loss, normaliser))
 
-    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
-        return await self._there(self.of.optim_step(slot, lr, max_grad_norm))
+    async def optim_step(
+        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
+    ) -> StepResult:
+        return await self._there(self.of.optim_step(slot, lr, max_grad_norm, optimizer))
 
     async def discard_grads(self, slot: str) -> None:
         await self._there(self.of.discard_grads(slot))

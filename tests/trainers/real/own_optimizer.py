@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from torch.overrides import TorchFunctionMode
 
 from lorad.adapters.peft import read_peft
-from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
-from lorad.trainers.base import GradientWork, Optimizer, SlotSpec
+from lorad.protocol.batch import Batch, Optimizer, PolicyLoss, PolicyTargets
+from lorad.trainers.base import GradientWork, SlotSpec
 from lorad.trainers.megatron.body import MegatronBody, open_body
 from lorad.trainers.sharded.body import BodySettings, LossOf, MountKey
 from lorad.trainers.sharded.rows import pack, sequences, share

@@ -227,6 +227,7 @@ def test_py_spy_shows_a_stopped_ranks_stack(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"RANK": "3"}) as rank:
         assert rank.stdout is not None and rank.stdout.readline() == b"up\n"
         rank.send_signal(signal.SIGSTOP)
+        os.waitpid(rank.pid, os.WUNTRACED)
         dump(os.getpid(), tmp_path / "log")
         rank.kill()
     said = (tmp_path / "log").read_text()

@@ -62,6 +62,8 @@ async def fork(ctx: Context, call: Call) -> Forked:
     """
     body, version = call.json(ForkRequest), find_version(ctx, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
+    anew = _other_kind(parent, body)
+    body = replace(body, fresh=body.fresh or bool(anew))
     if body.fresh:
         await await_files(ctx, version)
     start = _begun(ctx, parent, version, body.fresh)
@@ -84,7 +86,19 @@ async def fork(ctx: Context, call: Call) -> Forked:
         discard(staged)
         reference.clear(kl)
     ctx.loop.poke()
-    return extended(Forked, run_view(row), warnings=request.facts.warnings)
+    return extended(Forked, run_view(row), warnings=[*anew, *request.facts.warnings])
+
+
+def _other_kind(parent: RunRow, body: ForkRequest) -> list[str]:
+    """Say that Adam starts from zero where the fork minimises another kind of loss; nothing where not.
+
+    Raises SpecError.
+    """
+    before = spec_of(parent)
+    wanted = override(before, body.overrides).algorithm
+    if body.fresh or wanted.kind == before.algorithm.kind:
+        return []
+    return [f"only weights are taken: Adam's moments are of {before.algorithm.name}, not of {wanted.name}"]
 
 
 def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _Start:
@@ -120,6 +134,7 @@ def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: _Start)
     more = [] if body.steps is None else [f"trainer.steps={body.steps}"]
     spec = override(before, [*body.overrides, *more])
     if not body.fresh:
+        _refuse_other_critic(before, spec)
         spec = fitted(spec, body.overrides, start.trained)
     name = body.name or spec.name or _free_name(ctx, parent.name)
     return override(spec, [f"name={msgspec.json.encode(name).decode()}"])
@@ -133,6 +148,18 @@ def _refuse_shape(text: str) -> None:
             f"override {text}: {key} is part of what the adapter is, and a fork continues with the existing "
             "one",
             hint="Leave it out, or start a new run with it.",
+        )
+
+
+def _refuse_other_critic(before: Spec, spec: Spec) -> None:
+    """Raise SpecError for a critic of another rank than the one that the checkpoint has."""
+    rank = before.algorithm.critic.rank
+    both = before.algorithm.has_critic and spec.algorithm.has_critic
+    if both and spec.algorithm.critic.rank != rank:
+        raise SpecError(
+            f"the critic that the fork takes along has rank {rank or before.lora.rank}",
+            key="algorithm.critic.rank",
+            hint="Leave it out, or --fresh takes the policy's weights alone and begins with a new critic.",
         )
 
 

@@ -154,14 +154,16 @@ def _blaming(point: _Point) -> Iterator[None]:
 def _need(spec: Spec) -> bytes:
     """Make the part of a spec that the preflight depends on: points with an equal one share an answer."""
     usual, kl = {key: getattr(Trainer(), key) for key in _UNSEEN}, spec.algorithm.kl
+    algorithm = spec.algorithm
+    if algorithm.kind == "rl":
+        kl = replace(kl, coef=float(algorithm.kl_coef > 0))
+        algorithm = Algorithm(name=algorithm.name, kl=kl)
     return to_json(
         replace(
             spec,
             name=None,
             seed=0,
-            algorithm=Algorithm(
-                name=spec.algorithm.name, kl=replace(kl, coef=float(spec.algorithm.kl_coef > 0))
-            ),
+            algorithm=algorithm,
             trainer=replace(spec.trainer, **usual),
             checkpoint=Checkpoint(),
             resources=Resources(devices=spec.resources.devices),

@@ -1,0 +1,147 @@
+"""What a process of user code does for itself, whatever the code is for: rewards, advantages, losses.
+
+It speaks JSON lines: a `Code`, answered by `Ready`, then one request at a time. What user code prints goes to
+stderr. Each process that user code starts has the memory limit for itself. See `user_process.py` for the
+other side.
+"""
+
+import fcntl
+import importlib.util
+import inspect
+import os
+import resource
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from lorad.errors import LoradError
+
+_ERROR_LIMIT = 2000  # characters of an error that travel
+_MOST = 1 << 60  # bytes of memory: no limit
+
+
+class Code(Struct):
+    """A function in a file.
+
+    source: the file's text as it was when the attempt began.
+    memory: bytes that the process may have; 0: no limit.
+    memory_key: the key of the spec that sets this limit.
+    """
+
+    file: str = ""
+    function: str = ""
+    source: bytes = b""
+    memory: int = 0
+    memory_key: str = ""
+
+
+class Ready(Struct):
+    """Whether the function is there, and the keywords that it cannot do without."""
+
+    is_last: ClassVar[bool] = False
+    error: str = ""
+    hint: str = ""
+    required: list[str] = []
+
+
+class Keywords(NamedTuple):
+    """The parameters of a function. takes_all: whether it takes any other keyword too."""
+
+    names: set[str]
+    required: list[str]
+    takes_all: bool
+
+    def chosen(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Select what the function is called with."""
+        return {name: value for name, value in given.items() if self.takes_all or name in self.names}
+
+
+def die_with(lifeline: int) -> None:
+    """Have the kernel SIGKILL this process group when the other end of `lifeline` closes (see fcntl(2),
+    O_ASYNC), even if it is stuck inside C code.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # closed before it was watched
+        os.killpg(0, signal.SIGKILL)
+
+
+def limit_memory(limit: int) -> None:
+    """Limit the memory of this process and of each that it starts; address space alone is free, since CUDA
+    reserves much.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    least = min(limit or _MOST, _MOST if hard == resource.RLIM_INFINITY else hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, least))
+
+
+def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """stdin and stdout for the protocol alone; user code finds an empty stdin, and stderr as its stdout."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(2, 1)
+    os.close(empty)
+    return requests, replies
+
+
+def import_function(code: Code) -> Callable[..., Any]:
+    """Import the file, of this text, as a module, and return its function; its directory comes first on
+    sys.path, as for a script. Raises LoradError, and whatever the import raises.
+    """
+    file = Path(code.file)
+    sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location("user_code", file)
+    if spec is None or spec.loader is None:
+        raise LoradError(f"{file} is no Python file", hint="Name it path/to/file.py:function.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    exec(compile(code.source, str(file), "exec", dont_inherit=True), module.__dict__)
+    function: Callable[..., Any] | None = getattr(module, code.function, None)
+    if not callable(function):
+        there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
+        raise LoradError(f"{file} has no function {code.function}", hint=f"Its functions: {there}.")
+    return function
+
+
+def keywords_of(function: Callable[..., Any], name: str) -> Keywords:
+    """Raises LoradError for a function that cannot be called by keyword."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
+        raise LoradError(f"{name} has positional-only parameters", hint="It is called by keyword.")
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return Keywords(
+        names={p.name for p in named},
+        required=[p.name for p in named if p.default is p.empty],
+        takes_all=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    )
+
+
+def describe(error: BaseException, code: Code) -> str:
+    """`rewards.py:12: ValueError: what`, the line being the last one in the user's file."""
+    if isinstance(error, LoradError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == code.file]
+    if isinstance(error, SyntaxError) and error.filename == code.file:
+        lines = [error.lineno]
+    where = f"{code.file}:{lines[-1]}: " if lines else ""
+    text = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, MemoryError):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        most = f"{limit / (1 << 20):,.0f} MiB ({code.memory_key})"
+        text = f"MemoryError: it needs more than its limit of {most}"
+    return f"{where}{text}"[:_ERROR_LIMIT]
+
+
+def send(replies: BinaryIO, message: Struct, enc_hook: Callable[[Any], Any] | None = None) -> None:
+    replies.write(msgspec.json.encode(message, enc_hook=enc_hook) + b"\n")
+    replies.flush()

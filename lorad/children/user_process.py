@@ -1,0 +1,252 @@
+"""A process of user code: started under a guard, asked, and ended.
+
+User code may do anything without hurting the run: it gets no secrets, has its own limit of memory, and is
+killed when its time is over. `user_code.py` is the other side.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from lorad.box.machine import read_machine
+from lorad.box.paths import python_path
+from lorad.children import guard
+from lorad.children.user_code import Code, Ready
+from lorad.errors import SpecError
+
+_START_LIMIT = 60.0  # seconds for the import of a file
+_END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started
+_PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
+_PASSED = (
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+    ),
+    *("LD_LIBRARY_PATH", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME"),
+    *("HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
+    *("LORAD_HOME", "LORAD_ATTEMPT"),  # by which what a run leaves is found
+)
+_PASSED_PREFIXES = ("LC_", "PYTHON", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_")
+_FORM = "Name it path/to/file.py:function; relative paths start where the spec file is."
+_BURST, _RATE = 4 << 20, 256 << 10  # bytes at once, and in a second
+_PART = 1 << 16
+_PAUSE_SECONDS = 0.001  # between parts that are left out: reading them all must not take a core
+
+
+class _Answer(Protocol):
+    @property
+    def is_last(self) -> bool: ...
+
+
+_Message = TypeVar("_Message", bound=_Answer)
+
+
+class Lost(Exception):
+    """The child did not answer."""
+
+
+class UserProcess:
+    """A process under a guard, which ends whatever user code started: with it, and with this process at the
+    latest. See `lorad/children/guard.py`."""
+
+    def __init__(self, module: str, what: str, environment: Mapping[str, str]) -> None:
+        """module: what is run. what: the name of the user's code in errors: "reward"."""
+        self._what = what
+        watched, self._lifeline = os.pipe()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            guarded = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--"]
+            try:
+                self._process = subprocess.Popen(
+                    [*guarded, sys.executable, "-P", "-m", module, str(watched)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    pass_fds=[watched, theirs.fileno()],
+                    process_group=0,
+                    env=environment,
+                )
+            finally:
+                os.close(watched)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
+        os.set_blocking(self._in.fileno(), False)
+        assert self._process.stderr is not None
+        self._printed = _start_passing_on(self._process.stderr)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def load(self, code: Code, key: str) -> Ready:
+        """Have the function imported. Raises SpecError, which blames `key`, when it cannot be."""
+        try:
+            ready = self.ask(code, Ready, _START_LIMIT)
+        except Lost as lost:
+            problem = f"{lost} while {code.file} was imported"
+            raise SpecError(problem, key=key, hint="Mend the file.") from None
+        if ready.error:
+            hint = ready.hint or "Mend the file; it is imported as a module."
+            raise SpecError(ready.error, key=key, hint=hint)
+        return ready
+
+    def ask(
+        self,
+        message: Struct,
+        answer: type[_Message],
+        seconds: float,
+        *,
+        enc_hook: Callable[[Any], Any] = str,
+        dec_hook: Callable[[type, Any], Any] | None = None,
+    ) -> _Message:
+        """Send one line and wait for one. Raises Lost when there is none within `seconds`.
+
+        The hooks are msgspec's, for what JSON does not know.
+        """
+        line = self._exchange(memoryview(msgspec.json.encode(message, enc_hook=enc_hook) + b"\n"), seconds)
+        try:
+            found = msgspec.json.decode(line, type=answer, dec_hook=dec_hook)
+        except msgspec.MsgspecError:
+            raise Lost(f"the {self._what} process answered out of turn") from None
+        if found.is_last:
+            self._end()
+        return found
+
+    def signal(self) -> None:
+        """SIGKILL it and, a moment later, all that user code started."""
+        self._process.send_signal(guard.KILL_NOW)
+
+    def kill(self) -> None:
+        self._end()
+        self._printed.join(_PRINTED_SECONDS)
+        for pipe in (self._in, self._out, self._socket):
+            pipe.close()
+        os.close(self._lifeline)
+
+    def _end(self) -> None:
+        self.signal()
+        try:
+            self._process.wait(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:  # the guard itself is stopped, or waits for what cannot be killed
+            self._process.kill()
+            self._process.wait()
+
+    def _exchange(self, unsent: memoryview, seconds: float) -> bytearray:
+        deadline = time.monotonic() + seconds
+        received = bytearray()
+        while not received.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            readable, writable, _ = select.select([self._out], [self._in] if unsent else [], [], max(left, 0))
+            if not readable and not writable:
+                raise Lost(f"no result within {seconds:g} s")
+            if writable:
+                unsent = unsent[self._write(unsent) :]
+            if readable:
+                chunk = os.read(self._out.fileno(), 1 << 16)
+                if not chunk:
+                    raise Lost(self._death())
+                received += chunk
+        return received
+
+    def _write(self, unsent: memoryview) -> int:
+        try:
+            return os.write(self._in.fileno(), unsent)
+        except BrokenPipeError:
+            raise Lost(self._death()) from None
+
+    def _death(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_END_SECONDS)
+        code = self._process.poll()
+        if code is not None and code - 128 in {number.value for number in signal.Signals}:
+            return f"the {self._what} process died of {signal.Signals(code - 128).name}"
+        return f"the {self._what} process exited with {code}"
+
+
+def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
+    """Select the variables that user code gets: what programs need to work, and what the spec names.
+
+    No secrets.
+    """
+    found = {
+        name: value
+        for name, value in given.items()
+        if name in _PASSED
+        or name in named
+        or name.startswith(_PASSED_PREFIXES)
+        or name.lower().endswith("_proxy")
+    }
+    return {**found, "PYTHONPATH": python_path(given.get("PYTHONPATH"))}
+
+
+def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
+    """Read the file of `path/to/file.py:function`. memory: bytes that it may have; 0: half of the machine's.
+
+    Raises SpecError, which blames `key`.
+    """
+    path, _, function = name.rpartition(":")
+    file = (cwd / Path(path).expanduser()).absolute()
+    if not path or not file.is_file() or not function.isidentifier():
+        raise SpecError(f"there is no file {file} with a function {function!r}", key=key, hint=_FORM)
+    try:
+        source = file.read_bytes()
+    except OSError as error:
+        raise SpecError(f"{file} cannot be read: {error.strerror}", key=key, hint=_FORM) from error
+    return Code(str(file), function, source, memory or read_machine().memory // 2)
+
+
+def _start_passing_on(source: IO[bytes], target: int = 2) -> threading.Thread:
+    """A thread that ends with `source`, which it closes. Who prints waits for a millisecond at most."""
+    thread = threading.Thread(target=_pass_on, args=(source, target), name="printed", daemon=True)
+    thread.start()
+    return thread
+
+
+def _pass_on(source: IO[bytes], target: int) -> None:
+    room, looked, left_out = float(_BURST), time.monotonic(), 0
+    with source:
+        while data := os.read(source.fileno(), _PART):
+            now = time.monotonic()
+            room, looked = min(_BURST, room + _RATE * (now - looked)), now
+            if len(data) > room:
+                left_out += len(data)
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            room -= len(data)
+            left_out = _say(target, left_out)
+            _write(target, data)
+    _say(target, left_out)
+
+
+def _say(target: int, left_out: int) -> int:
+    """Write how many bytes were left out, if any; return 0, the new count."""
+    if left_out:
+        _write(target, f"\n[lorad] {left_out} bytes of what user code printed were left out here\n".encode())
+    return 0
+
+
+def _write(target: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # a full disk takes no log, and ends no run for it
+        os.write(target, data)

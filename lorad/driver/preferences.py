@@ -1,0 +1,149 @@
+"""The objective of dpo. Log-probabilities of the reference are computed once for each row."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from lorad.driver.session import Session
+from lorad.driver.supervised import LINEAR, Metrics, batch_of, trained_of
+from lorad.driver.update import Update, update
+from lorad.driver.weigh import logprobs
+from lorad.protocol.batch import Batch, PolicyTargets
+from lorad.protocol.calls import ForwardBackward, LogprobsOf
+from lorad.protocol.status import PoolInfo
+from lorad.rl.completions.targets import TargetDataset
+from lorad.rl.data import Example
+from lorad.rl.pairs import Judged, label_loss, mismatched_divergence, pair_loss
+
+
+class Preferences:
+    """Pairs, or completions with a label (kto)."""
+
+    def __init__(self, session: Session, info: PoolInfo) -> None:
+        """Raises OSError when the file of log-probabilities cannot be made."""
+        self._wanted = session.spec.algorithm.preference
+        self._of: LogprobsOf = "reference" if session.params.reference else "base"
+        self._kept: _Kept | None = None
+        if session.spec.algorithm.has_reference:
+            assert isinstance(session.train_data, TargetDataset)
+            told = session.params.reference
+            about = f"reference {told.sha256}" if told else info.model_sha256 or info.base_checksum
+            name = hashlib.sha256(f"{about} {session.train_data.tokens_digest}".encode()).hexdigest()
+            directory = session.run_dir.reference_logprobs
+            directory.mkdir(exist_ok=True)
+            self._kept = _Kept(directory / f"{name[:32]}.f32", session.train_data.lengths)
+
+    def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
+        batch = batch_of(examples)
+        current = logprobs(session, "slot", batch)
+        found = self._judged(session, examples, current, self._reference(session, examples, batch, current))
+        targets = PolicyTargets((-found.gradient).astype(np.float32), weights=trained_of(examples))
+        wanted = ForwardBackward(batch, targets, LINEAR, 1.0)
+        done = update(session, wanted, rate, has_gradient=bool(targets.advantages.any()))
+        return done, self._metrics(session, examples, found)
+
+    def held_out(self, session: Session) -> Metrics:
+        examples = [example for example in session.eval_data if example.targets]
+        if not examples:
+            return {}
+        batch = batch_of(examples)
+        current = logprobs(session, "slot", batch)
+        reference = logprobs(session, self._of, batch) if self._kept is not None else np.zeros_like(current)
+        found = self._metrics(session, examples, self._judged(session, examples, current, reference))
+        return {f"held_out_{key}": value for key, value in found.items()}
+
+    def _reference(
+        self, session: Session, examples: Sequence[Example], batch: Batch, current: np.ndarray
+    ) -> np.ndarray:
+        """float32 [T]; of a loss without a reference zeros."""
+        if self._kept is None:
+            return np.zeros_like(current)
+        assert isinstance(session.train_data, TargetDataset)
+        places = session.train_data.places(session.state.position, len(examples))
+        if not all(self._kept.has(place) for place in places):
+            found = logprobs(session, self._of, batch)
+            ends = [*accumulate(sum(t.tokens.size for t in e.targets) for e in examples)]
+            for place, part in zip(places, np.split(found, ends[:-1]), strict=True):
+                self._kept.put(place, part)
+        return np.concatenate([self._kept.at(place) for place in places])
+
+    def _judged(
+        self, session: Session, examples: Sequence[Example], current: np.ndarray, reference: np.ndarray
+    ) -> Judged:
+        lengths = np.array([t.tokens.size for e in examples for t in e.targets])
+        trained = trained_of(examples)
+        if self._wanted.loss != "kto":
+            return pair_loss(current, reference, lengths, self._wanted, trained)
+        divergence = self._divergence(session, examples)
+        desired = _desired(session, examples)
+        return label_loss(current, reference, lengths, desired, self._wanted, divergence, trained)
+
+    def _divergence(self, session: Session, examples: Sequence[Example]) -> float:
+        """Measure z of kto on the completions of the step behind the prompts of others."""
+        shifted = [*examples[1:], examples[0]]
+        batch = Batch.of(
+            [
+                (np.array(other.tokens, np.int32), [t.tokens for t in e.targets])
+                for e, other in zip(examples, shifted, strict=True)
+            ]
+        )
+        current, reference = (logprobs(session, of, batch) for of in ("slot", self._of))
+        return mismatched_divergence(current, reference, batch.completion_lengths, trained_of(examples))
+
+    def _metrics(self, session: Session, examples: Sequence[Example], found: Judged) -> Metrics:
+        """Collect, beside the loss, means over completions of logprob - reference, in nats per trained token.
+
+        pair_accuracy: share of pairs whose chosen completion moved up more than the rejected one. margin: by
+        how many nats, of whole completions. A loss without a reference has the log-probabilities themselves.
+        """
+        counts = np.array([t.trained.sum() for e in examples for t in e.targets])
+        by_token, is_paired = found.shifts / counts, self._wanted.loss != "kto"
+        chosen = np.arange(counts.size) % 2 == 0 if is_paired else _desired(session, examples)
+        values = {"loss": found.loss}
+        if is_paired:
+            scores = by_token if self._wanted.loss == "simpo" else found.shifts
+            apart = scores[0::2] - scores[1::2]
+            values |= {"pair_accuracy": float((apart > 0).mean()), "margin": float(apart.mean())}
+        name = "logprob" if self._wanted.loss == "simpo" else "shift"
+        if chosen.any():
+            values[f"chosen_{name}"] = float(by_token[chosen].mean())
+        if not chosen.all():
+            values[f"rejected_{name}"] = float(by_token[~chosen].mean())
+        return values
+
+
+class _Kept:
+    """Log-probabilities of each row in a file; NaN is not computed yet."""
+
+    def __init__(self, path: Path, lengths: np.ndarray) -> None:
+        self._ends = np.cumsum(lengths)
+        self._starts = self._ends - lengths
+        if not path.exists() or path.stat().st_size != 4 * self._ends[-1]:
+            temporary = path.with_suffix(".new")
+            with temporary.open("wb") as file:
+                np.full(self._ends[-1], np.nan, "<f4").tofile(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        self._values = np.memmap(path, "<f4", "r+")
+
+    def has(self, place: int) -> bool:
+        return not np.isnan(self.at(place)).any()
+
+    def at(self, place: int) -> np.ndarray:
+        """float32: of the completions of a row."""
+        return np.array(self._values[self._starts[place] : self._ends[place]], np.float32)
+
+    def put(self, place: int, found: np.ndarray) -> None:
+        """Keep those of a row, unless they are there."""
+        if not self.has(place):
+            self._values[self._starts[place] : self._ends[place]] = found
+
+
+def _desired(session: Session, examples: Sequence[Example]) -> np.ndarray:
+    """bool [S]: of kto, whose rows have one completion each."""
+    return np.array([bool(e.row[session.spec.data.label_key]) for e in examples])

@@ -1,0 +1,181 @@
+"""A step on completions that the data hold, of sft or dpo. Nothing is sampled but evaluations.
+
+Only what is evaluated, or in a checkpoint, is published.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from lorad.driver import checkpoint
+from lorad.driver.publish import publish_changes
+from lorad.driver.record import count_skips, finish, trainer_metrics, write_samples
+from lorad.driver.sample import evaluate, evaluation_due
+from lorad.driver.session import Plan, Session
+from lorad.driver.update import Update, current_rate, update
+from lorad.driver.weigh import logprobs
+from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
+from lorad.protocol.calls import ForwardBackward
+from lorad.protocol.heartbeat import HEART
+from lorad.protocol.journal import StepFact
+from lorad.rl.data import Example
+from lorad.text import number
+
+LINEAR = PolicyLoss("linear")
+Metrics = dict[str, float]
+_TOLD = {  # by metric, the name in the line of a step
+    "loss": "loss",
+    "perplexity": "ppl",
+    "pair_accuracy": "pairs",
+    "margin": "margin",
+    "chosen_shift": "chosen",
+    "rejected_shift": "rejected",
+    "held_out_loss": "held-out loss",
+    "held_out_pair_accuracy": "held-out pairs",
+}
+
+
+class Objective(Protocol):
+    """What such a step minimises."""
+
+    def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
+        """Do one update; returns it, and what was measured."""
+
+    def held_out(self, session: Session) -> Metrics:
+        """Measure the held-out examples that have completions; empty without any."""
+
+
+class Likelihood:
+    """The objective of sft: mean negative log-likelihood of the trained tokens of a step."""
+
+    def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
+        weights = trained_of(examples)
+        targets = PolicyTargets(np.ones_like(weights), weights=weights)
+        wanted = ForwardBackward(batch_of(examples), targets, LINEAR, float(weights.sum()))
+        done = update(session, wanted, rate)
+        return done, {} if done.stats is None else _likelihood("", done.stats.loss)
+
+    def held_out(self, session: Session) -> Metrics:
+        nll = held_out_nll(session)
+        return {} if nll is None else _likelihood("held_out_", nll)
+
+
+def step(session: Session, objective: Objective) -> None:
+    """Train on the next rows, and record and evaluate that."""
+    started = time.perf_counter()
+    session.seconds = {}
+    state, rate = session.state, current_rate(session)
+    examples = session.train_data.take(state.position, session.spec.data.prompts_per_step)
+    now = Plan(state.step, examples, state.position, state.version, state.step)
+    with session.timed("train"):
+        done, measured = objective.learn(session, examples, rate)
+    state.position += len(examples)
+    if done.step is not None:
+        state.changed = state.step + 1
+    is_evaluated = evaluation_due(session, state.step + 1)
+    if is_evaluated or checkpoint.is_due(session, state.step + 1):
+        publish_changes(session, state.step + 1)
+    if is_evaluated:
+        HEART.work("evaluate")
+        measured |= objective.held_out(session)
+    _record(session, now, done, rate, measured, started)
+    if is_evaluated:
+        evaluate(session, measured.get("held_out_loss"))
+
+
+def held_out_nll(session: Session) -> float | None:
+    """Return the negative log-likelihood of the held-out completions of sft, nats per token; None without
+    any.
+    """
+    examples = [example for example in session.eval_data if example.targets]
+    if not examples or session.spec.algorithm.kind != "sft":
+        return None
+    weights = trained_of(examples)
+    found = logprobs(session, "slot", batch_of(examples))
+    return float(-(found.astype(np.float64) * weights).sum() / weights.sum())
+
+
+def batch_of(examples: Sequence[Example]) -> Batch:
+    """Return the completions of the examples, each example a group."""
+    return Batch.of([(np.array(e.tokens, np.int32), [t.tokens for t in e.targets]) for e in examples])
+
+
+def trained_of(examples: Sequence[Example]) -> np.ndarray:
+    """Return float32 [T]: 1 for the tokens of `batch_of` that are trained, 0 for the others."""
+    return np.concatenate([t.trained for e in examples for t in e.targets]).astype(np.float32)
+
+
+def _record(
+    session: Session, now: Plan, done: Update, rate: float, measured: Metrics, started: float
+) -> None:
+    HEART.work("record")
+    count_skips(session, int(not done.is_finite), has_stepped=done.step is not None)
+    path, digest = write_samples(session, now.step + 1, _samples(session, now))
+    session.seconds["total"] = time.perf_counter() - started
+    fact = StepFact(
+        version=now.version,
+        prompts=[e.id for e in now.examples],
+        position=now.position,
+        samples=path,
+        samples_sha256=digest,
+        metrics=_metrics(session, now.examples, done, rate) | measured,
+    )
+    finish(session, fact, int(not done.is_finite), 1)
+    told = [f"{name} {number(measured[key], 4)}" for key, name in _TOLD.items() if key in measured]
+    print(
+        f"step {session.state.step}/{session.params.steps}  {'  '.join(told)}  lr {rate:.3g}  "
+        f"version {session.state.version}  {fact.metrics['tokens_per_second']:.0f} tok/s  "
+        f"{session.seconds['total']:.2f} s",
+        flush=True,
+    )
+
+
+def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: float) -> Metrics:
+    """Collect what every objective measures; seconds are wall time.
+
+    entropy: mean over the tokens of all completions. tokens: prompts included. trained_tokens: those that
+    have a loss.
+    """
+    seconds, state = session.seconds, session.state
+    tokens = sum(len(e.tokens) + sum(t.tokens.size for t in e.targets) for e in examples)
+    values = {
+        "lr": rate,
+        "updates": float(done.step is not None),
+        "skipped_updates": float(not done.is_finite),
+        "skipped_updates_total": float(state.skipped_updates),
+        "tokens": float(tokens),
+        "trained_tokens": float(sum(t.trained.sum() for e in examples for t in e.targets)),
+        "tokens_per_second": tokens / max(seconds["train"], 1e-9),
+        "seconds": seconds["total"],
+    }
+    if done.stats is not None:
+        values["entropy"] = done.stats.entropy / done.stats.tokens
+    if done.step is not None:
+        values |= {"grad_norm": done.step.grad_norm, "seconds_waited": done.step.waited}
+        values |= trainer_metrics([done.step])
+    return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
+
+
+def _likelihood(prefix: str, nll: float) -> Metrics:
+    return {f"{prefix}loss": nll, f"{prefix}perplexity": math.exp(min(nll, 99.0))}
+
+
+def _samples(session: Session, now: Plan) -> list[dict[str, object]]:
+    return [
+        {
+            "step": now.step + 1,
+            "version": session.name_of(now.version),
+            "prompt_id": e.id,
+            "index": index,
+            "prompt": e.prompt,
+            "completion": session.tokenizer.completion(target.tokens.tolist(), ()),
+            "answer": e.answer,
+            "finish": ("chosen", "rejected")[index] if len(e.targets) > 1 else "stop",
+            "tokens": target.tokens.tolist(),
+        }
+        for e in now.examples
+        for index, target in enumerate(e.targets)
+    ]

@@ -1,0 +1,62 @@
+"""What every step that trains does: a gradient, and the optimizer's step on it where both are finite."""
+
+import math
+from dataclasses import dataclass
+
+from lorad.driver.session import Session
+from lorad.protocol.batch import LossStats
+from lorad.protocol.calls import ForwardBackward, Nothing, OptimStep, Stepped
+from lorad.rl.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Update:
+    """stats: None where nothing was computed, or it was not finite. step: what the pool said of the
+    optimizer's step, None where it made none. is_finite: False where loss or gradient was not, so that the
+    update was skipped."""
+
+    stats: LossStats | None = None
+    step: Stepped | None = None
+    is_finite: bool = True
+
+
+def update(
+    session: Session, wanted: ForwardBackward | None, rate: float, *, has_gradient: bool = True
+) -> Update:
+    """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
+
+    Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
+    either.
+
+    wanted: None where there is nothing to compute. has_gradient: False where it is zero for certain.
+    """
+    skips = session.spec.algorithm.skip_empty_updates
+    if wanted is None:
+        return Update(step=None if skips else _step(session, rate))
+    stats: LossStats = session.pool.call("forward_backward", wanted)
+    if not math.isfinite(stats.loss) or (skips and not has_gradient):
+        session.pool.call("discard_grads", Nothing())
+        return Update(stats) if math.isfinite(stats.loss) else Update(is_finite=False)
+    step = _step(session, rate)
+    return Update(stats, step) if step.applied else Update(is_finite=False)
+
+
+def current_rate(session: Session) -> float:
+    """Return the learning rate of the step that is being made (the first step is number 0 to
+    the schedule).
+    """
+    trainer = session.spec.trainer
+    assert trainer.lr is not None  # chosen when the run was made
+    return learning_rate(
+        session.state.step,
+        lr=trainer.lr,
+        schedule=trainer.schedule,
+        horizon=trainer.schedule_steps or session.params.steps,
+        warmup_steps=trainer.warmup_steps,
+        min_lr=trainer.min_lr,
+    )
+
+
+def _step(session: Session, rate: float) -> Stepped:
+    result: Stepped = session.pool.call("optim_step", OptimStep(rate, session.spec.trainer.max_grad_norm))
+    return result

@@ -1,0 +1,135 @@
+"""The process of a user's advantage or loss: `python -m lorad.driver.user.algorithm_child LIFELINE`.
+
+JSON lines, with arrays in them: a Setup, answered by Ready; then one Question at a time, answered by Answer.
+LIFELINE is the read end of a pipe whose write end only the driver holds, see `reward_child.py`.
+"""
+
+import base64
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+from lorad.startup import quick_imports
+
+with quick_imports():
+    import msgspec
+    import numpy as np
+    from msgspec import Struct
+
+    from lorad.children.user_code import (
+        Code,
+        Keywords,
+        Ready,
+        describe,
+        die_with,
+        import_function,
+        keywords_of,
+        limit_memory,
+        send,
+        take_pipes,
+    )
+    from lorad.errors import LoradError
+    from lorad.rl.user.functions import (
+        AdvantageInput,
+        LossInput,
+        as_advantages,
+        as_loss,
+        check_derivative,
+        sample_of,
+    )
+
+Kind = Literal["advantage", "loss"]
+
+
+class Setup(Code):
+    """The function of a file, and what it is."""
+
+    kind: Kind = "loss"
+
+
+class Question(Struct):
+    """One of the two. checks: the seed of a check of the derivative, which comes before the answer; None
+    for no check."""
+
+    advantage: AdvantageInput | None = None
+    loss: LossInput | None = None
+    checks: int | None = None
+
+
+class Answer(Struct):
+    """What the function returned, or what went wrong. is_last: the process is of no further use.
+
+    value: a loss's own; None where it returned none. array: float64, advantages or derivatives.
+    """
+
+    value: float | None = None
+    array: np.ndarray | None = None
+    error: str = ""
+    hint: str = ""
+    is_last: bool = False
+
+
+def main(lifeline: int) -> None:
+    die_with(lifeline)
+    requests, replies = take_pipes()
+    setup = msgspec.json.decode(requests.readline(), type=Setup)
+    try:
+        limit_memory(setup.memory)
+        function = import_function(setup)
+        keywords = keywords_of(function, setup.function)
+        _refuse_others(setup, keywords)
+    except BaseException as error:
+        send(replies, Ready(error=describe(error, setup), hint=getattr(error, "hint", "")))
+        return
+    send(replies, Ready(required=keywords.required))
+    for line in requests:
+        question = msgspec.json.decode(line, type=Question, dec_hook=array_of)
+        send(replies, _answer(function, keywords, question, setup), enc_hook=plain_of)
+
+
+def plain_of(value: Any) -> Any:
+    """Return an array as JSON has it."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.tobytes()
+    raise NotImplementedError(type(value).__name__)
+
+
+def array_of(kind: type, plain: Any) -> Any:
+    """Return the array that `plain_of` wrote. Raises ValueError."""
+    if kind is not np.ndarray:
+        raise NotImplementedError(kind.__name__)
+    dtype, data = plain
+    return np.frombuffer(base64.b64decode(data), np.dtype(dtype))
+
+
+def _refuse_others(setup: Setup, keywords: Keywords) -> None:
+    """Raises LoradError for a function that needs an argument that there is not."""
+    there = list(sample_of(setup.kind, with_reference=False).arguments())
+    if missing := [name for name in keywords.required if name not in there]:
+        raise LoradError(
+            f"{setup.function} of {setup.file} needs {', '.join(missing)}, which no {setup.kind} is given",
+            hint=f"It may name {', '.join(there)}, and only what it uses of them.",
+        )
+
+
+def _answer(function: Callable[..., Any], keywords: Keywords, question: Question, setup: Setup) -> Answer:
+    def called(**given: Any) -> Any:
+        return function(**keywords.chosen(given))
+
+    try:
+        if (given := question.advantage) is not None:
+            found = as_advantages(called(**given.arguments()), given.rewards.size, given.sampler.size)
+            return Answer(array=found)
+        assert question.loss is not None
+        if question.checks is not None:
+            check_derivative(called, question.loss, question.checks)
+        value, derivative = as_loss(called(**question.loss.arguments()), question.loss.logprobs.size)
+        return Answer(value=value, array=derivative)
+    except LoradError as error:
+        return Answer(error=f"{setup.function} of {setup.file}: {error}", hint=error.hint)
+    except BaseException as error:
+        return Answer(error=describe(error, setup), is_last=isinstance(error, MemoryError))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

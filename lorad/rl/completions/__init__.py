@@ -1,0 +1,1 @@
+"""Data that hold the completions to train on."""

@@ -1,0 +1,132 @@
+"""What a row says that holds completions: its chats, and the turns of them that are trained."""
+
+from itertools import takewhile
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.errors import SpecError
+from lorad.rl.data import messages_of, value_of
+from lorad.rl.sources import Row
+from lorad.spec.algorithm import Algorithm
+from lorad.spec.model import Data, DataFormat
+
+_KEYS: dict[DataFormat, tuple[str, ...]] = {
+    "messages": ("messages_key",),
+    "completion": ("prompt_key", "completion_key"),
+    "preference": ("chosen_key", "rejected_key"),
+    "labels": ("prompt_key", "completion_key", "label_key"),
+}
+
+
+class Turns(Struct, frozen=True):
+    """A chat: the assistant's turns from message `first` on are trained."""
+
+    messages: list[dict[str, Any]]
+    first: int
+
+    @property
+    def trained(self) -> list[int]:
+        """Return the places of the messages that are trained."""
+        roles = enumerate(message["role"] for message in self.messages)
+        return [place for place, role in roles if role == "assistant" and place >= self.first]
+
+
+def _formats(algorithm: Algorithm) -> tuple[DataFormat, ...]:
+    if algorithm.kind == "sft":
+        return ("messages", "completion")
+    return ("labels",) if algorithm.preference.loss == "kto" else ("preference",)
+
+
+def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
+    """Return the format of a dataset that begins with this row. Raises SpecError."""
+    takes, kind = _formats(algorithm), str(algorithm.name)
+    if algorithm.kind == "preference":
+        kind = f"{kind} with loss {algorithm.preference.loss}"
+    if data.format != "auto":
+        if data.format not in takes:
+            raise SpecError(
+                f"{data.format} is not what algorithm {kind} trains on",
+                key="data.format",
+                hint=f"Choose one of: auto, {', '.join(takes)}.",
+            )
+        return data.format
+    for one in takes:
+        if all(getattr(data, key) in row.values for key in _KEYS[one]):
+            return one
+    there = ", ".join(map(str, row.values)) or "nothing"
+    wanted = " or ".join(" and ".join(getattr(data, key) for key in _KEYS[one]) for one in takes)
+    keys = dict.fromkeys(f"data.{key}" for one in takes for key in _KEYS[one])
+    raise SpecError(
+        f"{row.where}: algorithm {kind} needs {wanted}; there is {there}",
+        key="data.format",
+        hint=f"The columns have the names of {', '.join(keys)}.",
+    )
+
+
+def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
+    """Return the chats of a row, of preferences the chosen one first. Raises SpecError."""
+    match form:
+        case "messages":
+            value = value_of(row, data, "messages_key")
+            if isinstance(value, str):
+                raise SpecError(
+                    f"{row.where}: {data.messages_key} is text, not a list of messages",
+                    hint='Give {"role": …, "content": …} for each, or set data.format to completion.',
+                )
+            return [Turns(messages_of(value, row), 0)]
+        case "preference":
+            said = [value_of(row, data, key) for key in ("chosen_key", "rejected_key")]
+            if all(_is_whole(value) for value in said):
+                return _apart(*(messages_of(value, row) for value in said))
+        case _:
+            said = [value_of(row, data, "completion_key")]
+    prompt = messages_of(value_of(row, data, "prompt_key"), row)
+    return [Turns([*prompt, *_said(value, row)], len(prompt)) for value in said]
+
+
+def label_of(row: Row, data: Data) -> bool:
+    """Return whether a completion is desired. Raises SpecError."""
+    value = value_of(row, data, "label_key")
+    if value not in (True, False):
+        raise SpecError(f"{row.where}: {data.label_key} is {value!r}", hint="Give true or false.")
+    return bool(value)
+
+
+def plain_of(row: Row, data: Data, form: DataFormat, why: str) -> tuple[str, list[str]]:
+    """Return prompt and completions of a row as text, for a model without a template. Raises SpecError.
+
+    why: the reason that there is no template.
+    """
+    keys = ["prompt_key", "completion_key"]
+    if form == "preference":
+        keys = ["prompt_key", "chosen_key", "rejected_key"]
+    if form == "messages":
+        keys = ["messages_key"]
+    texts = [value_of(row, data, key) for key in keys]
+    for key, text in zip(keys, texts, strict=True):
+        if not isinstance(text, str) or len(texts) == 1:
+            raise SpecError(
+                f"{row.where}: {getattr(data, key)} is a list of messages but {why}",
+                hint="Give prompt and completion as strings.",
+            )
+    return texts[0], texts[1:]
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a completion is a chat that begins with its prompt."""
+    is_list = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    return is_list and value[0].get("role") != "assistant"
+
+
+def _apart(chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]) -> list[Turns]:
+    """Return two chats that are trained from where they differ."""
+    pairs = zip(chosen, rejected, strict=False)
+    common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return [Turns(chosen, common), Turns(rejected, common)]
+
+
+def _said(value: Any, row: Row) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        return [{"role": "assistant", "content": value}]
+    return messages_of(value, row)

@@ -1,0 +1,334 @@
+"""Data that hold the completions to train on: rendered by prefix, tokenised, with a mask of what is trained.
+
+A chat is rendered up to an assistant's turn, with the generation prompt, and again with that turn: the
+difference is what the assistant says, with its end-of-turn token. What is behind the last end token of a turn
+(a line break, in many templates) is not trained. Where nothing follows what is said, as in plain text, an end
+token is added. Each part is tokenised behind the parts before it, where the
+tokens of these stay the same, as they do at special tokens; else by itself.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.errors import SpecError
+from lorad.rl.completions.formats import Turns, format_of, label_of, plain_of, turns_of
+from lorad.rl.data import (
+    CHUNK,
+    EVAL_SEED,
+    Dataset,
+    Example,
+    Order,
+    Split,
+    Target,
+    TaskDataset,
+    digest_of,
+    load_data,
+    load_eval,
+    refuse_for_chats,
+    text_of,
+    value_of,
+    with_system,
+)
+from lorad.rl.sources import Row, read_rows
+from lorad.rl.tasks import TASKS
+from lorad.rl.templates import Refused
+from lorad.rl.tokenizer import Tokenizer, refusal
+from lorad.spec.algorithm import Algorithm
+from lorad.spec.model import Data, DataFormat, Spec
+
+
+class _Part(Struct, frozen=True):
+    """A part of a sample as text, and whether it is trained. The first part is the prompt.
+
+    is_bare: nothing follows what is said, so that an end token is added.
+    """
+
+    text: str
+    trained: bool
+    is_bare: bool = False
+
+
+class _Kept(Struct, frozen=True, eq=False):
+    """A row that is trained on. prompt: int32, tokens of `text`."""
+
+    row: Row
+    text: str
+    prompt: np.ndarray
+    targets: tuple[Target, ...]
+
+
+class _TargetTask(Dataset):
+    """A builtin task: its answers are the completions."""
+
+    def __init__(self, problems: TaskDataset, tokenizer: Tokenizer) -> None:
+        self._problems, self._tokenizer = problems, tokenizer
+
+    def take(self, position: int, n: int) -> list[Example]:
+        examples = self._problems.take(position, n)
+        return [_with_targets(example, self._tokenizer) for example in examples]
+
+
+def _with_targets(example: Example, tokenizer: Tokenizer) -> Example:
+    tokens = [*tokenizer.encode(example.answer), *tokenizer.eos_ids[:1]]
+    target = Target(np.array(tokens, np.int32), np.ones(len(tokens), np.bool_))
+    fields = {key: getattr(example, key) for key in example.__struct_fields__}
+    return Example(**{**fields, "targets": (target,)})
+
+
+class TargetDataset(Dataset):
+    """Rows in memory, tokenised.
+
+    form: what the rows are. unended: trained turns without an end token, which a model learns not to end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: Iterable[Row],
+        data: Data,
+        tokenizer: Tokenizer,
+        seed: int,
+        algorithm: Algorithm,
+    ) -> None:
+        """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
+        self._name, self._data, self._tokenizer = name, data, tokenizer
+        self.unended = 0
+        rows = iter(rows)
+        first = list(islice(rows, 1))
+        self.form: DataFormat = format_of(first[0], data, algorithm) if first else "auto"
+        everything = (row for part in (first, rows) for row in part)
+        self._kept = list(self._read(everything))
+        self.size = len(self._kept)
+        if not self._kept:
+            left_out = f", {self.dropped} were too long" if self.dropped else ""
+            raise SpecError(
+                f"{name} has no usable row{left_out}",
+                key="data",
+                hint="Raise data.max_sample_tokens or add rows.",
+            )
+        self._order = Order(self.size, seed, shuffled=data.shuffle)
+        self.digest = digest_of(kept.row for kept in self._kept)
+        self.has_answers = any(data.answer_key in kept.row.values for kept in self._kept)
+        if self.has_answers:
+            for kept in self._kept:
+                value_of(kept.row, data, "answer_key")
+
+    def take(self, position: int, n: int) -> list[Example]:
+        chosen = [self._order.place(index) for index in range(position, position + n)]
+        return [self._example(self._kept[place], epoch) for place, epoch in chosen]
+
+    def places(self, position: int, n: int) -> list[int]:
+        """Return which rows `take` returns, counted from 0."""
+        return [self._order.place(index)[0] for index in range(position, position + n)]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [rows]: tokens of the completions of each."""
+        return np.array([sum(target.tokens.size for target in kept.targets) for kept in self._kept])
+
+    @property
+    def tokens_digest(self) -> str:
+        """sha256 (hex) of the tokens of all rows: of the data as the tokenizer and its template make them."""
+        digest = hashlib.sha256()
+        for kept in self._kept:
+            for tokens in (kept.prompt, *(target.tokens for target in kept.targets)):
+                digest.update(tokens.size.to_bytes(8, "little") + tokens.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+    def _example(self, kept: _Kept, epoch: int) -> Example:
+        answer = text_of(value_of(kept.row, self._data, "answer_key")) if self.has_answers else ""
+        name = f"{self._name}/{kept.row.number}/{epoch}"
+        return Example(name, kept.text, answer, kept.prompt.tolist(), kept.row.values, kept.targets)
+
+    def _read(self, rows: Iterable[Row]) -> Iterator[_Kept]:
+        rows = iter(rows)
+        while chunk := list(islice(rows, CHUNK)):
+            for row, samples in zip(chunk, self._parts(chunk), strict=True):
+                prompt = self._prompt(row, samples[0][0].text)
+                if samples[0][0] != samples[-1][0]:
+                    raise SpecError(
+                        f"{row.where}: chosen and rejected differ before the assistant's turn",
+                        hint="Both answer the same prompt.",
+                    )
+                if self.form == "labels":
+                    label_of(row, self._data)
+                targets = tuple(self._target(row, prompt, parts) for parts in samples)
+                kept = self._cut(prompt, targets)
+                if kept is None:
+                    self.dropped += 1
+                else:
+                    yield _Kept(row, samples[0][0].text, prompt, kept)
+
+    def _cut(self, prompt: np.ndarray, targets: tuple[Target, ...]) -> tuple[Target, ...] | None:
+        """Return the completions within data.max_sample_tokens; None where the row is left out."""
+        room = self._data.max_sample_tokens - prompt.size
+        if all(target.tokens.size <= room for target in targets):
+            return targets
+        cut = tuple(Target(t.tokens[: max(room, 0)], t.trained[: max(room, 0)]) for t in targets)
+        is_wanted = self._data.too_long == "truncate" and all(target.trained.any() for target in cut)
+        return cut if is_wanted else None
+
+    def _prompt(self, row: Row, text: str) -> np.ndarray:
+        tokens = self._tokenizer.encode(text, special=not self._templated)
+        if not tokens:
+            raise SpecError(f"{row.where}: the prompt is empty", hint="Every prompt has at least one token.")
+        return np.array(tokens, np.int32)
+
+    def _target(self, row: Row, prompt: np.ndarray, parts: Sequence[_Part]) -> Target:
+        """Tokenise what follows the prompt. Raises SpecError where nothing is trained."""
+        tokens, trained, text = prompt.tolist(), [False] * prompt.size, parts[0].text
+        for part in parts[1:]:
+            text += part.text
+            together = self._tokenizer.encode(text, special=not self._templated)
+            is_behind = together[: len(tokens)] == tokens
+            new = together[len(tokens) :] if is_behind else self._tokenizer.encode(part.text)
+            if part.is_bare and not set(new[-1:]) & set(self._tokenizer.eos_ids):
+                new += self._tokenizer.eos_ids[:1]
+            ends = [place + 1 for place, token in enumerate(new) if token in self._tokenizer.eos_ids]
+            learnt = (ends[-1] if ends else len(new)) if part.trained else 0
+            self.unended += part.trained and not ends
+            tokens += new
+            trained += [True] * learnt + [False] * (len(new) - learnt)
+        if not any(trained):
+            raise SpecError(
+                f"{row.where}: no token of it is trained", hint="Every row has a turn of the assistant's."
+            )
+        end = len(trained) - trained[::-1].index(True)
+        return Target(np.array(tokens[prompt.size : end], np.int32), np.array(trained[prompt.size : end]))
+
+    @property
+    def _templated(self) -> bool:
+        return self._data.chat_template == "auto" and self._tokenizer.has_chat_template
+
+    def _parts(self, rows: Sequence[Row]) -> list[list[list[_Part]]]:
+        """Return the parts of each sample of each row. Raises SpecError."""
+        if self._templated:
+            return self._rendered(rows)
+        never = self._data.chat_template == "never"
+        why = "data.chat_template is never" if never else "the model has no chat template"
+        found = []
+        for row in rows:
+            prompt, completions = plain_of(row, self._data, self.form, why)
+            found.append([[_Part(prompt, False), _Part(text, True, True)] for text in completions])
+        return found
+
+    def _rendered(self, rows: Sequence[Row]) -> list[list[list[_Part]]]:
+        """Render each chat up to each trained turn and with it."""
+        chats = [(row, turns) for row in rows for turns in self._chats(row)]
+        places = [(row, turns, place) for row, turns in chats for place in turns.trained]
+        before = self._texts([(row, turns.messages[:place]) for row, turns, place in places], generate=True)
+        after = self._texts(
+            [(row, turns.messages[: place + 1]) for row, turns, place in places], generate=False
+        )
+        texts = zip(before, after, strict=True)
+        samples = {
+            id(turns): _parts_of(row, turns, [next(texts) for _ in turns.trained]) for row, turns in chats
+        }
+        found: dict[int, list[list[_Part]]] = {row.number: [] for row in rows}
+        for row, turns in chats:
+            found[row.number].append(samples[id(turns)])
+        return [found[row.number] for row in rows]
+
+    def _chats(self, row: Row) -> list[Turns]:
+        found = []
+        for turns in turns_of(row, self._data, self.form):
+            messages = with_system(self._data, turns.messages)
+            found.append(Turns(messages, turns.first + len(messages) - len(turns.messages)))
+            if not found[-1].trained:
+                raise SpecError(
+                    f"{row.where}: no turn of it is the assistant's, so that nothing is trained",
+                    hint='The role of what is trained is "assistant".',
+                )
+        return found
+
+    def _texts(self, chats: Sequence[tuple[Row, list[dict[str, object]]]], *, generate: bool) -> list[str]:
+        settings = self._data.chat_template_kwargs
+        try:
+            return self._tokenizer.chats([chat for _, chat in chats], settings, generate=generate)
+        except Refused as error:
+            raise refusal(error, chats[error.index][0].where) from error
+
+
+def _parts_of(row: Row, turns: Turns, texts: Sequence[tuple[str, str]]) -> list[_Part]:
+    """Cut a chat into parts.
+
+    texts: the chat up to each trained turn, and with that turn. Raises SpecError where one does not begin
+    with the one before it.
+    """
+    parts, text = list[_Part](), ""
+    for before, after in texts:
+        if not (before.startswith(text) and after.startswith(before)):
+            raise SpecError(
+                f"{row.where}: the chat template renders what is before an assistant's turn in another way "
+                "with that turn, so that the turn cannot be found in the text",
+                hint="Templates that drop what was thought do so: split such chats into rows of one answer "
+                "each, or set a variable of the template by data.chat_template_kwargs.",
+            )
+        parts += [_Part(before[len(text) :], False), _Part(after[len(before) :], True)]
+        text = after
+    said = turns.messages[turns.trained[-1]]["content"]
+    is_bare = isinstance(said, str) and text.rstrip().endswith(said.strip())
+    return [*parts[:-1], _Part(parts[-1].text, True, is_bare)]
+
+
+def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
+    """Return what a run trains on. Raises SpecError."""
+    data, kind = spec.data, spec.algorithm.kind
+    if kind == "rl":
+        return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
+    if data.train in TASKS and kind == "preference":
+        raise SpecError(
+            f"the task {data.train} has right answers and no wrong ones",
+            key="data.train",
+            hint="Give a .jsonl or .parquet file, or a hub dataset, of preferences.",
+        )
+    if data.train in TASKS:
+        return _TargetTask(_task(data, tokenizer, spec.seed, cwd), tokenizer)
+    return _rows(data.train, "train", data, tokenizer, spec.seed, cwd, spec.algorithm)
+
+
+def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
+    """Return the held-out problems, see `load_eval`; with the completions of their data where those are
+    trained on. Rows without completions are prompts. Raises SpecError.
+    """
+    data, kind, source = spec.data, spec.algorithm.kind, spec.data.eval
+    if kind == "rl" or (source is None and data.train not in TASKS):
+        return load_eval(data, tokenizer, spec.eval.problems, cwd)
+    if source is None or source in TASKS:
+        problems = load_eval(data, tokenizer, spec.eval.problems, cwd)
+        return (
+            problems if kind == "preference" else [_with_targets(example, tokenizer) for example in problems]
+        )
+    first = next(iter(read_rows(source, "test", cwd)), None)
+    if first is not None and data.format == "auto" and not _has_targets(first, data, spec.algorithm):
+        return load_eval(data, tokenizer, spec.eval.problems, cwd)
+    ordered = Data(**{**{key: getattr(data, key) for key in data.__struct_fields__}, "shuffle": False})
+    found = _rows(source, "test", ordered, tokenizer, EVAL_SEED, cwd, spec.algorithm)
+    return found.take(0, min(spec.eval.problems, found.size or 0))
+
+
+def _rows(
+    source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path, algorithm: Algorithm
+) -> TargetDataset:
+    if not tokenizer.has_chat_template:
+        refuse_for_chats(data, "the model has no chat template")
+    return TargetDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed, algorithm)
+
+
+def _has_targets(row: Row, data: Data, algorithm: Algorithm) -> bool:
+    try:
+        format_of(row, data, algorithm)
+    except SpecError:
+        return False
+    return True
+
+
+def _task(data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> TaskDataset:
+    found = load_data(data.train, "train", data, tokenizer, seed, cwd)
+    assert isinstance(found, TaskDataset)
+    return found

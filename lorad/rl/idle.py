@@ -1,0 +1,57 @@
+"""Keys of a spec that nothing reads with its algorithm."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from lorad.errors import SpecError
+from lorad.spec.algorithm import Algorithm, Kind, Kl
+from lorad.spec.model import Data, Rollout, Spec
+
+_SAMPLED = ("temperature", "top_p", "top_k", "max_staleness")  # evals are greedy, and of the current version
+_SUPERVISED = (
+    *("format", "completion_key", "messages_key", "max_sample_tokens"),
+    *("chosen_key", "rejected_key", "label_key"),
+)
+_READ: dict[Kind, tuple[str, ...]] = {
+    "sft": ("name", "skip_empty_updates"),
+    "preference": ("name", "skip_empty_updates", "preference", "kl"),
+}
+_SMOOTH = ("sigmoid", "sigmoid_norm", "simpo")
+
+
+def idle_keys(spec: Spec) -> Iterator[SpecError]:
+    """Yield an error for each key that has another value than its default, and no effect."""
+    algorithm, kind = spec.algorithm, spec.algorithm.kind
+    data, rollout, usual = Data(), Rollout(), Algorithm(name=algorithm.name)
+    if kind == "rl":
+        idle = _changed("data", spec.data, data, _SUPERVISED)
+        idle += _changed("algorithm", algorithm, usual, ("preference",))
+        why = f"{algorithm.name} samples its completions"
+    else:
+        keys = [key for key in algorithm.__struct_fields__ if key not in _READ[kind]]
+        idle = _changed("algorithm", algorithm, usual, keys) + _changed(
+            "rollout", spec.rollout, rollout, _SAMPLED
+        )
+        why = f"{algorithm.name} trains on the completions of the data, and its evaluations are greedy"
+    if kind == "preference":
+        idle += [*_idle_in_preference(algorithm)]
+    for key in idle:
+        yield SpecError(f"it has no effect: {why}", key=key, hint="Leave it out.")
+
+
+def _idle_in_preference(algorithm: Algorithm) -> Iterator[str]:
+    wanted, kl = algorithm.preference, algorithm.kl
+    reads = {
+        "preference.gamma": wanted.gamma is None or wanted.loss == "simpo",
+        "preference.smoothing": not wanted.smoothing or wanted.loss in _SMOOTH,
+        "preference.nll": not wanted.nll or wanted.loss != "kto",
+        "kl": replace(kl, reference=None) == Kl(),
+        "kl.reference": kl.reference is None or algorithm.has_reference,
+    }
+    yield from (f"algorithm.{key}" for key, is_read in reads.items() if not is_read)
+
+
+def _changed(section: str, given: Any, usual: Any, keys: tuple[str, ...] | list[str]) -> list[str]:
+    return [f"{section}.{key}" for key in keys if getattr(given, key) != getattr(usual, key)]

@@ -1,0 +1,1 @@
+"""Losses and advantages of the user's: what they are given and may return."""

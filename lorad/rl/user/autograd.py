@@ -1,0 +1,46 @@
+"""Losses in torch for `algorithm.loss`: their derivative by autograd."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from lorad.errors import LoradError
+
+_Loss = Callable[..., Any]
+
+
+def differentiated(loss: _Loss | None = None, *, stops: bool = False) -> Any:
+    """Decorate a loss that takes torch tensors and returns a scalar: it returns (value, derivative) then.
+
+        @differentiated
+        def loss(logprobs, old, advantages, mask):
+            ratio = (logprobs - old).exp()
+            surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+            return -surrogate[mask].mean()
+
+    stops: the gradient stops somewhere on purpose (`detach`), so that it is not the derivative of the value
+    and cannot be compared with finite differences.
+    """
+    if loss is None:
+        return functools.partial(differentiated, stops=stops)
+
+    @functools.wraps(loss)
+    def derived(**given: Any) -> tuple[float | None, np.ndarray]:
+        tensors = {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in given.items()
+        }
+        logprobs = tensors["logprobs"].requires_grad_()
+        value = loss(**tensors)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise LoradError(
+                f"{loss.__name__} returned no scalar that depends on logprobs",
+                hint="Return a mean or a sum of what was computed from `logprobs`.",
+            )
+        (derivative,) = torch.autograd.grad(value.reshape(()), logprobs)
+        return (None if stops else value.item()), derivative.numpy()
+
+    return derived

@@ -1,0 +1,51 @@
+"""What a process of user code may have: time, memory, variables."""
+
+import re
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from lorad.spec.numbers import Part, PositiveFloat
+
+EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
+_LEAST_MEMORY = 64 << 20  # bytes
+
+
+class UserCode(Part, frozen=True):
+    """The process in which the functions of `algorithm.loss` and `algorithm.advantage` run.
+
+    Attributes:
+        timeout: seconds for one call.
+        env: variables that user code finds beside those that every program needs; no secret is there unless
+            named here.
+        memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's
+            memory.
+    """
+
+    timeout: PositiveFloat = 60.0
+    env: list[EnvName] = msgspec.field(default_factory=list)
+    memory: int | str | None = None
+
+    def __post_init__(self) -> None:
+        memory_bytes(self.memory)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the limit of `memory`; 0 where none is given."""
+        return memory_bytes(self.memory)
+
+
+def memory_bytes(memory: int | str | None) -> int:
+    """`4GiB` or `4GB` -> 4 << 30; None -> 0. Raises ValueError, also for less than Python itself needs."""
+    found = _bytes_of(memory) if isinstance(memory, str) else memory or 0
+    if memory is not None and found < _LEAST_MEMORY:
+        raise ValueError(f"memory is at least {_LEAST_MEMORY >> 20}MiB: Python itself needs that")
+    return found
+
+
+def _bytes_of(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
+    if found is None:
+        raise ValueError(f"memory is a number of bytes, or like 4GiB, not {text!r}")
+    return int(found[1]) << 10 * (" KMGT".index(found[2]) if found[2] else 0)

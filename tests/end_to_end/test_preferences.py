@@ -1,0 +1,107 @@
+"""Runs that train on preferences, and what their logs, alarms and resumes say."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lorad.rl.tasks import problem
+from tests.kit.world import World, world
+
+DPO = """
+seed: 3
+algorithm: dpo
+data: {train: pairs.jsonl, eval: sort, prompts_per_step: 8}
+trainer: {lr: 5.0e-4, steps: 12, schedule: cosine, warmup_steps: 2}
+rollout: {max_new_tokens: 12}
+eval: {every: 6, problems: 16}
+checkpoint: {every: 3, keep: 0}
+"""
+ROWS = 40  # fewer than the steps see, so that a second epoch begins
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world() as it:
+        found = [problem("sort", "train", 0, n) for n in range(ROWS)]
+        pairs = [{"prompt": p.prompt, "chosen": p.answer, "rejected": p.prompt[2:-1] + "0"} for p in found]
+        write(it.root / "pairs.jsonl", pairs)
+        labels = [
+            {"prompt": p["prompt"], "completion": p[key], "label": key == "chosen"}
+            for p in pairs
+            for key in ("chosen", "rejected")
+        ]
+        write(it.root / "labels.jsonl", labels)
+        it.run("calm", text=DPO)
+        yield it
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def last(made: World, run: str, key: str) -> float:
+    value = made.client.steps(run)[-1].metrics[key]
+    assert value is not None
+    return value
+
+
+def kept(made: World, run: str) -> np.ndarray:
+    (path,) = made.home.run(run).reference_logprobs.iterdir()
+    return np.fromfile(path, "<f4")
+
+
+@pytest.mark.parametrize("victim", ["driver", "pool"])
+def test_killed_and_resumed_equals_undisturbed(made: World, victim: str) -> None:
+    name = f"killed-{victim}"
+    made.lorad("run", made.spec(DPO), "--name", name, "--detach")
+    made.reached(name, 4)
+    os.kill(made.pid(name, victim), signal.SIGKILL)
+    assert made.over(name).reason == "lost"
+    made.lorad("resume", name, "--wait")
+    assert made.facts(name) == made.facts("calm")
+    assert kept(made, name).tobytes() == kept(made, "calm").tobytes()
+
+
+def test_each_row_has_its_reference_once(made: World) -> None:
+    assert np.isfinite(kept(made, "calm")).all()
+
+
+def test_a_resume_reads_the_reference_it_kept(made: World) -> None:
+    made.run("read-again", "trainer.steps=6", text=DPO.replace("cosine", "constant"))
+    (path,) = made.home.run("read-again").reference_logprobs.iterdir()
+    np.full(path.stat().st_size // 4, -50.0, "<f4").tofile(path)
+    made.lorad("resume", "read-again", "--steps", 7, "--wait")
+    assert last(made, "read-again", "chosen_shift") > 10
+
+
+def test_pairs_are_told_apart(made: World) -> None:
+    assert last(made, "calm", "pair_accuracy") > 0.9 and last(made, "calm", "margin") > 0
+    assert last(made, "calm", "chosen_shift") > last(made, "calm", "rejected_shift")
+    assert made.client.steps("calm")[0].metrics["margin"] == 0
+    assert "pairs" in made.lorad("logs", "calm").stdout
+    assert "loss sigmoid, beta 0.1" in made.lorad("show", "calm").stdout
+
+
+@pytest.mark.parametrize("loss", ["ipo", "simpo", "kto", "apo_zero"])
+def test_every_loss_learns(made: World, loss: str) -> None:
+    data = "labels" if loss == "kto" else "pairs"
+    made.run(loss, f"algorithm.preference.loss={loss}", f"data.train={data}.jsonl", text=DPO)
+    steps = made.client.steps(loss)
+    first, end = steps[0].metrics["loss"], steps[-1].metrics["loss"]
+    assert first is not None and end is not None and end < first
+    assert made.home.run(loss).reference_logprobs.exists() == (loss != "simpo")
+
+
+def test_the_reference_is_what_a_fork_begins_with(made: World) -> None:
+    made.lorad("run", made.spec(DPO), "algorithm=sft", "data.train=sort", "--name", "tuned", "--wait")
+    made.lorad("fork", "tuned", "algorithm=dpo", "data.train=pairs.jsonl", "--name", "after", "--wait")
+    shown = made.client.show("after")
+    assert shown.reference is not None and shown.reference.name == "start"
+    first = made.client.steps("after")[0].metrics
+    assert abs(first["margin"] or 0.0) < 1e-4 and abs(first["chosen_shift"] or 0.0) < 1e-5
