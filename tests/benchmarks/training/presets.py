@@ -24,7 +24,7 @@ from tests.benchmarks.training.pairs import PAIRS, spec_of
 
 PICTURE = Path(__file__).parents[3] / "examples" / "pictures" / "algorithms.svg"
 EVERY = 5  # steps between two evaluations
-OTHERS = ("distill",)  # it has a teacher in place of a reward
+OTHERS = ("distill", "custom")  # they have a teacher, and functions of the user
 OFF_POLICY = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce", "gspo", "gmpo", "cispo", "sapo", "dppo")
 UPDATES = ["algorithm.epochs=2", "algorithm.minibatches=4"]
 LEAST = {"one update a step": (30, 0.9), "2 epochs of 4 minibatches": (20, 0.75)}  # score at this step
