@@ -8,6 +8,8 @@
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
+# make bench-algorithms    each algorithm beside TRL's; bench-seeds: the first steps' reward over seeds; ARGS='--seeds 20'
+# make bench-presets       learning curves of all algorithms, with a picture
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
 # make authz   every request of the daemon's API by its owner, others, admins and root, as processes of those users
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
@@ -37,6 +39,7 @@ WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
+	bench-algorithms bench-seeds bench-presets \
 	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui authz headline clean snapshots pictures docs
 
 help:
@@ -102,7 +105,10 @@ QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFL
 bench-scaling: MODULE := rollout.scaling
 bench-arrivals: MODULE := rollout.arrivals
 bench-curves: MODULE := training.curves
-bench-scaling bench-curves bench-arrivals: $(VENV)/.ready-bench
+bench-algorithms: MODULE := training.algorithms
+bench-seeds: MODULE := training.seeds
+bench-presets: MODULE := training.presets
+bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-presets: $(VENV)/.ready-bench
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 ## Runs decide about threads themselves, as they do for users.

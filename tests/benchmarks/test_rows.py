@@ -2,9 +2,12 @@
 
 from importlib.util import find_spec
 
+from lorad.rl.doubts import refuse_contradictions
+from lorad.spec.model import convert
 from tests.benchmarks.bench import line
 from tests.benchmarks.rows import MEASURES, ROWS, Row
 from tests.benchmarks.table import cells
+from tests.benchmarks.training.pairs import PAIRS, spec_of
 
 
 def turns(**figures: list[float]) -> list[dict[str, object]]:
@@ -41,3 +44,10 @@ def test_ratios_are_times_better() -> None:
 def test_the_median_of_all_rounds_counts() -> None:
     rounds = turns(lorad=[1.0, 2.0, 9.0], peer=[4.0]) + turns(lorad=[2.0, 2.0], peer=[4.0])
     assert line(row("times less", 2.0), rounds)["lorad"] == 2.0
+
+
+def test_specs_beside_the_peer_are_allowed() -> None:
+    specs = [convert(spec_of(pair, steps=40, seed=1)) for pair in PAIRS]
+    for spec in specs:
+        refuse_contradictions(spec)
+    assert len({(spec.algorithm.name, spec.algorithm.parts) for spec in specs}) == len(PAIRS)

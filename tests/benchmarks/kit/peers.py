@@ -132,8 +132,18 @@ class StepTimes(TrainerCallback):
         self.figures["step"].append(self.watch.lap())
 
 
-def trl_steps(problems: Sequence[Problem], steps: int) -> Figures:
-    """CPU seconds of GRPO steps on the tiny base and of their rollouts, and their mean rewards."""
+def trl_steps(
+    problems: Sequence[Problem],
+    steps: int,
+    seed: int = 42,
+    held_out: Sequence[Problem] = (),
+    **settings: Any,
+) -> Figures:
+    """CPU seconds of GRPO steps on the tiny base and of their rollouts, and their mean rewards; with
+    `held_out` also the greedy score on these problems at the end.
+
+    seed: TRL's own; it draws the adapter and the samples. settings: of the loss, as GRPOConfig has them.
+    """
     figures: Figures = {"step": [], "rollout": [], "reward": []}
 
     def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -141,27 +151,41 @@ def trl_steps(problems: Sequence[Problem], steps: int) -> Figures:
         figures["reward"].append(sum(scores) / len(scores))
         return scores
 
-    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as directory:
         trainer = TimedTrainer(
             model=AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
             processing_class=AutoTokenizer.from_pretrained(TINY, padding_side="left"),
             reward_funcs=reward,
-            args=trl_config(directory, steps),
+            args=trl_config(directory, steps, seed, settings),
             train_dataset=Dataset.from_list([{"prompt": p.prompt, "answer": p.answer} for p in problems]),
             peft_config=lora(),
             callbacks=[StepTimes(figures)],
         )
         trainer.attach(figures)
         trainer.train()
+        if held_out:
+            figures["eval"] = [greedy(trainer.model, held_out)]
     return figures
 
 
-def trl_config(directory: str, steps: int) -> trl.GRPOConfig:
+def greedy(model: Any, problems: Sequence[Problem]) -> float:
+    """Exact match of greedy completions."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    ids, mask = padded([tokenizer(problem.prompt)["input_ids"] for problem in problems])
+    with torch.no_grad():
+        output = model.eval().generate(
+            input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW_TOKENS
+        )
+    texts = tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
+    return sum(exact_match(texts, [problem.answer for problem in problems])) / len(problems)
+
+
+def trl_config(directory: str, steps: int, seed: int, settings: dict[str, Any]) -> trl.GRPOConfig:
     assert ALPHA == 2 * RANK
     return trl.GRPOConfig(
         output_dir=directory,
         max_steps=steps,
+        seed=seed,
         per_device_train_batch_size=PROMPTS * GROUP,
         num_generations=GROUP,
         max_completion_length=MAX_NEW_TOKENS,
@@ -178,4 +202,5 @@ def trl_config(directory: str, steps: int) -> trl.GRPOConfig:
         logging_strategy="no",
         save_strategy="no",
         disable_tqdm=True,
+        **settings,
     )

@@ -83,5 +83,26 @@ def draw_trace(rows: Sequence[int], waiting: Sequence[int], max_rows: int, file:
         _save(figure, file)
 
 
+def draw_curves(panels: Mapping[str, Mapping[str, Points]], file: Path) -> None:
+    """panels: {title: {name: (step, score)}}, beside each other; a name has one colour in all of them."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
+        names = list(dict.fromkeys(name for series in panels.values() for name in series))
+        palette = mpl.colormaps["tab20"]
+        for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+            for name, points in series.items():
+                place = names.index(name)
+                dashes = "o-" if place % 2 else "o--"
+                axis.plot(*zip(*points, strict=True), dashes, color=palette(place % 20), label=name)
+            axis.set_title(title)
+            axis.set_xlabel("step")
+            axis.set_ylim(0, 1.02)
+            axis.grid(visible=True)
+        axes[0][0].set_ylabel("held-out greedy reward")
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center")
+        _save(figure, file)
+
+
 def _save(figure: Figure, file: Path) -> None:
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
