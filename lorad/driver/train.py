@@ -9,7 +9,7 @@ from lorad.driver import critic
 from lorad.driver.critic import CriticUpdate
 from lorad.driver.session import Rollout, Scored, Session, Weighed
 from lorad.driver.update import Update, current_rate, update
-from lorad.driver.weigh import importance_cap, logprobs, needs_old
+from lorad.driver.weigh import importance_cap, logprobs, minibatch_ranges, needs_old, within
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueTargets
 from lorad.protocol.calls import ForwardBackward, Stepped
 from lorad.rl.levels import normaliser
@@ -224,9 +224,8 @@ def _minibatches(
     session: Session, rollout: Rollout, scored: Scored, weighed: Weighed
 ) -> list[_MiniBatch | None]:
     """Contiguous runs of groups; None where no group of it is trained on."""
-    count = min(session.spec.algorithm.minibatches, len(rollout.groups))
-    parts = np.array_split(np.arange(len(rollout.groups)), count)
-    return [_minibatch(session, rollout, scored, weighed, part[0], part[-1] + 1) for part in parts]
+    ranges = minibatch_ranges(session.spec, rollout)
+    return [_minibatch(session, rollout, scored, weighed, first, end) for first, end in ranges]
 
 
 def _minibatch(
@@ -234,7 +233,7 @@ def _minibatch(
 ) -> _MiniBatch | None:
     """The groups of the rollout from `first` to before `end`."""
     algorithm, known = session.spec.algorithm, weighed.known
-    inside = slice(*np.searchsorted(known.groups, [first, end]).tolist())
+    inside = within(known.groups, first, end)
     if inside.start == inside.stop:
         return None
     batch = known.batch.part(inside)

@@ -1,5 +1,7 @@
 """Verb three: turn rewards into what the trainer weighs each token with."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from lorad.driver import critic
@@ -71,16 +73,34 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
     sampler = np.concatenate([np.zeros(0, np.float32), *(samples[row].logprobs for row in rows)])
     if not rows.size:
         return Known(batch, rows, groups, sampler)
+    algorithm, ranges = session.spec.algorithm, minibatch_ranges(session.spec, rollout)
+    parts = [batch.part(within(groups, *each)) for each in ranges]
+
+    def each(ask: Callable[[Batch], np.ndarray]) -> np.ndarray:
+        """Ask for each mini-batch by itself: groups of others change no bit of it."""
+        return np.concatenate([ask(part) for part in parts if part.completions.size])
+
     with session.timed("train"):
         return Known(
             batch,
             rows,
             groups,
             sampler,
-            old=logprobs(session, "slot", batch) if needs_old(session.spec) else None,
-            reference=_reference(session, batch) if session.spec.algorithm.has_reference else None,
-            values=critic.values(session, batch) if session.spec.algorithm.has_critic else None,
+            old=each(lambda part: logprobs(session, "slot", part)) if needs_old(session.spec) else None,
+            reference=each(lambda part: _reference(session, part)) if algorithm.has_reference else None,
+            values=each(lambda part: critic.values(session, part)) if algorithm.has_critic else None,
         )
+
+
+def minibatch_ranges(spec: Spec, rollout: Rollout) -> list[tuple[int, int]]:
+    """Cut the groups of a rollout into contiguous runs, one for each optimizer step of an epoch."""
+    count = min(spec.algorithm.minibatches, len(rollout.groups))
+    return [(part[0], part[-1] + 1) for part in np.array_split(np.arange(len(rollout.groups)), count)]
+
+
+def within(groups: np.ndarray, first: int, end: int) -> slice:
+    """Return which of the groups, in ascending order, are at least `first` and below `end`."""
+    return slice(*np.searchsorted(groups, [first, end]).tolist())
 
 
 def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> Weighed:

@@ -38,10 +38,12 @@ def test_completions_teach_the_task(made: World) -> None:
     assert reward(made, "sft", "algorithm.name=sft", "trainer.lr=1e-3", "trainer.steps=30") >= 0.9
 
 
+@pytest.mark.long
 def test_pairs_teach_the_task_at_a_low_rate(made: World) -> None:
     assert reward(made, "low", *PAIRS, "trainer.lr=1e-4", "trainer.steps=40") >= 0.9
 
 
+@pytest.mark.long
 def test_likelihood_of_the_chosen_holds_high_rates(made: World) -> None:
     high = (*PAIRS, "trainer.lr=1e-3", "trainer.steps=30")
     assert reward(made, "held", *high, "algorithm.preference.nll=1") >= 0.95

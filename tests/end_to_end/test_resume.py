@@ -15,7 +15,7 @@ from tests.kit.world import World, world
 SPEC = """
 seed: 3
 lora: {rank: 8, alpha: 16, dropout: 0.1}
-algorithm: {group_size: 4, minibatches: 2}
+algorithm: {group_size: 4}
 data: {train: sort, prompts_per_step: 4}
 trainer: {lr: 2.0e-3, steps: 30, schedule: cosine, warmup_steps: 2}
 rollout: {max_new_tokens: 12}
