@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from lorad.protocol.batch import PolicyLoss, PolicyTargets
+from lorad.rl.pairs import pair_loss
+from lorad.spec.algorithm import Preference
 from tests.conformance.goldens import (
     ADVANTAGES,
     CASES,
     GAES,
+    LENGTHS,
     PAIRS,
     POLICIES,
     advantages_of,
@@ -43,6 +46,17 @@ def test_preferences_are_the_rivals(name: str) -> None:
     np.testing.assert_allclose(
         loss_and_gradient(linear, targets, 1.0, given("logprob"))[1], CASES[name]["grad"], atol=2e-7
     )
+
+
+def test_ipo_of_sums_is_the_rivals_trap() -> None:
+    """OpenRLHF's IPO compares summed log-probabilities, the paper's their means: it is IPO of samples that
+    have one token each.
+    """
+    places = np.repeat(np.arange(LENGTHS.size), LENGTHS)
+    sums = [np.bincount(places, given(name)) for name in ("logprob", "reference")]
+    found = pair_loss(sums[0], sums[1], np.ones_like(LENGTHS), Preference("ipo"))
+    assert found.loss == pytest.approx(CASES["ipo_sum"]["loss"], rel=1e-9)
+    np.testing.assert_allclose(found.gradient[places], CASES["ipo_sum"]["grad"], atol=1e-9)
 
 
 @pytest.mark.parametrize("name", GAES)

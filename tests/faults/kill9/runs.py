@@ -7,10 +7,13 @@ import threading
 import time
 from typing import Any
 
+from lorad.adapters.peft import write_peft
 from lorad.client.shapes import RunDetails
 from lorad.errors import DaemonUnreachable, LoradError, NotFound
+from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.rl.tasks import problem
 from tests.faults.kill9.box import Box
+from tests.kit.fakes.random_adapters import random_adapter
 from tests.kit.world import World, world
 
 SPEC = """
@@ -55,6 +58,22 @@ KINDS: dict[str, dict[str, Any]] = {
         "task": "pairs.jsonl",
         "held_out": "sort",
     },
+    "refill": {
+        "seed": 8,
+        "staleness": 1,
+        "restart": "on-failure",
+        "algorithm": "{name: dapo, group_size: 4}",
+    },
+    "adaptive": {
+        "seed": 9,
+        "restart": "on-failure",
+        "algorithm": "{group_size: 4, kl: {coef: 0.1, target: 0.01, horizon: 50, reset_every: 2}}",
+    },
+    "student": {
+        "seed": 10,
+        "restart": "on-failure",
+        "algorithm": "{name: distill, group_size: 4, kl: {reference: teacher}}",
+    },
 }
 PAIRS = 20  # fewer than the steps of a run see
 DEFAULTS: dict[str, Any] = {
@@ -82,6 +101,10 @@ def start(made: World, name: str, kind: str, steps: int) -> None:
     found = [problem("sort", "train", 0, number) for number in range(PAIRS)]
     pairs = [{"prompt": p.prompt, "chosen": p.answer, "rejected": p.prompt[2:-1] + "0"} for p in found]
     (made.root / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    if not (made.root / "teacher").exists():
+        (made.root / "teacher").mkdir()
+        teacher = random_adapter(linear_shapes(read_config(resolve("builtin:tiny"))), 1, std=0.02)
+        write_peft(teacher, made.root / "teacher", "builtin:tiny")
     made.client.run(text, source=f"{name}.yaml", cwd=str(made.root), overrides=[], name=name)
 
 
