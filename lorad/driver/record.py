@@ -43,6 +43,7 @@ def record(
         samples=path,
         samples_sha256=digest,
         metrics=_metrics(session, rollout, scored, weighed, trained),
+        consumed=None if session.spec.algorithm.refill is None else rollout.consumed,
     )
     finish(session, fact, trained.skipped, len(trained.updates) + len(trained.critic))
     about_critic = ""

@@ -123,6 +123,8 @@ class StepFact(Struct, frozen=True):
     samples: a path relative to the run directory.
     metrics: what was measured; a metric that was not measured is absent, one that was not finite is null in
         JSON.
+    consumed: prompts after which the next step begins; None: those of the step. Dynamic sampling looks at
+        more.
     """
 
     version: int
@@ -131,6 +133,7 @@ class StepFact(Struct, frozen=True):
     samples: str
     samples_sha256: str
     metrics: Mapping[str, float | None]
+    consumed: int | None = None
 
 
 class EvalFact(Struct, frozen=True):

@@ -21,7 +21,10 @@ _PATHS = {
     "checkpoint": ("path", "checkpoints"),
     "step": ("samples", "samples"),
 }
-_NUMBERS = ("version", "parent", "rank", "bytes", "problems", "failed", "position", "to", "resumed_from")
+_NUMBERS = (
+    *("version", "parent", "rank", "bytes", "problems", "failed", "position", "consumed"),
+    *("to", "resumed_from"),
+)
 _WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _MOST_STEPS, _MOST_ATTEMPTS, _MOST = 10**12, 10**6, 2**53

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from lorad.daemon.record.audit import audit
 from lorad.protocol.journal import Reference
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
@@ -70,6 +71,7 @@ def test_refill_follows_the_order_of_the_data(running: Running, tmp_path: Path) 
             position = places[-1] + 1
         else:
             position += int(metrics["prompts_sampled"])
+    assert audit(run.run.root) == []
     sampled = [record.data["metrics"]["prompts_sampled"] for record in run.facts("step")]
     assert max(sampled) > 6, "no step had a group to replace"
 

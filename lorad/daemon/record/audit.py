@@ -81,7 +81,8 @@ def _audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> I
                 f"step {record.step}: its batch begins at prompt {fact.position}, the one before ended at "
                 f"{position}"
             )
-        number, position = record.step, fact.position + len(fact.prompts)
+        consumed = len(fact.prompts) if fact.consumed is None else fact.consumed
+        number, position = record.step, fact.position + consumed
         found = _audit_step(directory, record, fact, made_by[record.seq], spared=spared)
         yield from (f"step {record.step}: {wrong}" for wrong in found)
 
