@@ -115,7 +115,7 @@ class VersionFact(Struct, frozen=True):
     delivered_sha256: str = ""
 
 
-class StepFact(Struct, frozen=True):
+class StepFact(Struct, frozen=True, omit_defaults=True):
     """A record of kind `step`.
 
     version: the version that made the samples.
