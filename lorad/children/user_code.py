@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -61,6 +61,33 @@ class Keywords(NamedTuple):
     def chosen(self, given: dict[str, Any]) -> dict[str, Any]:
         """Select what the function is called with."""
         return {name: value for name, value in given.items() if self.takes_all or name in self.names}
+
+
+_Code = TypeVar("_Code", bound=Code)
+
+
+def serve(
+    lifeline: int,
+    kind: type[_Code],
+    load: Callable[[_Code], tuple[Callable[[bytes], Any], list[str]]],
+    enc_hook: Callable[[Any], Any] | None = None,
+) -> None:
+    """Answer requests until there are none, or LIFELINE closes.
+
+    load: gives the function that answers a line, and the keywords that the user's code requires.
+    """
+    die_with(lifeline)
+    requests, replies = take_pipes()
+    setup = msgspec.json.decode(requests.readline(), type=kind)
+    try:
+        limit_memory(setup.memory)
+        answer, required = load(setup)
+    except BaseException as error:
+        send(replies, Ready(error=describe(error, setup), hint=getattr(error, "hint", "")))
+        return
+    send(replies, Ready(required=required))
+    for line in requests:
+        send(replies, answer(line), enc_hook=enc_hook)
 
 
 def die_with(lifeline: int) -> None:
