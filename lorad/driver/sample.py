@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from lorad.driver.rewards import Score
+from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
@@ -20,7 +21,6 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EvalFact
 from lorad.rl.data import Example
-from lorad.rl.shaping import shaped
 from lorad.spec.model import Rollout as RolloutSpec
 from lorad.text import number
 
@@ -104,15 +104,13 @@ def _filled(good: list[int], looked: int, count: int) -> list[int]:
 def _is_worth(session: Session, group: list[Sample], scores: list[Score]) -> bool:
     """Return whether a group teaches something: rewards that differ, or a mean within the bounds."""
     refill = session.spec.algorithm.refill
-    scored = [(sample, s.value) for sample, s in zip(group, scores, strict=True) if s.value is not None]
-    rewards = np.array([value for _, value in scored], np.float32)
-    if rewards.size < 2 or refill is None:
+    earned, scored = worth(session.spec, group, scores)
+    if earned.size < 2 or refill is None:
         return False
     if refill.keep is not None:
-        return bool(refill.keep[0] <= rewards.mean() <= refill.keep[1])
-    lengths = np.array([sample.tokens.size for sample, _ in scored])
-    cut = np.array([sample.finish == "length" for sample, _ in scored])
-    return bool(np.ptp(shaped(session.spec, rewards, lengths, cut)) > 0)
+        mean = np.mean([s.value for s, has_reward in zip(scores, scored, strict=True) if has_reward])
+        return bool(refill.keep[0] <= mean <= refill.keep[1])
+    return bool(np.ptp(earned) > 0)
 
 
 def _score(session: Session, group: list[Sample]) -> list[Score]:

@@ -138,10 +138,9 @@ def _checked(
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
     frozen = _check_reference(reference, shapes) if reference is not None else 0
     frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
-    needed = 0 if warm else base_memory(spec, model, device)
-    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank
-    critic *= spec.algorithm.has_critic
-    needed += 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
+    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank * spec.algorithm.has_critic
+    needed = 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
+    needed += 0 if warm else base_memory(spec, model, device)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
@@ -149,15 +148,11 @@ def _checked(
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
     _check_reward(spec, data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1], data, cwd)
     check_functions(spec.algorithm, cwd)
-    base = BaseFacts(
-        modules=[*adapter.modules],
-        linears=sorted({leaf(name) for name in model.linears}),
-        max_positions=model.max_positions,
-    )
+    linears = sorted({leaf(name) for name in model.linears})
+    base = BaseFacts(modules=[*adapter.modules], linears=linears, max_positions=model.max_positions)
     if spec.rollout.backend in SERVERS:
-        told += server_check()(
-            spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids
-        )
+        check = server_check()
+        told += check(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
     return SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
