@@ -201,7 +201,7 @@ def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[
         ref=targets.reference_logprobs,
         advantages=targets.advantages,
         mask=weights > 0,
-        lengths=m.batch.completion_lengths,
+        lengths=m.batch.target_lengths,
         groups=m.batch.group_sizes,
     )
     value, derivative = own.derivatives(given, session.spec.seed)
@@ -237,8 +237,8 @@ def _minibatch(
     if inside.start == inside.stop:
         return None
     batch = known.batch.part(inside)
-    start = int(known.batch.part(slice(0, inside.start)).completions.size)
-    tokens = slice(start, start + batch.completions.size)
+    start = int(known.batch.part(slice(0, inside.start)).targets.size)
+    tokens = slice(start, start + batch.targets.size)
     targets = weighed.targets.part(tokens)
     sizes = [len(group) for group in rollout.groups]
     mine = slice(sum(sizes[:first]), sum(sizes[:end]))

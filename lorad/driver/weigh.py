@@ -78,7 +78,7 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
 
     def each(ask: Callable[[Batch], np.ndarray]) -> np.ndarray:
         """Ask for each mini-batch by itself: groups of others change no bit of it."""
-        return np.concatenate([ask(part) for part in parts if part.completions.size])
+        return np.concatenate([ask(part) for part in parts if part.targets.size])
 
     with session.timed("train"):
         return Known(
@@ -106,7 +106,7 @@ def within(groups: np.ndarray, first: int, end: int) -> slice:
 def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> Weighed:
     """Advantages, weights and corrections of each token."""
     algorithm = session.spec.algorithm
-    lengths = known.batch.completion_lengths
+    lengths = known.batch.target_lengths
     with session.timed("weigh"):
         penalty, kl = _penalty(session, known)
         values = None
@@ -141,7 +141,7 @@ def _token_advantages(
     its own alone (Agarwal et al., 2024, arXiv 2306.13649; Thinking Machines, 2025, "On-policy distillation").
     """
     algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
-    lengths = known.batch.completion_lengths
+    lengths = known.batch.target_lengths
     if parts.surrogate == "nll":
         return np.ones(int(lengths.sum()), np.float32)
     if not algorithm.reads_reward and penalty is not None:
