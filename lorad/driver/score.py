@@ -14,7 +14,14 @@ def score(session: Session, rollout: Rollout) -> list[Score]:
     """One score for each sample, made now unless it was made ahead."""
     made = rollout.scores
     with session.timed("score"):
-        return session.rewarder.score([s.for_reward() for s in rollout.samples]) if made is None else made
+        return score_samples(session, rollout.samples) if made is None else made
+
+
+def score_samples(session: Session, samples: list[Sample]) -> list[Score]:
+    """One score for each sample: of its environment, which gave it already, or of the reward."""
+    if session.hosts is None:
+        return session.rewarder.score([sample.for_reward() for sample in samples])
+    return [sample.episode.score for sample in samples if sample.episode is not None]
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
@@ -38,7 +45,7 @@ def worth(spec: Spec, samples: list[Sample], scores: list[Score]) -> tuple[np.nd
     scored = np.array([s.value is not None for s in scores], np.bool_)
     rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
     cut = np.array([s.finish == "length" for s in samples], np.bool_)
-    lengths = np.array([s.tokens.size for s in samples], np.int64)
+    lengths = np.array([s.size for s in samples], np.int64)
     return shaped(spec, rewards, lengths[scored], cut[scored]), scored
 
 
