@@ -31,7 +31,7 @@ def _of_rate(spec: Spec) -> Iterator[SpecError]:
 
 def _of_env(spec: Spec) -> Iterator[SpecError]:
     env, task = spec.env, TASKS.get(spec.data.train)
-    if task is not None and task.env is not None and env.name != task.env:
+    if task is not None and task.env is not None and env.name is None:
         yield SpecError(
             f"its rows are for the environment {task.env}: their prompts alone have no answer",
             key="data.train",

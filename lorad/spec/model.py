@@ -387,7 +387,7 @@ def convert(data: Any) -> Spec:
             f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one."
         )
     names = {key: {"name": data[key]} for key in ("algorithm", "env") if isinstance(data.get(key), str)}
-    data = {**data, **names}
+    data = {**data, **names} | ({"env": {}} if data.get("env", {}) is None else {})
     known, wrong = without_unknown(data, Spec)
     rest: dict[str, Any] | None = known
     while rest is not None and len(wrong) < _MOST_ERRORS:

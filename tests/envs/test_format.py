@@ -62,7 +62,7 @@ def test_templates_of_models_say_what_follows(tmp_path: Path, family: str, end: 
     assert "three" in behind and tokenizer.decode(form.following("three"), skip_special=False) == behind
 
 
-def test_only_the_template_s_own_end_lets_a_turn_go_on(tmp_path: Path) -> None:
+def test_only_the_template_end_can_be_followed(tmp_path: Path) -> None:
     form, tokenizer = of(tmp_path, CHATML)
     assert form.ends_turn(tokenizer.encode("</s>")[0])
     assert not form.ends_turn(tokenizer.encode("x")[0])

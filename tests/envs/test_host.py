@@ -71,7 +71,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     def make(**settings: Any) -> Host:
         (tmp_path / "envs.py").write_text(COUNTS)
-        spec = {"name": "envs.py:Counts", "timeout": 2.0, "retry": 0, "memory": "512MiB"} | settings
+        spec: dict[str, Any] = {
+            "name": "envs.py:Counts",
+            "timeout": 2.0,
+            "retry": 0,
+            "memory": "512MiB",
+        } | settings
         made.append(Host(EnvSpec(**spec), tmp_path))
         return made[-1]
 
@@ -132,7 +137,7 @@ def test_an_episode_without_an_answer_is_asked_again(make: Make, tmp_path: Path)
     assert (found.messages, found.error) == ("2 a once", "")
 
 
-def test_a_new_process_brings_episodes_to_where_they_were(make: Make) -> None:
+def test_new_processes_bring_episodes_back(make: Make) -> None:
     host = make(workers=2)
     episodes = begun(host)
     said(host, episodes, *"abcd")
