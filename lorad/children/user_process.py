@@ -23,7 +23,7 @@ from msgspec import Struct
 from lorad.box.machine import read_machine
 from lorad.box.paths import python_path
 from lorad.children import guard
-from lorad.children.user_code import Code, Ready
+from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
 
 _START_LIMIT = 60.0  # seconds for the import of a file
@@ -60,6 +60,7 @@ class _Answer(Protocol):
 
 
 _Message = TypeVar("_Message", bound=_Answer)
+_Loaded = TypeVar("_Loaded", bound=Ready)
 
 
 class Lost(Exception):
@@ -95,15 +96,16 @@ class UserProcess:
         os.set_blocking(self._in.fileno(), False)
         assert self._process.stderr is not None
         self._printed = _start_passing_on(self._process.stderr)
+        self._unsent, self._received = bytearray(), bytearray()
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def load(self, code: Code, key: str) -> Ready:
+    def load(self, code: Code, key: str, kind: type[_Loaded]) -> _Loaded:
         """Have the function imported. Raises SpecError, which blames `key`, when it cannot be."""
         try:
-            ready = self.ask(code, Ready, _START_LIMIT)
+            ready = self.ask(code, kind, _START_LIMIT)
         except Lost as lost:
             problem = f"{lost} while {code.file} was imported"
             raise SpecError(problem, key=key, hint="Mend the file.") from None
@@ -125,7 +127,10 @@ class UserProcess:
 
         The hooks are msgspec's, for what JSON does not know.
         """
-        line = self._exchange(memoryview(msgspec.json.encode(message, enc_hook=enc_hook) + b"\n"), seconds)
+        self.send(msgspec.json.encode(message, enc_hook=enc_hook))
+        line = self.receive(time.monotonic() + seconds)
+        if line is None:
+            raise Lost(f"no result within {seconds:g} s")
         try:
             found = msgspec.json.decode(line, type=answer, dec_hook=dec_hook)
         except msgspec.MsgspecError:
@@ -153,24 +158,34 @@ class UserProcess:
             self._process.kill()
             self._process.wait()
 
-    def _exchange(self, unsent: memoryview, seconds: float) -> bytearray:
-        deadline = time.monotonic() + seconds
-        received = bytearray()
-        while not received.endswith(b"\n"):
+    def send(self, line: bytes) -> None:
+        """Have a line sent while answers are waited for."""
+        self._unsent += line + b"\n"
+
+    def receive(self, deadline: float, bell: int | None = None) -> bytes | None:
+        """Wait for a line; None where there is none until `deadline` (time.monotonic()), or where `bell`, a
+        file descriptor, can be read. Raises Lost.
+        """
+        while (end := self._received.find(b"\n")) < 0:
             left = deadline - time.monotonic()
-            readable, writable, _ = select.select([self._out], [self._in] if unsent else [], [], max(left, 0))
-            if not readable and not writable:
-                raise Lost(f"no result within {seconds:g} s")
+            out = self._out.fileno()
+            watched = [out] if bell is None else [out, bell]
+            waiting = [self._in.fileno()] if self._unsent else []
+            readable, writable, _ = select.select(watched, waiting, [], max(left, 0))
             if writable:
-                unsent = unsent[self._write(unsent) :]
-            if readable:
-                chunk = os.read(self._out.fileno(), 1 << 16)
+                del self._unsent[: self._write(self._unsent)]
+            if out in readable:
+                chunk = os.read(out, 1 << 16)
                 if not chunk:
                     raise Lost(self._death())
-                received += chunk
-        return received
+                self._received += chunk
+            elif readable or not writable:
+                return None
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return line
 
-    def _write(self, unsent: memoryview) -> int:
+    def _write(self, unsent: bytearray) -> int:
         try:
             return os.write(self._in.fileno(), unsent)
         except BrokenPipeError:

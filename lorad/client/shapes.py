@@ -185,6 +185,7 @@ class Sample(Struct, frozen=True):
     advantage: _Number | None = None
     finish: str | None = None
     error: str | None = None  # why its reward failed
+    rewards: dict[str, _Number | None] = {}  # components by name
     tokens: list[int] = []
     logprobs: list[_Number | None] = []
 
