@@ -26,6 +26,19 @@ from lorad.children import guard
 from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
 
+# lorad's own modules, and none of those beside them, in another interpreter
+_APART = """
+import importlib, json, sys, types
+sys.path.pop(0)
+if sys.version_info < (3, 10):
+    sys.stdin.readline()
+    said = "Python " + sys.version.split()[0] + " is too old"
+    print(json.dumps({"error": said, "hint": "Name an interpreter of Python 3.10 or later."}))
+    sys.exit()
+lorad = sys.modules["lorad"] = types.ModuleType("lorad")
+lorad.__path__ = [sys.argv[1]]
+importlib.import_module(sys.argv[2]).main(int(sys.argv[3]))
+"""
 _START_LIMIT = 60.0  # seconds for the import of a file
 _END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started
 _PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
@@ -71,8 +84,12 @@ class UserProcess:
     """A process under a guard, which ends whatever user code started: with it, and with this process at the
     latest. See `lorad/children/guard.py`."""
 
-    def __init__(self, module: str, what: str, environment: Mapping[str, str]) -> None:
-        """module: what is run. what: the name of the user's code in errors: "reward"."""
+    def __init__(
+        self, module: str, what: str, environment: Mapping[str, str], python: Path | None = None
+    ) -> None:
+        """module: what is run. what: the name of the user's code in errors: "reward". python: another
+        interpreter, which gets nothing of lorad's but the module.
+        """
         self._what = what
         watched, self._lifeline = os.pipe()
         self._socket, theirs = socket.socketpair()
@@ -80,14 +97,14 @@ class UserProcess:
             guarded = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--"]
             try:
                 self._process = subprocess.Popen(
-                    [*guarded, sys.executable, "-P", "-m", module, str(watched)],
+                    [*guarded, *_command(module, python), str(watched)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     bufsize=0,
                     pass_fds=[watched, theirs.fileno()],
                     process_group=0,
-                    env=environment,
+                    env=_for_another(environment) if python else environment,
                 )
             finally:
                 os.close(watched)
@@ -198,6 +215,18 @@ class UserProcess:
         if code is not None and code - 128 in {number.value for number in signal.Signals}:
             return f"the {self._what} process died of {signal.Signals(code - 128).name}"
         return f"the {self._what} process exited with {code}"
+
+
+def _command(module: str, python: Path | None) -> list[str]:
+    if python is None:
+        return [sys.executable, "-P", "-m", module]
+    return [str(python), "-c", _APART, str(Path(guard.__file__).parents[1]), module]
+
+
+def _for_another(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what says where this interpreter's modules are."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
+    return {name: value for name, value in environment.items() if name not in ours}
 
 
 def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:

@@ -123,7 +123,9 @@ class _Function:
         self.builtin = builtin(spec.name) if self.setup.name and spec.name != "regex" else None
         if self.builtin is None:
             count = spec.workers or (min(read_machine().cores, _MOST_WORKERS) if self.setup.file else 1)
-            self.workers = Workers(self.setup, environment(os.environ, spec.env), count, spec.concurrency)
+            self.workers = Workers(
+                self.setup, environment(os.environ, spec.env), count, spec.concurrency, _python(spec, cwd)
+            )
 
     def start(self) -> list[str]:
         """Return the columns that it requires. Raises SpecError."""
@@ -274,6 +276,17 @@ def _calls(groups: Sequence[int], least: int) -> list[range]:
             found.append(range(begin, end))
             begin = end
     return [*found, range(begin, end)] if end > begin else found
+
+
+def _python(spec: RewardSpec, cwd: Path) -> Path | None:
+    """Raises SpecError for what is no program."""
+    if spec.python is None:
+        return None
+    found = (cwd / Path(spec.python).expanduser()).absolute()
+    if not (found.is_file() and os.access(found, os.X_OK)):
+        hint = "Name an interpreter, such as ~/venvs/rewards/bin/python."
+        raise SpecError(f"there is no program {found}", key="reward.python", hint=hint)
+    return found
 
 
 def _setup(spec: RewardSpec, cwd: Path) -> Setup:

@@ -147,6 +147,8 @@ class RewardSpec(Part, frozen=True):
         concurrency: calls under way in each process, of an `async def`.
         batch_size: samples that a function of lists gets at once, at least; always whole groups. null is one
             group.
+        python: interpreter that runs user code, with packages of its own, from Python 3.10 on; null is
+            lorad's.
         env: variables that user code finds beside those that every program needs; no secret is there unless
             named here.
         memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's
@@ -163,12 +165,15 @@ class RewardSpec(Part, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=256)] | None = None
     concurrency: Annotated[int, Meta(ge=1, le=4096)] = 64
     batch_size: Positive | None = None
+    python: str | None = None
     env: list[EnvName] = msgspec.field(default_factory=list)
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name != "regex":
             raise ValueError(f"pattern is for regex, not for {self.name}")
+        if self.python is not None and ":" not in self.name:
+            raise ValueError(f"python is for a function of a file, not for {self.name}")
         if not math.isfinite(self.weight):
             raise ValueError("weight is no number")
         memory_bytes(self.memory)

@@ -2,13 +2,18 @@
 workers.
 """
 
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from lorad.driver.rewards import Rewarder
 from lorad.driver.sample import sample
+from lorad.errors import SpecError
+from lorad.rl.reward import RewardInput
+from lorad.spec.model import RewardSpec
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
 
@@ -76,3 +81,34 @@ def test_scoring_begins_before_sampling_ends(running: Running, home: Path) -> No
         rollout = sample(session)
         assert called.exists()
         assert [s.value for s in rollout.scoring.scores()] == [1.0] * 16
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter without any package."""
+    made = tmp_path_factory.mktemp("apart")
+    venv.create(made, with_pip=False)
+    return made / "bin" / "python"
+
+
+def test_another_interpreter_has_its_own_packages(bare: Path, home: Path) -> None:
+    (home / "apart.py").write_text("""
+import os, sys
+def reward(completion):
+    try:
+        import msgspec
+    except ImportError:
+        paths = "PYTHONPATH" in os.environ
+        return {"reward": len(completion), "ours": sys.prefix.endswith("apart0"), "paths": paths}
+async def later(completion): return len(completion)
+""")
+    with Rewarder([RewardSpec(name="apart.py:reward", python=str(bare))], home) as rewarder:
+        score = rewarder.score([RewardInput("", "abc", "", "stop")])[0]
+    assert score.parts == {"ours": 1.0, "paths": 0.0} and score.value == 3.0
+    with Rewarder([RewardSpec(name="apart.py:later", python=str(bare))], home) as rewarder:
+        assert rewarder.score([RewardInput("", "abc", "", "stop")])[0].value == 3.0
+
+
+def test_a_missing_interpreter_is_refused(home: Path) -> None:
+    with pytest.raises(SpecError, match=r"reward.python: there is no program .*/none"):
+        Rewarder([RewardSpec(name="graders.py:plain", python="none")], home)

@@ -68,7 +68,7 @@ async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies
         try:
             value, error = await asyncio.wait_for(_outcome(function.call(request)), function.timeout)
             answer = function.failure(request, error) if error else function.answer(request, value)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # noqa: UP041 - another class before Python 3.11
             answer = function.refusal(request, f"no result within {function.timeout:g} s")
         except BaseException as error:
             answer = function.failure(request, error)
@@ -82,10 +82,12 @@ async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies
 
 
 async def _outcome(found: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """Keep what would end the event loop."""
+    """Keep what the call raises, also what would end the event loop; but not that its time is over."""
     try:
         return await found, None
-    except (SystemExit, KeyboardInterrupt) as error:
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
         return None, error
 
 

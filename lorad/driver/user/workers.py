@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +20,7 @@ from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
 from lorad.rl.reward import RewardInput
 
+_CHILD = "lorad.driver.user.reward_child"
 _BACKLOG_SECONDS = 0.2  # that a call waits until another process is worth its start
 _GRACE_SECONDS = 2.0  # for a process that times its calls itself
 _CLOSED = "the rewarder is closed"
@@ -90,9 +92,18 @@ class Call:
 class Workers:
     """At most `count` processes, each started when calls wait and closed by `close`."""
 
-    def __init__(self, setup: Setup, environment: Mapping[str, str], count: int, concurrency: int) -> None:
-        """concurrency: calls under way in each process of a coroutine function."""
-        self._setup, self._environment = setup, environment
+    def __init__(
+        self,
+        setup: Setup,
+        environment: Mapping[str, str],
+        count: int,
+        concurrency: int,
+        python: Path | None = None,
+    ) -> None:
+        """concurrency: calls under way in each process of a coroutine function. python: another interpreter
+        to run it.
+        """
+        self._setup, self._environment, self._python = setup, environment, python
         self._concurrency = concurrency
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
@@ -124,7 +135,7 @@ class Workers:
     def open(self, keep: Callable[[UserProcess], None]) -> tuple[UserProcess, Loaded]:
         """Start a process and load the function there. Raises SpecError. keep: is given it before it loads,
         so that `close` finds it."""
-        process = UserProcess("lorad.driver.user.reward_child", "reward", self._environment)
+        process = UserProcess(_CHILD, "reward", self._environment, self._python)
         keep(process)
         if self.closed:  # by another thread, which may not have seen the process
             process.signal()
