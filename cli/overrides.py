@@ -9,7 +9,7 @@ from pathlib import Path
 
 _DATA = ("data.train", "data.eval")
 _FUNCTIONS = ("reward", "reward.name", "algorithm.loss", "algorithm.advantage")
-_FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file")
+_FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file", "reward.python")
 _REFERENCE = "algorithm.kl.reference"
 KEYS = (*_DATA, *_FUNCTIONS, "model.path", _REFERENCE, *_FILES)  # whose values may be paths
 _DATA_FILES = (".jsonl", ".parquet")

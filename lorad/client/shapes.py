@@ -186,6 +186,7 @@ class Sample(Struct, frozen=True):
     advantage: _Number | None = None
     finish: str | None = None
     error: str | None = None  # why its reward failed
+    rewards: dict[str, _Number | None] = {}  # components by name
     tokens: list[int] = []  # behind the prompt
     logprobs: list[_Number | None] = []  # of the tokens that the model sampled
     task: Task | None = None  # of an episode

@@ -258,16 +258,15 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     of user code cannot be kept.
     """
     found: dict[str, Input] = {}
-    code = {"reward": (session.rewarder.file, session.rewarder.source)}
+    code = {key: (file, source) for key, file, source in session.rewarder.files}
     code |= {function.key: (function.file, function.source) for function in session.own.all}
-    if session.hosts is not None:
-        code["env.name"] = (session.hosts.training.file, session.hosts.training.source)
+    if session.hosts is not None and (file := session.hosts.training.file) is not None:
+        code["env.name"] = (file, session.hosts.training.source)
     for key, (file, source) in code.items():
-        if file is not None:
-            kept = f"{key.removesuffix('.name').rpartition('.')[2]}.py"  # reward.py, loss.py, env.py
-            (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
-            mtime = file.stat().st_mtime_ns if file.exists() else 0
-            found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
+        kept = f"{key.removeprefix('algorithm.').removesuffix('.name')}.py"  # reward.py, loss.py
+        (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
+        mtime = file.stat().st_mtime_ns if file.exists() else 0
+        found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
     data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub

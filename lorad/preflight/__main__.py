@@ -51,7 +51,7 @@ with quick_imports():
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
-    from lorad.rl.reward import SAMPLE_KEYS, lacking
+    from lorad.rl.reward import SAMPLE_KEYS
     from lorad.rl.sources import read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
     looks: list[Callable[[], object]] = [
         lambda: _model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
         *(partial(_there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
-        lambda: Rewarder(spec.reward_spec, cwd),
+        lambda: Rewarder(spec.rewards, cwd),
         lambda: UserFunctions(spec.algorithm, cwd),
         lambda: Host(spec.env, cwd) if spec.env.name else None,
     ]
@@ -281,14 +281,16 @@ def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path)
 
     examples: the first of those whose samples are scored; none where none are.
     """
-    refuse_unset(spec.reward_spec.env, "reward.env")
-    with Rewarder(spec.reward_spec, cwd) as rewarder:
-        required = rewarder.start()
-    is_rl, name = spec.algorithm.kind == "rl", spec.reward_spec.name
-    if not examples or not (is_rl or spec.reward_spec != RewardSpec()):
-        return
-    has_answers = data.has_answers if is_rl else bool(examples[0].answer)
-    if missing := lacking(name, required, examples[0].row, has_answers=has_answers):
+    for reward in spec.rewards:
+        refuse_unset(reward.env, "reward.env")
+    is_rl = spec.algorithm.kind == "rl"
+    with Rewarder(spec.rewards, cwd) as rewarder:
+        rewarder.start()
+        if not examples or not (is_rl or spec.rewards != [RewardSpec()]):
+            return
+        has_answers = data.has_answers if is_rl else bool(examples[0].answer)
+        lacking = rewarder.lacking(examples[0].row, has_answers=has_answers)
+    for name, missing in lacking.items():
         there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
         hint = f"There is {', '.join(there)}; data.answer_key names the column of answers."
         raise SpecError(

@@ -47,7 +47,7 @@ def _of_env(spec: Spec) -> Iterator[SpecError]:
             key="env.name",
             hint="Leave `env` out, or choose an algorithm that samples, such as grpo.",
         )
-    if spec.reward_spec != RewardSpec():
+    if spec.rewards != [RewardSpec()]:
         yield SpecError(
             f"the environment {env.name} gives the reward of an episode",
             key="reward",
