@@ -30,13 +30,14 @@ with quick_imports():
     from lorad.box.paths import Home, default_home
     from lorad.driver.rewards import Rewarder
     from lorad.driver.user.functions import UserFunctions
+    from lorad.envs.host import Host
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.models.directory import read_config, weight_files
     from lorad.models.facts import ModelFacts, read_facts
     from lorad.preflight.backends import check_backends, server_check
     from lorad.preflight.directory import check_weights, model_directory
     from lorad.preflight.memory import available_memory, base_memory, check_memory
-    from lorad.preflight.teacher import check_teacher
+    from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
         check_adapted,
         check_devices,
@@ -45,7 +46,7 @@ with quick_imports():
         check_sizes,
         check_trainer,
     )
-    from lorad.preflight.user_code import check_functions, refuse_unset
+    from lorad.preflight.user_code import check_env, check_functions, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
@@ -88,6 +89,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
         *(partial(_there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
         lambda: Rewarder(spec.reward_spec, cwd),
         lambda: UserFunctions(spec.algorithm, cwd),
+        lambda: Host(spec.env, cwd) if spec.env.name else None,
     ]
     if spec.lora.adapter_path is not None:
         looks.append(partial(read_peft, cwd / Path(spec.lora.adapter_path).expanduser()))
@@ -139,27 +141,19 @@ def _checked(
     teacher = check_teacher(spec, cwd, directory, model)
     frozen = _check_reference(reference, spec, teacher.facts if teacher else model)
     frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
-    needed = 0 if warm else base_memory(spec, model, device, teacher and teacher.facts)
-    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank
-    critic *= spec.algorithm.has_critic
-    needed += 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
+    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank * spec.algorithm.has_critic
+    needed = 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
+    needed += 0 if warm else base_memory(spec, model, device, teacher and teacher.facts)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
     data = load_train(spec, tokenizer, cwd)
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
-    _check_reward(spec, data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1], data, cwd)
-    check_functions(spec.algorithm, cwd)
-    base = BaseFacts(
-        modules=[*adapter.modules],
-        linears=sorted({leaf(name) for name in model.linears}),
-        max_positions=model.max_positions,
-        teacher_path=str(teacher.directory) if teacher else "",
-    )
+    _check_user_code(spec, data, held_out, tokenizer, cwd)
+    base = _base_facts(adapter, model, teacher)
     if spec.rollout.backend in SERVERS:
-        told += server_check()(
-            spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids
-        )
+        check = server_check()
+        told += check(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
     return SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
@@ -192,6 +186,15 @@ def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
         read_config(directory)
     check_weights(directory)
     return read_facts(directory)
+
+
+def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | None) -> BaseFacts:
+    return BaseFacts(
+        modules=[*adapter.modules],
+        linears=sorted({leaf(name) for name in model.linears}),
+        max_positions=model.max_positions,
+        teacher_path=str(teacher.directory) if teacher else "",
+    )
 
 
 def _adapter_config(spec: Spec, model: ModelFacts) -> AdapterConfig:
@@ -239,6 +242,21 @@ def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> i
     except AdapterRefused as error:
         raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
     return sum(tensor.size for tensor in found.tensors.values())
+
+
+def _check_user_code(
+    spec: Spec, data: Dataset, held_out: list[Example], tokenizer: Tokenizer, cwd: Path
+) -> None:
+    """Rewards, environments, losses and advantages can be loaded and do what they should.
+
+    Raises SpecError.
+    """
+    scored = data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1]
+    if spec.env.name:
+        check_env(spec, scored[0], tokenizer, cwd)
+    else:
+        _check_reward(spec, scored, data, cwd)
+    check_functions(spec.algorithm, cwd)
 
 
 def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> None:

@@ -16,14 +16,14 @@ _KEY = "algorithm.teacher"
 _OF_IDS = ("model", "added_tokens")  # what decides in tokenizer.json which text an id stands for
 
 
-class _Teacher(NamedTuple):
+class Teacher(NamedTuple):
     """A model beside the run's own."""
 
     directory: Path
     facts: ModelFacts
 
 
-def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> _Teacher | None:
+def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> Teacher | None:
     """Find the teacher; None where it is the run's own model. student, facts: of that.
 
     Raises SpecError for a trainer that holds one model alone, a model that cannot be read, and one whose
@@ -60,7 +60,7 @@ def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> _T
         )
     if found.max_positions < facts.max_positions:
         _refuse_long(spec, found.max_positions)
-    return _Teacher(directory, found)
+    return Teacher(directory, found)
 
 
 def _refuse_long(spec: Spec, positions: int) -> None:
