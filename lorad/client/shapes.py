@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn
+from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
 from lorad.protocol.preflight import Rate
 from lorad.protocol.traffic import Figures
 
@@ -188,7 +188,8 @@ class Sample(Struct, frozen=True):
     error: str | None = None  # why its reward failed
     tokens: list[int] = []  # behind the prompt
     logprobs: list[_Number | None] = []  # of the tokens that the model sampled
-    turns: list[EpisodeTurn] = []  # of an episode
+    task: Task | None = None  # of an episode
+    turns: list[EpisodeTurn] = []
     end: EpisodeEnd | None = None
 
 

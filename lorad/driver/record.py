@@ -224,9 +224,16 @@ def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | Non
             "tokens": s.tokens.tolist(),
             "logprobs": s.logprobs.tolist(),
         }
-        | ({} if s.episode is None else {"turns": s.episode.turns, "end": s.episode.end})
+        | _of_episode(s)
         for s, score, advantage in rows
     ]
+
+
+def _of_episode(sample: Sample) -> dict[str, Any]:
+    """Return what the line of an episode has besides."""
+    if (episode := sample.episode) is None:
+        return {}
+    return {"task": episode.task, "turns": episode.turns, "end": episode.end}
 
 
 def write_samples(session: Session, step: int, samples: list[dict[str, Any]]) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score
 from lorad.driver.user.functions import UserFunctions
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn
+from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
 from lorad.envs.host import Hosts
 from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
 from lorad.protocol.connection import Connection
@@ -160,6 +160,7 @@ class Episode(Struct, frozen=True):
     failed.
     """
 
+    task: Task
     turns: list[EpisodeTurn]
     end: EpisodeEnd
     metrics: dict[str, float] = {}

@@ -17,6 +17,7 @@ with quick_imports():
 
     from lorad.children.user_code import Code, describe, import_function, serve
     from lorad.envs.builtin import BUILTIN
+    from lorad.envs.episode import Task
     from lorad.envs.protocol import Env, Message, Observation, Turn
     from lorad.errors import LoradError
 
@@ -25,13 +26,6 @@ class Setup(Code):
     """A class in a file, or without a file the builtin one of that name. args: for its constructor."""
 
     args: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class Task(Struct, frozen=True):
-    """What an episode is about: a row of the data."""
-
-    row: dict[str, Any]
-    seed: int
 
 
 class Ask(Struct, frozen=True):
@@ -93,9 +87,9 @@ class _Episodes:
         seconds = time.monotonic() - started
         return Answer(messages, float(found.reward), dict(found.metrics), seconds=seconds)
 
-    def _heard(self, ask: Ask) -> Observation:
+    def _heard(self, ask: Ask) -> Any:
         env, heard = self._there.get(ask.episode, (None, 0))
-        found = None
+        found: Any = None
         if env is None or heard != len(ask.turns) - 1:
             self._close(ask.episode)
             env, heard = self._kind(**self._setup.args), 0
@@ -103,7 +97,6 @@ class _Episodes:
         for turn in ask.turns[heard:]:
             found = env.step(turn)
         self._there[ask.episode] = (env, len(ask.turns))
-        assert found is not None
         return found
 
     def _close(self, episode: int) -> None:

@@ -1,12 +1,19 @@
 """What is kept of an episode."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 EpisodeEnd = Literal["done", "turns", "tokens", "length", "failed"]
 """done: the environment ended it. turns, tokens: env.turns or env.max_tokens did. length: a turn was cut off.
 failed: the environment gave no answer."""
+
+
+class Task(Struct, frozen=True):
+    """What an episode is about: a row of the data."""
+
+    row: dict[str, Any]
+    seed: int
 
 
 class EpisodeTurn(Struct, frozen=True):

@@ -15,7 +15,8 @@ from msgspec.structs import asdict
 from lorad.box.machine import read_machine
 from lorad.children.user_process import Lost, UserProcess, code_of, environment
 from lorad.envs.builtin import BUILTIN
-from lorad.envs.child import Answer, Ask, Setup, Task
+from lorad.envs.child import Answer, Ask, Setup
+from lorad.envs.episode import Task
 from lorad.envs.format import Format
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError

@@ -29,6 +29,13 @@ class Observation(Struct, frozen=True):
     metrics: Mapping[str, float] = {}
 
 
+def shown(messages: str | Sequence[Message]) -> str:
+    """Return what an environment said as people read it."""
+    if isinstance(messages, str):
+        return messages
+    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
+
+
 @runtime_checkable
 class Env(Protocol):
     """One episode of one task: made, reset, stepped and closed. Its constructor takes `env.args`.

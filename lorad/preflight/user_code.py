@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lorad.driver.user.functions import UserFunctions
-from lorad.envs.child import Answer, Task
+from lorad.envs.child import Answer
+from lorad.envs.episode import Task
 from lorad.envs.format import Format
 from lorad.envs.host import Host
 from lorad.envs.protocol import Turn

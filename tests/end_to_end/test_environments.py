@@ -89,6 +89,21 @@ def test_one_sample_is_shown_as_a_transcript(calm: tuple[World, dict[str, Any]])
     assert "turn 1" in shown and "observation 1" in shown and "reward 2" in shown
 
 
+def test_replay_finds_what_differs(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    assert "16 episodes of step 8 played again, 0 differ" in made.lorad("replay", "calm").stderr
+    made.run("replayed", "env.name=envs.py:Hangs", "trainer.steps=1", text=SPEC)
+    (made.root / "envs.py").write_text(
+        MINE.replace("self.inner.step(turn)", "self.inner.step(turn) and None")
+    )
+    told = made.json("replay", "replayed", expect=1)
+    (made.root / "envs.py").write_text(MINE)
+    assert len(told["differences"]) == told["episodes"] == 16
+    assert "returned NoneType, not an Observation" in told["differences"][0]["differs"]
+    refused = made.lorad("replay", "nobody", expect=3).stderr
+    assert "nobody" in refused
+
+
 @pytest.mark.parametrize("victim", ["driver", "pool"])
 def test_killed_and_resumed_equals_undisturbed(calm: tuple[World, dict[str, Any]], victim: str) -> None:
     made, expected = calm

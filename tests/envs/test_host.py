@@ -8,7 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
-from lorad.envs.child import Answer, Task
+from lorad.envs.child import Answer
+from lorad.envs.episode import Task
 from lorad.envs.host import Heard, Host
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError

@@ -13,11 +13,11 @@ from msgspec.structs import replace as changed
 
 from lorad.driver.sampling.generate import Seed, generate, joined, seed_of, seeds_of
 from lorad.driver.session import Episode, Plan, Sample, Session
-from lorad.envs.child import Answer, Task
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn
+from lorad.envs.child import Answer
+from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
 from lorad.envs.format import Format
 from lorad.envs.host import Heard, Hosts
-from lorad.envs.protocol import Message, Turn
+from lorad.envs.protocol import Turn, shown
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
@@ -190,13 +190,7 @@ def _hear(session: Session, format: Format, episode: _Live, answer: Answer) -> N
         if len(episode.context) + len(tokens) + spec.rollout.max_new_tokens > limit:
             episode.end = "tokens"
         else:
-            episode.observe(_shown(said), tokens)
-
-
-def _shown(said: str | Sequence[Message]) -> str:
-    if isinstance(said, str):
-        return said
-    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in said)
+            episode.observe(shown(said), tokens)
 
 
 def _sample(example: Example, version: str, episode: _Live) -> Sample:
@@ -213,5 +207,5 @@ def _sample(example: Example, version: str, episode: _Live) -> Sample:
         sampled=np.concatenate(
             [np.zeros(0, np.bool_), *(np.full(tokens.size, mine) for tokens, mine in episode.parts)]
         ),
-        episode=Episode(episode.turns, episode.end, episode.metrics, episode.error),
+        episode=Episode(episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error),
     )
