@@ -57,6 +57,9 @@ class Run(Struct, frozen=True):
     reward: float | None = None  # mean of the last step
     eval_first: float | None = None
     eval_last: float | None = None
+    nll_first: float | None = None  # of held-out completions, nats per token
+    nll_last: float | None = None
+    accuracy_last: float | None = None  # of held-out pairs
     version: int | None = None  # the current one
     owner: str = ""
     pool: str | None = None
@@ -171,6 +174,9 @@ class Evaluation(Struct, frozen=True):
     score: float | None = None  # mean over the problems whose reward did not fail
     problems: int = 0
     failed: int = 0
+    nll: float | None = None  # of the held-out completions, nats per token
+    perplexity: float | None = None  # exp(nll)
+    accuracy: float | None = None  # share of held-out pairs that are the right way round
 
 
 class Sample(Struct, frozen=True):

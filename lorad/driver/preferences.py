@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lorad.driver.session import Session
-from lorad.driver.supervised import LINEAR, Metrics, batch_of, trained_of
+from lorad.driver.supervised import LINEAR, Metrics, batch_of, is_wanted, nll_of, trained_of
 from lorad.driver.update import Update, update
 from lorad.driver.weigh import logprobs
 from lorad.protocol.batch import Batch, PolicyTargets
@@ -54,6 +54,8 @@ class Preferences:
         current = logprobs(session, "slot", batch)
         reference = logprobs(session, self._of, batch) if self._kept is not None else np.zeros_like(current)
         found = self._metrics(session, examples, self._judged(session, examples, current, reference))
+        if (nll := nll_of(session, examples, current)) is not None:
+            found["nll"] = nll
         return {f"held_out_{key}": value for key, value in found.items()}
 
     def _reference(
@@ -146,4 +148,4 @@ class _Kept:
 
 def _desired(session: Session, examples: Sequence[Example]) -> np.ndarray:
     """bool [S]: of kto, whose rows have one completion each."""
-    return np.array([bool(e.row[session.spec.data.label_key]) for e in examples])
+    return np.array([is_wanted(session, e, 0) for e in examples])

@@ -88,6 +88,14 @@ def test_pairs_are_told_apart(made: World) -> None:
     assert "loss sigmoid, beta 0.1" in made.lorad("show", "calm").stdout
 
 
+def test_held_out_pairs_are_evaluated(made: World) -> None:
+    made.run("judged", "data.eval=pairs.jsonl", text=DPO)
+    first, *_, end = made.client.evals("judged")
+    assert first.nll is not None and end.nll is not None and end.nll < first.nll
+    assert first.accuracy is None and end.accuracy is not None and end.accuracy > 0.8
+    assert "of pairs right" in made.lorad("show", "judged").stdout
+
+
 @pytest.mark.parametrize("loss", ["ipo", "simpo", "kto", "apo_zero"])
 def test_every_loss_learns(made: World, loss: str) -> None:
     data = "labels" if loss == "kto" else "pairs"
