@@ -340,10 +340,13 @@ class Generated(Struct, frozen=True):
 # -- sweeps --------------------------------------------------------------------------------------------------
 
 
+LOWER_IS_BETTER = ("nll", "loss")  # metrics of halving
+
+
 class Halving(Struct, frozen=True):
     eta: _Number
     rungs: list[int]
-    metric: str
+    metric: str  # eval | nll | reward | loss
 
 
 class Rung(Struct, frozen=True):
@@ -358,6 +361,7 @@ class SweepRun(Run, frozen=True):
     values: dict[str, Any] = {}  # what its spec has for the keys of the grid
     eval_best: float | None = None
     reward_mean: float | None = None  # of the last five steps
+    loss_mean: float | None = None  # likewise
 
 
 class Sweep(Struct, frozen=True):

@@ -147,7 +147,8 @@ def _checked(
     tokenizer = Tokenizer(directory)
     data = load_train(spec, tokenizer, cwd)
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
-    _check_reward(spec, data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1], data, cwd)
+    is_rl = spec.algorithm.kind == "rl"
+    is_scored = _check_reward(spec, data.take(0, 1) if is_rl else held_out[:1], data, cwd)
     check_functions(spec.algorithm, cwd)
     base = BaseFacts(
         modules=[*adapter.modules],
@@ -176,6 +177,8 @@ def _checked(
         dropped=data.dropped,
         data_format=data.form if isinstance(data, TargetDataset) else "",
         eval_size=len(held_out),
+        eval_scored=is_scored,
+        eval_likely=any(example.targets for example in held_out),
         warnings=told + _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
     )
 
@@ -259,8 +262,9 @@ def _check_weights(directory: Path) -> None:
             ) from None
 
 
-def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> None:
-    """The reward can be loaded, and every row has what it asks for. Raises SpecError.
+def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> bool:
+    """The reward can be loaded, and every row has what it asks for. Raises SpecError. Returns whether samples
+    of these examples have a reward.
 
     Held-out completions need no reward, so that one that is not given may lack something.
 
@@ -270,15 +274,17 @@ def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path)
     with Rewarder(spec.reward_spec, cwd) as rewarder:
         required = rewarder.start()
     is_rl, name = spec.algorithm.kind == "rl", spec.reward_spec.name
-    if not examples or not (is_rl or spec.reward_spec != RewardSpec()):
-        return
+    if not examples:
+        return is_rl
     has_answers = data.has_answers if is_rl else bool(examples[0].answer)
-    if missing := lacking(name, required, examples[0].row, has_answers=has_answers):
+    missing = lacking(name, required, examples[0].row, has_answers=has_answers)
+    if missing and (is_rl or spec.reward_spec != RewardSpec()):
         there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
         hint = f"There is {', '.join(there)}; data.answer_key names the column of answers."
         raise SpecError(
             f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint
         )
+    return not missing
 
 
 def _warnings(

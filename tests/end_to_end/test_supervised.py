@@ -99,6 +99,17 @@ def test_rows_without_answers_have_no_reward(made: World) -> None:
     assert "nll" in made.lorad("list", "--all").stdout
 
 
+def test_halving_keeps_the_likelier_run(made: World) -> None:
+    rows(made.root, 40)
+    made.lorad(
+        *("sweep", made.spec(SFT), "data.train=rows.jsonl", "data.eval=rows.jsonl", "trainer.steps=4"),
+        *("eval.every=2", "trainer.lr=1e-5,1e-3", "--name", "raced", "--rungs", 2, "--wait"),
+    )
+    (sweep,) = made.client.sweeps("raced")
+    assert sweep.halving is not None and sweep.halving.metric == "nll"
+    assert (sweep.rungs[0].kept, sweep.rungs[0].stopped) == (["raced-2"], ["raced-1"])
+
+
 def test_listings_cope_with_absent_rewards(made: World) -> None:
     assert "tuned" in made.lorad("list", "--all").stdout
     assert "negative log-likelihood" in made.lorad("show", "tuned").stdout
