@@ -119,7 +119,11 @@ class Preferences:
 
 
 class _Kept:
-    """Log-probabilities of each row in a file; NaN is not computed yet."""
+    """Log-probabilities of each row in a file; NaN is not computed yet.
+
+    The file is whole on disk, all NaN, before it has its name. After a loss of power each number is NaN or what
+    was put there, and a row with a NaN is computed again as a whole.
+    """
 
     def __init__(self, path: Path, lengths: np.ndarray) -> None:
         self._ends = np.cumsum(lengths)
@@ -141,7 +145,7 @@ class _Kept:
         return np.array(self._values[self._starts[place] : self._ends[place]], np.float32)
 
     def put(self, place: int, found: np.ndarray) -> None:
-        """Keep those of a row, unless they are there."""
+        """Keep those of a row, unless they are all there."""
         if not self.has(place):
             self._values[self._starts[place] : self._ends[place]] = found
 
