@@ -77,7 +77,9 @@ def swept(
             raise SystemExit(f"{run['name']} ended early: {run['detail']}")
         for found in client.evals(run["name"]):
             if found.score is not None:
-                curves[run["values"]["algorithm.name"]].setdefault(found.step, []).append(found.score)
+                curves[run["values"].get("algorithm.name", names[0])].setdefault(found.step, []).append(
+                    found.score
+                )
     return {name: {step: statistics.mean(of) for step, of in curve.items()} for name, curve in curves.items()}
 
 
