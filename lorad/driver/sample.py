@@ -198,11 +198,11 @@ def evaluation_due(session: Session, step: int | None = None) -> bool:
     return bool(session.eval_data) and every > 0 and (step % every == 0 or step >= session.params.steps)
 
 
-def evaluate(session: Session, nll: float | None = None) -> None:
+def evaluate(session: Session, nll: float | None = None, accuracy: float | None = None) -> None:
     """Journal the mean reward of greedy completions, of those that have one: None where all rewards failed,
     or there is no reward for this data.
 
-    nll: that of the held-out completions, nats per token, where the data have any.
+    nll, accuracy: see `EvalFact`.
     """
     HEART.work("evaluate")
     state = session.state
@@ -212,7 +212,7 @@ def evaluate(session: Session, nll: float | None = None) -> None:
         scoring = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))[2]
         values = [s.value for s in scoring.scores() if s.value is not None]
         score, failed = sum(values) / len(values) if values else None, problems - len(values)
-    fact = EvalFact(version=state.version, score=score, problems=problems, failed=failed, nll=nll)
+    fact = EvalFact(state.version, score, problems, failed, nll, accuracy)
     session.journal.append("eval", state.step, fact)
     likely = "" if nll is None else f", nll {nll:.4f}"
     missing = f", {failed} rewards failed" if failed else ""

@@ -149,7 +149,7 @@ def _checked(
     tokenizer = Tokenizer(directory)
     data = load_train(spec, tokenizer, cwd)
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
-    _check_user_code(spec, data, held_out, tokenizer, cwd)
+    is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
     base = _base_facts(adapter, model, teacher)
     if spec.rollout.backend in SERVERS:
         check = server_check()
@@ -173,6 +173,8 @@ def _checked(
         dropped=data.dropped,
         data_format=data.form if isinstance(data, TargetDataset) else "",
         eval_size=len(held_out),
+        eval_scored=is_scored,
+        eval_likely=any(example.targets for example in held_out),
         warnings=told + _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
     )
 
@@ -246,21 +248,22 @@ def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> i
 
 def _check_user_code(
     spec: Spec, data: Dataset, held_out: list[Example], tokenizer: Tokenizer, cwd: Path
-) -> None:
+) -> bool:
     """Rewards, environments, losses and advantages can be loaded and do what they should.
 
-    Raises SpecError.
+    Raises SpecError. Returns whether evals have a reward.
     """
-    scored = data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1]
-    if spec.env.name:
-        check_env(spec, scored[0], tokenizer, cwd)
-    else:
-        _check_reward(spec, scored, data, cwd)
     check_functions(spec.algorithm, cwd)
+    scored = data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1]
+    if spec.env.name is None:
+        return _check_reward(spec, scored, data, cwd)
+    check_env(spec, scored[0], tokenizer, cwd)
+    return True
 
 
-def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> None:
-    """The reward can be loaded, and every row has what it asks for. Raises SpecError.
+def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> bool:
+    """The reward can be loaded, and every row has what it asks for. Raises SpecError. Returns whether samples
+    of these examples have a reward.
 
     Held-out completions need no reward, so that one that is not given may lack something.
 
@@ -271,16 +274,17 @@ def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path)
     is_rl = spec.algorithm.kind == "rl"
     with Rewarder(spec.rewards, cwd) as rewarder:
         rewarder.start()
-        if not examples or not (is_rl or spec.rewards != [RewardSpec()]):
-            return
+        if not examples:
+            return is_rl
         has_answers = data.has_answers if is_rl else bool(examples[0].answer)
         lacking = rewarder.lacking(examples[0].row, has_answers=has_answers)
-    for name, missing in lacking.items():
+    for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
         there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
         hint = f"There is {', '.join(there)}; data.answer_key names the column of answers."
         raise SpecError(
             f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint
         )
+    return not lacking
 
 
 def _warnings(

@@ -143,7 +143,9 @@ class EvalFact(Struct, frozen=True):
 
     score: mean reward of greedy completions, without those whose reward failed; None when all failed, or
         where there is no reward for the data.
-    nll: negative log-likelihood of the held-out completions, nats per token; None where there are none.
+    nll: negative log-likelihood of the held-out completions, nats per token, of preferences of those that are
+        wanted; None where there are none.
+    accuracy: share of held-out pairs that are the right way round; None without pairs.
     """
 
     version: int
@@ -151,6 +153,7 @@ class EvalFact(Struct, frozen=True):
     problems: int
     failed: int
     nll: float | None = None
+    accuracy: float | None = None
 
 
 class CheckpointFact(Struct, frozen=True):
