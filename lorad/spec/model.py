@@ -17,7 +17,16 @@ from msgspec.structs import replace
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.errors import advice, readable, without, without_unknown
-from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat, Seed
+from lorad.spec.numbers import (
+    COUNT_LIMIT,
+    Loggers,
+    NonNegative,
+    NonNegativeFloat,
+    Part,
+    Positive,
+    PositiveFloat,
+    Seed,
+)
 from lorad.spec.user_code import EnvName, memory_bytes
 
 _Probability = Annotated[float, Meta(ge=0, lt=1)]
@@ -345,6 +354,9 @@ class Spec(Part, frozen=True):
             run gives the same bits. null is true on a CPU.
         algorithm: what is trained on: the name of an algorithm, or a mapping with name and settings.
         reward: how samples are scored: the name of a reward, or a mapping with name and settings.
+        loggers: where a process beside the run writes its figures: `tensorboard`, `wandb`, `mlflow` or a
+            plug-in, each by its name or as a mapping of the name to settings. null is `loggers` of
+            config.yaml; docs/loggers.md has the settings.
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
@@ -362,6 +374,7 @@ class Spec(Part, frozen=True):
     pool: Pool = Pool()
     resources: Resources = Resources()
     attest: Attest = Attest()
+    loggers: Loggers | None = None
 
     @property
     def reward_spec(self) -> RewardSpec:
