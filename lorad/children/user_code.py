@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -63,7 +63,34 @@ class Keywords(NamedTuple):
         return {name: value for name, value in given.items() if self.takes_all or name in self.names}
 
 
-def die_with(lifeline: int) -> None:
+_Code = TypeVar("_Code", bound=Code)
+
+
+def serve(
+    lifeline: int,
+    kind: type[_Code],
+    load: Callable[[_Code], tuple[Callable[[bytes], Any], list[str]]],
+    enc_hook: Callable[[Any], Any] | None = None,
+) -> None:
+    """Answer requests until there are none, or LIFELINE closes.
+
+    load: gives the function that answers a line, and the keywords that the user's code requires.
+    """
+    _die_with(lifeline)
+    requests, replies = _take_pipes()
+    setup = msgspec.json.decode(requests.readline(), type=kind)
+    try:
+        _limit_memory(setup.memory)
+        answer, required = load(setup)
+    except BaseException as error:
+        _send(replies, Ready(error=describe(error, setup), hint=getattr(error, "hint", "")))
+        return
+    _send(replies, Ready(required=required))
+    for line in requests:
+        _send(replies, answer(line), enc_hook=enc_hook)
+
+
+def _die_with(lifeline: int) -> None:
     """Have the kernel SIGKILL this process group when the other end of `lifeline` closes (see fcntl(2),
     O_ASYNC), even if it is stuck inside C code.
     """
@@ -74,7 +101,7 @@ def die_with(lifeline: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def limit_memory(limit: int) -> None:
+def _limit_memory(limit: int) -> None:
     """Limit the memory of this process and of each that it starts; address space alone is free, since CUDA
     reserves much.
     """
@@ -83,7 +110,7 @@ def limit_memory(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (least, least))
 
 
-def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """stdin and stdout for the protocol alone; user code finds an empty stdin, and stderr as its stdout."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
@@ -142,6 +169,6 @@ def describe(error: BaseException, code: Code) -> str:
     return f"{where}{text}"[:_ERROR_LIMIT]
 
 
-def send(replies: BinaryIO, message: Struct, enc_hook: Callable[[Any], Any] | None = None) -> None:
+def _send(replies: BinaryIO, message: Struct, enc_hook: Callable[[Any], Any] | None = None) -> None:
     replies.write(msgspec.json.encode(message, enc_hook=enc_hook) + b"\n")
     replies.flush()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from lorad.driver.sample import make, plan
+from lorad.driver.score import score_samples
 from lorad.driver.session import Rollout, Session
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
@@ -99,6 +100,4 @@ class Ahead:
         self._position += rollout.consumed
         if rollout.scores is not None:
             return rollout
-        return replace(
-            rollout, scores=self._session.rewarder.score([s.for_reward() for s in rollout.samples])
-        )
+        return replace(rollout, scores=score_samples(self._session, rollout.samples))

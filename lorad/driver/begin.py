@@ -260,9 +260,11 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     found: dict[str, Input] = {}
     code = {"reward": (session.rewarder.file, session.rewarder.source)}
     code |= {function.key: (function.file, function.source) for function in session.own.all}
+    if session.hosts is not None:
+        code["env.name"] = (session.hosts.training.file, session.hosts.training.source)
     for key, (file, source) in code.items():
         if file is not None:
-            kept = f"{key.rpartition('.')[2]}.py"  # reward.py, loss.py, advantage.py
+            kept = f"{key.removesuffix('.name').rpartition('.')[2]}.py"  # reward.py, loss.py, env.py
             (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
             mtime = file.stat().st_mtime_ns if file.exists() else 0
             found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())

@@ -2,25 +2,25 @@
 before.
 """
 
-import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from lorad.driver.rewards import Score
+from lorad.driver.sampling.episodes import play
+from lorad.driver.sampling.generate import generate, joined, seeds_of
+from lorad.driver.score import score_samples, worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
-from lorad.protocol.calls import Generate, Generated
+from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EvalFact
 from lorad.rl.data import Example
-from lorad.rl.shaping import shaped
 from lorad.spec.model import Rollout as RolloutSpec
 from lorad.text import number
 
@@ -104,19 +104,17 @@ def _filled(good: list[int], looked: int, count: int) -> list[int]:
 def _is_worth(session: Session, group: list[Sample], scores: list[Score]) -> bool:
     """Return whether a group teaches something: rewards that differ, or a mean within the bounds."""
     refill = session.spec.algorithm.refill
-    scored = [(sample, s.value) for sample, s in zip(group, scores, strict=True) if s.value is not None]
-    rewards = np.array([value for _, value in scored], np.float32)
-    if rewards.size < 2 or refill is None:
+    earned, scored = worth(session.spec, group, scores)
+    if earned.size < 2 or refill is None:
         return False
     if refill.keep is not None:
-        return bool(refill.keep[0] <= rewards.mean() <= refill.keep[1])
-    lengths = np.array([sample.tokens.size for sample, _ in scored])
-    cut = np.array([sample.finish == "length" for sample, _ in scored])
-    return bool(np.ptp(shaped(session.spec, rewards, lengths, cut)) > 0)
+        mean = np.mean([s.value for s, has_reward in zip(scores, scored, strict=True) if has_reward])
+        return bool(refill.keep[0] <= mean <= refill.keep[1])
+    return bool(np.ptp(earned) > 0)
 
 
 def _score(session: Session, group: list[Sample]) -> list[Score]:
-    return session.rewarder.score([sample.for_reward() for sample in group])
+    return score_samples(session, group)
 
 
 def _fails(session: Session, scores: list[list[Score]]) -> bool:
@@ -158,33 +156,16 @@ def _complete(
     """Sample `n` completions of each example with the plan's version; returns them in order, and the pool's
     summary.
     """
-    version, prompts = session.name_of(wanted.version), _prompts(session, wanted, n)
-    parts: dict[tuple[str, int], list[Chunk]] = {}
-    *items, made = pool.stream("generate", Generate(version, prompts, how))
-    for item in items:
-        if item.version != version:
-            raise LoradError(f"tokens of {item.version} came for {version}; nothing was trained on them")
-        for chunk in item.split(prompts):
-            parts.setdefault((chunk.prompt, chunk.index), []).append(chunk)
+    version = session.name_of(wanted.version)
+    if session.hosts is not None:
+        return play(session, session.hosts, pool, wanted, n, how)
+    seeds, prompts = seeds_of(session.spec.seed, wanted, n), []
+    for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):
+        tokens = np.array(example.tokens, np.int32)
+        prompts.append(Prompt(str(place), tokens, np.array([seed(0) for seed in some], np.uint64)))
+    parts, made = generate(pool, version, prompts, how)
     pairs = zip(wanted.examples, prompts, strict=True)
     return [[_sample(session, e, i, parts[p.id, i]) for i in range(n)] for e, p in pairs], made
-
-
-def _seed_of(run_seed: int, step: int, prompt: str, index: int) -> int:
-    """Return the seed of one sample: of nothing that a resume changes."""
-    text = f"{run_seed}|{step}|{prompt}|{index}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def _prompts(session: Session, wanted: Plan, n: int) -> list[Prompt]:
-    seen: Counter[str] = Counter()
-    prompts = []
-    for place, example in enumerate(wanted.examples):
-        first = seen[example.id] * n  # a prompt that comes twice in a step gets other samples
-        seen[example.id] += 1
-        seeds = [_seed_of(session.spec.seed, wanted.step, example.id, first + i) for i in range(n)]
-        prompts.append(Prompt(str(place), np.array(example.tokens, np.int32), np.array(seeds, np.uint64)))
-    return prompts
 
 
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:
@@ -193,13 +174,9 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
         raise LoradError(
             f"sample {index} of prompt {example.id} ended with {last.finish!r}; the engine's log says more"
         )
-    tokens, logprobs = _joined([c.tokens for c in chunks]), _joined([c.logprobs for c in chunks])
+    tokens, logprobs = joined([c.tokens for c in chunks]), joined([c.logprobs for c in chunks])
     text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)
     return Sample(example, index, last.version, tokens, logprobs, last.finish, text)
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def evaluation_due(session: Session, step: int | None = None) -> bool:
@@ -220,7 +197,7 @@ def evaluate(session: Session, nll: float | None = None) -> None:
     if session.scores_evals:
         wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
         groups, _ = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))
-        scores = session.rewarder.score([group[0].for_reward() for group in groups])
+        scores = score_samples(session, [group[0] for group in groups])
         values = [s.value for s in scores if s.value is not None]
         score, failed = sum(values) / len(values) if values else None, problems - len(values)
     fact = EvalFact(version=state.version, score=score, problems=problems, failed=failed, nll=nll)

@@ -3,17 +3,25 @@
 import numpy as np
 
 from lorad.driver.rewards import Score
-from lorad.driver.session import Rollout, Scored, Session
+from lorad.driver.session import Rollout, Sample, Scored, Session
 from lorad.errors import LoradError
 from lorad.rl.advantage import best_of, zero_variance
 from lorad.rl.shaping import shaped
+from lorad.spec.model import Spec
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
     """One score for each sample, made now unless it was made ahead."""
     made = rollout.scores
     with session.timed("score"):
-        return session.rewarder.score([s.for_reward() for s in rollout.samples]) if made is None else made
+        return score_samples(session, rollout.samples) if made is None else made
+
+
+def score_samples(session: Session, samples: list[Sample]) -> list[Score]:
+    """One score for each sample: of its environment, which gave it already, or of the reward."""
+    if session.hosts is None:
+        return session.rewarder.score([sample.for_reward() for sample in samples])
+    return [sample.episode.score for sample in samples if sample.episode is not None]
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
@@ -32,6 +40,15 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     )
 
 
+def worth(spec: Spec, samples: list[Sample], scores: list[Score]) -> tuple[np.ndarray, np.ndarray]:
+    """(float32 [N], bool [S]): what each sample with a reward is worth, and which samples these are."""
+    scored = np.array([s.value is not None for s in scores], np.bool_)
+    rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
+    cut = np.array([s.finish == "length" for s in samples], np.bool_)
+    lengths = np.array([s.size for s in samples], np.int64)
+    return shaped(spec, rewards, lengths[scored], cut[scored]), scored
+
+
 def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
     """Say which samples take part. Those without a reward take part in nothing: not in the mean and standard
     deviation of their group, nor in the loss. Groups whose rewards are all equal may be left out; with a
@@ -39,25 +56,21 @@ def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
     """
     algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
     samples = rollout.samples
-    scored = np.array([s.value is not None for s in scores], np.bool_)
-    rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
-    cut = np.array([s.finish == "length" for s in samples], np.bool_)
-    lengths = np.array([s.tokens.size for s in samples])
-    worth = shaped(session.spec, rewards, lengths[scored], cut[scored])
+    earned, scored = worth(session.spec, samples, scores)
     ends = np.cumsum([len(group) for group in rollout.groups])
     sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
-    flat = zero_variance(worth, sizes)
+    flat = zero_variance(earned, sizes)
     alive = ~flat if algorithm.drops else sizes > (algorithm.has_baseline and algorithm.least is None)
     alive |= not algorithm.reads_reward
-    masked = cut if algorithm.truncated == "mask" else np.zeros_like(cut)
+    masked = np.array([s.finish == "length" and algorithm.truncated == "mask" for s in samples], np.bool_)
     counted = (scored if algorithm.reads_reward else np.ones_like(scored)) & ~masked
     if parts.surrogate == "nll":
-        counted[scored] &= best_of(worth, sizes, algorithm.best, algorithm.least)
+        counted[scored] &= best_of(earned, sizes, algorithm.best, algorithm.least)
     return Scored(
         scores=scores,
         scored=scored,
-        rewards=rewards,
-        worth=worth,
+        rewards=np.array([s.value for s in scores if s.value is not None], np.float32),
+        worth=earned,
         sizes=sizes,
         counted=counted,
         trained=counted & np.repeat(alive, [len(group) for group in rollout.groups]),

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
+from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.numbers import (
     COUNT_LIMIT,
@@ -86,7 +87,7 @@ class Data(Part, frozen=True):
     """Where prompts come from, and completions where those are trained on.
 
     Attributes:
-        train: a builtin task (`sort`, `reverse`), a JSONL or Parquet file, or a hub dataset.
+        train: a builtin task (`sort`, `reverse`, `lookup`), a JSONL or Parquet file, or a hub dataset.
         eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
             evaluation for a file.
         prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft and dpo it
@@ -354,6 +355,7 @@ class Spec(Part, frozen=True):
             run gives the same bits. null is true on a CPU.
         algorithm: what is trained on: the name of an algorithm, or a mapping with name and settings.
         reward: how samples are scored: the name of a reward, or a mapping with name and settings.
+        env: the environment that samples are played in: its name, or a mapping with name and settings.
         loggers: where a process beside the run writes its figures: `tensorboard`, `wandb`, `mlflow` or a
             plug-in, each by its name or as a mapping of the name to settings. null is `loggers` of
             config.yaml; docs/loggers.md has the settings.
@@ -367,6 +369,7 @@ class Spec(Part, frozen=True):
     algorithm: Algorithm = Algorithm()
     data: Data = Data()
     reward: str | RewardSpec = "exact_match"
+    env: EnvSpec = EnvSpec()
     trainer: Trainer = Trainer()
     rollout: Rollout = Rollout()
     eval: Eval = Eval()
@@ -396,8 +399,8 @@ def convert(data: Any) -> Spec:
         raise SpecError(
             f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one."
         )
-    if isinstance(name := data.get("algorithm"), str):
-        data = {**data, "algorithm": {"name": name}}
+    names = {key: {"name": data[key]} for key in ("algorithm", "env") if isinstance(data.get(key), str)}
+    data = {**data, **names} | ({"env": {}} if data.get("env", {}) is None else {})
     known, wrong = without_unknown(data, Spec)
     rest: dict[str, Any] | None = known
     while rest is not None and len(wrong) < _MOST_ERRORS:
@@ -421,6 +424,13 @@ def fitted(spec: Spec, positions: int) -> Spec:
 
     Raises SpecError when a prompt and its completion do not fit.
     """
+    if (most := spec.env.max_tokens or positions) > positions:
+        raise SpecError(
+            f"{most} is more than the {positions} positions of the model",
+            key="env.max_tokens",
+            hint=f"Set it to {positions} or less.",
+        )
+    spec = replace(spec, env=replace(spec.env, max_tokens=most)) if spec.env.name else spec
     if spec.data.max_sample_tokens > positions:
         if spec.data.max_sample_tokens != Data().max_sample_tokens:
             raise SpecError(

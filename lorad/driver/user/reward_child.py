@@ -16,17 +16,7 @@ with quick_imports():
     import msgspec
     from msgspec import Struct
 
-    from lorad.children.user_code import (
-        Code,
-        Ready,
-        describe,
-        die_with,
-        import_function,
-        keywords_of,
-        limit_memory,
-        send,
-        take_pipes,
-    )
+    from lorad.children.user_code import Code, describe, import_function, keywords_of, serve
     from lorad.rl.reward import RewardInput, as_reward, builtin
 
 
@@ -47,27 +37,23 @@ class Reply(Struct):
 
 
 def main(lifeline: int) -> None:
-    die_with(lifeline)
-    requests, replies = take_pipes()
-    setup = msgspec.json.decode(requests.readline(), type=Setup)
-    try:
-        limit_memory(setup.memory)
-        score, required = _load(setup)
-    except BaseException as error:
-        send(replies, Ready(error=describe(error, setup), hint=getattr(error, "hint", "")))
-        return
-    send(replies, Ready(required=required))
-    for line in requests:
-        send(replies, _run(score, msgspec.json.decode(line, type=RewardInput), setup))
+    serve(lifeline, Setup, _load)
 
 
-def _load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
-    """Return the function, called with a sample, and the keywords that it requires."""
+def _load(setup: Setup) -> tuple[Callable[[bytes], Reply], list[str]]:
+    """Return what scores a sample, and the keywords that the function requires."""
+    score: Callable[[RewardInput], Any]
     if setup.name:
-        return builtin(setup.name, setup.pattern), []
-    function = import_function(setup)
-    keywords = keywords_of(function, setup.function)
-    return lambda sample: function(**keywords.chosen(sample.keywords())), keywords.required
+        score, required = builtin(setup.name, setup.pattern), []
+    else:
+        function = import_function(setup)
+        keywords = keywords_of(function, setup.function)
+        required = keywords.required
+
+        def score(sample: RewardInput) -> Any:
+            return function(**keywords.chosen(sample.keywords()))
+
+    return lambda line: _run(score, msgspec.json.decode(line, type=RewardInput), setup), required
 
 
 def _run(score: Callable[[RewardInput], Any], sample: RewardInput, setup: Setup) -> Reply:
