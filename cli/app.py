@@ -55,6 +55,8 @@ _COMMANDS = {
     "samples": _Verb("samples:samples", "what the model wrote"),
     "replay": _Verb("replay:replay", "recorded episodes against fresh environments"),
     "plot": _Verb("plot:plot", "curves in the terminal, or as PNG"),
+    "metrics": _Verb("metrics:metrics", "all that it measured: as a table, CSV or Parquet"),
+    "log-metrics": _Verb("metrics:log_metrics", "all that it measured, into TensorBoard, W&B or MLflow"),
     "pin": _Verb("versions:pin", "keep a version"),
     "unpin": _Verb("versions:unpin", "let a version go"),
     "swap": _Verb("aliases:swap", "serve another version"),

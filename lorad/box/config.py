@@ -13,6 +13,7 @@ from lorad.bounds import SPEC_BYTES
 from lorad.box.paths import Home
 from lorad.errors import SpecError
 from lorad.files import read_file
+from lorad.spec.numbers import Loggers
 
 _Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
 _PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -217,6 +218,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         secrets: a file for each variable, readable by its owner only, that holds its value. It is read just
             before a process starts, and written nowhere.
         backends: where backends are installed, by name.
+        loggers: loggers of runs whose spec names none, see docs/loggers.md.
     """
 
     storage: Path | None = None
@@ -230,6 +232,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: Devices = Devices()
     metrics: Metrics = Metrics()
     backends: dict[str, Backend] = {}
+    loggers: Loggers = []
     runtime: RuntimeSettings = RuntimeSettings()
     gateway: GatewaySettings = GatewaySettings()
     alarms: AlarmLimits = AlarmLimits()

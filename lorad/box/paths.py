@@ -193,6 +193,11 @@ class RunDir:
         return self.root / "samples"
 
     @property
+    def loggers(self) -> Path:
+        """Return the directory of the cursors of experiment loggers, see `lorad/loggers/cursor.py`."""
+        return self.root / "loggers"
+
+    @property
     def origin(self) -> Path:
         """Return where a fork keeps the checkpoint, or the version, that it begins with."""
         return self.root / "origin"
@@ -288,6 +293,15 @@ class Home:
 
     def gateway_socket_of(self, uid: int) -> Path:
         return self.gateway_of(uid) / "work" / "gateway.sock"
+
+    @property
+    def loggers(self) -> Path:
+        """Return the directory of the process that writes to loggers: its attempts and its table."""
+        return self.root / "loggers"
+
+    def loggers_of(self, uid: int) -> Path:
+        """Return the directory of the one that runs as this user (shared daemon only)."""
+        return self.loggers / "owners" / str(uid)
 
     def pool(self, pool_id: str) -> Path:
         return self.pools / pool_id

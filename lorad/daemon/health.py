@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
+from lorad.daemon.beside.loggers import living_loggers
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool, of_run
 from lorad.daemon.process.processes import is_same, read_status, write_json
@@ -65,6 +66,9 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
     for attempt in living_gateways(ctx):
         if ctx.processes.inspect(attempt).phase == "alive":
             yield attempt, ("the gateway", Item("the gateway"))
+    for attempt in living_loggers(ctx):
+        if ctx.processes.inspect(attempt).phase == "alive":
+            yield attempt, ("the process of loggers", Item("the loggers"))
 
 
 def _look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:

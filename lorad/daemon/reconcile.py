@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from lorad.daemon.beside.loggers import keep_loggers
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_run
 from lorad.daemon.health import heal
@@ -174,6 +175,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     hold,
     keep_table,
     keep_gateways,
+    keep_loggers,
     _tidy_readers,
     keep_budget,
     rotate,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lorad.bounds import Bounds
 from lorad.daemon.counters import Meter
+from lorad.loggers.table import Followed, Table
 from lorad.protocol.connection import Connection
 
 LOOK_SECONDS = 60.0
@@ -51,6 +52,19 @@ class ServingState:
     tables: dict[int, bytes] = field(default_factory=dict)
     gateways_asked: dict[int, float] = field(default_factory=dict)
     pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass
+class LoggerState:
+    """What `beside/loggers.py` remembers.
+
+    runs: the runs whose journals are followed, by name, each with the uid of its owner; None before the first
+        look.
+    tables: the table that the process of each uid was last given.
+    """
+
+    runs: dict[str, tuple[int, Followed]] | None = None
+    tables: dict[int, Table] = field(default_factory=dict)
 
 
 @dataclass

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
+from lorad.daemon.beside.loggers import living_loggers
 from lorad.daemon.context import Context
 from lorad.daemon.process.log_trim import cut_all
 from lorad.daemon.serving.gateways import living_gateways
@@ -34,3 +35,4 @@ def _living(ctx: Context) -> Iterator[AttemptDir]:
     yield from (run.attempt_dir for run in runs.in_states(ctx.store, *ACTIVE))
     yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
     yield from living_gateways(ctx)
+    yield from living_loggers(ctx)

@@ -36,6 +36,7 @@ with quick_imports():
     from lorad.models.facts import ModelFacts, read_facts
     from lorad.preflight.backends import check_backends, server_check
     from lorad.preflight.directory import check_weights, model_directory
+    from lorad.preflight.loggers import check_loggers
     from lorad.preflight.memory import available_memory, base_memory, check_memory
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
@@ -56,6 +57,7 @@ with quick_imports():
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import RewardSpec, Spec, convert, fitted
+    from lorad.spec.numbers import Loggers
 
 _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (
@@ -68,12 +70,16 @@ _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
-def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
+def preflight(spec: Spec, *, cwd: Path, loggers: Loggers | None = None, **machine: Any) -> SpecFacts:
     """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to
     that one.
+
+    loggers: those of runs whose spec names none; None to read config.yaml.
     """
     try:
-        return _checked(spec, cwd=cwd, **machine)
+        usual = load_config(Home(default_home()).config).loggers if loggers is None else loggers
+        chosen = check_loggers(spec, usual)
+        return msgspec.structs.replace(_checked(spec, cwd=cwd, **machine), loggers=chosen)
     except SpecError as error:
         others = {
             other.message: other for other in _wrong_on_disk(spec, cwd) if other.message != error.message
@@ -334,6 +340,7 @@ def main() -> int:
                 warm=request.warm,
                 backends=None if request.backends is None else backends_of(request.backends),
                 reference=None if request.reference is None else Path(request.reference),
+                loggers=request.loggers,
             )
             answer = Answer(facts=facts)
         except OSError as error:

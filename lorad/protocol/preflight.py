@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from lorad.bounds import TEXT
+from lorad.spec.numbers import Loggers
 
 _Count = Annotated[int, Meta(ge=0)]
 
@@ -20,6 +21,7 @@ class Question(Struct, frozen=True, kw_only=True):
     warm: a pool has loaded the base already, so no memory for it is needed.
     backends: those of the box; None to read config.yaml, which not every user may.
     reference: the directory of the adapter that KL is measured against; None for the base.
+    loggers: those of runs whose spec names none.
     """
 
     spec: dict[str, Any]
@@ -30,6 +32,7 @@ class Question(Struct, frozen=True, kw_only=True):
     warm: bool = False
     backends: dict[str, Any] | None = None
     reference: str | None = None
+    loggers: Loggers = []
 
 
 class BaseFacts(Struct, frozen=True, kw_only=True):
@@ -73,6 +76,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     eval_likely: whether they have the likelihood of held-out completions.
     warnings: what is allowed and probably not meant, a sentence each.
     rate: what trainer.lr is where it is not given; None from an older lorad.
+    loggers: those of the run: of its spec, or else of config.yaml.
     """
 
     model_path: str = ""
@@ -93,6 +97,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     eval_likely: bool = False
     warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
     rate: Rate | None = None
+    loggers: Loggers = []
 
 
 class ErrorSaid(Struct, frozen=True):

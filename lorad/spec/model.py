@@ -19,7 +19,16 @@ from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
-from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat, Seed
+from lorad.spec.numbers import (
+    COUNT_LIMIT,
+    Loggers,
+    NonNegative,
+    NonNegativeFloat,
+    Part,
+    Positive,
+    PositiveFloat,
+    Seed,
+)
 from lorad.spec.user_code import EnvName, memory_bytes
 
 _Probability = Annotated[float, Meta(ge=0, lt=1)]
@@ -374,6 +383,9 @@ class Spec(Part, frozen=True):
         reward: how samples are scored: the name of a reward, or a mapping with name and settings; or a list
             of these, whose weighted sum it is.
         env: the environment that samples are played in: its name, or a mapping with name and settings.
+        loggers: where a process beside the run writes its figures: `tensorboard`, `wandb`, `mlflow` or a
+            plug-in, each by its name or as a mapping of the name to settings. null is `loggers` of
+            config.yaml; docs/loggers.md has the settings.
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
@@ -392,6 +404,7 @@ class Spec(Part, frozen=True):
     pool: Pool = Pool()
     resources: Resources = Resources()
     attest: Attest = Attest()
+    loggers: Loggers | None = None
 
     def __post_init__(self) -> None:
         curves = [reward.curve for reward in self.rewards]

@@ -1,6 +1,6 @@
 """What sections of a spec are made of: numbers with bounds, and the section itself."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -11,6 +11,9 @@ Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+Loggers = list[str | dict[str, dict[str, Any] | None]]  # names, or one name with its settings
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -209,6 +209,11 @@ def in_states(store: Rows, *states: RunState) -> list[RunRow]:
     return _select(store, f"WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid", states)
 
 
+def with_loggers(store: Rows) -> list[RunRow]:
+    """List the runs whose spec names loggers."""
+    return _select(store, "WHERE json_array_length(spec, '$.loggers') > 0 ORDER BY created_at, rowid", ())
+
+
 def active_in(store: Rows, pool: str) -> list[RunRow]:
     """List the active runs of a pool: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in ACTIVE)

@@ -106,6 +106,24 @@ def status_of(pid: int) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
+def test_figures_are_written_as_the_owner(box: Box, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    place = Path(tempfile.mkdtemp(prefix="lr-"))
+    try:
+        os.chown(place, ALICE, ALICE)
+        box.run(ALICE, "logged", f"loggers=[{{tensorboard: {{dir: {place}}}}}]")
+        box.over("logged")
+        deadline = time.monotonic() + 60
+        while not (files := list(place.glob("logged/*.lorad"))) or files[0].stat().st_size < 1000:
+            assert time.monotonic() < deadline, box.ask(0, "GET", "status")
+            time.sleep(0.1)
+        assert {path.stat().st_uid for path in place.rglob("*")} == {ALICE}
+        cursors = list((box.home / "runs" / "logged" / "loggers").glob("*.json"))
+        assert [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in cursors] == [(ALICE, 0o600)]
+    finally:
+        shutil.rmtree(place)
+
+
 def test_run_processes_have_only_their_owners_rights(box: Box) -> None:
     box.run(ALICE, "long", "trainer.steps=100000")
     while (

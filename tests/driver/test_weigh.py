@@ -13,11 +13,12 @@ import pytest
 from lorad.driver.begin import refuse_unknown_loss
 from lorad.driver.rewards import Score
 from lorad.driver.score import choose
-from lorad.driver.session import Scored, Session, State, Weighed
+from lorad.driver.session import Sample, Scored, Session, State, Weighed
 from lorad.driver.train import adapt_kl, policy_loss
 from lorad.driver.weigh import look, weigh
 from lorad.errors import Conflict
 from lorad.protocol.batch import LOSSES, LossStats
+from lorad.rl.data import Example
 from lorad.spec.text import load_spec
 
 SPEC = "{model: {path: builtin:tiny}, data: {train: sort, prompts_per_step: 3}, algorithm: {group_size: 2}}"
@@ -56,14 +57,9 @@ def step(
         return SimpleNamespace(logprobs=np.full(args.batch.completions.size, value, np.float32))
 
     session.pool = SimpleNamespace(call=call)
-    example = SimpleNamespace(tokens=[1, 2])
+    example = Example("one", "", "", [1, 2], {})
     samples = [
-        SimpleNamespace(
-            tokens=np.zeros(length, np.int32),
-            logprobs=np.zeros(length, np.float32),
-            finish=finish,
-            example=example,
-        )
+        Sample(example, 0, "run@0", np.zeros(length, np.int32), np.zeros(length, np.float32), finish, text="")
         for length, finish in zip(
             lengths or [3] * len(rewards), finishes or ["stop"] * len(rewards), strict=True
         )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from msgspec import Struct
 
@@ -19,12 +20,13 @@ from lorad.daemon.context import Context
 from lorad.daemon.counters import BOUNDS, Histogram
 from lorad.daemon.serving.traffic import traffic_of
 from lorad.protocol.traffic import Figures
-from lorad.states import RunState
+from lorad.states import ACTIVE, RunState
 from lorad.store import runs
 from lorad.store.aliases import aliases
 from lorad.store.db import Rows
 from lorad.store.events import last_id
 from lorad.store.metrics import StepTotals, add_new_steps, ended_attempts, readings, waits
+from lorad.store.rows import RunRow
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _RUNS = 50
@@ -39,6 +41,14 @@ _TRAFFIC = (
     ("p50", "gauge", "Seconds until the end of an answer, of the last minute: median."),
     ("p95", "gauge", "The same: 95th percentile."),
 )
+_OF_RUN = (
+    ("step", "Optimizer steps of an active run."),
+    ("reward", "Mean reward of its last step."),
+    ("kl", "Nats per token to the reference policy, in its last step."),
+    ("entropy", "Nats per token, in its last step."),
+    ("tokens_per_second", "Tokens per second of its last step."),
+    ("eval", "Its newest evaluation."),
+)
 _Labels = Mapping[str, Any]
 _NONE: _Labels = {}
 
@@ -51,6 +61,7 @@ class _Read(Struct, frozen=True):
     attempts: dict[str, int]
     waits: list[float]  # seconds of those in the queue
     lags: dict[str, tuple[int, float]]  # active runs: bytes and seconds that ingest is behind
+    progress: dict[str, dict[str, float | None]]  # active runs: the figures of `_OF_RUN`
     versions: int
     aliases: int
     events: int
@@ -72,10 +83,23 @@ def _read(rows: Rows, before: StepTotals) -> _Read:
         attempts=ended_attempts(rows),
         waits=list(waits(rows)),
         lags=dict(lags(rows)),
+        progress={run.name: _progress(run) for run in runs.in_states(rows, *ACTIVE)[:_RUNS]},
         versions=rows.count("versions"),
         aliases=rows.count("aliases"),
         events=last_id(rows),
     )
+
+
+def _progress(run: RunRow) -> dict[str, float | None]:
+    signals = msgspec.json.decode(run.signals)
+    return {
+        "step": run.step,
+        "reward": run.reward,
+        "kl": signals.get("kl"),
+        "entropy": signals.get("entropy"),
+        "tokens_per_second": run.rates.tokens_per_second,
+        "eval": run.eval_last,
+    }
 
 
 def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
@@ -101,6 +125,7 @@ def _lines(ctx: Context, found: _Read) -> Iterator[str]:
         {"version": lorad.__version__, "schema": ctx.store.schema},
     )
     yield from _of_runs(ctx, found)
+    yield from _of_each_run(found.progress if ctx.config.sharing.read == "all" else {})
     yield from _of_devices(ctx)
     yield from _of_requests(ctx)
     yield from _of_process(ctx)
@@ -135,6 +160,14 @@ def _of_runs(ctx: Context, found: _Read) -> Iterator[str]:
         max(found.waits, default=0.0),
     )
     yield from _of_ingest(ctx, found.lags)
+
+
+def _of_each_run(progress: Mapping[str, Mapping[str, float | None]]) -> Iterator[str]:
+    """Write what active runs measured; what was not measured is absent."""
+    for key, says in _OF_RUN:
+        known = {("run", run): figures[key] for run, figures in progress.items()}
+        values = {label: value for label, value in known.items() if value is not None}
+        yield from _many(f"lorad_run_{key}", "gauge", says, values)
 
 
 def _of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]:

@@ -29,12 +29,14 @@ class Commands:
     driver: followed by its attempt's directory.
     pool: followed by the pool's directory.
     gateway: followed by the home.
+    loggers: followed by the directory of its table.
     """
 
     driver: tuple[str, ...] = _module("lorad.driver")
     pool: tuple[str, ...] = _module("lorad.pool")
     preflight: tuple[str, ...] = _module("lorad.preflight")
     gateway: tuple[str, ...] = _module("lorad.gateway")
+    loggers: tuple[str, ...] = _module("lorad.loggers")
 
     def environment(
         self, home: Home, *, runtime: Runtime = _LIGHT, pythonpath: str | None = None

@@ -2,7 +2,7 @@
 can put something else in their place.
 
     runs/NAME/            0711, the daemon's: spec, request, runtime
-        journal.jsonl     0600, the owner's, as all of  versions/ checkpoints/ samples/ origin/  (0700)
+        journal.jsonl     0600, the owner's, as all of versions/ checkpoints/ samples/ loggers/ origin/ (0700)
         attempts/NNNN/    0711, the daemon's: lock, command, status, log
             work/         0700, the owner's: params, spec, heartbeat, logs of servers
     pools/ID/             0711, the daemon's: pool.json, attempts/ as above
@@ -43,7 +43,7 @@ def make_run(run: RunDir, user: User | None) -> None:
     if user is None:
         return
     passable(run.root)
-    for directory in (run.versions, run.checkpoints, run.samples):
+    for directory in (run.versions, run.checkpoints, run.samples, run.loggers):
         own_directory(directory, user)
     own_file(run.journal, user)
 

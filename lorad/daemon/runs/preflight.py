@@ -56,6 +56,7 @@ async def _checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path
         warm=warm,
         backends=msgspec.to_builtins(box.backends, enc_hook=str),
         reference=None if reference is None else str(reference),
+        loggers=box.loggers,
     )
     user, argv = ctx.user(uid), [*ctx.processes.commands.preflight]
     env = {

@@ -1,4 +1,4 @@
-"""The learning rate of a run that is made: chosen once, from what the preflight found."""
+"""What a spec leaves open, learning rate and loggers: chosen once, from what the preflight found."""
 
 from msgspec.structs import replace
 
@@ -9,7 +9,7 @@ from lorad.spec.model import Spec
 
 
 def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
-    """Fill in trainer.lr where it is not given, and warn where it is far off.
+    """Fill in loggers and trainer.lr where they are not given, and warn where the rate is far off.
 
     Raises SpecError when trainer.min_lr is more than what was chosen.
     """
@@ -18,4 +18,6 @@ def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
     if spec.trainer.lr is None:
         spec = replace(spec, trainer=replace(spec.trainer, lr=rate.lr))
         refuse_contradictions(spec)
+    if spec.loggers is None:
+        spec = replace(spec, loggers=facts.loggers)
     return spec, replace(facts, rate=rate, warnings=warnings)

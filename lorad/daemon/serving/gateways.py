@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import msgspec
 
 from lorad.box.paths import AttemptDir
+from lorad.daemon.beside.kept import Kept, keep, put_away, state_of, stop
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded
-from lorad.daemon.serving import gateway_process
-from lorad.daemon.serving.gateway_process import Gateway, keep, put_away, state_of
 from lorad.daemon.troubles import Item
 from lorad.protocol.listener import FOR_ALL, answers
 from lorad.store.runs import owners_served
@@ -72,25 +71,25 @@ def want_gateway_of(ctx: Context, uid: int) -> None:
     ctx.loop.poke()
 
 
-def public_gateway(ctx: Context) -> Gateway:
+def public_gateway(ctx: Context) -> Kept:
     """Describe the gateway that every client asks."""
     settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
     front = ctx.users.front(ctx.config.sharing)
     arguments = (str(ctx.home.root), "front") if front else (str(ctx.home.root),)
     environment = {FOR_ALL: "1" if front.get("for_all") else None}
-    return Gateway(
-        "gateway", ctx.home.gateway, ctx.home.gateway_socket, arguments, settings | front, environment
-    )
+    root = ctx.home.gateway
+    return Kept("gateway", "gateway", root, root, arguments, settings | front, environment)
 
 
-def gateway_of(ctx: Context, uid: int) -> Gateway:
+def gateway_of(ctx: Context, uid: int) -> Kept:
     """Describe the gateway of one owner, in a shared daemon."""
-    root, socket, user = ctx.home.gateway_of(uid), ctx.home.gateway_socket_of(uid), ctx.user(uid)
-    title = f"gateway of {user.name if user else uid}"
-    return Gateway(title, root, socket, (str(ctx.home.root), "owner"), {"role": "owner"}, {}, user)
+    root, user = ctx.home.gateway_of(uid), ctx.user(uid)
+    work = root if user is None else ctx.home.gateway_socket_of(uid).parent
+    title, arguments = f"gateway of {user.name if user else uid}", (str(ctx.home.root), "owner")
+    return Kept("gateway", title, root, work, arguments, {"role": "owner"}, {}, user)
 
 
-def _gateways(ctx: Context) -> Iterator[Gateway]:
+def _gateways(ctx: Context) -> Iterator[Kept]:
     """Yield every gateway that there may be."""
     yield public_gateway(ctx)
     yield from (gateway_of(ctx, uid) for uid in gateway_owners(ctx))
@@ -104,7 +103,7 @@ def living_gateways(ctx: Context) -> Iterator[AttemptDir]:
 
 def stop_gateway(ctx: Context) -> bool:
     """Ask all to end when their requests have; False when there is none that everybody asks."""
-    public, *_ = [gateway_process.stop(ctx, gateway) for gateway in _gateways(ctx)]
+    public, *_ = [stop(ctx, gateway) for gateway in _gateways(ctx)]
     return public
 
 

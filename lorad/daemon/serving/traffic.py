@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.daemon.beside.kept import state_of
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import on_behalf
-from lorad.daemon.serving.gateway_process import state_of
 from lorad.daemon.serving.gateways import gateway_of, public_gateway
 from lorad.errors import LoradError
 from lorad.files import read_file
-from lorad.protocol.traffic import FILE_BYTES, Figures, Report
+from lorad.protocol.traffic import FILE, FILE_BYTES, Figures, Report
 from lorad.store import runs
 from lorad.store.rows import AliasRow
 
@@ -46,7 +46,7 @@ async def reported_by(ctx: Context, uid: int) -> _Names | None:
         return None
     try:
         async with asyncio.timeout(_READ_SECONDS):
-            return await on_behalf(ctx, uid, read, gateway.traffic)
+            return await on_behalf(ctx, uid, read, gateway.work / FILE)
     except (OSError, LoradError):  # a timeout is an OSError
         return None
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from lorad.box.config import Metrics
-from lorad.daemon.api.metrics import lags, sample
+from lorad.daemon.api.metrics import exposition, lags, sample
 from lorad.errors import LoradError
+from lorad.states import Move
+from lorad.store import runs
 from tests.kit.daemon_world import Api, finished, open_context, serving
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -96,6 +98,21 @@ async def test_counters_outlive_daemon_and_event_followers_are_counted(home: Pat
         assert samples["lorad_steps_total", ()] == 6 and samples["lorad_event_followers", ()] == 1
         follower[1].close()
         await follower[1].wait_closed()
+
+
+async def test_active_runs_have_figures_of_their_own(home: Path) -> None:
+    ctx = open_context(home)
+    finished(ctx)
+    finished(ctx, "over")
+    for move in (Move.RESUME, Move.PLACE):
+        runs.move(ctx.store, "a", move)
+    samples, kinds = parsed(await exposition(ctx))
+    of_runs = {name: value for (name, labels), value in samples.items() if name.startswith("lorad_run_")}
+    row = runs.get(ctx.store, "a")
+    assert (of_runs["lorad_run_step"], of_runs["lorad_run_reward"]) == (6, row.reward)
+    assert kinds["lorad_run_kl"] == kinds["lorad_run_tokens_per_second"] == "gauge"
+    assert {labels for name, labels in samples if name == "lorad_run_step"} == {(("run", "a"),)}
+    ctx.readers.close()
 
 
 def test_labels_are_escaped() -> None:

@@ -11,10 +11,10 @@ import pytest
 from lorad.box.config import GatewaySettings, Supervision
 from lorad.box.paths import AttemptDir, Home
 from lorad.daemon import health
+from lorad.daemon.beside.kept import KEPT, not_before, put_away
 from lorad.daemon.process.processes import attempts_under, read_status, write_json
 from lorad.daemon.process.sharing import SharedBox
-from lorad.daemon.serving import gateway_process, gateways
-from lorad.daemon.serving.gateway_process import KEPT, not_before
+from lorad.daemon.serving import gateways
 from lorad.daemon.serving.gateways import gateway_socket
 from lorad.store import runs
 from tests.kit.daemon_world import open_context, reconciling, serving, submit, until
@@ -83,7 +83,7 @@ async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: Non
     async with reconciling(home) as ctx:
         await until(lambda: gateway_socket(ctx))
         pid = pid_of_gateway(home) or 0
-        gateway_process.put_away(ctx, gateways.public_gateway(ctx))
+        put_away(ctx, gateways.public_gateway(ctx))
         await until(lambda: not is_alive(pid))
 
 

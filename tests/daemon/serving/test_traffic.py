@@ -13,10 +13,10 @@ from openai import OpenAI
 
 from lorad.box.paths import Home
 from lorad.daemon.api.metrics import exposition
+from lorad.daemon.beside.kept import state_of
 from lorad.daemon.context import Context
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.serving import gateways, traffic
-from lorad.daemon.serving.gateway_process import state_of
 from lorad.errors import PoolLost
 from lorad.gateway.errors import ApiError
 from lorad.gateway.traffic import NAMES, RECENT, Counted, Traffic, put

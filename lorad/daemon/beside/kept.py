@@ -1,5 +1,5 @@
-"""One gateway's process: it is started, adopted, restarted when it dies or its settings change, and ended
-when unused.
+"""A process beside the runs, such as a gateway: it is started, adopted, restarted when it dies or its
+settings change, and ended when unused.
 
 All state is read from its attempt directories, so that a new daemon knows what the one before did.
 """
@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
@@ -18,7 +19,6 @@ from lorad.daemon.process.processes import DAMAGED, ProcessState, attempts_under
 from lorad.daemon.process.user_files import make_attempt, own_directory, passable
 from lorad.daemon.process.users import User
 from lorad.errors import StorageError
-from lorad.protocol.traffic import FILE as TRAFFIC_FILE
 
 log = logging.getLogger("lorad.daemon")
 
@@ -29,53 +29,51 @@ KEPT = 5  # attempt directories
 
 
 @dataclass(frozen=True)
-class Gateway:
-    """A gateway, as it should run.
+class Kept:
+    """A process, as it should run.
 
+    role: which of the commands it is.
     title: its name in logs.
     root: the directory that holds its `attempts`.
+    work: the directory that it writes into; one of the user's, where it is theirs.
     arguments: what follows the command.
-    settings: the gateway is restarted when these change.
+    settings: it is restarted when these change.
     user: whose process it is; None for the daemon's own.
     """
 
+    role: Literal["gateway", "loggers"]
     title: str
     root: Path
-    socket: Path
+    work: Path
     arguments: tuple[str, ...]
     settings: Mapping[str, object]
     environment: Mapping[str, str | None]
     user: User | None = None
 
     @property
-    def traffic(self) -> Path:
-        """Name the file in which it reports its traffic: one of the user's, where it is theirs."""
-        return (self.root if self.user is None else self.socket.parent) / TRAFFIC_FILE
-
-    @property
     def lives(self) -> list[AttemptDir]:
         return list(attempts_under(self.root))
 
 
-def state_of(ctx: Context, gateway: Gateway) -> ProcessState:
-    """Look at the newest process of a gateway; it is absent when there never was one."""
-    lives = gateway.lives
+def state_of(ctx: Context, kept: Kept) -> ProcessState:
+    """Look at the newest process; it is absent when there never was one."""
+    lives = kept.lives
     return ctx.processes.inspect(lives[-1]) if lives else ProcessState("absent")
 
 
-def keep(ctx: Context, gateway: Gateway, *, wanted: bool) -> None:
+def keep(ctx: Context, kept: Kept, *, wanted: bool) -> None:
     """Start it when it is wanted, and watch it from then on. One that is not wanted any more is not started
     again.
 
     Raises OSError, and StorageError when the status of its process cannot be read: that is done all the
     same."""
-    lives, state = gateway.lives, state_of(ctx, gateway)
+    lives, state = kept.lives, state_of(ctx, kept)
     newest = lives[-1] if lives else None
     if newest and state.is_up:
-        _look_after(ctx, gateway, newest)
+        _look_after(ctx, kept, newest)
     elif wanted and time.time() >= not_before(lives):
         number = int(newest.root.name) + (state.phase != "absent") if newest else 1
-        _start(ctx, gateway, AttemptDir(gateway.root / "attempts" / f"{number:04d}"))
+        _start(ctx, kept, AttemptDir(kept.root / "attempts" / f"{number:04d}"))
         for old in lives[:-KEPT]:
             shutil.rmtree(old.root, ignore_errors=True)
     if state.trouble:
@@ -97,50 +95,52 @@ def not_before(lives: list[AttemptDir]) -> float:
     return 0.0 if ended > time.time() else ended + pause
 
 
-def _look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
-    """Watch a gateway's process; end it when its settings changed or the home was moved, so that the next can
+def _look_after(ctx: Context, kept: Kept, attempt: AttemptDir) -> None:
+    """Watch a process; end it when its settings changed or the home was moved, so that the next can
     start.
     """
     if not ctx.loop.is_watched(attempt.root):
         ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
         began = read_object(attempt.command)
-        present = str(ctx.home.root), gateway.settings
-        if began and (began.get("home"), began.get("gateway")) != present:
-            log.info(
-                "%s: config.yaml or the place of the home has changed, it is started again", gateway.title
-            )
+        present = str(ctx.home.root), kept.settings
+        if began and (began.get("home"), began.get(kept.role)) != present:
+            log.info("%s: config.yaml or the place of the home has changed, it is started again", kept.title)
             ctx.processes.signal(attempt, signal.SIGTERM)
 
 
-def _start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
+def _start(ctx: Context, kept: Kept, attempt: AttemptDir) -> None:
     """Raises OSError."""
-    if gateway.user is not None:
-        passable(gateway.root.parent, gateway.root)
-        own_directory(gateway.socket.parent, gateway.user)
-    make_attempt(attempt, gateway.user)
-    argv = [*ctx.processes.commands.gateway, *gateway.arguments]
-    env = {**ctx.processes.commands.environment(ctx.home), **gateway.environment}
-    about = {"role": "gateway", "attempt": int(attempt.root.name), "gateway": gateway.settings}
+    if kept.user is not None:
+        passable(kept.root.parent, kept.root)
+        own_directory(kept.work, kept.user)
+    make_attempt(attempt, kept.user)
+    argv = [*getattr(ctx.processes.commands, kept.role), *kept.arguments]
+    env = {**ctx.processes.commands.environment(ctx.home), **kept.environment}
+    about: dict[str, object] = {
+        "role": kept.role,
+        "attempt": int(attempt.root.name),
+        kept.role: kept.settings,
+    }
     about |= {"home": str(ctx.home.root)}
-    ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=gateway.user)
+    ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=kept.user)
     ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
-    log.info("%s: starting, life %s", gateway.title, attempt.root.name)
+    log.info("%s: starting, life %s", kept.title, attempt.root.name)
 
 
-def stop(ctx: Context, gateway: Gateway) -> bool:
+def stop(ctx: Context, kept: Kept) -> bool:
     """Ask it to end when its requests have; False when there is none."""
-    lives = gateway.lives
+    lives = kept.lives
     return bool(lives) and ctx.processes.signal(lives[-1], signal.SIGTERM)
 
 
-def put_away(ctx: Context, gateway: Gateway) -> None:
-    """Ask a gateway to end, and kill it when it is still up after a while. Repeat it until it is gone."""
-    if not state_of(ctx, gateway).is_up:
+def put_away(ctx: Context, kept: Kept) -> None:
+    """Ask it to end, and kill it when it is still up after a while. Repeat it until it is gone."""
+    if not state_of(ctx, kept).is_up:
         return
-    newest = gateway.lives[-1]
+    newest = kept.lives[-1]
     number, asked_at = ctx.processes.signalled.get(newest.root, (0, 0.0))
     if number != signal.SIGTERM:
-        log.info("%s: nobody needs it any more", gateway.title)
+        log.info("%s: nobody needs it any more", kept.title)
         ctx.processes.signalled[newest.root] = (signal.SIGTERM, time.monotonic())
         ctx.processes.signal(newest, signal.SIGTERM)
     elif time.monotonic() - asked_at > _TERM_SECONDS:

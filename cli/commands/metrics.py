@@ -1,0 +1,142 @@
+"""lorad metrics and log-metrics: all figures of a run, as files or in a logger."""
+
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lorad.cli import output, table
+from lorad.cli.options import AsJson, Run
+from lorad.client.client import Client
+from lorad.errors import SpecError
+
+_ABOUT = ("step", "attempt", "at", "version")
+_PAGE = 10000  # steps of one answer
+_Row = dict[str, Any]
+
+
+def metrics(
+    run: Run,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all of them as CSV.")] = False,
+    parquet: Annotated[Path | None, typer.Option(help="Write them to this file.", show_default=False)] = None,
+    long: Annotated[bool, typer.Option("--long", help="One row a metric instead of one a step.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a run measured: a line for each metric, or all values as CSV, JSON or Parquet.
+
+    One row a step, with the evaluation at that step as `eval`; steps that a resume took back are left out. A
+    metric that was not measured is empty, one that was not finite is nan.
+    """
+    rows = _rows(Client(), run)
+    if parquet is None and not as_csv and not as_json:
+        _print_summary(rows)
+        return
+    shown = list(_long(rows)) if long else rows
+    if parquet is not None:
+        _write_parquet(shown, parquet)
+        output.note(f"Written to {parquet}.")
+    if as_csv:
+        writer = csv.DictWriter(sys.stdout, _columns(shown), restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(shown)
+    elif as_json:
+        output.print_json([{key: _plain(value) for key, value in row.items()} for row in shown])
+
+
+def log_metrics(
+    run: Run,
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="[PLACE]", help="A directory, or MLflow's URI.", show_default=False),
+    ] = None,
+    to: Annotated[
+        str, typer.Option("--to", help="tensorboard, wandb, mlflow, or a plug-in.", show_default=False)
+    ] = "tensorboard",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the logger.", show_default=False),
+    ] = None,
+) -> None:
+    """Write all figures of a run to a logger, also when it ended long ago.
+
+    Repeating it changes nothing. docs/loggers.md has the settings.
+    """
+    from lorad.box.paths import Home, RunDir, default_home
+    from lorad.loggers.export import chosen, write_all
+
+    choice = chosen(to, place, dict(map(_setting, settings or [])))
+    home = Home(default_home())
+    files = home.root if home.shared_by is None else Path("~/lorad").expanduser()
+    write_all(RunDir(Path(Client().show(run).directory)), choice, files)
+    output.note(f"All of {run} is in {to}.")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise SpecError(f"--set {text}: it is KEY=VALUE", hint="For example --set project=lorad.")
+    return key, value
+
+
+def _rows(client: Client, run: str) -> list[_Row]:
+    """One row a step, in order."""
+    found: dict[int, _Row] = {}
+    after = 0
+    while page := client.steps(run, after=after, limit=_PAGE):
+        for step in page:
+            values = {name: float("nan") if value is None else value for name, value in step.metrics.items()}
+            found[step.step] = {key: getattr(step, key) for key in _ABOUT} | values
+        after = page[-1].step
+    for evaluation in client.evals(run):
+        row = found.setdefault(evaluation.step, {key: getattr(evaluation, key) for key in _ABOUT})
+        if evaluation.score is not None:
+            row["eval"] = evaluation.score
+    return [found[step] for step in sorted(found)]
+
+
+def _long(rows: list[_Row]) -> Iterator[_Row]:
+    for row in rows:
+        for name, value in row.items():
+            if name not in _ABOUT:
+                yield {key: row[key] for key in _ABOUT} | {"metric": name, "value": value}
+
+
+def _columns(rows: list[_Row]) -> list[str]:
+    """All columns: first what a row is about, then the metrics by name."""
+    there = {name: None for row in rows for name in row}
+    return [*_ABOUT, *sorted(name for name in there if name not in _ABOUT)]
+
+
+def _write_parquet(rows: list[_Row], path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {name: [row.get(name) for row in rows] for name in _columns(rows)}
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no word for what is not finite."""
+    return None if isinstance(value, float) and value != value else value
+
+
+def _print_summary(rows: list[_Row]) -> None:
+    cells = []
+    for name in _columns(rows)[len(_ABOUT) :]:
+        values = [row[name] for row in rows if name in row and row[name] == row[name]]
+        ends = (
+            [f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values))] if values else []
+        )
+        cells.append([name, str(len(values)), *(ends or [""] * 4)])
+    columns = (
+        "metric",
+        table.Column("steps", 2),
+        "first",
+        "last",
+        table.Column("min", 1),
+        table.Column("max", 1),
+    )
+    output.print_table(columns, cells, empty="Nothing was measured yet.")

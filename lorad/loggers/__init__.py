@@ -1,0 +1,1 @@
+"""Experiment loggers: a process follows journals and writes their figures to TensorBoard, MLflow, W&B."""

@@ -1,0 +1,113 @@
+"""`python -m lorad.loggers DIRECTORY`: writes figures of the runs in `DIRECTORY/table.json` to their loggers,
+until SIGTERM. Exit code 1: it could not start.
+
+It says in `state.json`, in the directory named second or in the same one, how far it is.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from lorad.startup import quick_imports
+
+with quick_imports():
+    from lorad.box.paths import AttemptDir
+    from lorad.errors import SpecError
+    from lorad.loggers.choose import Choice, choices
+    from lorad.loggers.lane import Lane
+    from lorad.loggers.table import STATE, TABLE, Followed, State, Table, read_table, write
+    from lorad.protocol.heartbeat import HEART
+
+log = logging.getLogger("lorad.loggers")
+
+_LOOK_SECONDS = 1.0
+_STOP_SECONDS = 20.0  # for lanes to finish what they write; the next life repeats the rest
+
+
+class _Process:
+    """The lanes, and what was last said of them."""
+
+    def __init__(self, table: Path, state: Path) -> None:
+        self._table_path, self._state_path = table, state
+        self._table, self._state = Table(), State(-1)
+        self._lanes: dict[str, Lane] = {}
+
+    def look(self) -> None:
+        """Go by the table as it is now, and say what is reached. What cannot be read or written waits."""
+        try:
+            table = read_table(self._table_path)
+        except (OSError, ValueError) as error:
+            log.error("%s: %s", self._table_path, error)
+            return
+        if table != self._table:
+            self._table = table
+            self._assign()
+        state = State(table.number, self._done(), [f for lane in self._lanes.values() for f in lane.faults])
+        if state != self._state:
+            try:
+                write(self._state_path, state)
+            except OSError as error:
+                log.error("%s: %s", self._state_path, error.strerror)
+            else:
+                self._state = state
+
+    def stop(self) -> None:
+        for lane in self._lanes.values():
+            lane.stop()
+        for lane in self._lanes.values():
+            lane.join(_STOP_SECONDS)
+
+    def _assign(self) -> None:
+        """Give each run to the lanes of its loggers."""
+        runs: dict[str, list[Followed]] = {}
+        for run in self._table.runs:
+            for choice in _chosen(run):
+                if choice.id not in self._lanes:
+                    self._lanes[choice.id] = Lane(choice, Path(self._table.files).expanduser())
+                runs.setdefault(choice.id, []).append(run)
+        for name, lane in self._lanes.items():
+            lane.want(runs.get(name, []))
+
+    def _done(self) -> list[str]:
+        return [
+            run.run
+            for run in self._table.runs
+            if run.is_over and all(self._lanes[choice.id].is_done(run) for choice in _chosen(run))
+        ]
+
+
+def _chosen(run: Followed) -> list[Choice]:
+    """List the loggers of a run; the preflight refused what is none."""
+    try:
+        return choices(run.loggers)
+    except SpecError as error:
+        log.error("%s: %s", run.run, error)
+        return []
+
+
+def main() -> int:
+    if len(sys.argv) not in (2, 3):
+        print("usage: python -m lorad.loggers DIRECTORY [STATE_DIRECTORY]", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if attempt := os.environ.get("LORAD_ATTEMPT"):
+        HEART.start(AttemptDir(Path(attempt)).heartbeat)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    process = _Process(Path(sys.argv[1]) / TABLE, Path(sys.argv[-1]) / STATE)
+    while True:
+        process.look()
+        if stopped.wait(_LOOK_SECONDS):
+            break
+    process.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    os._exit(code)  # a library's threads that still wait for a server keep nobody

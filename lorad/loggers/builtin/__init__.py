@@ -1,0 +1,1 @@
+"""The loggers that come with lorad; each imports its library when it is used."""

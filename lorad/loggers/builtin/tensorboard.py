@@ -1,0 +1,103 @@
+"""TensorBoard: a directory for each run, in which every life and segment has an event file of its own.
+
+A file begins with `SessionLog.START` at the first step to come: readers drop what earlier files say from
+there on. Events are written by the thread that asks, without a queue.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lorad.errors import SpecError
+from lorad.files import fsync, write_whole
+from lorad.loggers.logger import LoggedRun, Logger, Point, Segment, Settings
+
+_MARK = ".lorad.json"  # whose directory it is
+
+
+class _Settings(Settings, frozen=True, kw_only=True):
+    """The keys of `tensorboard`.
+
+    Attributes:
+        dir: directory in which each run has one of its own; null is `tensorboard` in the home of lorad, in a
+            daemon that several users share `~/lorad/tensorboard`.
+    """
+
+    dir: str | None = None
+
+
+class TensorBoard(Logger):
+    settings_type = _Settings
+    modules = ("tensorboard",)
+    extra = "tensorboard"
+    place = "dir"
+
+    def __init__(self, run: LoggedRun, settings: Any) -> None:
+        super().__init__(run, settings)
+        self._file: BinaryIO | None = None
+        self._writer: Any = None
+
+    def begin(self, segment: Segment, after: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        directory = self._directory()
+        if segment.number == 0 and after < 0:  # all is put again
+            for earlier in directory.glob("events.out.tfevents.*.lorad"):
+                earlier.unlink()
+        numbers = [int(path.name.split(".")[3]) for path in directory.glob("events.out.tfevents.*.lorad")]
+        path = directory / f"events.out.tfevents.{max(numbers, default=-1) + 1:010d}.lorad"
+        self._file = path.open("xb")
+        self._writer = RecordWriter(self._file)
+        now = time.time()
+        start = SessionLog(status=SessionLog.START)
+        for event in (
+            Event(wall_time=now, file_version="brain.Event:2"),
+            Event(wall_time=now, step=after + 1, session_log=start),
+        ):
+            self._writer.write(event.SerializeToString())
+        fsync(directory)
+
+    def put(self, point: Point) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+        event = Event(wall_time=point.at, step=point.step, summary=Summary(value=values))
+        self._writer.write(event.SerializeToString())
+
+    def flush(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self, reason: str = "") -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _directory(self) -> Path:
+        """Make the run's directory. One of an earlier run of the same name is left alone."""
+        root = (
+            Path(self.settings.dir).expanduser() if self.settings.dir else self.run.directory / "tensorboard"
+        )
+        whose = {"run": self.run.name, "born": self.run.born}
+        for number in range(1000):
+            directory = root / (self.run.name if number == 0 else f"{self.run.name}~{number}")
+            directory.mkdir(parents=True, exist_ok=True)
+            mark = directory / _MARK
+            if not mark.exists():
+                write_whole(mark, json.dumps(whose).encode())
+            if _read(mark) == whose:
+                return directory
+        raise SpecError(
+            f"{root} holds 1000 directories of runs named {self.run.name}", hint="Remove old ones."
+        )
+
+
+def _read(mark: Path) -> Any:
+    try:
+        return json.loads(mark.read_bytes())
+    except ValueError:
+        return None

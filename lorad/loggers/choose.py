@@ -1,0 +1,119 @@
+"""`loggers` of a spec or of config.yaml: names, or mappings of one name and its settings."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import zlib
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lorad.errors import SpecError
+from lorad.loggers.keys import read_key
+from lorad.loggers.logger import LoggedRun, Logger, Settings
+
+GROUP = "lorad.loggers"
+_BUILTIN = {
+    "tensorboard": "lorad.loggers.builtin.tensorboard:TensorBoard",
+    "wandb": "lorad.loggers.builtin.wandb:Wandb",
+    "mlflow": "lorad.loggers.builtin.mlflow:MLflow",
+}
+
+
+class Choice(Struct, frozen=True):
+    """One entry of `loggers`."""
+
+    name: str
+    settings: dict[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        """Name its cursor: other settings are another place, where all is written."""
+        return f"{self.name}-{zlib.crc32(msgspec.json.encode(self.settings, order='sorted')):08x}"
+
+
+def choices(given: list[Any]) -> list[Choice]:
+    """Read `loggers`. Raises SpecError for an entry that is neither."""
+    found = []
+    for number, entry in enumerate(given):
+        if isinstance(entry, str):
+            entry = {entry: {}}
+        if not (isinstance(entry, dict) and len(entry) == 1):
+            raise SpecError(
+                "it is a name, or one name with its settings",
+                key=f"loggers[{number}]",
+                hint="For example `loggers: [tensorboard, {mlflow: {uri: …}}]`.",
+            )
+        ((name, settings),) = entry.items()
+        found.append(Choice(name, settings or {}))
+    return found
+
+
+def refuse_unfit(given: list[Any]) -> None:
+    """Raise SpecError, by key, for a logger that is unknown, not installed, or has wrong settings or keys."""
+    for number, choice in enumerate(choices(given)):
+        try:
+            kind = _type_of(choice.name)
+            settings = _settings(kind, choice)
+            for field in msgspec.structs.fields(settings):
+                path = getattr(settings, field.name)
+                if field.name.endswith("key_file") and path is not None:
+                    read_key(path)
+        except SpecError as error:
+            key = f"loggers[{number}]"
+            raise SpecError(f"{choice.name}: {error.problem}", key=key, hint=error.hint) from None
+
+
+def make(choice: Choice, run: LoggedRun) -> Logger:
+    """Raises SpecError."""
+    kind = _type_of(choice.name)
+    return kind(run, _settings(kind, choice))
+
+
+def place_of(name: str) -> str:
+    """Name the setting that says where a logger writes; "" where none does. Raises SpecError."""
+    return _type_of(name).place
+
+
+def names() -> list[str]:
+    """List the loggers that there are."""
+    return sorted({*_BUILTIN, *(point.name for point in importlib.metadata.entry_points(group=GROUP))})
+
+
+def _type_of(name: str) -> type[Logger]:
+    """Find a logger that can be used here. Raises SpecError."""
+    if place := _BUILTIN.get(name):
+        module, _, attribute = place.partition(":")
+        kind = getattr(importlib.import_module(module), attribute)
+    else:
+        kind = _plugged_in(name)
+    if missing := [module for module in kind.modules if importlib.util.find_spec(module) is None]:
+        what = f'"lorad[{kind.extra}]"' if kind.extra else " ".join(missing)
+        raise SpecError(f"{', '.join(missing)} is not installed", hint=f"`pip install {what}`.")
+    return kind  # type: ignore[no-any-return]
+
+
+def _plugged_in(name: str) -> Any:
+    found = [*importlib.metadata.entry_points(group=GROUP, name=name)]
+    if not found:
+        near = get_close_matches(name, names()) or names()
+        raise SpecError("there is no such logger", hint=f"There is {', '.join(near)}.")
+    try:
+        kind = found[0].load()
+    except Exception as error:  # the code of another package
+        raise SpecError(
+            f"its package cannot be imported: {type(error).__name__}: {error}", hint="Install it again."
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, Logger)):
+        raise SpecError(f"{found[0].value} is no lorad.loggers.logger.Logger", hint="Derive it from that.")
+    return kind
+
+
+def _settings(kind: type[Logger], choice: Choice) -> Settings:
+    try:
+        return msgspec.convert(choice.settings, kind.settings_type)
+    except msgspec.ValidationError as error:
+        known = ", ".join(field.name for field in msgspec.structs.fields(kind.settings_type)) or "none"
+        raise SpecError(str(error), hint=f"Its settings are {known}.") from None

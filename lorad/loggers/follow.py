@@ -1,0 +1,153 @@
+"""Following one journal for one logger: what survives of it is written, exactly, whoever dies when.
+
+A `rewind` that takes steps back ends a segment: what follows continues the lineage from an earlier step.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from lorad.loggers.cursor import Cursor, CursorFile
+from lorad.loggers.logger import Logger, Point, Segment
+from lorad.protocol.journal import Record, read
+
+_OF_EVAL = frozenset({"version", "problems", "failed"})  # facts of an evaluation that no curve shows
+
+
+class Follower:
+    """Brings one logger up to date with one journal, again and again."""
+
+    def __init__(
+        self, journal: Path, make: Callable[[], Logger], file: CursorFile, *, flush_every: int = 256
+    ) -> None:
+        """flush_every: points after which the cursor moves while there is more to read."""
+        self._journal, self._make, self._file, self._flush_every = journal, make, file, flush_every
+        self._logger: Logger | None = None
+        self._cursor, self._offset, self._reached, self._unflushed = Cursor(), 0, -1, 0
+
+    def catch_up(self, *, is_over: bool = False) -> None:
+        """Write all that is new. is_over: no attempt works on the run, so that its logger may be closed.
+
+        Raises what the logger raises, OSError, Conflict: call `drop` then, and this again later.
+        """
+        if self._logger is None:
+            self._file.hold()
+            self._cursor = self._file.load()
+            if self._is_done():
+                self._file.release()
+                return
+            self._begin()
+        ended: str | None = "" if is_over else None
+        for record, offset in read(self._journal, self._offset):
+            if record.kind == "end":
+                ended = str(record.data.get("reason", ""))
+            elif record.kind != "warning":
+                ended = "" if is_over else None
+            self._take(record, offset)
+            self._offset = offset
+            if self._unflushed >= self._flush_every:
+                self._save()
+        if ended is not None:
+            self._finish(ended)
+        elif self._unflushed:
+            self._save()
+
+    def drop(self) -> None:
+        """Give the logger up as it is; the next life begins at the cursor."""
+        logger, self._logger = self._logger, None
+        if logger is not None:
+            with contextlib.suppress(Exception):
+                logger.close()
+        self._file.release()
+
+    def _is_done(self) -> bool:
+        """Check whether nothing was journaled since the logger was closed."""
+        return self._cursor.done > 0 and next(read(self._journal, self._cursor.done), None) is None
+
+    def _begin(self) -> None:
+        """Open the logger where its cursor stands."""
+        logger, at = self._make(), self._cursor
+        if not _begins_record(self._journal, at.offset):  # somebody cut the journal
+            at = Cursor()
+        if logger.whole_segments:
+            at = Cursor(at.segment_offset, at.segment, at.segment_after, at.segment_offset, at.segment_after)
+        self._cursor = replace(at, done=0)
+        self._offset, self._reached, self._unflushed = at.offset, at.step, 0
+        self._logger = logger
+        logger.begin(Segment(at.segment, at.segment_after), at.step)
+
+    def _take(self, record: Record, offset: int) -> None:
+        if record.kind == "rewind" and record.data["to"] < self._reached:
+            self._end_segment(record.data["to"], offset)
+        elif record.kind in ("step", "eval"):
+            if record.kind == "step":
+                self._cursor = replace(self._cursor, offset=self._offset, step=record.step - 1)
+            if found := values(record):
+                self._opened.put(Point(record.step, record.at, found))
+                self._unflushed += 1
+            self._reached = max(self._reached, record.step)
+
+    def _end_segment(self, to: int, offset: int) -> None:
+        self._opened.flush()
+        self._opened.close("superseded")
+        self._logger = self._make()
+        self._cursor = Cursor(offset, self._cursor.segment + 1, to, offset, to)
+        self._reached, self._unflushed = to, 0
+        self._opened.begin(Segment(self._cursor.segment, to), to)
+        self._save()
+
+    def _save(self) -> None:
+        """Flush first, then move the cursor."""
+        self._opened.flush()
+        self._file.save(self._cursor)
+        self._unflushed = 0
+
+    def _finish(self, reason: str) -> None:
+        """Close the logger; the cursor says that all is written so far, and where to begin if more comes."""
+        self._opened.flush()
+        self._opened.close(reason)
+        self._logger, self._unflushed = None, 0
+        self._cursor = replace(self._cursor, done=self._offset)
+        self._file.save(self._cursor)
+        self._file.release()
+
+    @property
+    def _opened(self) -> Logger:
+        assert self._logger is not None
+        return self._logger
+
+
+def _begins_record(journal: Path, offset: int) -> bool:
+    """Check whether a record ended just before `offset`, or the journal begins there."""
+    if offset == 0:
+        return True
+    with journal.open("rb") as file:
+        file.seek(offset - 1)
+        return file.read(1) == b"\n"
+
+
+def values(record: Record) -> dict[str, float]:
+    """Name the figures of a record of kind `step` or `eval`."""
+    if record.kind == "step":
+        return {f"train/{name}": _number(value) for name, value in record.data["metrics"].items()} | {
+            "lorad/version": float(record.data["version"])
+        }
+    return dict(_flat("eval", {k: v for k, v in record.data.items() if k not in _OF_EVAL}))
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, float]]:
+    """List the numbers in a mapping, however deep; what is absent or no number is left out."""
+    if isinstance(value, dict):
+        return [pair for key, inner in value.items() for pair in _flat(f"{name}/{key}", inner)]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return []
+    return [(name, float(value))]
+
+
+def _number(value: float | None) -> float:
+    """A metric that was not finite is null in the journal."""
+    return math.nan if value is None else float(value)

@@ -1,0 +1,109 @@
+"""What a logger is: the interface of TensorBoard, MLflow and W&B, and of those that other packages bring.
+
+A package brings one by an entry point of the group `lorad.loggers`, whose name is the logger's:
+
+    [project.entry-points."lorad.loggers"]
+    mine = "my_package:MyLogger"
+
+The follower (`follow.py`) calls it from one thread, in this order, as often as lives and segments need:
+
+    begin (put* flush)* close
+
+A logger is a function of the journal: after any death the follower begins again at its cursor, and repeats
+what it put since then.
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+
+class LoggedRun(Struct, frozen=True):
+    """The run whose figures are written.
+
+    born: Unix time of the journal's first record. Name and `born` together identify a run: the name of a
+        removed one may be used again.
+    directory: where loggers put files whose place nobody chose.
+    spec: the resolved spec.
+    """
+
+    name: str
+    born: float
+    directory: Path
+    spec: dict[str, Any] = {}
+
+
+class Segment(Struct, frozen=True):
+    """A part of the journal within which steps only grow. A resume from an earlier step begins another one.
+
+    number: 0 for the first.
+    after: the step that the run was taken back to when it began; -1 is before everything.
+    """
+
+    number: int
+    after: int
+
+
+class Point(Struct, frozen=True):
+    """The figures of one record.
+
+    step: the number of optimizer steps done.
+    at: Unix time of the record.
+    values: figures by name, `train/reward` or `eval/score`. One that was not finite is NaN.
+    """
+
+    step: int
+    at: float
+    values: dict[str, float]
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The keys of a logger in `loggers`. A key that ends in `key_file` names a file with a secret, which only
+    its owner may read; it is checked before a run starts."""
+
+
+class Logger(ABC):
+    """Writes the figures of one run to one place.
+
+    Any exception but SpecError counts as a fault outside (network, disk): the logger is closed, and after a
+    while a new one begins at the cursor. No run notices.
+
+    settings_type: the struct of its settings.
+    modules: what has to be importable.
+    extra: the extra of lorad that installs these.
+    place: the setting that says where, for `lorad log-metrics RUN PLACE`.
+    whole_segments: a life begins with the first step of a segment, not with the last step that was written.
+    """
+
+    settings_type: ClassVar[type[Settings]] = Settings
+    modules: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = ""
+    place: ClassVar[str] = ""
+    whole_segments: ClassVar[bool] = False
+
+    def __init__(self, run: LoggedRun, settings: Any) -> None:
+        """Nothing is opened yet. settings: a `settings_type`."""
+        self.run, self.settings = run, settings
+
+    @abstractmethod
+    def begin(self, segment: Segment, after: int) -> None:
+        """Open a segment, for the first time or again. What was written of steps later than `after` is void:
+        it is put again, or was taken back."""
+
+    @abstractmethod
+    def put(self, point: Point) -> None:
+        """Take the figures of a record. Steps never fall within a segment; one may have several points."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Have all that was put survive the end of this process: the cursor moves after it."""
+
+    @abstractmethod
+    def close(self, reason: str = "") -> None:
+        """Let go; also when `begin` failed.
+
+        reason: how the run ended (`completed`, `failed`), `superseded` when a later segment replaces this
+            one, "" when only this life is over. Unless it is "", nothing was put since `flush`.
+        """
