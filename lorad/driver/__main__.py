@@ -21,6 +21,8 @@ with quick_imports():
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
     from lorad.driver.user.functions import UserFunctions
+    from lorad.envs.format import Format
+    from lorad.envs.host import Hosts
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
@@ -118,13 +120,14 @@ def open_session(
     tokenizer.close()  # all prompts are rendered
     rewarder = stack.enter_context(Rewarder(spec.rewards, cwd))
     own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
+    hosts = stack.enter_context(Hosts(spec.env, cwd, Format(spec, tokenizer))) if spec.env.name else None
     scores_evals = _can_score(spec, rewarder, eval_data)
     pool = connect(params, stop)
     if pool is None:
         return None
     stack.enter_context(pool)
     data = (train_data, eval_data)
-    session = Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, stop)
+    session = Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, hosts, stop)
     session.scores_evals = scores_evals
     return session
 

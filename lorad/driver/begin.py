@@ -258,13 +258,18 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     of user code cannot be kept.
     """
     found: dict[str, Input] = {}
-    code = {key: (file, source) for key, file, source in session.rewarder.files}
+    code: dict[str, tuple[Path | None, bytes]] = {}
+    code |= {key: (file, source) for key, file, source in session.rewarder.files}
     code |= {function.key: (function.file, function.source) for function in session.own.all}
+    if session.hosts is not None:
+        code["env.name"] = (session.hosts.training.file, session.hosts.training.source)
     for key, (file, source) in code.items():
-        kept = f"{key.removeprefix('algorithm.')}.py"  # reward.py, reward.LABEL.py, loss.py, advantage.py
-        (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
-        mtime = file.stat().st_mtime_ns if file.exists() else 0
-        found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
+        if file is not None:
+            # reward.py, reward.LABEL.py, loss.py, advantage.py, env.py
+            kept = f"{key.removesuffix('.name').removeprefix('algorithm.')}.py"
+            (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
+            mtime = file.stat().st_mtime_ns if file.exists() else 0
+            found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
     data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub

@@ -12,7 +12,7 @@ import numpy as np
 
 from lorad.driver import critic
 from lorad.driver.rewards import Score
-from lorad.driver.session import Rollout, Scored, Session, Weighed
+from lorad.driver.session import Rollout, Sample, Scored, Session, Weighed
 from lorad.driver.train import Trained
 from lorad.driver.weigh import importance_cap
 from lorad.protocol.calls import Stepped
@@ -109,7 +109,7 @@ def _metrics(
         "updates": float(len(trained.steps)),
         "skipped_updates": float(trained.skipped),
         "skipped_updates_total": float(state.skipped_updates),
-        "response_length": float(np.mean([s.tokens.size for s in samples])),
+        "response_length": float(np.mean([s.size for s in samples])),
         "truncated": float(np.mean([s.finish == "length" for s in samples])),
         "zero_variance_groups": float(scored.flat.sum()),
         "failed_rewards": float((~scored.scored).sum()),
@@ -129,6 +129,7 @@ def _metrics(
         del values["zero_variance_groups"]
     if weighed is not None:
         values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
+    values |= _episode_metrics(samples)
     values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
@@ -179,6 +180,24 @@ def _parts(scores: list[Score]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in sorted(found.items())}
 
 
+def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
+    """Return means over episodes: turns, tokens of observations, seconds of the environment, and what the
+    environment itself measured, as `env/NAME`, over those that have it. None of completions.
+    """
+    episodes = [sample.episode for sample in samples if sample.episode is not None]
+    if not episodes:
+        return {}
+    found = {
+        "turns": float(np.mean([len(episode.turns) for episode in episodes])),
+        "observation_tokens": float(np.mean([sum(t.observed for t in e.turns) for e in episodes])),
+        "seconds_env": float(np.mean([sum(t.seconds for t in e.turns) for e in episodes])),
+    }
+    for name in sorted({name for episode in episodes for name in episode.metrics}):
+        values = [episode.metrics[name] for episode in episodes if name in episode.metrics]
+        found[f"env/{name}"] = float(np.mean(values))
+    return found
+
+
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     """Collect what the trainer reported.
 
@@ -220,8 +239,16 @@ def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | Non
             "tokens": s.tokens.tolist(),
             "logprobs": s.logprobs.tolist(),
         }
+        | _of_episode(s)
         for s, score, advantage in rows
     ]
+
+
+def _of_episode(sample: Sample) -> dict[str, Any]:
+    """Return what the line of an episode has besides."""
+    if (episode := sample.episode) is None:
+        return {}
+    return {"task": episode.task, "turns": episode.turns, "end": episode.end}
 
 
 def write_samples(session: Session, step: int, samples: list[dict[str, Any]]) -> tuple[str, str]:

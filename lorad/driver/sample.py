@@ -2,10 +2,8 @@
 before.
 """
 
-import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,11 +11,13 @@ import numpy as np
 from msgspec import structs
 
 from lorad.driver.rewards import Score, Scoring
-from lorad.driver.score import worth
+from lorad.driver.sampling.episodes import play
+from lorad.driver.sampling.generate import generate, joined, seeds_of
+from lorad.driver.score import scores_of, worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
-from lorad.protocol.calls import Generate, Generated
+from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EvalFact
@@ -160,47 +160,28 @@ def _complete(
     """Sample `n` completions of each example with the plan's version; returns them in order, the pool's
     summary, and their scores, which are being made.
     """
-    version, prompts = session.name_of(wanted.version), _prompts(session, wanted, n)
+    version = session.name_of(wanted.version)
+    if session.hosts is not None:
+        groups, made = play(session, session.hosts, pool, wanted, n, how)
+        return groups, made, Scoring.of(scores_of([sample for group in groups for sample in group]))
+    seeds, prompts = seeds_of(session.spec.seed, wanted, n), []
+    for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):
+        tokens = np.array(example.tokens, np.int32)
+        prompts.append(Prompt(str(place), tokens, np.array([seed(0) for seed in some], np.uint64)))
     scoring = session.rewarder.scoring([n] * len(prompts))
-    parts: dict[tuple[str, int], list[Chunk]] = {}
     samples: dict[int, Sample] = {}
-    made = Generated(0, 0, 0.0, 0.0)
-    for item in pool.stream("generate", Generate(version, prompts, how)):
-        if isinstance(item, Generated):
-            made = item
-            continue
-        if item.version != version:
-            raise LoradError(f"tokens of {item.version} came for {version}; nothing was trained on them")
-        for chunk in item.split(prompts):
-            chunks = parts.setdefault((chunk.prompt, chunk.index), [])
-            chunks.append(chunk)
-            if chunk.finish is not None:
-                place = int(chunk.prompt) * n + chunk.index
-                sample = _sample(session, wanted.examples[int(chunk.prompt)], chunk.index, chunks)
-                samples[place] = sample
-                scoring.add(place, sample.for_reward())
+
+    def score(prompt: str, index: int, chunks: list[Chunk]) -> None:
+        place = int(prompt) * n + index
+        samples[place] = _sample(session, wanted.examples[int(prompt)], index, chunks)
+        scoring.add(place, samples[place].for_reward())
+
+    _, made = generate(pool, version, prompts, how, score)
     if len(samples) < n * len(prompts):
         left_out = n * len(prompts) - len(samples)
         raise LoradError(f"{left_out} samples of {version} have no end; the engine's log says more")
     places = range(0, n * len(prompts), n)
     return [[samples[place + i] for i in range(n)] for place in places], made, scoring
-
-
-def _seed_of(run_seed: int, step: int, prompt: str, index: int) -> int:
-    """Return the seed of one sample: of nothing that a resume changes."""
-    text = f"{run_seed}|{step}|{prompt}|{index}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def _prompts(session: Session, wanted: Plan, n: int) -> list[Prompt]:
-    seen: Counter[str] = Counter()
-    prompts = []
-    for place, example in enumerate(wanted.examples):
-        first = seen[example.id] * n  # a prompt that comes twice in a step gets other samples
-        seen[example.id] += 1
-        seeds = [_seed_of(session.spec.seed, wanted.step, example.id, first + i) for i in range(n)]
-        prompts.append(Prompt(str(place), np.array(example.tokens, np.int32), np.array(seeds, np.uint64)))
-    return prompts
 
 
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:
@@ -209,13 +190,9 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
         raise LoradError(
             f"sample {index} of prompt {example.id} ended with {last.finish!r}; the engine's log says more"
         )
-    tokens, logprobs = _joined([c.tokens for c in chunks]), _joined([c.logprobs for c in chunks])
+    tokens, logprobs = joined([c.tokens for c in chunks]), joined([c.logprobs for c in chunks])
     text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)
     return Sample(example, index, last.version, tokens, logprobs, last.finish, text)
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def evaluation_due(session: Session, step: int | None = None) -> bool:

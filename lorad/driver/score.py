@@ -16,6 +16,11 @@ def score(session: Session, rollout: Rollout) -> list[Score]:
         return rollout.scoring.scores()
 
 
+def scores_of(episodes: list[Sample]) -> list[Score]:
+    """One score for each episode, which its environment gave already."""
+    return [sample.episode.score for sample in episodes if sample.episode is not None]
+
+
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     """Return the error that ends a run whose share of failed rewards exceeds reward.max_failures; None: it
     does not.
@@ -38,7 +43,7 @@ def worth(spec: Spec, samples: list[Sample], scores: list[Score]) -> tuple[np.nd
     scored = np.array([s.value is not None for s in scores], np.bool_)
     rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
     cut = np.array([s.finish == "length" for s in samples], np.bool_)
-    lengths = np.array([s.tokens.size for s in samples], np.int64)
+    lengths = np.array([s.size for s in samples], np.int64)
     return shaped(spec, rewards, lengths[scored], cut[scored]), scored
 
 

@@ -31,6 +31,7 @@ with quick_imports():
     from lorad.box.paths import Home, default_home
     from lorad.driver.rewards import Rewarder
     from lorad.driver.user.functions import UserFunctions
+    from lorad.envs.host import Host
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.files import open_file, refuse_sparse
     from lorad.models.directory import read_config, resolve, weight_files
@@ -45,7 +46,7 @@ with quick_imports():
         check_sizes,
         check_trainer,
     )
-    from lorad.preflight.user_code import check_functions, refuse_unset
+    from lorad.preflight.user_code import check_env, check_functions, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
@@ -88,6 +89,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
         *(partial(_there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
         lambda: Rewarder(spec.rewards, cwd),
         lambda: UserFunctions(spec.algorithm, cwd),
+        lambda: Host(spec.env, cwd) if spec.env.name else None,
     ]
     if spec.lora.adapter_path is not None:
         looks.append(partial(read_peft, cwd / Path(spec.lora.adapter_path).expanduser()))
@@ -146,10 +148,8 @@ def _checked(
     tokenizer = Tokenizer(directory)
     data = load_train(spec, tokenizer, cwd)
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
-    _check_reward(spec, data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1], data, cwd)
-    check_functions(spec.algorithm, cwd)
-    linears = sorted({leaf(name) for name in model.linears})
-    base = BaseFacts(modules=[*adapter.modules], linears=linears, max_positions=model.max_positions)
+    _check_user_code(spec, data, held_out, tokenizer, cwd)
+    base = _base_facts(adapter, model)
     if spec.rollout.backend in SERVERS:
         check = server_check()
         told += check(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
@@ -191,6 +191,11 @@ def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
         read_config(directory)
     _check_weights(directory)
     return read_facts(directory)
+
+
+def _base_facts(adapter: AdapterConfig, model: ModelFacts) -> BaseFacts:
+    linears = sorted({leaf(name) for name in model.linears})
+    return BaseFacts(modules=[*adapter.modules], linears=linears, max_positions=model.max_positions)
 
 
 def _adapter_config(spec: Spec, model: ModelFacts) -> AdapterConfig:
@@ -252,6 +257,21 @@ def _check_weights(directory: Path) -> None:
             raise SpecError(
                 f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again."
             ) from None
+
+
+def _check_user_code(
+    spec: Spec, data: Dataset, held_out: list[Example], tokenizer: Tokenizer, cwd: Path
+) -> None:
+    """Rewards, environments, losses and advantages can be loaded and do what they should.
+
+    Raises SpecError.
+    """
+    scored = data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1]
+    if spec.env.name:
+        check_env(spec, scored[0], tokenizer, cwd)
+    else:
+        _check_reward(spec, scored, data, cwd)
+    check_functions(spec.algorithm, cwd)
 
 
 def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> None:

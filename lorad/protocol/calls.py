@@ -158,7 +158,7 @@ LogprobsOf = Literal["slot", "base", "reference"]
 
 
 class Logprobs(Struct, frozen=True):
-    """Compute log-probabilities of a batch, with the temperature of the sampling.
+    """Compute log-probabilities of the targets of a batch, with the temperature of the sampling.
 
     of: the run's slot, the base (adapter off), or the reference that the slot was opened with.
     """
@@ -169,7 +169,7 @@ class Logprobs(Struct, frozen=True):
 
 
 class LogprobsResult(Struct, frozen=True):
-    logprobs: np.ndarray  # float32 [T]
+    logprobs: np.ndarray  # float32 [M]
 
 
 class Values(Struct, frozen=True):
@@ -179,7 +179,7 @@ class Values(Struct, frozen=True):
 
 
 class ValuesResult(Struct, frozen=True):
-    values: np.ndarray  # float32 [T]
+    values: np.ndarray  # float32 [M]
 
 
 class ValueBackward(Struct, frozen=True):

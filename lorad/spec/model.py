@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
+from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat, Seed
 from lorad.spec.user_code import EnvName, memory_bytes
@@ -79,7 +80,7 @@ class Data(Part, frozen=True):
     """Where prompts come from, and completions where those are trained on.
 
     Attributes:
-        train: a builtin task (`sort`, `reverse`), a JSONL or Parquet file, or a hub dataset.
+        train: a builtin task (`sort`, `reverse`, `lookup`), a JSONL or Parquet file, or a hub dataset.
         eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
             evaluation for a file.
         prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft and dpo it
@@ -372,6 +373,7 @@ class Spec(Part, frozen=True):
         algorithm: what is trained on: the name of an algorithm, or a mapping with name and settings.
         reward: how samples are scored: the name of a reward, or a mapping with name and settings; or a list
             of these, whose weighted sum it is.
+        env: the environment that samples are played in: its name, or a mapping with name and settings.
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
@@ -382,6 +384,7 @@ class Spec(Part, frozen=True):
     algorithm: Algorithm = Algorithm()
     data: Data = Data()
     reward: str | RewardSpec | Annotated[list[str | RewardSpec], Meta(min_length=1)] = "exact_match"
+    env: EnvSpec = EnvSpec()
     trainer: Trainer = Trainer()
     rollout: Rollout = Rollout()
     eval: Eval = Eval()
@@ -421,8 +424,8 @@ def convert(data: Any) -> Spec:
         raise SpecError(
             f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one."
         )
-    if isinstance(name := data.get("algorithm"), str):
-        data = {**data, "algorithm": {"name": name}}
+    names = {key: {"name": data[key]} for key in ("algorithm", "env") if isinstance(data.get(key), str)}
+    data = {**data, **names} | ({"env": {}} if data.get("env", {}) is None else {})
     known, wrong = without_unknown(data, Spec)
     rest: dict[str, Any] | None = known
     while rest is not None and len(wrong) < _MOST_ERRORS:
@@ -446,6 +449,13 @@ def fitted(spec: Spec, positions: int) -> Spec:
 
     Raises SpecError when a prompt and its completion do not fit.
     """
+    if (most := spec.env.max_tokens or positions) > positions:
+        raise SpecError(
+            f"{most} is more than the {positions} positions of the model",
+            key="env.max_tokens",
+            hint=f"Set it to {positions} or less.",
+        )
+    spec = replace(spec, env=replace(spec.env, max_tokens=most)) if spec.env.name else spec
     if spec.data.max_sample_tokens > positions:
         if spec.data.max_sample_tokens != Data().max_sample_tokens:
             raise SpecError(

@@ -21,7 +21,7 @@ async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBack
         async with pool.phases.training(call.run):
             with pool.work.measured(slot, args.batch):
                 stats = await pool.joint.forward_backward(work)
-    pool.meter.trained(int(args.batch.completions.size))
+    pool.meter.trained(int(args.batch.targets.size))
     return stats
 
 
