@@ -171,15 +171,6 @@ def _policy_metrics(
     return found
 
 
-def _parts(scores: list[Score]) -> dict[str, float]:
-    """Return the mean of each component, over the samples that have it."""
-    found: dict[str, list[float]] = {}
-    for score in scores:
-        for name, value in score.parts.items():
-            found.setdefault(f"reward/{name}", []).append(value)
-    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
-
-
 def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
     """Return means over episodes: turns, tokens of observations, seconds of the environment, and what the
     environment itself measured, as `env/NAME`, over those that have it. None of completions.
@@ -196,6 +187,15 @@ def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
         values = [episode.metrics[name] for episode in episodes if name in episode.metrics]
         found[f"env/{name}"] = float(np.mean(values))
     return found
+
+
+def _parts(scores: list[Score]) -> dict[str, float]:
+    """Return the mean of each component, over the samples that have it."""
+    found: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.parts.items():
+            found.setdefault(f"reward/{name}", []).append(value)
+    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
 
 
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:

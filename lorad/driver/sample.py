@@ -13,7 +13,7 @@ from msgspec import structs
 from lorad.driver.rewards import Score, Scoring
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.generate import generate, joined, seeds_of
-from lorad.driver.score import scores_of, worth
+from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
@@ -163,7 +163,7 @@ def _complete(
     version = session.name_of(wanted.version)
     if session.hosts is not None:
         groups, made = play(session, session.hosts, pool, wanted, n, how)
-        return groups, made, Scoring.of(scores_of([sample for group in groups for sample in group]))
+        return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
     seeds, prompts = seeds_of(session.spec.seed, wanted, n), []
     for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):
         tokens = np.array(example.tokens, np.int32)
@@ -171,15 +171,12 @@ def _complete(
     scoring = session.rewarder.scoring([n] * len(prompts))
     samples: dict[int, Sample] = {}
 
-    def score(prompt: str, index: int, chunks: list[Chunk]) -> None:
-        place = int(prompt) * n + index
-        samples[place] = _sample(session, wanted.examples[int(prompt)], index, chunks)
-        scoring.add(place, samples[place].for_reward())
+    def ended(prompt: int, index: int, chunks: list[Chunk]) -> None:
+        sample = _sample(session, wanted.examples[prompt], index, chunks)
+        samples[prompt * n + index] = sample
+        scoring.add(prompt * n + index, sample.for_reward())
 
-    _, made = generate(pool, version, prompts, how, score)
-    if len(samples) < n * len(prompts):
-        left_out = n * len(prompts) - len(samples)
-        raise LoradError(f"{left_out} samples of {version} have no end; the engine's log says more")
+    made = generate(pool, version, prompts, how, ended)
     places = range(0, n * len(prompts), n)
     return [[samples[place + i] for i in range(n)] for place in places], made, scoring
 
@@ -201,11 +198,11 @@ def evaluation_due(session: Session, step: int | None = None) -> bool:
     return bool(session.eval_data) and every > 0 and (step % every == 0 or step >= session.params.steps)
 
 
-def evaluate(session: Session, nll: float | None = None) -> None:
+def evaluate(session: Session, nll: float | None = None, accuracy: float | None = None) -> None:
     """Journal the mean reward of greedy completions, of those that have one: None where all rewards failed,
     or there is no reward for this data.
 
-    nll: that of the held-out completions, nats per token, where the data have any.
+    nll, accuracy: see `EvalFact`.
     """
     HEART.work("evaluate")
     state = session.state
@@ -215,7 +212,7 @@ def evaluate(session: Session, nll: float | None = None) -> None:
         scoring = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))[2]
         values = [s.value for s in scoring.scores() if s.value is not None]
         score, failed = sum(values) / len(values) if values else None, problems - len(values)
-    fact = EvalFact(version=state.version, score=score, problems=problems, failed=failed, nll=nll)
+    fact = EvalFact(state.version, score, problems, failed, nll, accuracy)
     session.journal.append("eval", state.step, fact)
     likely = "" if nll is None else f", nll {nll:.4f}"
     missing = f", {failed} rewards failed" if failed else ""

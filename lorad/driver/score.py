@@ -16,11 +16,6 @@ def score(session: Session, rollout: Rollout) -> list[Score]:
         return rollout.scoring.scores()
 
 
-def scores_of(episodes: list[Sample]) -> list[Score]:
-    """One score for each episode, which its environment gave already."""
-    return [sample.episode.score for sample in episodes if sample.episode is not None]
-
-
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     """Return the error that ends a run whose share of failed rewards exceeds reward.max_failures; None: it
     does not.
