@@ -16,9 +16,10 @@ from lorad.children.user_process import code_of, environment
 from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.reward import RewardInput, builtin, lacking
+from lorad.rl.reward import MATH, RewardInput, builtin, lacking
 from lorad.spec.model import RewardSpec
 
+_MATH_FILE = Path(__file__).parent / "user" / "math_reward.py"
 _MOST_WORKERS = 8  # where the spec names no number
 
 
@@ -290,8 +291,9 @@ def _python(spec: RewardSpec, cwd: Path) -> Path | None:
 
 
 def _setup(spec: RewardSpec, cwd: Path) -> Setup:
-    if ":" in spec.name:
-        code = code_of(spec.name, cwd, "reward", spec.memory_bytes)
+    if ":" in spec.name or spec.name == MATH:
+        name = f"{_MATH_FILE}:math" if spec.name == MATH else spec.name
+        code = code_of(name, cwd, "reward", spec.memory_bytes)
         return Setup(**asdict(code) | {"memory_key": "reward.memory", "timeout": spec.timeout})
     builtin(spec.name, spec.pattern)
     memory = spec.memory_bytes or read_machine().memory // 2

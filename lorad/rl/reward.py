@@ -26,7 +26,8 @@ class RewardInput(Struct, frozen=True):
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 _Reward = Callable[[RewardInput], float]
 _ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
-BUILTIN = (*_ANSWERED, "regex")
+MATH = "math"  # a file of lorad's, run as one of the user's is
+BUILTIN = (*_ANSWERED, "regex", MATH)
 _MARK = "####"
 _NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 

@@ -112,3 +112,25 @@ async def later(completion): return len(completion)
 def test_a_missing_interpreter_is_refused(home: Path) -> None:
     with pytest.raises(SpecError, match=r"reward.python: there is no program .*/none"):
         Rewarder([RewardSpec(name="graders.py:plain", python="none")], home)
+
+
+def test_math_without_its_package_says_so(bare: Path, home: Path) -> None:
+    rewarder = Rewarder([RewardSpec(name="math", python=str(bare))], home)
+    with pytest.raises(SpecError, match=f"needs math-verify, which {bare} does not have") as refused:
+        rewarder.start()
+    assert "reward.python" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "value"),
+    [
+        (r"so \boxed{\frac{1}{2}}", "0.5", 1.0),
+        (r"so \boxed{(1, 2)}", "(1,2)", 1.0),
+        (r"it is $x+1$", "1 + x", 1.0),
+        ("it is 73", "so 70 + 2 #### 72", 0.0),
+    ],
+)
+def test_math_compares_values(completion: str, answer: str, value: float, home: Path) -> None:
+    pytest.importorskip("math_verify")
+    with Rewarder([RewardSpec(name="math", workers=1)], home) as rewarder:
+        assert rewarder.score([RewardInput("", completion, answer, "stop")])[0].value == value

@@ -64,7 +64,7 @@ def scored(directory: Path, settings: dict[str, Any]) -> float:
 
 def stepped(directory: Path, running: Any, settings: dict[str, Any], name: str) -> dict[str, float]:
     """The second of two steps, in which processes run already."""
-    reward = f"{{name: graders.py:{settings['name']}, workers: {settings['workers']}, timeout: 60}}"
+    reward = json.dumps(settings | {"name": f"graders.py:{settings['name']}", "timeout": 60})
     run = Driven(
         running, directory, name, f"reward={reward}", "eval.every=0", f"trainer.steps={STEPS}",
         f"algorithm.group_size={SIZE}", f"data.prompts_per_step={GROUPS}", "rollout.max_new_tokens=16",
