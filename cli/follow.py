@@ -13,7 +13,7 @@ import typer
 from lorad.cli import launch, output, table
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
-from lorad.client.words import failures
+from lorad.client.words import evals_in_words, failures
 from lorad.errors import DaemonUnreachable
 
 _PERIOD = 0.25  # seconds between looks
@@ -184,8 +184,10 @@ def _fitted_line(parts: list[tuple[str, int]], width: int) -> str:
 def _evaluation(found: Evaluation) -> str:
     failed = f", {found.failed} rewards failed" if found.failed else ""
     scored = found.problems - found.failed
-    score = output.number(found.score) or "-"
-    return f"held-out eval at step {found.step}: {score} on {scored} problems{failed}"
+    score = "" if found.score is None else f" {output.number(found.score)} on {scored} problems{failed}"
+    nll = "" if found.nll is None else f" nll {found.nll:.4f}, perplexity {output.number(found.perplexity)}"
+    pairs = "" if found.accuracy is None else f" {found.accuracy:.0%} of pairs right"
+    return f"held-out eval at step {found.step}:{','.join(filter(None, (score, nll, pairs))) or ' -'}"
 
 
 def _conclusion(run: Run) -> str:
@@ -193,9 +195,7 @@ def _conclusion(run: Run) -> str:
     name, where = run.name, f"step {run.step} of {run.steps}"
     if run.state == "paused":
         return f"{name} is paused at {where}; `lorad resume {name}` continues."
-    evals = ""
-    if run.eval_first is not None:
-        evals = f"; held-out eval {output.number(run.eval_first)} -> {output.number(run.eval_last) or '-'}"
+    evals = f"; held-out eval {evals_in_words(run)}" if evals_in_words(run) else ""
     detail = f": {run.detail}" if run.detail and run.reason not in _GOOD else ""
     failed = f"; {failures(run)}" if failures(run) else ""
     return f"{name} ended ({run.reason}) at {where}{evals}{failed}{detail}"

@@ -10,7 +10,7 @@ import msgspec
 
 from lorad.cli.table import Column, print_table
 from lorad.client.shapes import Run, Served, Swapped
-from lorad.client.words import why
+from lorad.client.words import evals_in_words, why
 from lorad.text import age, duration, number, printable, size
 
 if TYPE_CHECKING:
@@ -107,14 +107,13 @@ def run_table(runs: Sequence[Run]) -> None:
 
 
 def run_row(run: Run) -> tuple[str, ...]:
-    first, last = run.eval_first, run.eval_last
     rate = run.rates.tokens_per_second
     return (
         run.name,
         run.state + (f": {run.reason}" if run.reason else ""),
         f"{run.step}/{run.steps}",
         number(run.reward),
-        f"{number(first)} -> {number(last)}" if first is not None else "",
+        evals_in_words(run),
         "" if run.version is None else f"@{run.version}",
         number(rate, 0) if run.state == "running" else "",
         run.owner,

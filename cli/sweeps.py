@@ -4,15 +4,14 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import starmap
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import structs
 
 from lorad.cli import launch, output, table
 from lorad.client.client import Client
-from lorad.client.shapes import Rung, Sweep, SweepRun
+from lorad.client.shapes import LOWER_IS_BETTER, Rung, Sweep, SweepRun
 from lorad.errors import DaemonUnreachable
 
 _PERIOD = 0.5  # seconds between looks
@@ -49,7 +48,7 @@ def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool, markdown: bool = 
         output.print_table(_columns(sweep), _rows(sweep), empty="Its runs were removed.")
         if sweep.rungs:
             print()
-            output.print_table(_RUNGS, [_rung_row(rung) for rung in sweep.rungs], empty="")
+            output.print_table(_RUNGS, [_rung_row(sweep, rung) for rung in sweep.rungs], empty="")
 
 
 def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
@@ -77,9 +76,30 @@ def _states_in_words(sweep: Sweep) -> str:
 
 
 def _columns(sweep: Sweep) -> tuple[str | table.Column, ...]:
-    figures = {"eval": 2, "best": 6, "reward": 3, "step": 5, "time": 4, "state": 0}
+    ranks = {"eval": 2, "best": 6, "nll": 2, "loss": 3, "reward": 3, "step": 5, "time": 4, "state": 0}
     keys = (table.Column(key, 1) for key in sweep.grid)
-    return ("run", *keys, *starmap(table.Column, figures.items()), table.Column("why", kind="fold"))
+    columns = (table.Column(name, ranks[name]) for name in (*_figures(sweep), "step", "time", "state"))
+    return ("run", *keys, *columns, table.Column("why", kind="fold"))
+
+
+def _figures(sweep: Sweep) -> dict[str, Callable[[SweepRun], float | None]]:
+    """What the table has of each run: rewards, or where there are none what was learnt of completions."""
+    figures: dict[str, Callable[[SweepRun], float | None]] = {
+        "eval": lambda run: run.eval_last,
+        "best": lambda run: run.eval_best,
+        "nll": lambda run: run.nll_last,
+        "loss": lambda run: run.loss_mean,
+        "reward": lambda run: run.reward_mean,
+    }
+    learns = any(run.nll_last is not None or _is_without_reward(run) for run in sweep.runs)
+    has_rewards = not learns or any(run.reward_mean is not None for run in sweep.runs)
+    has_scores = not learns or any(run.eval_last is not None for run in sweep.runs)
+    there = ("eval", "best") * has_scores + ("nll", "loss") * learns + ("reward",) * has_rewards
+    return {name: figures[name] for name in there}
+
+
+def _is_without_reward(run: SweepRun) -> bool:
+    return run.reward_mean is None and run.loss_mean is not None
 
 
 def _rows(sweep: Sweep) -> list[tuple[str, ...]]:
@@ -87,9 +107,7 @@ def _rows(sweep: Sweep) -> list[tuple[str, ...]]:
         (
             run.name,
             *(value if isinstance(value, str) else json.dumps(value) for value in run.values.values()),
-            output.number(run.eval_last),
-            output.number(run.eval_best),
-            output.number(run.reward_mean),
+            *(output.number(figure(run)) for figure in _figures(sweep).values()),
             f"{run.step}/{run.steps}",
             "" if run.started_at is None else output.duration((run.ended_at or time.time()) - run.started_at),
             run.reason or run.state,
@@ -105,14 +123,16 @@ def stopped(sweep: Sweep, run: SweepRun) -> str:
         return ""
     for rung in sweep.rungs:
         if run.name in rung.stopped:
-            own, best = _score_in_words(rung.scores[run.name]), _score_in_words(_best_of(rung, rung.kept))
+            own = _score_in_words(rung.scores[run.name])
+            best = _score_in_words(_best_of(sweep, rung, rung.kept))
             return f"stopped by halving at step {rung.step}: {own}, the best had {best}"
     return run.detail
 
 
-def _best_of(rung: Rung, names: Iterable[str]) -> float | None:
-    """The highest score of some runs at a rung; None where none of them has one."""
-    return max((score for name in names if (score := rung.scores[name]) is not None), default=None)
+def _best_of(sweep: Sweep, rung: Rung, names: Iterable[str]) -> float | None:
+    """The best score of some runs at a rung; None where none of them has one."""
+    best = min if sweep.halving and sweep.halving.metric in LOWER_IS_BETTER else max
+    return best((score for name in names if (score := rung.scores[name]) is not None), default=None)
 
 
 def _score_in_words(score: float | None) -> str:
@@ -125,16 +145,19 @@ def ranked(sweep: Sweep) -> list[SweepRun]:
 
     def rank(run: SweepRun) -> tuple[float, ...]:
         passed = sum(run.name in rung.kept for rung in sweep.rungs)
-        scores = [run.eval_last, run.reward_mean] if metric == "eval" else [run.reward_mean, run.eval_last]
+        loss = run.loss_mean if _is_without_reward(run) else None
+        figures = {"eval": run.eval_last, "nll": run.nll_last, "reward": run.reward_mean, "loss": loss}
+        signs = {name: 1 if name in LOWER_IS_BETTER else -1 for name in (metric, *figures)}
+        scores = ((sign, figures.get(name)) for name, sign in signs.items())
         has_failed = run.reason not in (None, "completed", "stopped")
-        return has_failed, -passed, *(-score if score is not None else float("inf") for score in scores)
+        return has_failed, -passed, *(float("inf") if of is None else sign * of for sign, of in scores)
 
     return sorted(sweep.runs, key=rank)
 
 
-def _rung_row(rung: Rung) -> tuple[str, ...]:
+def _rung_row(sweep: Sweep, rung: Rung) -> tuple[str, ...]:
     kept, stopped = ", ".join(rung.kept), ", ".join(rung.stopped)
-    return f"step {rung.step}", output.number(_best_of(rung, rung.scores)), kept, stopped
+    return f"step {rung.step}", output.number(_best_of(sweep, rung, rung.scores)), kept, stopped
 
 
 def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:

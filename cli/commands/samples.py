@@ -89,7 +89,9 @@ def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
 
 def _whole(sample: Sample) -> list[tuple[str, str]]:
     figures = {"reward": output.number(sample.reward), "advantage": output.number(sample.advantage)}
+    parts = "  ".join(f"{name} {output.number(value)}" for name, value in sample.rewards.items())
     named = {
+        "rewards": parts,
         "version": f"@{str(sample.version).rpartition('@')[2]}",
         "end": sample.end or sample.finish,
         "error": sample.error,

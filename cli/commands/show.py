@@ -10,7 +10,7 @@ from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
 from lorad.client.shapes import Attempt, Reference, Trainable
-from lorad.client.words import failures, rate_in_words
+from lorad.client.words import evals_in_words, failures, likelihood_in_words, rate_in_words
 
 
 def show(run: Run, as_json: AsJson = False) -> None:
@@ -29,9 +29,8 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "why": data.waiting or data.detail,
         "step": f"{data.step} of {data.steps}",
         "reward": output.number(data.reward),
-        "eval": None
-        if data.eval_first is None
-        else f"{output.number(data.eval_first)} -> {output.number(data.eval_last)}",
+        "eval": evals_in_words(data),
+        "held out": likelihood_in_words(data),
         "version": None if data.version is None else f"{data.name}@{data.version}",
         "speed": f"{output.number(rates.tokens_per_second, 0)} tok/s, "
         f"{output.number(rates.step_seconds, 2)} s a step"

@@ -43,7 +43,7 @@ def sweep(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(metavar="eval|reward", help="What ranks; default: eval if it is there by then."),
+        typer.Option(metavar="eval|nll|reward|loss", help="What ranks; default: the first that all have."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Runs are NAME-1, NAME-2, …", show_default=False)] = None,
     detach: Detach = False,

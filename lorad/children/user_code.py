@@ -1,8 +1,9 @@
 """What a process of user code does for itself, whatever the code is for: rewards, advantages, losses.
 
-It speaks JSON lines: a `Code`, answered by `Ready`, then one request at a time. What user code prints goes to
-stderr. Each process that user code starts has the memory limit for itself. See `user_process.py` for the
-other side.
+What user code prints goes to stderr. Each process that user code starts has the memory limit for itself. See
+`user_process.py` for the other side.
+
+The standard library only: it may run in an interpreter that has nothing of lorad's.
 """
 
 import fcntl
@@ -16,10 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar
-
-import msgspec
-from msgspec import Struct
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from lorad.errors import LoradError
 
@@ -27,28 +25,13 @@ _ERROR_LIMIT = 2000  # characters of an error that travel
 _MOST = 1 << 60  # bytes of memory: no limit
 
 
-class Code(Struct):
-    """A function in a file.
+class _Named(Protocol):
+    """A function in a file, see `Code`."""
 
-    source: the file's text as it was when the attempt began.
-    memory: bytes that the process may have; 0: no limit.
-    memory_key: the key of the spec that sets this limit.
-    """
-
-    file: str = ""
-    function: str = ""
-    source: bytes = b""
-    memory: int = 0
-    memory_key: str = ""
-
-
-class Ready(Struct):
-    """Whether the function is there, and the keywords that it cannot do without."""
-
-    is_last: ClassVar[bool] = False
-    error: str = ""
-    hint: str = ""
-    required: list[str] = []
+    file: str
+    function: str
+    source: bytes
+    memory_key: str
 
 
 class Keywords(NamedTuple):
@@ -63,34 +46,7 @@ class Keywords(NamedTuple):
         return {name: value for name, value in given.items() if self.takes_all or name in self.names}
 
 
-_Code = TypeVar("_Code", bound=Code)
-
-
-def serve(
-    lifeline: int,
-    kind: type[_Code],
-    load: Callable[[_Code], tuple[Callable[[bytes], Any], list[str]]],
-    enc_hook: Callable[[Any], Any] | None = None,
-) -> None:
-    """Answer requests until there are none, or LIFELINE closes.
-
-    load: gives the function that answers a line, and the keywords that the user's code requires.
-    """
-    _die_with(lifeline)
-    requests, replies = _take_pipes()
-    setup = msgspec.json.decode(requests.readline(), type=kind)
-    try:
-        _limit_memory(setup.memory)
-        answer, required = load(setup)
-    except BaseException as error:
-        _send(replies, Ready(error=describe(error, setup), hint=getattr(error, "hint", "")))
-        return
-    _send(replies, Ready(required=required))
-    for line in requests:
-        _send(replies, answer(line), enc_hook=enc_hook)
-
-
-def _die_with(lifeline: int) -> None:
+def die_with(lifeline: int) -> None:
     """Have the kernel SIGKILL this process group when the other end of `lifeline` closes (see fcntl(2),
     O_ASYNC), even if it is stuck inside C code.
     """
@@ -101,7 +57,7 @@ def _die_with(lifeline: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def _limit_memory(limit: int) -> None:
+def limit_memory(limit: int) -> None:
     """Limit the memory of this process and of each that it starts; address space alone is free, since CUDA
     reserves much.
     """
@@ -110,7 +66,7 @@ def _limit_memory(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (least, least))
 
 
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """stdin and stdout for the protocol alone; user code finds an empty stdin, and stderr as its stdout."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
@@ -120,7 +76,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
-def import_function(code: Code) -> Callable[..., Any]:
+def import_function(code: _Named) -> Callable[..., Any]:
     """Import the file, of this text, as a module, and return its function; its directory comes first on
     sys.path, as for a script. Raises LoradError, and whatever the import raises.
     """
@@ -152,7 +108,7 @@ def keywords_of(function: Callable[..., Any], name: str) -> Keywords:
     )
 
 
-def describe(error: BaseException, code: Code) -> str:
+def describe(error: BaseException, code: _Named) -> str:
     """`rewards.py:12: ValueError: what`, the line being the last one in the user's file."""
     if isinstance(error, LoradError):
         return str(error)
@@ -167,8 +123,3 @@ def describe(error: BaseException, code: Code) -> str:
         most = f"{limit / (1 << 20):,.0f} MiB ({code.memory_key})"
         text = f"MemoryError: it needs more than its limit of {most}"
     return f"{where}{text}"[:_ERROR_LIMIT]
-
-
-def _send(replies: BinaryIO, message: Struct, enc_hook: Callable[[Any], Any] | None = None) -> None:
-    replies.write(msgspec.json.encode(message, enc_hook=enc_hook) + b"\n")
-    replies.flush()

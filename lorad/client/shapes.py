@@ -58,6 +58,9 @@ class Run(Struct, frozen=True):
     reward: float | None = None  # mean of the last step
     eval_first: float | None = None
     eval_last: float | None = None
+    nll_first: float | None = None  # of held-out completions, nats per token
+    nll_last: float | None = None
+    accuracy_last: float | None = None  # of held-out pairs
     version: int | None = None  # the current one
     owner: str = ""
     pool: str | None = None
@@ -172,6 +175,9 @@ class Evaluation(Struct, frozen=True):
     score: float | None = None  # mean over the problems whose reward did not fail
     problems: int = 0
     failed: int = 0
+    nll: float | None = None  # of the held-out completions, nats per token
+    perplexity: float | None = None  # exp(nll)
+    accuracy: float | None = None  # share of held-out pairs that are the right way round
 
 
 class Sample(Struct, frozen=True):
@@ -186,6 +192,7 @@ class Sample(Struct, frozen=True):
     advantage: _Number | None = None
     finish: str | None = None
     error: str | None = None  # why its reward failed
+    rewards: dict[str, _Number | None] = {}  # components by name
     tokens: list[int] = []  # behind the prompt
     logprobs: list[_Number | None] = []  # of the tokens that the model sampled
     task: Task | None = None  # of an episode
@@ -338,10 +345,13 @@ class Generated(Struct, frozen=True):
 # -- sweeps --------------------------------------------------------------------------------------------------
 
 
+LOWER_IS_BETTER = ("nll", "loss")  # metrics of halving
+
+
 class Halving(Struct, frozen=True):
     eta: _Number
     rungs: list[int]
-    metric: str
+    metric: str  # eval | nll | reward | loss
 
 
 class Rung(Struct, frozen=True):
@@ -356,6 +366,7 @@ class SweepRun(Run, frozen=True):
     values: dict[str, Any] = {}  # what its spec has for the keys of the grid
     eval_best: float | None = None
     reward_mean: float | None = None  # of the last five steps
+    loss_mean: float | None = None  # likewise
 
 
 class Sweep(Struct, frozen=True):

@@ -1,6 +1,11 @@
 """Describe a run in one line."""
 
+import math
+
 from lorad.client.shapes import Run, RunDetails
+from lorad.text import number
+
+_LARGEST = 99.0  # nats per token, of which a perplexity is told
 
 
 def why(run: Run) -> str:
@@ -17,6 +22,29 @@ def failures(run: Run) -> str:
         "updates skipped": run.signals.skipped_updates_total,
     }
     return ", ".join(f"{count:,.0f} {words}" for words, count in counts.items() if count)
+
+
+def evals_in_words(run: Run, arrow: str = " -> ") -> str:
+    """Return the held-out reward of the first and of the last eval, else their nll; "" before them."""
+    if run.eval_first is not None or run.nll_first is None:
+        return "" if run.eval_first is None else f"{number(run.eval_first)}{arrow}{number(run.eval_last)}"
+    return f"nll {number(run.nll_first)}{arrow}{number(run.nll_last)}"
+
+
+def likelihood_in_words(run: Run) -> str:
+    """Say how likely held-out completions are, and how many held-out pairs are right; "" without any."""
+    parts = []
+    if run.nll_first is not None and run.nll_last is not None:
+        parts.append(f"nll {number(run.nll_first)} -> {number(run.nll_last)}")
+        parts.append(f"perplexity {number(perplexity(run.nll_last))}")
+    if run.accuracy_last is not None:
+        parts.append(f"{run.accuracy_last:.0%} of pairs right")
+    return ", ".join(parts)
+
+
+def perplexity(nll: float) -> float:
+    """nll: nats per token."""
+    return math.exp(min(nll, _LARGEST))
 
 
 def rate_in_words(data: RunDetails) -> str:

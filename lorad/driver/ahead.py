@@ -8,19 +8,17 @@ whatever the timing: two runs of one spec do the same, and so does a resumed run
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from lorad.driver.sample import make, plan
-from lorad.driver.score import score_samples
 from lorad.driver.session import Rollout, Session
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 
 
 class Ahead:
-    """Rollouts and their scores for the steps to come.
+    """Rollouts for the steps to come, whose samples are scored meanwhile.
 
     A context manager: its thread ends with it, whatever it does.
     """
@@ -98,6 +96,4 @@ class Ahead:
         wanted = plan(self._session, step, self._position, version, trained)
         rollout = make(self._session, self._pool, wanted)
         self._position += rollout.consumed
-        if rollout.scores is not None:
-            return rollout
-        return replace(rollout, scores=score_samples(self._session, rollout.samples))
+        return rollout

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lorad.driver.session import Session
-from lorad.driver.supervised import LINEAR, Metrics, batch_of, trained_of
+from lorad.driver.supervised import LINEAR, Metrics, batch_of, is_wanted, nll_of, trained_of
 from lorad.driver.update import Update, update
 from lorad.driver.weigh import logprobs
 from lorad.protocol.batch import Batch, PolicyTargets
@@ -54,6 +54,8 @@ class Preferences:
         current = logprobs(session, "slot", batch)
         reference = logprobs(session, self._of, batch) if self._kept is not None else np.zeros_like(current)
         found = self._metrics(session, examples, self._judged(session, examples, current, reference))
+        if (nll := nll_of(session, examples, current)) is not None:
+            found["nll"] = nll
         return {f"held_out_{key}": value for key, value in found.items()}
 
     def _reference(
@@ -117,7 +119,11 @@ class Preferences:
 
 
 class _Kept:
-    """Log-probabilities of each row in a file; NaN is not computed yet."""
+    """Log-probabilities of each row in a file; NaN is not computed yet.
+
+    The file is whole on disk, all NaN, before it has its name. After a loss of power each number is NaN or what
+    was put there, and a row with a NaN is computed again as a whole.
+    """
 
     def __init__(self, path: Path, lengths: np.ndarray) -> None:
         self._ends = np.cumsum(lengths)
@@ -139,11 +145,11 @@ class _Kept:
         return np.array(self._values[self._starts[place] : self._ends[place]], np.float32)
 
     def put(self, place: int, found: np.ndarray) -> None:
-        """Keep those of a row, unless they are there."""
+        """Keep those of a row, unless they are all there."""
         if not self.has(place):
             self._values[self._starts[place] : self._ends[place]] = found
 
 
 def _desired(session: Session, examples: Sequence[Example]) -> np.ndarray:
     """bool [S]: of kto, whose rows have one completion each."""
-    return np.array([bool(e.row[session.spec.data.label_key]) for e in examples])
+    return np.array([is_wanted(session, e, 0) for e in examples])

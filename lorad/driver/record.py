@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from lorad.driver import critic
+from lorad.driver.rewards import Score
 from lorad.driver.session import Rollout, Sample, Scored, Session, Weighed
 from lorad.driver.train import Trained
 from lorad.driver.weigh import importance_cap
@@ -95,6 +96,8 @@ def _metrics(
     dynamic sampling, those that were sampled for the step, and those whose rewards differ;
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
+    seconds_score: that it waited for their scores; seconds_scoring: from the first sample to the last score,
+    with user code alone. reward/NAME: of a component of the reward.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
     staleness: see `Plan`. Of a critic: see `lorad/driver/critic.py`; it has no flat groups, since each sample
     teaches by itself.
@@ -118,6 +121,8 @@ def _metrics(
         "seconds_sampling": rollout.seconds,
         "seconds_waited": rollout.waited + sum(step.waited for step in steps),
     }
+    if session.rewarder.runs_user_code and rollout.scoring.seconds:
+        values["seconds_scoring"] = rollout.scoring.seconds
     if session.spec.algorithm.refill is not None:
         values |= {"prompts_sampled": float(rollout.sampled), "prompts_used": float((~scored.flat).sum())}
     if session.spec.algorithm.has_critic:
@@ -137,7 +142,7 @@ def _policy_metrics(
     first, total = trained.first, trained.total
     if scored.rewards.size:
         rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
-        found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
+        found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())} | _parts(scored.scores)
     if total.tokens:
         found["loss"] = total.loss / sum(update.is_finite for update in trained.updates)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
@@ -184,6 +189,15 @@ def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
     return found
 
 
+def _parts(scores: list[Score]) -> dict[str, float]:
+    """Return the mean of each component, over the samples that have it."""
+    found: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.parts.items():
+            found.setdefault(f"reward/{name}", []).append(value)
+    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
+
+
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     """Collect what the trainer reported.
 
@@ -218,6 +232,7 @@ def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | Non
             "completion": s.text,
             "answer": s.example.answer,
             "reward": score.value,
+            **({"rewards": score.parts} if score.parts else {}),
             "advantage": None if np.isnan(advantage) else float(advantage),
             "finish": s.finish,
             "error": score.error,

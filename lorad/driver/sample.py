@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
-from lorad.driver.rewards import Score
+from lorad.driver.rewards import Score, Scoring
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.generate import generate, joined, seeds_of
-from lorad.driver.score import score_samples, worth
+from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
@@ -59,13 +60,13 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
     """
     started = time.perf_counter()
     refill, size = session.spec.algorithm.refill, session.spec.algorithm.group_size
-    groups, made = _complete(session, pool, wanted, size, _sampling(session))
+    groups, made, scoring = _complete(session, pool, wanted, size, _sampling(session))
     count, waited, tokens = len(wanted.examples), made.waited, made.tokens
     places = list(range(count))
     if refill is None:
         seconds = time.perf_counter() - started
-        return Rollout(wanted, groups, places, count, count, tokens, seconds, waited)
-    scores = [_score(session, group) for group in groups]
+        return Rollout(wanted, groups, places, count, count, tokens, seconds, waited, scoring)
+    scores = _by_group(scoring.scores(), size)
     batches, looked = 1, count
     while True:
         good = [place for place in range(looked) if _is_worth(session, groups[place], scores[place])]
@@ -76,9 +77,10 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
         if session.train_data.size is not None and looked + asked > session.train_data.size:
             break
         examples = session.train_data.take(wanted.position + looked, asked)
-        more, made = _complete(session, pool, replace(wanted, examples=examples), size, _sampling(session))
+        asked_for = replace(wanted, examples=examples)
+        more, made, scoring = _complete(session, pool, asked_for, size, _sampling(session))
         groups, waited, tokens = groups + more, waited + made.waited, tokens + made.tokens
-        scores += [_score(session, group) for group in more]
+        scores += _by_group(scoring.scores(), size)
         batches, looked = batches + 1, looked + asked
     chosen = good[:count] if len(good) >= count else _filled(good, looked, count)
     consumed = chosen[-1] + 1 if missing <= 0 else looked
@@ -91,7 +93,7 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
         tokens,
         time.perf_counter() - started,
         waited,
-        [score for place in chosen for score in scores[place]],
+        Scoring.of([score for place in chosen for score in scores[place]]),
     )
 
 
@@ -113,14 +115,14 @@ def _is_worth(session: Session, group: list[Sample], scores: list[Score]) -> boo
     return bool(np.ptp(earned) > 0)
 
 
-def _score(session: Session, group: list[Sample]) -> list[Score]:
-    return score_samples(session, group)
+def _by_group(scores: list[Score], size: int) -> list[list[Score]]:
+    return [scores[start : start + size] for start in range(0, len(scores), size)]
 
 
 def _fails(session: Session, scores: list[list[Score]]) -> bool:
     """Return whether so many rewards failed that the step ends the run."""
     failed = [score.value is None for group in scores for score in group]
-    return sum(failed) > session.spec.reward_spec.max_failures * len(failed)
+    return sum(failed) > session.spec.max_failures * len(failed)
 
 
 def refuse_stale(session: Session, rollout: Rollout) -> None:
@@ -135,7 +137,9 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
 
 
 def _sampling(session: Session, *, greedy: bool = False) -> Sampling:
-    return sampling_of(session.spec.rollout, session.tokenizer.eos_ids, greedy=greedy)
+    """A reward of user code gets samples as they end; without one all come together, which is cheaper."""
+    how = sampling_of(session.spec.rollout, session.tokenizer.eos_ids, greedy=greedy)
+    return structs.replace(how, as_they_end=session.rewarder.runs_user_code)
 
 
 def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: bool = False) -> Sampling:
@@ -152,20 +156,29 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
 
 def _complete(
     session: Session, pool: Connection, wanted: Plan, n: int, how: Sampling
-) -> tuple[list[list[Sample]], Generated]:
-    """Sample `n` completions of each example with the plan's version; returns them in order, and the pool's
-    summary.
+) -> tuple[list[list[Sample]], Generated, Scoring]:
+    """Sample `n` completions of each example with the plan's version; returns them in order, the pool's
+    summary, and their scores, which are being made.
     """
     version = session.name_of(wanted.version)
     if session.hosts is not None:
-        return play(session, session.hosts, pool, wanted, n, how)
+        groups, made = play(session, session.hosts, pool, wanted, n, how)
+        return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
     seeds, prompts = seeds_of(session.spec.seed, wanted, n), []
     for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):
         tokens = np.array(example.tokens, np.int32)
         prompts.append(Prompt(str(place), tokens, np.array([seed(0) for seed in some], np.uint64)))
-    parts, made = generate(pool, version, prompts, how)
-    pairs = zip(wanted.examples, prompts, strict=True)
-    return [[_sample(session, e, i, parts[p.id, i]) for i in range(n)] for e, p in pairs], made
+    scoring = session.rewarder.scoring([n] * len(prompts))
+    samples: dict[int, Sample] = {}
+
+    def ended(prompt: int, index: int, chunks: list[Chunk]) -> None:
+        sample = _sample(session, wanted.examples[prompt], index, chunks)
+        samples[prompt * n + index] = sample
+        scoring.add(prompt * n + index, sample.for_reward())
+
+    made = generate(pool, version, prompts, how, ended)
+    places = range(0, n * len(prompts), n)
+    return [[samples[place + i] for i in range(n)] for place in places], made, scoring
 
 
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:
@@ -185,22 +198,21 @@ def evaluation_due(session: Session, step: int | None = None) -> bool:
     return bool(session.eval_data) and every > 0 and (step % every == 0 or step >= session.params.steps)
 
 
-def evaluate(session: Session, nll: float | None = None) -> None:
+def evaluate(session: Session, nll: float | None = None, accuracy: float | None = None) -> None:
     """Journal the mean reward of greedy completions, of those that have one: None where all rewards failed,
     or there is no reward for this data.
 
-    nll: that of the held-out completions, nats per token, where the data have any.
+    nll, accuracy: see `EvalFact`.
     """
     HEART.work("evaluate")
     state = session.state
     score, failed, problems = None, 0, len(session.eval_data)
     if session.scores_evals:
         wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
-        groups, _ = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))
-        scores = score_samples(session, [group[0] for group in groups])
-        values = [s.value for s in scores if s.value is not None]
+        scoring = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))[2]
+        values = [s.value for s in scoring.scores() if s.value is not None]
         score, failed = sum(values) / len(values) if values else None, problems - len(values)
-    fact = EvalFact(version=state.version, score=score, problems=problems, failed=failed, nll=nll)
+    fact = EvalFact(state.version, score, problems, failed, nll, accuracy)
     session.journal.append("eval", state.step, fact)
     likely = "" if nll is None else f", nll {nll:.4f}"
     missing = f", {failed} rewards failed" if failed else ""

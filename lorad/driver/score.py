@@ -11,17 +11,9 @@ from lorad.spec.model import Spec
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
-    """One score for each sample, made now unless it was made ahead."""
-    made = rollout.scores
+    """One score for each sample: waits for those that are being made since the samples ended."""
     with session.timed("score"):
-        return score_samples(session, rollout.samples) if made is None else made
-
-
-def score_samples(session: Session, samples: list[Sample]) -> list[Score]:
-    """One score for each sample: of its environment, which gave it already, or of the reward."""
-    if session.hosts is None:
-        return session.rewarder.score([sample.for_reward() for sample in samples])
-    return [sample.episode.score for sample in samples if sample.episode is not None]
+        return rollout.scoring.scores()
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
@@ -29,13 +21,14 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     does not.
     """
     failed = [s for s in scores if s.value is None]
-    reward, run = session.spec.reward_spec, session.params.run
-    if len(failed) <= reward.max_failures * len(scores) or not session.spec.algorithm.reads_reward:
+    spec, run = session.spec, session.params.run
+    if len(failed) <= spec.max_failures * len(scores) or not session.spec.algorithm.reads_reward:
         return None
+    names = " or ".join(reward.name for reward in spec.rewards)
     return LoradError(
         f"the reward failed on {len(failed)} of {len(scores)} samples of step {session.state.step + 1}, and "
-        f"reward.max_failures allows {reward.max_failures:.0%}: {failed[0].error}",
-        hint=f"`lorad samples {run}` shows what it was given. Mend {reward.name} or allow more failures, "
+        f"reward.max_failures allows {spec.max_failures:.0%}: {failed[0].error}",
+        hint=f"`lorad samples {run}` shows what it was given. Mend {names} or allow more failures, "
         f"then `lorad resume {run}` makes this step again.",
     )
 

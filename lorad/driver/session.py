@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.box.paths import RunDir
-from lorad.driver.rewards import Rewarder, Score
+from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.user.functions import UserFunctions
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
 from lorad.envs.host import Hosts
@@ -231,7 +231,7 @@ class Rollout:
     consumed: prompts that the next step does not look at again.
     sampled: prompts that were sampled; tokens: of all of their samples.
     seconds: that they took; waited: those of them without a turn in the pool.
-    scores: None where nobody scored yet.
+    scoring: the scores, which may still be in the making.
     """
 
     plan: Plan
@@ -242,7 +242,7 @@ class Rollout:
     tokens: int
     seconds: float
     waited: float
-    scores: list[Score] | None = None
+    scoring: Scoring
 
     @property
     def samples(self) -> list[Sample]:

@@ -60,7 +60,7 @@ class Likelihood:
 
     def held_out(self, session: Session) -> Metrics:
         nll = held_out_nll(session)
-        return {} if nll is None else _likelihood("held_out_", nll)
+        return {} if nll is None else _likelihood("held_out_", nll) | {"held_out_nll": nll}
 
 
 def step(session: Session, objective: Objective) -> None:
@@ -83,19 +83,37 @@ def step(session: Session, objective: Objective) -> None:
         measured |= objective.held_out(session)
     _record(session, now, done, rate, measured, started)
     if is_evaluated:
-        evaluate(session, measured.get("held_out_loss"))
+        evaluate(session, measured.get("held_out_nll"), measured.get("held_out_pair_accuracy"))
 
 
 def held_out_nll(session: Session) -> float | None:
-    """Return the negative log-likelihood of the held-out completions of sft, nats per token; None without
-    any.
-    """
+    """Return the negative log-likelihood of the held-out completions, see `nll_of`; None without any."""
     examples = [example for example in session.eval_data if example.targets]
-    if not examples or session.spec.algorithm.kind != "sft":
+    if not examples:
         return None
-    weights = trained_of(examples)
-    found = logprobs(session, "slot", batch_of(examples))
-    return float(-(found.astype(np.float64) * weights).sum() / weights.sum())
+    return nll_of(session, examples, logprobs(session, "slot", batch_of(examples)))
+
+
+def nll_of(session: Session, examples: Sequence[Example], found: np.ndarray) -> float | None:
+    """Return the mean negative log-likelihood of the trained tokens, nats per token; of preferences that of
+    the completions which are wanted, None without any.
+
+    found: float32 [T], log-probabilities.
+    """
+    wanted = [is_wanted(session, e, index) for e in examples for index in range(len(e.targets))]
+    lengths = [target.tokens.size for e in examples for target in e.targets]
+    weights = trained_of(examples) * np.repeat(wanted, lengths)
+    return float(-(found.astype(np.float64) * weights).sum() / weights.sum()) if weights.any() else None
+
+
+def is_wanted(session: Session, example: Example, index: int) -> bool:
+    """Return whether a completion is one that should be likely: not the rejected one of a pair, none that is
+    labelled as bad.
+    """
+    algorithm = session.spec.algorithm
+    if algorithm.kind == "preference" and algorithm.preference.loss == "kto":
+        return bool(example.row[session.spec.data.label_key])
+    return index == 0
 
 
 def batch_of(examples: Sequence[Example]) -> Batch:

@@ -237,6 +237,8 @@ def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _reference(session: Session, batch: Batch) -> np.ndarray:
+    if session.spec.algorithm.teacher is not None:
+        return logprobs(session, "teacher", batch)
     return logprobs(
         session, "reference" if session.params.reference or session.state.reference_sha256 else "base", batch
     )

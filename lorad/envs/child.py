@@ -15,7 +15,8 @@ with quick_imports():
     import msgspec
     from msgspec import Struct
 
-    from lorad.children.user_code import Code, describe, import_function, serve
+    from lorad.children.user_code import describe, import_function
+    from lorad.children.user_serve import Code, serve
     from lorad.envs.builtin import BUILTIN
     from lorad.envs.episode import Task
     from lorad.envs.protocol import Env, Message, Observation, Turn

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 
 from lorad.box.machine import read_machine
 from lorad.children.user_process import Lost, UserProcess, code_of, environment
+from lorad.children.user_serve import Ready
 from lorad.envs.builtin import BUILTIN
 from lorad.envs.child import Answer, Ask, Setup
 from lorad.envs.episode import Task
@@ -133,7 +134,7 @@ class _Worker:
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
         try:
-            child.load(self._setup, "env.name")
+            child.load(self._setup, "env.name", Ready)
         except SpecError:
             self._stop()
             raise

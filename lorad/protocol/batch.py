@@ -36,6 +36,7 @@ class Sampling(Struct, frozen=True):
     top_k: 0 is all.
     stream: whether tokens are read as they come; without it an engine may keep a sample back until all have
         ended.
+    as_they_end: whether samples are read as they end, though their tokens are not read as they come.
     logprobs: whether they are used; without it they may be of another temperature.
     """
 
@@ -47,6 +48,7 @@ class Sampling(Struct, frozen=True):
     stop: tuple[str, ...] = ()
     stream: bool = True
     logprobs: bool = True
+    as_they_end: bool = False
 
 
 class Chunk(Struct, frozen=True):

@@ -78,6 +78,7 @@ class Attempt(Struct, frozen=True):
     trainer, engine: the backends.
     sizes: sizes of the trainer along its axes, where there is more than one rank.
     inputs: files that the attempt read, see `lorad/driver/begin.py`.
+    teacher_sha256: see `PoolInfo`.
     """
 
     pid: int
@@ -94,6 +95,7 @@ class Attempt(Struct, frozen=True):
     sizes: dict[str, int] = {}
     inputs: dict[str, Input] = {}
     reference: Reference | None = None
+    teacher_sha256: str = ""
 
 
 class VersionFact(Struct, frozen=True):
@@ -141,7 +143,9 @@ class EvalFact(Struct, frozen=True):
 
     score: mean reward of greedy completions, without those whose reward failed; None when all failed, or
         where there is no reward for the data.
-    nll: negative log-likelihood of the held-out completions, nats per token; None where there are none.
+    nll: negative log-likelihood of the held-out completions, nats per token, of preferences of those that are
+        wanted; None where there are none.
+    accuracy: share of held-out pairs that are the right way round; None without pairs.
     """
 
     version: int
@@ -149,6 +153,7 @@ class EvalFact(Struct, frozen=True):
     problems: int
     failed: int
     nll: float | None = None
+    accuracy: float | None = None
 
 
 class CheckpointFact(Struct, frozen=True):

@@ -36,16 +36,18 @@ class Question(Struct, frozen=True, kw_only=True):
 
 
 class BaseFacts(Struct, frozen=True, kw_only=True):
-    """What a server has to know of a base and a run's adapter.
+    """What a pool has to know of a base, a run's adapter and its teacher.
 
     modules: the names of the linears that the adapter changes.
     linears: the leaf names of all linears of the base.
     max_positions: the base's context length in tokens.
+    teacher_path: the directory of the teacher, where that is another model; "" otherwise.
     """
 
     modules: list[str] = []
     linears: list[str] = []
     max_positions: _Count = 0
+    teacher_path: str = ""
 
 
 class Rate(Struct, frozen=True):
@@ -70,6 +72,8 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     dropped: rows that are too long.
     data_format: what the rows are, where completions are trained on; "" otherwise.
     eval_size: held-out problems.
+    eval_scored: whether evaluations have the reward of greedy completions.
+    eval_likely: whether they have the likelihood of held-out completions.
     warnings: what is allowed and probably not meant, a sentence each.
     rate: what trainer.lr is where it is not given; None from an older lorad.
     loggers: those of the run: of its spec, or else of config.yaml.
@@ -89,6 +93,8 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     dropped: _Count = 0
     data_format: str = ""
     eval_size: _Count = 0
+    eval_scored: bool = True
+    eval_likely: bool = False
     warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
     rate: Rate | None = None
     loggers: Loggers = []

@@ -47,7 +47,7 @@ def _of_env(spec: Spec) -> Iterator[SpecError]:
             key="env.name",
             hint="Leave `env` out, or choose an algorithm that samples, such as grpo.",
         )
-    if spec.reward_spec != RewardSpec():
+    if spec.rewards != [RewardSpec()]:
         yield SpecError(
             f"the environment {env.name} gives the reward of an episode",
             key="reward",
@@ -235,11 +235,24 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.truncated",
             hint="Choose keep or penalise, or algorithm.kl.where loss.",
         )
-    if algorithm.name == "distill" and (kl.reference is None or not algorithm.kl_coef):
+    has_teacher = algorithm.teacher is not None or kl.reference is not None
+    if algorithm.name == "distill" and not (has_teacher and algorithm.kl_coef):
         yield SpecError(
             "distill needs a teacher",
-            key="algorithm.kl.reference" if kl.reference is None else "algorithm.kl.coef",
-            hint="Name a version (run@number) or a PEFT directory, and a coefficient above 0.",
+            key="algorithm.kl.coef" if has_teacher else "algorithm.kl.reference",
+            hint="Name a version (run@number), a PEFT directory or algorithm.teacher, with a coefficient.",
+        )
+    if algorithm.teacher is not None and algorithm.name != "distill":
+        yield SpecError(
+            f"{algorithm.name} has no teacher",
+            key="algorithm.teacher",
+            hint="Leave it out, or choose algorithm distill.",
+        )
+    if algorithm.teacher is not None and kl.reference == "start":
+        yield SpecError(
+            f"start is an adapter of the run's own model, not of {algorithm.teacher}",
+            key="algorithm.kl.reference",
+            hint="Leave it out, or name a version (run@number) or a PEFT directory of the teacher's model.",
         )
     if algorithm.name == "distill" and algorithm.kl_place == "loss":
         yield SpecError(

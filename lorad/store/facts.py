@@ -25,14 +25,15 @@ _NUMBERS = (
     *("version", "parent", "rank", "bytes", "problems", "failed", "position", "consumed"),
     *("to", "resumed_from"),
 )
-_WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha")
+_OPTIONAL = ("nll", "accuracy")  # facts of an older lorad lack them
+_WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha", *_OPTIONAL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _MOST_STEPS, _MOST_ATTEMPTS, _MOST = 10**12, 10**6, 2**53
 _LATEST = 4.0e9  # Unix seconds
 _AGES = {"versions": "created_at", "checkpoints": "created_at"}  # where a table keeps the record's `at`
 _COLUMNS = {
     "step": ("steps", ("version", "samples", "samples_sha256")),
-    "eval": ("evals", ("version", "score", "problems", "failed")),
+    "eval": ("evals", ("version", "score", "problems", "failed", "nll", "accuracy")),
     "version": (
         "versions",
         ("version", "sha256", "parent", "path", "rank", "alpha", "bytes", "attested", "attestation"),
@@ -161,19 +162,25 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
     """
     where = "WHERE run = ? AND lineage = 1 ORDER BY step"
     last = store.row(f"SELECT step, at, metrics FROM steps {where} DESC, attempt DESC LIMIT 1", (run,))
-    first_eval = store.row(f"SELECT score FROM evals {where}, attempt LIMIT 1", (run,))
-    last_eval = store.row(f"SELECT score FROM evals {where} DESC, attempt DESC LIMIT 1", (run,))
+    first_eval = store.row(f"SELECT score, nll FROM evals {where}, attempt LIMIT 1", (run,))
+    last_eval = store.row(
+        f"SELECT score, nll, accuracy FROM evals {where} DESC, attempt DESC LIMIT 1", (run,)
+    )
     sql = "SELECT version, attested FROM versions WHERE run = ? AND lineage = 1 ORDER BY version DESC LIMIT 1"
     current = store.row(sql, (run,))
     metrics = msgspec.json.decode(last["metrics"]) if last else {}
     connection.execute(
         "UPDATE runs SET step = ?, reward = ?, tokens_per_second = ?, step_seconds = ?, eval_first = ?, "
-        "eval_last = ?, version = ?, signals = ?, recent = ? WHERE name = ?",
+        "eval_last = ?, nll_first = ?, nll_last = ?, accuracy_last = ?, version = ?, signals = ?, recent = ? "
+        "WHERE name = ?",
         (
             last["step"] if last else 0,
             *(metrics.get(key) for key in ("reward", "tokens_per_second", "seconds")),
             first_eval and first_eval["score"],
             last_eval and last_eval["score"],
+            first_eval and first_eval["nll"],
+            last_eval and last_eval["nll"],
+            last_eval and last_eval["accuracy"],
             current and current["version"],
             _signals(store, run, last, metrics, current),
             _recent(store, run),
@@ -222,7 +229,8 @@ def _recent(store: Rows, run: str) -> str:
 def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
     table, columns = _COLUMNS[record.kind]
     row: Row = {"run": run, "attempt": record.attempt, "step": record.step, "seq": record.seq, "lineage": 1}
-    row |= {_AGES.get(table, "at"): record.at} | {column: record.data[column] for column in columns}
+    data = dict.fromkeys(_OPTIONAL) | record.data
+    row |= {_AGES.get(table, "at"): record.at} | {column: data[column] for column in columns}
     if table == "steps":
         row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
     names, values = ", ".join(row), ", ".join(f":{column}" for column in row)

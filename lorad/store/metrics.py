@@ -75,14 +75,14 @@ def furthest_steps(store: Rows, run: str) -> dict[int, int]:
     return {row["attempt"]: row["step"] for row in rows}
 
 
-def eval_score(store: Rows, run: str, first: int, last: int) -> float | None:
+def newest_eval(store: Rows, run: str, first: int, last: int) -> EvalRow | None:
     """Read the newest evaluation of these steps; None where there is none."""
     sql = (
-        "SELECT score FROM evals WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? "
-        "ORDER BY step DESC, attempt DESC LIMIT 1"
+        f"SELECT {', '.join(EvalRow.__struct_fields__)} FROM evals WHERE run = ? AND lineage = 1 "
+        "AND step BETWEEN ? AND ? ORDER BY step DESC, attempt DESC LIMIT 1"
     )
     row = store.row(sql, (run, first, last))
-    return None if row is None else row["score"]
+    return None if row is None else EvalRow(**row)
 
 
 def best_eval(store: Rows, run: str) -> float | None:
@@ -93,13 +93,13 @@ def best_eval(store: Rows, run: str) -> float | None:
     return score
 
 
-def mean_reward(store: Rows, run: str, first: int, last: int, count: int) -> float | None:
+def mean_metric(store: Rows, run: str, first: int, last: int, count: int, metric: str) -> float | None:
     """Compute the mean over the last `count` of these steps; None where there is none."""
     sql = (
-        "SELECT avg(reward) AS score FROM (SELECT json_extract(metrics, '$.reward') AS reward FROM steps "
+        "SELECT avg(value) AS score FROM (SELECT json_extract(metrics, '$.' || ?) AS value FROM steps "
         "WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?)"
     )
-    score: float | None = store.rows(sql, (run, first, last, count))[0]["score"]
+    score: float | None = store.rows(sql, (metric, run, first, last, count))[0]["score"]
     return score
 
 

@@ -53,6 +53,9 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     reward: float | None = None
     eval_first: float | None = None
     eval_last: float | None = None
+    nll_first: float | None = None
+    nll_last: float | None = None
+    accuracy_last: float | None = None
     version: int | None = None
     created_at: float = 0.0
     started_at: float | None = None
@@ -210,6 +213,7 @@ class EvalRow(Struct, frozen=True, kw_only=True):
 
     problems: how many were tried.
     failed: those whose reward could not be computed.
+    nll, accuracy: see `EvalFact`.
     """
 
     step: int
@@ -219,6 +223,8 @@ class EvalRow(Struct, frozen=True, kw_only=True):
     score: float | None
     problems: int
     failed: int
+    nll: float | None
+    accuracy: float | None
 
 
 class PoolRow(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lorad.cli.sweeps import ranked, show
-from lorad.client.shapes import Sweep, SweepRun
+from lorad.client.shapes import Halving, Rung, Sweep, SweepRun
 
 KEPT = Path(__file__).parents[1] / "data/tables/sweep.txt"
 
@@ -50,6 +50,21 @@ def test_a_sweeps_table_is_what_is_kept(
     if request.config.getoption("update_snapshots"):
         KEPT.write_text(text)
     assert text == KEPT.read_text()
+
+
+def test_completions_are_ranked_by_their_likelihood(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        SweepRun(f"t-{number}", state="ended", reason="completed", nll_last=nll, loss_mean=2.0)
+        for number, nll in enumerate((0.9, 0.4, 1.5), 1)
+    ]
+    rung = Rung(2, scores={"t-1": 0.9, "t-2": 0.4})
+    sweep = Sweep("t", runs=runs, halving=Halving(2, [2], "nll"), rungs=[rung])
+    assert [run.name for run in ranked(sweep)] == ["t-2", "t-1", "t-3"]
+    show([sweep], one=True, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "nll" in lines[0] and "loss" in lines[0] and "reward" not in lines[0]
+    (decided,) = (line for line in lines if line.startswith("step 2"))
+    assert "0.4" in decided and "0.9" not in decided
 
 
 def test_the_best_is_first_and_failures_last(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ rollout: {max_new_tokens: 12}
 eval: {every: 6, problems: 16}
 checkpoint: {every: 3, keep: 0}
 """
+SECTOR = 512 // 4  # numbers that a disk writes as a whole
 ROWS = 40  # fewer than the steps see, so that a second epoch begins
 
 
@@ -68,6 +69,22 @@ def test_killed_and_resumed_equals_undisturbed(made: World, victim: str) -> None
     assert kept(made, name).tobytes() == kept(made, "calm").tobytes()
 
 
+def test_a_power_cut_loses_no_reference(made: World) -> None:
+    made.lorad("run", made.spec(DPO), "--name", "dark", "--detach")
+    made.reached("dark", 4)
+    os.kill(made.pid("dark", "driver"), signal.SIGKILL)
+    assert made.over("dark").reason == "lost"
+    values = kept(made, "dark")
+    for sector in range(0, values.size, 2 * SECTOR):  # what was not written back is as it was before
+        values[sector : sector + SECTOR] = np.nan
+    assert np.isfinite(values).any()
+    (path,) = made.home.run("dark").reference_logprobs.iterdir()
+    values.tofile(path)
+    made.lorad("resume", "dark", "--wait")
+    assert made.facts("dark") == made.facts("calm")
+    assert kept(made, "dark").tobytes() == kept(made, "calm").tobytes()
+
+
 def test_each_row_has_its_reference_once(made: World) -> None:
     assert np.isfinite(kept(made, "calm")).all()
 
@@ -86,6 +103,14 @@ def test_pairs_are_told_apart(made: World) -> None:
     assert made.client.steps("calm")[0].metrics["margin"] == 0
     assert "pairs" in made.lorad("logs", "calm").stdout
     assert "loss sigmoid, beta 0.1" in made.lorad("show", "calm").stdout
+
+
+def test_held_out_pairs_are_evaluated(made: World) -> None:
+    made.run("judged", "data.eval=pairs.jsonl", text=DPO)
+    first, *_, end = made.client.evals("judged")
+    assert first.nll is not None and end.nll is not None and end.nll < first.nll
+    assert first.accuracy is None and end.accuracy is not None and end.accuracy > 0.8
+    assert "of pairs right" in made.lorad("show", "judged").stdout
 
 
 @pytest.mark.parametrize("loss", ["ipo", "simpo", "kto", "apo_zero"])

@@ -1,6 +1,7 @@
 """Runs that train on completions of their data, from the command line to RL that starts from them."""
 
 import json
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -91,6 +92,22 @@ def test_rows_without_answers_have_no_reward(made: World) -> None:
     (first, *_) = [r.data for r, _ in journal if r.kind == "eval"]
     assert first["score"] is None and first["nll"] > 0
     assert made.client.show("unscored").reward is None
+    (_, last) = made.client.evals("unscored")
+    assert last.nll is not None and last.perplexity == pytest.approx(math.exp(last.nll))
+    assert made.client.show("unscored").nll_last == last.nll
+    assert "perplexity" in made.lorad("show", "unscored").stdout
+    assert "nll" in made.lorad("list", "--all").stdout
+
+
+def test_halving_keeps_the_likelier_run(made: World) -> None:
+    rows(made.root, 40)
+    made.lorad(
+        *("sweep", made.spec(SFT), "data.train=rows.jsonl", "data.eval=rows.jsonl", "trainer.steps=4"),
+        *("eval.every=2", "trainer.lr=1e-5,1e-3", "--name", "raced", "--rungs", 2, "--wait"),
+    )
+    (sweep,) = made.client.sweeps("raced")
+    assert sweep.halving is not None and sweep.halving.metric == "nll"
+    assert (sweep.rungs[0].kept, sweep.rungs[0].stopped) == (["raced-2"], ["raced-1"])
 
 
 def test_listings_cope_with_absent_rewards(made: World) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lorad.errors import IntegrityError, NotFound
-from lorad.protocol.journal import JournalWriter, lineage, read
+from lorad.protocol.journal import EvalFact, JournalWriter, lineage, read
 from lorad.store import checkpoints, events, metrics, runs, versions
 from lorad.store import ingest as ingesting
 from lorad.store.db import Store
@@ -89,6 +89,25 @@ def test_facts_become_rows_events_and_a_summary(store: Store, path: Path) -> Non
     assert (attempt.reason, attempt.resumed_from) == ("completed", None)
     assert (made.path, made.pinned, made.aliases) == ("/runs/sorter/versions/000001", False, [])
     assert [event.kind for event in events.after(store, 1)] == [record.kind for record in records_of(path)]
+
+
+def test_held_out_likelihood_reaches_the_run(store: Store, path: Path) -> None:
+    with JournalWriter(path, "sorter", 1) as writer:
+        begin(writer)
+        writer.append("eval", 0, EvalFact(0, None, 64, 0, nll=2.5))
+        writer.append("eval", 4, EvalFact(1, None, 64, 0, nll=0.5, accuracy=0.75))
+    ingest(store, "sorter", path)
+    run = runs.get(store, "sorter")
+    assert (run.nll_first, run.nll_last, run.accuracy_last) == (2.5, 0.5, 0.75)
+    assert [(e.nll, e.accuracy) for e in metrics.evals(store, "sorter")] == [(2.5, None), (0.5, 0.75)]
+
+
+def test_an_eval_may_lack_the_likelihood(store: Store, path: Path) -> None:
+    with JournalWriter(path, "sorter", 1) as writer:
+        begin(writer)
+        writer.append("eval", 0, {"version": 0, "score": 0.5, "problems": 64, "failed": 0})
+    ingest(store, "sorter", path)
+    assert [(e.score, e.nll) for e in metrics.evals(store, "sorter")] == [(0.5, None)]
 
 
 def test_the_same_journal_again_changes_nothing(store: Store, path: Path) -> None:

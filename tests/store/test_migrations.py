@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlite_utils import Database
+from sqlite_utils import Database, Migrations
 
 from lorad.errors import Conflict, IntegrityError
 from lorad.migrations import MIGRATIONS
@@ -89,6 +89,24 @@ def test_an_upgrade_keeps_every_row(path: Path, monkeypatch: pytest.MonkeyPatch)
     store = Store(path)
     assert store.is_upgraded and store.schema == "m9998_colours"
     assert rows_of(store) == before and colours_of(store) == {"green"}
+    store.close()
+
+
+def test_the_first_schema_is_upgraded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Migrations(MIGRATIONS.name)
+    first(name=KNOWN[0])(MIGRATIONS._migrations[0].fn)
+    monkeypatch.setattr("lorad.store.db.MIGRATIONS", first)
+    store = Store(path)
+    with store.write() as connection:
+        connection.execute(
+            "INSERT INTO runs (name, owner, owner_uid, state, spec, directory, priority, steps, created_at) "
+            "VALUES ('old', 'ada', 0, 'queued', '{}', '/runs/old', 0, 1, 0.0)"
+        )
+    store.close()
+    monkeypatch.setattr("lorad.store.db.MIGRATIONS", MIGRATIONS)
+    store = Store(path)
+    assert store.is_upgraded and store.schema == KNOWN[-1]
+    assert runs.get(store, "old").nll_last is None
     store.close()
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from lorad.alarms import Alarm
 from lorad.client.shapes import Run
-from lorad.client.words import why
+from lorad.client.words import evals_in_words, why
 from lorad.text import coarse_age, number, one_line
 from lorad.tui.dashboard.snapshot import rate
 from lorad.tui.widgets.columns import Column, Values
@@ -125,8 +125,7 @@ def _total(steps: int | None) -> str:
 
 
 def eval_text(run: Run) -> str:
-    first, last = run.eval_first, run.eval_last
-    return "" if first is None else f"{number(first)}→{number(last)}"
+    return evals_in_words(run, "→")
 
 
 def _owner_text(run: Run, *, is_yours: bool) -> Text:

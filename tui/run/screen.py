@@ -9,7 +9,7 @@ from textual.widgets import TabbedContent, TabPane
 
 from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
-from lorad.client.words import why
+from lorad.client.words import likelihood_in_words, why
 from lorad.text import duration, one_line
 from lorad.tui import keys
 from lorad.tui.curves.tab import Curves
@@ -138,6 +138,7 @@ def _facts(run: RunDetails) -> Text:
     reason = f"{one_line(why(run))}\n" if why(run) else ""
     parts = [
         f"eval {eval_text(run)}" if eval_text(run) else "no eval yet",
+        likelihood_in_words(run),
         "no version yet" if version is None else f"version @{version}",
         f"pool {run.pool}" if run.pool else "no pool",
         f"attempt {run.attempt}" if run.attempt else "",

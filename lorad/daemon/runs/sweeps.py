@@ -13,26 +13,30 @@ that does: a name never decides between equal runs. (ASHA, Li et al., 2020, keep
 import logging
 import math
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import structs
 
 from lorad.client.requests import HalvingRequest
+from lorad.client.shapes import LOWER_IS_BETTER
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guarded import each
 from lorad.daemon.troubles import Item
 from lorad.errors import SpecError
+from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import Spec
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs, sweeps
-from lorad.store.metrics import eval_score, mean_reward
+from lorad.store.metrics import mean_metric, newest_eval
 from lorad.store.rows import Halving, Rung, RunRow, SweepRow
 
 log = logging.getLogger("lorad.daemon")
 
 LAST_STEPS = 5  # whose mean reward counts
 _ETA = 2
-_METRICS = ("eval", "reward")
+_OF_EVALS, _OF_STEPS = ("eval", "nll"), ("reward", "loss")
+_METRICS = (*_OF_EVALS, *_OF_STEPS)
 
 
 class _Point(NamedTuple):
@@ -46,7 +50,7 @@ class _Point(NamedTuple):
     in_race: bool
 
 
-def halving_of(wish: HalvingRequest, specs: list[Spec]) -> Halving:
+def halving_of(wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[SpecFacts]) -> Halving:
     """Choose what the wish leaves open. Raises SpecError."""
     eta, steps = wish.eta or _ETA, min(spec.trainer.steps for spec in specs)
     if not 1 < eta <= len(specs):
@@ -57,24 +61,62 @@ def halving_of(wish: HalvingRequest, specs: list[Spec]) -> Halving:
     if not rungs or sorted(set(rungs)) != rungs or not 0 < rungs[0] <= rungs[-1] < steps:
         hint = "Give numbers of steps that grow, all of them before the last step, or raise trainer.steps."
         raise SpecError(f"rungs {', '.join(map(str, rungs)) or 'none'} do not fit {steps} steps", hint=hint)
-    every = max(spec.eval.every for spec in specs)
-    has_evals = all(0 < spec.eval.every <= rungs[0] for spec in specs)
-    metric = wish.metric or ("eval" if has_evals else "reward")
+    metric = _metric_of(wish, specs, facts, rungs[0])
+    if metric in _OF_STEPS and rungs[0] < first:
+        hint = f"Begin with step {first} or later, or use --metric eval."
+        what = "rewards" if metric == "reward" else "losses"
+        raise SpecError(
+            f"rung {rungs[0]}: {what} up to step {first - 1} are from before the first update", hint=hint
+        )
+    return Halving(eta, rungs, metric)
+
+
+def _metric_of(
+    wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[SpecFacts], first_rung: int
+) -> str:
+    """Choose what ranks the runs: what every run has by the first rung. Raises SpecError."""
+    every, kinds = max(spec.eval.every for spec in specs), {spec.algorithm.kind for spec in specs}
+    has_evals = all(0 < spec.eval.every <= first_rung for spec in specs)
+    is_scored, is_likely = (all(one.eval_scored for one in facts), all(one.eval_likely for one in facts))
+    of_steps = "reward" if kinds == {"rl"} else "loss"
+    usual = "eval" if has_evals and is_scored else "nll" if has_evals and is_likely else of_steps
+    metric = wish.metric or usual
     if metric not in _METRICS:
         raise SpecError(
             f"--metric {metric}: there is no such metric", hint=f"Choose one of: {', '.join(_METRICS)}."
         )
-    if metric == "eval" and not has_evals:
-        hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
+    if metric in _OF_EVALS and not has_evals:
+        hint = f"Set eval.every to {first_rung} or less, or use --metric {of_steps}."
         raise SpecError(
-            f"{every} gives no evaluation up to the first rung, step {rungs[0]}", key="eval.every", hint=hint
+            f"{every} gives no evaluation up to the first rung, step {first_rung}",
+            key="eval.every",
+            hint=hint,
         )
-    if metric == "reward" and rungs[0] < first:
-        hint = f"Begin with step {first} or later, or use --metric eval."
+    if (metric == "eval" and not is_scored) or (metric == "nll" and not is_likely):
+        lacks = "what the reward needs" if metric == "eval" else "completions"
         raise SpecError(
-            f"rung {rungs[0]}: rewards up to step {first - 1} are from before the first update", hint=hint
+            f"the held-out rows lack {lacks}, so that evaluations have no {metric}",
+            key="data.eval",
+            hint=f"Give rows that have it, or use --metric {usual}.",
         )
-    return Halving(eta, rungs, metric)
+    if metric in _OF_STEPS:
+        _refuse_incomparable(metric, of_steps, specs)
+    return metric
+
+
+def _refuse_incomparable(metric: str, of_steps: str, specs: Sequence[Spec]) -> None:
+    """Raise SpecError where runs do not all have the metric, or theirs are not of the same kind."""
+    algorithms = [spec.algorithm for spec in specs]
+    hint = "Give held-out rows by data.eval, with eval.every up to the first rung: evals can be compared."
+    if metric != of_steps or len({algorithm.kind for algorithm in algorithms}) > 1:
+        names = ", ".join(dict.fromkeys(str(algorithm.name) for algorithm in algorithms))
+        raise SpecError(f"runs of {names} cannot be ranked by {metric}", key="algorithm.name", hint=hint)
+    if metric == "loss" and any(one.preference != algorithms[0].preference for one in algorithms):
+        raise SpecError(
+            "losses of different preferences cannot be compared, and there is nothing else to rank by",
+            key="algorithm.preference",
+            hint=hint,
+        )
 
 
 def _first_telling(spec: Spec) -> int:
@@ -105,7 +147,8 @@ def _decide(ctx: Context, sweep: SweepRow) -> None:
     entered = [runs.get(ctx.store, name) for name in names]
     if not all(_has_reached(ctx, run, step, metric) for run in entered):
         return
-    ranked = sorted((_point_at(ctx, run, step, metric) for run in entered), key=rank)
+    points = (_point_at(ctx, run, step, metric) for run in entered)
+    ranked = sorted(points, key=lambda point: _rank(point, metric))
     most = math.ceil(len(ranked) / halving.eta)
     kept = _with_ties([point for point in ranked if point.in_race], most)
     _settle(ctx, sweep, step, ranked, kept)
@@ -124,12 +167,9 @@ def _has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
         return True
     if run.step < step:
         return False
-    every = spec_of(run).eval.every
-    return (
-        metric != "eval"
-        or step % every != 0
-        or _score_of(ctx, run.name, step, metric, at_step=True) is not None
-    )
+    if metric not in _OF_EVALS or step % spec_of(run).eval.every != 0:
+        return True
+    return newest_eval(ctx.store, run.name, step, step) is not None
 
 
 def _point_at(ctx: Context, run: RunRow, step: int, metric: str) -> _Point:
@@ -139,8 +179,9 @@ def _point_at(ctx: Context, run: RunRow, step: int, metric: str) -> _Point:
     return _Point(run, score, not is_over)
 
 
-def rank(point: _Point) -> tuple[bool, bool, float]:
-    return not point.in_race, point.score is None, -(point.score or 0.0)
+def _rank(point: _Point, metric: str) -> tuple[bool, bool, float]:
+    score = point.score or 0.0
+    return not point.in_race, point.score is None, score if metric in LOWER_IS_BETTER else -score
 
 
 def _with_ties(ranked: list[_Point], most: int) -> list[_Point]:
@@ -148,14 +189,15 @@ def _with_ties(ranked: list[_Point], most: int) -> list[_Point]:
     return [*ranked[:most], *(point for point in ranked[most:] if point.score == ranked[most - 1].score)]
 
 
-def _score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool = False) -> float | None:
-    """The newest evaluation up to `step` (at_step: just there), or the mean reward of the last steps up to
-    it, of those after the first update.
+def _score_of(ctx: Context, name: str, step: int, metric: str) -> float | None:
+    """The newest evaluation up to `step`, or the mean reward or loss of the last steps up to it, of those
+    after the first update.
     """
-    if metric == "eval":
-        return _finite(eval_score(ctx.store, name, step if at_step else 0, step))
+    if metric in _OF_EVALS:
+        found = newest_eval(ctx.store, name, 0, step)
+        return _finite(None if found is None else found.score if metric == "eval" else found.nll)
     first = _first_telling(spec_of(runs.get(ctx.store, name)))
-    return _finite(mean_reward(ctx.store, name, first, step, LAST_STEPS))
+    return _finite(mean_metric(ctx.store, name, first, step, LAST_STEPS, metric))
 
 
 def _finite(score: float | None) -> float | None:

@@ -143,19 +143,19 @@ def _speak(
     shared: dict[int, list[_Live]] = {}
     for number, episode in enumerate(live):  # those of one example begin with the same words
         shared.setdefault(episode.place if turn == 0 else number, []).append(episode)
+    spoken = [*shared.values()]
     prompts = [
         Prompt(
-            str(key),
+            str(place),
             np.array(some[0].context, np.int32),
             np.array([episode.seed(turn) for episode in some], np.uint64),
         )
-        for key, some in shared.items()
+        for place, some in enumerate(spoken)
     ]
     text_of = partial(session.tokenizer.completion, stops=session.spec.rollout.stop)
-    parts, more = generate(pool, version, prompts, how)
-    for key, some in shared.items():
-        for index, episode in enumerate(some):
-            episode.say(parts[str(key), index], text_of)
+    more = generate(
+        pool, version, prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, text_of)
+    )
     return Generated(
         made.samples + more.samples,
         made.tokens + more.tokens,

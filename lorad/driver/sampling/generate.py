@@ -17,21 +17,34 @@ Seed = Callable[[int], int]
 """From a turn of an episode, from 0, to the seed of its tokens; a completion is the turn 0."""
 
 
-def generate(
-    pool: Connection, version: str, prompts: list[Prompt], how: Sampling
-) -> tuple[dict[tuple[str, int], list[Chunk]], Generated]:
-    """Return the chunks of each sample by (id of its prompt, index), and the pool's summary.
+Ended = Callable[[int, int, list[Chunk]], None]
+"""Called with (place of the prompt, index of the sample, its chunks) when a sample has ended."""
 
-    Raises LoradError for tokens of another version.
+
+def generate(pool: Connection, version: str, prompts: list[Prompt], how: Sampling, ended: Ended) -> Generated:
+    """Sample by a version, hand over each sample as it ends, and return the pool's summary.
+
+    The id of a prompt is its place. Raises LoradError for tokens of another version, and where a sample has
+    no end.
     """
-    parts: dict[tuple[str, int], list[Chunk]] = {}
-    *items, made = pool.stream("generate", Generate(version, prompts, how))
-    for item in items:
+    parts: dict[tuple[int, int], list[Chunk]] = {}
+    made, left = Generated(0, 0, 0.0), sum(prompt.seeds.size for prompt in prompts)
+    for item in pool.stream("generate", Generate(version, prompts, how)):
+        if isinstance(item, Generated):
+            made = item
+            continue
         if item.version != version:
             raise LoradError(f"tokens of {item.version} came for {version}; nothing was trained on them")
         for chunk in item.split(prompts):
-            parts.setdefault((chunk.prompt, chunk.index), []).append(chunk)
-    return parts, made
+            key = int(chunk.prompt), chunk.index
+            chunks = parts.setdefault(key, [])
+            chunks.append(chunk)
+            if chunk.finish is not None:
+                ended(*key, chunks)
+                left -= 1
+    if left:
+        raise LoradError(f"{left} samples of {version} have no end; the engine's log says more")
+    return made
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -16,7 +16,8 @@ with quick_imports():
     import numpy as np
     from msgspec import Struct
 
-    from lorad.children.user_code import Code, Keywords, describe, import_function, keywords_of, serve
+    from lorad.children.user_code import Keywords, describe, import_function, keywords_of
+    from lorad.children.user_serve import Code, serve
     from lorad.errors import LoradError
     from lorad.rl.user.functions import (
         AdvantageInput,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,44 @@ def trl_steps(
     return figures
 
 
+def trl_on_rows(
+    method: str,
+    rows: Sequence[Mapping[str, str]],
+    steps: int,
+    seed: int,
+    held_out: Sequence[Problem],
+    **settings: Any,
+) -> Figures:
+    """CPU seconds of steps of SFTTrainer or DPOTrainer on the tiny base, which take the rows in order, and
+    the greedy score at the end.
+
+    settings: of its config, beside what the other peers have.
+    """
+    trainer_of, config_of = {
+        "sft": (trl.SFTTrainer, trl.SFTConfig),
+        "dpo": (trl.DPOTrainer, trl.DPOConfig),
+    }[method]
+    figures: Figures = {"step": []}
+    with tempfile.TemporaryDirectory() as directory:
+        config = config_of(
+            **_usual(directory, steps, seed),
+            max_length=None,
+            train_sampling_strategy="sequential",
+            **settings,
+        )
+        trainer: Any = trainer_of(
+            model=AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
+            processing_class=AutoTokenizer.from_pretrained(TINY),
+            args=config,
+            train_dataset=Dataset.from_list([dict(row) for row in rows]),
+            peft_config=lora(),
+            callbacks=[StepTimes(figures)],
+        )
+        trainer.train()
+        figures["eval"] = [greedy(trainer.model, held_out)]
+    return figures
+
+
 def greedy(model: Any, problems: Sequence[Problem]) -> float:
     """Exact match of greedy completions."""
     tokenizer = AutoTokenizer.from_pretrained(TINY)
@@ -181,26 +219,33 @@ def greedy(model: Any, problems: Sequence[Problem]) -> float:
 
 
 def trl_config(directory: str, steps: int, seed: int, settings: dict[str, Any]) -> trl.GRPOConfig:
-    assert ALPHA == 2 * RANK
     return trl.GRPOConfig(
-        output_dir=directory,
-        max_steps=steps,
-        seed=seed,
+        **_usual(directory, steps, seed),
         per_device_train_batch_size=PROMPTS * GROUP,
         num_generations=GROUP,
         max_completion_length=MAX_NEW_TOKENS,
         learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=1.0,
         temperature=1.0,
         beta=0.0,
         shuffle_dataset=False,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
-        logging_strategy="no",
-        save_strategy="no",
-        disable_tqdm=True,
         **settings,
     )
+
+
+def _usual(directory: str, steps: int, seed: int) -> dict[str, Any]:
+    """What the configs of all trainers have in common."""
+    assert ALPHA == 2 * RANK
+    return {
+        "output_dir": directory,
+        "max_steps": steps,
+        "seed": seed,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1.0,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }

@@ -86,7 +86,7 @@ def draw_trace(rows: Sequence[int], waiting: Sequence[int], max_rows: int, file:
 def draw_curves(panels: Mapping[str, Mapping[str, Points]], file: Path) -> None:
     """panels: {title: {name: (step, score)}}, beside each other; a name has one colour in all of them."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9, 4), layout="constrained")
+        figure = Figure(figsize=(11, 4), layout="constrained")
         axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
         names = list(dict.fromkeys(name for series in panels.values() for name in series))
         palette = mpl.colormaps["tab20"]
@@ -100,7 +100,8 @@ def draw_curves(panels: Mapping[str, Mapping[str, Points]], file: Path) -> None:
             axis.set_ylim(0, 1.02)
             axis.grid(visible=True)
         axes[0][0].set_ylabel("held-out greedy reward")
-        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center")
+        drawn = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
+        figure.legend(drawn.values(), drawn.keys(), loc="outside right center")
         _save(figure, file)
 
 

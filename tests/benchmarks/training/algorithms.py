@@ -30,11 +30,10 @@ import psutil
 from lorad.box.paths import RunDir
 from lorad.rl.tasks import problem
 from tests.benchmarks.bench import ENVIRONMENT, ROOT
-from tests.benchmarks.kit.workload import PROMPTS, TASK, held_out
+from tests.benchmarks.kit.workload import PROMPTS, TASK, Figures, held_out
 from tests.benchmarks.training.own_share import at_step, command, fresh_home
-from tests.benchmarks.training.pairs import PAIRS, Pair, spec_of
+from tests.benchmarks.training.pairs import PAIRS, ROWS, Pair, rows_of, spec_of
 
-MOST = 0.5  # of the peer's CPU time
 MARGIN = 2  # steps at both ends that are not counted on lorad's side
 
 
@@ -50,25 +49,32 @@ class Outcome:
     memory: float
 
 
-def trl_grpo(steps: int, seed: int, settings: Mapping[str, Any]) -> Outcome:
+def trl_grpo(pair: Pair, steps: int, seed: int) -> Figures:
     from tests.benchmarks.kit.peers import trl_steps
 
     problems = [problem(TASK, "train", seed, index) for index in range(steps * PROMPTS)]
-    figures = trl_steps(problems, steps, seed, held_out(), **settings)
-    counted = figures["step"][1:]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Outcome(figures["eval"][0], statistics.mean(counted) * steps, peak)
+    return trl_steps(problems, steps, seed, held_out(), **pair.settings)
 
 
-# by the trainer of a pair; the arguments are steps, seed and the pair's settings
-PEERS: Mapping[str, Callable[[int, int, Mapping[str, Any]], Outcome]] = {"TRL GRPOTrainer": trl_grpo}
+def trl_on_rows(pair: Pair, steps: int, seed: int) -> Figures:
+    from tests.benchmarks.kit.peers import trl_on_rows
+
+    rows = rows_of(pair.columns, steps, seed)
+    return trl_on_rows(pair.name.lower(), rows, steps, seed, held_out(), **pair.settings)
+
+
+# by the trainer of a pair; the arguments are the pair, steps and seed
+PEERS: Mapping[str, Callable[[Pair, int, int], Figures]] = {
+    "TRL GRPOTrainer": trl_grpo,
+    "TRL SFTTrainer": trl_on_rows,
+    "TRL DPOTrainer": trl_on_rows,
+}
 
 
 def main() -> None:
     options = parse()
     if options.peer is not None:  # a turn of the peer, in a process of its own
-        pair = PAIRS[options.peer]
-        print(json.dumps(asdict(PEERS[pair.trainer](options.steps, options.first, pair.settings))))
+        print(json.dumps(asdict(turn_of_peer(PAIRS[options.peer], options.steps, options.first))))
         return
     rows = [
         measured(number, options)
@@ -77,8 +83,14 @@ def main() -> None:
     ]
     show(rows)
     print(json.dumps({"steps": options.steps, "rows": rows}, indent=2))
-    if any(row["ratio"] > MOST for row in rows):
-        raise SystemExit(f"lorad took more than {MOST} of the peer's CPU time")
+    if above := [row["name"] for row in rows if row["ratio"] > row["most"]]:
+        raise SystemExit(f"lorad took more of the peer's CPU time than it may: {', '.join(above)}")
+
+
+def turn_of_peer(pair: Pair, steps: int, seed: int) -> Outcome:
+    figures = PEERS[pair.trainer](pair, steps, seed)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Outcome(figures["eval"][0], statistics.mean(figures["step"][1:]) * steps, peak)
 
 
 def parse() -> argparse.Namespace:
@@ -107,7 +119,7 @@ def measured(number: int, options: argparse.Namespace) -> dict[str, Any]:
         for side, of in turns.items()
     }
     ratio = sides["lorad"]["cpu"] / sides["peer"]["cpu"]
-    return {"name": pair.name, "trainer": pair.trainer, **sides, "ratio": ratio}
+    return {"name": pair.name, "trainer": pair.trainer, **sides, "ratio": ratio, "most": pair.most}
 
 
 def peer(number: int, steps: int, seed: int) -> Outcome:
@@ -127,6 +139,8 @@ def peer(number: int, steps: int, seed: int) -> Outcome:
 def lorad(pair: Pair, steps: int, seed: int) -> Outcome:
     with fresh_home() as home:
         (home / "bench.yaml").write_text(json.dumps(spec_of(pair, steps, seed)))
+        rows = rows_of(pair.columns, steps, seed) if pair.columns else []
+        (home / ROWS).write_text("".join(json.dumps(row) + "\n" for row in rows))
         command("run", str(home / "bench.yaml"), "--detach")
         journal = RunDir(Path(json.loads(command("show", "bench", "--json"))["directory"])).journal
         began = len(at_step(journal, MARGIN))

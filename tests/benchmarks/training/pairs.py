@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any
 
+from lorad.rl.tasks import problem
 from tests.benchmarks.kit.workload import (
     ALPHA,
     GROUP,
@@ -15,6 +17,8 @@ from tests.benchmarks.kit.workload import (
     held_out,
 )
 
+ROWS, BATCH = "rows.jsonl", 64  # the file that both train on, and rows of a step
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -22,16 +26,30 @@ class Pair:
 
     spec: sections of lorad's spec that take the place of the usual ones.
     settings: what the peer's trainer is given beside the usual settings.
+    columns: of the rows that both train on in the same order; empty: prompts are sampled.
     """
 
     name: str
     spec: Mapping[str, Any]
     trainer: str
     settings: Mapping[str, Any]
+    columns: Sequence[str] = ()
+    most: float = 0.5  # of the peer's CPU time
 
 
 def _grpo(name: str, algorithm: Mapping[str, Any], **settings: Any) -> Pair:
     return Pair(name, {"algorithm": {"group_size": GROUP, **algorithm}}, "TRL GRPOTrainer", settings)
+
+
+def _on_rows(method: str, trainer: str, columns: Sequence[str], lr: float) -> Pair:
+    spec = {
+        "algorithm": {"name": method},
+        "data": {"train": ROWS, "eval": TASK, "prompts_per_step": BATCH, "shuffle": False},
+        "trainer": {"lr": lr},
+    }
+    settings = {"per_device_train_batch_size": BATCH, "learning_rate": lr}
+    # nothing is sampled: of a step, the products with the frozen base are the same work on both sides
+    return Pair(method.upper(), spec, trainer, settings, columns, most=0.85)
 
 
 PAIRS: Sequence[Pair] = (
@@ -46,11 +64,24 @@ PAIRS: Sequence[Pair] = (
         epsilon=3e-4,
         epsilon_high=4e-4,
     ),
+    _on_rows("sft", "TRL SFTTrainer", ("prompt", "completion"), 1e-3),
+    _on_rows("dpo", "TRL DPOTrainer", ("prompt", "chosen", "rejected"), 1e-4),
 )
 
 
+def rows_of(columns: Sequence[str], steps: int, seed: int) -> list[dict[str, str]]:
+    """Return the rows of all steps: right answers, and the unsorted word as a wrong one."""
+    made = (problem(TASK, "train", seed, index) for index in count())
+    rows = (
+        {"prompt": p.prompt, "completion": p.answer, "chosen": p.answer, "rejected": p.prompt[2:-1]}
+        for p in made
+        if p.answer != p.prompt[2:-1]
+    )
+    return [{key: row[key] for key in columns} for row in islice(rows, steps * BATCH)]
+
+
 def spec_of(pair: Pair, steps: int, seed: int) -> dict[str, Any]:
-    usual = {
+    usual: dict[str, Any] = {
         "name": "bench",
         "seed": seed,
         "model": {"path": "builtin:tiny"},
@@ -62,4 +93,5 @@ def spec_of(pair: Pair, steps: int, seed: int) -> dict[str, Any]:
         "checkpoint": {"every": steps},
         "pool": {"threads": 1},
     }
-    return usual | dict(pair.spec)
+    given = dict(pair.spec)
+    return usual | given | {"trainer": {**usual["trainer"], **given.get("trainer", {})}}

@@ -3,8 +3,9 @@
     python -m tests.benchmarks.training.presets [--seeds N] [--steps N]
         table on stderr, JSON on stdout, picture in examples/pictures
 
-Two sweeps in a home of their own: one update a step, and two epochs of four minibatches. Scores are greedy on
-256 held-out problems, means over seeds. It fails where an algorithm is below what its plumbing should give
+Sweeps in a home of their own: one update a step, two epochs of four minibatches, and what learns from
+completions, pairs or a teacher instead of a reward. Scores are greedy on 256 held-out problems, means over
+seeds. It fails where an algorithm is below what its plumbing should give
 (LEAST). Curves find faults of the plumbing; a wrong scale of the loss only the goldens find
 (tests/rl/test_goldens.py).
 """
@@ -20,14 +21,19 @@ from lorad.client.client import Client
 from lorad.spec.algorithm import PRESETS
 from tests.benchmarks.kit.plots import draw_curves
 from tests.benchmarks.training.own_share import command, fresh_home
-from tests.benchmarks.training.pairs import PAIRS, spec_of
+from tests.benchmarks.training.pairs import PAIRS, ROWS, rows_of, spec_of
 
 PICTURE = Path(__file__).parents[3] / "examples" / "pictures" / "algorithms.svg"
 EVERY = 5  # steps between two evaluations
 OTHERS = ("distill", "custom")  # they have a teacher, and functions of the user
-OFF_POLICY = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce", "gspo", "gmpo", "cispo", "sapo", "dppo")
+ON_ROWS = ("sft", "dpo")
+OFF_POLICY = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce", "gspo", "gmpo", "cispo", "sapo", "dppo", "ppo")
 UPDATES = ["algorithm.epochs=2", "algorithm.minibatches=4"]
-LEAST = {"one update a step": (30, 0.9), "2 epochs of 4 minibatches": (20, 0.75)}  # score at this step
+LEAST = {  # score at this step
+    "one update a step": (30, 0.9),
+    "2 epochs of 4 minibatches": (20, 0.75),
+    "answers, pairs, a teacher": (30, 0.85),
+}
 
 Curve = Mapping[int, float]  # step -> score
 
@@ -37,7 +43,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
-    on_policy, off_policy = LEAST
+    on_policy, off_policy, taught = LEAST
     with fresh_home() as home:
         file = home / "bench.yaml"
         spec = spec_of(PAIRS[0], options.steps, 0)
@@ -47,6 +53,8 @@ def main() -> None:
         panels = {
             on_policy: swept(file, "on", names, options.seeds),
             off_policy: swept(file, "off", OFF_POLICY, options.seeds, UPDATES),
+            taught: on_rows(home, options.steps, options.seeds)
+            | swept(file, "distill", ["distill"], options.seeds, [f"algorithm.kl.reference={teacher()}"]),
         }
     draw_curves({title: {n: [*c.items()] for n, c in of.items()} for title, of in panels.items()}, PICTURE)
     print(json.dumps(panels))
@@ -69,8 +77,29 @@ def swept(
             raise SystemExit(f"{run['name']} ended early: {run['detail']}")
         for found in client.evals(run["name"]):
             if found.score is not None:
-                curves[run["values"]["algorithm.name"]].setdefault(found.step, []).append(found.score)
+                curves[run["values"].get("algorithm.name", names[0])].setdefault(found.step, []).append(
+                    found.score
+                )
     return {name: {step: statistics.mean(of) for step, of in curve.items()} for name, curve in curves.items()}
+
+
+def on_rows(home: Path, steps: int, seeds: int) -> dict[str, Curve]:
+    """The mean curves of what learns from rows, on those of `make bench-algorithms`."""
+    curves = dict[str, Curve]()
+    for pair in PAIRS:
+        if (name := pair.name.lower()) in ON_ROWS:
+            file = home / f"{name}.yaml"
+            rows = rows_of(pair.columns, steps, 0)
+            (home / ROWS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+            file.write_text(json.dumps(spec_of(pair, steps, 0) | {"eval": {"every": EVERY, "problems": 256}}))
+            curves |= swept(file, name, [name], seeds)
+    return curves
+
+
+def teacher() -> str:
+    """The last version of the first run of grpo."""
+    (sweep,) = Client().sweeps("on")
+    return f"{sweep.runs[0].name}@{sweep.runs[0].version}"
 
 
 def show(title: str, curves: Mapping[str, Curve]) -> list[str]:

@@ -18,7 +18,8 @@ from lorad.daemon.runs.create import being_made
 from lorad.daemon.runs.grid import axes_of, overridden_values, points_of
 from lorad.daemon.runs.sweeps import halve, halving_of
 from lorad.errors import Conflict, NotFound, SpecError
-from lorad.protocol.journal import JournalWriter
+from lorad.protocol.journal import EvalFact, JournalWriter
+from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import Spec, convert
 from lorad.states import EndReason, Move
 from lorad.store import runs, sweeps
@@ -151,8 +152,8 @@ def specs(count: int = 4, **sections: Any) -> list[Spec]:
 
 
 def test_rungs_are_powers_of_eta() -> None:
-    assert halving_of(HalvingRequest(), specs(8)) == Halving(2, [5, 10, 20], "reward")
-    assert halving_of(HalvingRequest(eta=3), specs(9, eval={"every": 2})) == Halving(3, [4, 13], "eval")
+    assert halving_of(HalvingRequest(), specs(8), []) == Halving(2, [5, 10, 20], "reward")
+    assert halving_of(HalvingRequest(eta=3), specs(9, eval={"every": 2}), []) == Halving(3, [4, 13], "eval")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_rungs_are_powers_of_eta() -> None:
         (HalvingRequest(eta=1), "--eta 1"),
         (HalvingRequest(rungs=[20, 10]), "rungs 20, 10"),
         (HalvingRequest(rungs=[40]), "rungs 40"),
-        (HalvingRequest(metric="loss"), "--metric loss"),
+        (HalvingRequest(metric="accuracy"), "--metric accuracy"),
         (HalvingRequest(rungs=[5], metric="eval"), "eval.every: 10"),
         (
             HalvingRequest(rungs=[1, 20], metric="reward"),
@@ -171,15 +172,47 @@ def test_rungs_are_powers_of_eta() -> None:
 )
 def test_a_halving_that_cannot_be_is_refused(wish: HalvingRequest, says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        halving_of(wish, specs())
+        halving_of(wish, specs(), [])
 
 
 def test_no_rung_is_before_the_first_update() -> None:
     short = {"trainer": {"steps": 6}}
-    assert halving_of(HalvingRequest(), specs(8, **short)).rungs == [2, 3]
+    assert halving_of(HalvingRequest(), specs(8, **short), []).rungs == [2, 3]
     ahead = specs(8, **short, rollout={"max_staleness": 2})
-    assert halving_of(HalvingRequest(metric="reward"), ahead).rungs == [4]
-    assert halving_of(HalvingRequest(rungs=[1]), specs(8, eval={"every": 1})).metric == "eval"
+    assert halving_of(HalvingRequest(metric="reward"), ahead, []).rungs == [4]
+    assert halving_of(HalvingRequest(rungs=[1]), specs(8, eval={"every": 1}), []).metric == "eval"
+
+
+SCORED, LIKELY = SpecFacts(), SpecFacts(eval_scored=False, eval_likely=True)
+NEITHER = SpecFacts(eval_scored=False)
+SFT = {"algorithm": {"name": "sft"}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "every", "metric"),
+    [(SCORED, 1, "eval"), (LIKELY, 1, "nll"), (NEITHER, 1, "loss"), (LIKELY, 30, "loss")],
+)
+def test_completions_are_ranked_by_what_is_there(facts: SpecFacts, every: int, metric: str) -> None:
+    found = halving_of(HalvingRequest(rungs=[5]), specs(2, **SFT, eval={"every": every}), [facts] * 2)
+    assert found.metric == metric
+
+
+@pytest.mark.parametrize(
+    ("metric", "algorithms", "key"),
+    [
+        ("reward", ({"name": "sft"},) * 2, "algorithm.name"),
+        ("loss", ({"name": "grpo"},) * 2, "algorithm.name"),
+        (None, ({"name": "grpo"}, {"name": "sft"}), "algorithm.name"),
+        (None, ({"name": "dpo"}, {"name": "dpo", "preference": {"beta": 0.5}}), "algorithm.preference"),
+        ("nll", ({"name": "sft"},) * 2, "data.eval"),
+        ("eval", ({"name": "sft"},) * 2, "data.eval"),
+    ],
+)
+def test_nothing_to_rank_by_is_refused(metric: str | None, algorithms: tuple[Any, ...], key: str) -> None:
+    given = [one for algorithm in algorithms for one in specs(1, algorithm=algorithm, eval={"every": 1})]
+    with pytest.raises(SpecError) as refused:
+        halving_of(HalvingRequest(rungs=[5], metric=metric), given, [NEITHER] * 2)
+    assert refused.value.key == key and refused.value.hint
 
 
 @pytest.fixture
@@ -214,6 +247,20 @@ def went(ctx: Context, name: str, rewards: list[float], evals: dict[int, float] 
             if evals and number in evals:
                 evaluation(writer, number, evals[number])
     ingest(ctx.store, name, path)
+
+
+def test_a_lower_likelihood_loss_is_better(ctx: Context) -> None:
+    names = racing(ctx, "nll", [2])
+    for place, name in enumerate(names):
+        path = Path(runs.get(ctx.store, name).directory) / "journal.jsonl"
+        with JournalWriter(path, name, 1) as writer:
+            begin(writer)
+            step(writer, 1)
+            step(writer, 2)
+            writer.append("eval", 2, EvalFact(1, None, 8, 0, nll=4.0 - place))
+        ingest(ctx.store, name, path)
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, names[:1:-1], names[1::-1])]
 
 
 def rungs_of(ctx: Context) -> list[Any]:

@@ -7,6 +7,7 @@ import msgspec
 
 from lorad.client.requests import RunRequest
 from lorad.client.shapes import Evaluation, Run, RunDetails, Step
+from lorad.client.words import perplexity
 from lorad.daemon.access import seen
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import history, listed_view, of_row, run_view, show_view
@@ -43,7 +44,7 @@ async def run(ctx: Context, call: Call) -> Run:
     try:
         facts = await preflight(ctx, spec, body.cwd, call.caller.uid, reference and reference.directory)
         spec, facts = rated(spec, facts)
-        refuse_other_model(reference, facts.model_path)
+        refuse_other_model(reference, facts)
         model = facts.model_path, facts.model_dtype, facts.parameters
         kept = reference and reference.reference
         request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=kept)
@@ -93,4 +94,7 @@ async def list_steps(ctx: Context, call: Call) -> list[Step]:
 async def list_evals(ctx: Context, call: Call) -> list[Evaluation]:
     """List the evaluations of the surviving lineage."""
     runs.get(ctx.store, call.run)
-    return [of_row(Evaluation, row) for row in await ctx.read(metrics.evals, call.run)]
+    rows = await ctx.read(metrics.evals, call.run)
+    return [
+        of_row(Evaluation, row, perplexity=None if row.nll is None else perplexity(row.nll)) for row in rows
+    ]

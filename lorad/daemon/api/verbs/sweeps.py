@@ -34,7 +34,7 @@ from lorad.spec.algorithm import Algorithm
 from lorad.spec.model import Attest, Checkpoint, Resources, Spec, Trainer, to_json
 from lorad.spec.text import load_task
 from lorad.store import runs, sweeps
-from lorad.store.metrics import best_eval, mean_reward
+from lorad.store.metrics import best_eval, mean_metric
 from lorad.store.rows import RunRow, SweepRow
 
 _UNSEEN = (
@@ -67,7 +67,6 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
     axes, rest = await in_thread(ctx, call.caller.uid, axes_of, body.overrides)
     grid = [[*rest, *point] for point in points_of(axes)]
     name, points = await in_thread(ctx, call.caller.uid, _named, fresh_name(ctx), user, body, grid)
-    halving = None if body.halving is None else halving_of(body.halving, [point.spec for point in points])
     _refuse_names(ctx, name, points)
     refuse_priority(ctx, call.caller, *(point.spec for point in points))
     references: list[Staged | None] = []
@@ -77,6 +76,8 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
                 references.append(await staged(ctx, call.caller, point.spec, body.cwd))
         points, facts = await _looked_at(ctx, points, references, body.cwd, call.caller.uid)
         _refuse_names(ctx, name, points)
+        specs = [point.spec for point in points]
+        halving = None if body.halving is None else halving_of(body.halving, specs, facts)
         split = _split_pools(ctx, points, facts, list(axes))
         parts = list(zip(points, facts, references, strict=True))
         with being_made(ctx, [str(point.spec.name) for point in points]):
@@ -134,7 +135,7 @@ async def _looked_at(
             key = (_need(point.spec), *(doubt.encode() for doubt in doubts(point.spec)))
             if key not in found:
                 found[key] = await preflight(ctx, point.spec, cwd, uid, reference and reference.directory)
-            refuse_other_model(reference, found[key].model_path)
+            refuse_other_model(reference, found[key])
             spec, fact = rated(point.spec, found[key])
             rated_points.append(point._replace(spec=spec))
             facts.append(fact)
@@ -157,7 +158,7 @@ def _need(spec: Spec) -> bytes:
     algorithm = spec.algorithm
     if algorithm.kind == "rl":
         kl = replace(kl, coef=float(algorithm.kl_coef > 0))
-        algorithm = Algorithm(name=algorithm.name, kl=kl)
+        algorithm = Algorithm(name=algorithm.name, kl=kl, teacher=algorithm.teacher)
     return to_json(
         replace(
             spec,
@@ -229,7 +230,8 @@ def _member_view(ctx: Context, run: RunRow, grid: list[str]) -> SweepRun:
         run_view(run),
         values=_values(run, grid),
         eval_best=best_eval(ctx.store, run.name),
-        reward_mean=mean_reward(ctx.store, run.name, 0, run.step, LAST_STEPS),
+        reward_mean=mean_metric(ctx.store, run.name, 0, run.step, LAST_STEPS, "reward"),
+        loss_mean=mean_metric(ctx.store, run.name, 0, run.step, LAST_STEPS, "loss"),
     )
 
 
