@@ -383,9 +383,8 @@ class Spec(Part, frozen=True):
         reward: how samples are scored: the name of a reward, or a mapping with name and settings; or a list
             of these, whose weighted sum it is.
         env: the environment that samples are played in: its name, or a mapping with name and settings.
-        loggers: where a process beside the run writes its figures: `tensorboard`, `wandb`, `mlflow` or a
-            plug-in, each by its name or as a mapping of the name to settings. null is `loggers` of
-            config.yaml; docs/loggers.md has the settings.
+        loggers: where its figures are written: `tensorboard`, `wandb`, `mlflow` or a plug-in, by name or with
+            settings (docs/loggers.md); null is `loggers` of config.yaml.
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
