@@ -7,6 +7,7 @@
 # make bench-history       commands in a home with 1,000 ended runs and a million steps against an empty one
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
+# make bench-rewards       128 samples with graders of 50 ms and 1 s: sync, async and batch against one after another
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
 # make bench-algorithms    each algorithm beside TRL's; bench-seeds: the first steps' reward over seeds; ARGS='--seeds 20'
 # make bench-presets       learning curves of all algorithms, with a picture
@@ -38,7 +39,7 @@ JOBS ?= 2
 WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
+.PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals \
 	bench-algorithms bench-seeds bench-presets \
 	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui authz headline clean snapshots pictures docs
 
@@ -102,13 +103,14 @@ bench: $(VENV)/.ready-bench
 QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
 	MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
 
+bench-rewards: MODULE := rollout.rewards
 bench-scaling: MODULE := rollout.scaling
 bench-arrivals: MODULE := rollout.arrivals
 bench-curves: MODULE := training.curves
 bench-algorithms: MODULE := training.algorithms
 bench-seeds: MODULE := training.seeds
 bench-presets: MODULE := training.presets
-bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-presets: $(VENV)/.ready-bench
+bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-presets: $(VENV)/.ready-bench
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 ## Runs decide about threads themselves, as they do for users.

@@ -53,6 +53,7 @@ _COMMANDS = {
     "export": _Verb("versions:export", "a version as a PEFT directory"),
     "verify": _Verb("files:verify", "is all of it what it was?"),
     "samples": _Verb("samples:samples", "what the model wrote"),
+    "replay": _Verb("replay:replay", "recorded episodes against fresh environments"),
     "plot": _Verb("plot:plot", "curves in the terminal, or as PNG"),
     "pin": _Verb("versions:pin", "keep a version"),
     "unpin": _Verb("versions:unpin", "let a version go"),

@@ -9,9 +9,10 @@ from pathlib import Path
 
 _DATA = ("data.train", "data.eval")
 _FUNCTIONS = ("reward", "reward.name", "algorithm.loss", "algorithm.advantage")
-_FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file")
+_FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file", "reward.python")
 _REFERENCE = "algorithm.kl.reference"
-KEYS = (*_DATA, *_FUNCTIONS, "model.path", _REFERENCE, *_FILES)  # whose values may be paths
+_MODELS = ("model.path", "algorithm.teacher")
+KEYS = (*_DATA, *_FUNCTIONS, *_MODELS, _REFERENCE, *_FILES)  # whose values may be paths
 _DATA_FILES = (".jsonl", ".parquet")
 
 
@@ -45,6 +46,6 @@ def _is_path(key: str, value: str, cwd: Path) -> bool:
         return ":" in value
     if key == _REFERENCE:
         return value.startswith(".") or (cwd / value).is_dir()
-    if key == "model.path":
+    if key in _MODELS:
         return (value.startswith(".") or (cwd / value).is_dir()) and not value.startswith("builtin:")
     return True

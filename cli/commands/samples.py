@@ -41,6 +41,8 @@ def samples(
     """Print prompts and completions of a step, with their reward and advantage; with --sample one of them in
     full.
 
+    Of an episode, that is each turn with what the environment answered.
+
     A prompt and its answer appear at the first of its samples. Long text is cut in the middle to fit the
     terminal.
     """
@@ -71,7 +73,8 @@ def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
     for place, row in enumerate(rows, 1):
         again = grouped and before is not None and row.prompt_id == before.prompt_id
         texts = ["" if again else row.prompt, "" if again else row.answer, row.completion, row.error]
-        figures = (output.number(row.reward, 2), output.number(row.advantage, 2), str(row.finish))
+        end = str(row.end or row.finish)
+        figures = (output.number(row.reward, 2), output.number(row.advantage, 2), end)
         shown.append(
             (
                 str(place),
@@ -86,11 +89,17 @@ def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
 
 def _whole(sample: Sample) -> list[tuple[str, str]]:
     figures = {"reward": output.number(sample.reward), "advantage": output.number(sample.advantage)}
+    parts = "  ".join(f"{name} {output.number(value)}" for name, value in sample.rewards.items())
     named = {
+        "rewards": parts,
         "version": f"@{str(sample.version).rpartition('@')[2]}",
-        "end": sample.finish,
+        "end": sample.end or sample.finish,
         "error": sample.error,
     }
-    texts = {"prompt": sample.prompt, "answer": sample.answer, "completion": sample.completion}
+    texts = {"prompt": sample.prompt, "answer": sample.answer}
+    for number, turn in enumerate(sample.turns, 1):
+        texts |= {f"turn {number}": turn.text, f"reward {number}": output.number(turn.reward)}
+        texts |= {f"observation {number}": turn.observation.strip("\n")}
+    texts |= {} if sample.turns else {"completion": sample.completion}
     fields = {"step": sample.step, **figures, **named, **texts}
     return [(name, str(value)) for name, value in fields.items() if value not in (None, "")]

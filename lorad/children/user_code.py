@@ -1,8 +1,9 @@
 """What a process of user code does for itself, whatever the code is for: rewards, advantages, losses.
 
-It speaks JSON lines: a `Code`, answered by `Ready`, then one request at a time. What user code prints goes to
-stderr. Each process that user code starts has the memory limit for itself. See `user_process.py` for the
-other side.
+What user code prints goes to stderr. Each process that user code starts has the memory limit for itself. See
+`user_process.py` for the other side.
+
+The standard library only: it may run in an interpreter that has nothing of lorad's.
 """
 
 import fcntl
@@ -16,10 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
-
-import msgspec
-from msgspec import Struct
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from lorad.errors import LoradError
 
@@ -27,28 +25,13 @@ _ERROR_LIMIT = 2000  # characters of an error that travel
 _MOST = 1 << 60  # bytes of memory: no limit
 
 
-class Code(Struct):
-    """A function in a file.
+class _Named(Protocol):
+    """A function in a file, see `Code`."""
 
-    source: the file's text as it was when the attempt began.
-    memory: bytes that the process may have; 0: no limit.
-    memory_key: the key of the spec that sets this limit.
-    """
-
-    file: str = ""
-    function: str = ""
-    source: bytes = b""
-    memory: int = 0
-    memory_key: str = ""
-
-
-class Ready(Struct):
-    """Whether the function is there, and the keywords that it cannot do without."""
-
-    is_last: ClassVar[bool] = False
-    error: str = ""
-    hint: str = ""
-    required: list[str] = []
+    file: str
+    function: str
+    source: bytes
+    memory_key: str
 
 
 class Keywords(NamedTuple):
@@ -93,7 +76,7 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
-def import_function(code: Code) -> Callable[..., Any]:
+def import_function(code: _Named) -> Callable[..., Any]:
     """Import the file, of this text, as a module, and return its function; its directory comes first on
     sys.path, as for a script. Raises LoradError, and whatever the import raises.
     """
@@ -125,7 +108,7 @@ def keywords_of(function: Callable[..., Any], name: str) -> Keywords:
     )
 
 
-def describe(error: BaseException, code: Code) -> str:
+def describe(error: BaseException, code: _Named) -> str:
     """`rewards.py:12: ValueError: what`, the line being the last one in the user's file."""
     if isinstance(error, LoradError):
         return str(error)
@@ -140,8 +123,3 @@ def describe(error: BaseException, code: Code) -> str:
         most = f"{limit / (1 << 20):,.0f} MiB ({code.memory_key})"
         text = f"MemoryError: it needs more than its limit of {most}"
     return f"{where}{text}"[:_ERROR_LIMIT]
-
-
-def send(replies: BinaryIO, message: Struct, enc_hook: Callable[[Any], Any] | None = None) -> None:
-    replies.write(msgspec.json.encode(message, enc_hook=enc_hook) + b"\n")
-    replies.flush()

@@ -23,9 +23,22 @@ from msgspec import Struct
 from lorad.box.machine import read_machine
 from lorad.box.paths import python_path
 from lorad.children import guard
-from lorad.children.user_code import Code, Ready
+from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
 
+# lorad's own modules, and none of those beside them, in another interpreter
+_APART = """
+import importlib, json, sys, types
+sys.path.pop(0)
+if sys.version_info < (3, 10):
+    sys.stdin.readline()
+    said = "Python " + sys.version.split()[0] + " is too old"
+    print(json.dumps({"error": said, "hint": "Name an interpreter of Python 3.10 or later."}))
+    sys.exit()
+lorad = sys.modules["lorad"] = types.ModuleType("lorad")
+lorad.__path__ = [sys.argv[1]]
+importlib.import_module(sys.argv[2]).main(int(sys.argv[3]))
+"""
 _START_LIMIT = 60.0  # seconds for the import of a file
 _END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started
 _PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
@@ -60,6 +73,7 @@ class _Answer(Protocol):
 
 
 _Message = TypeVar("_Message", bound=_Answer)
+_Loaded = TypeVar("_Loaded", bound=Ready)
 
 
 class Lost(Exception):
@@ -70,8 +84,12 @@ class UserProcess:
     """A process under a guard, which ends whatever user code started: with it, and with this process at the
     latest. See `lorad/children/guard.py`."""
 
-    def __init__(self, module: str, what: str, environment: Mapping[str, str]) -> None:
-        """module: what is run. what: the name of the user's code in errors: "reward"."""
+    def __init__(
+        self, module: str, what: str, environment: Mapping[str, str], python: Path | None = None
+    ) -> None:
+        """module: what is run. what: the name of the user's code in errors: "reward". python: another
+        interpreter, which gets nothing of lorad's but the module.
+        """
         self._what = what
         watched, self._lifeline = os.pipe()
         self._socket, theirs = socket.socketpair()
@@ -79,14 +97,14 @@ class UserProcess:
             guarded = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--"]
             try:
                 self._process = subprocess.Popen(
-                    [*guarded, sys.executable, "-P", "-m", module, str(watched)],
+                    [*guarded, *_command(module, python), str(watched)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     bufsize=0,
                     pass_fds=[watched, theirs.fileno()],
                     process_group=0,
-                    env=environment,
+                    env=_for_another(environment) if python else environment,
                 )
             finally:
                 os.close(watched)
@@ -95,15 +113,16 @@ class UserProcess:
         os.set_blocking(self._in.fileno(), False)
         assert self._process.stderr is not None
         self._printed = _start_passing_on(self._process.stderr)
+        self._unsent, self._received = bytearray(), bytearray()
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def load(self, code: Code, key: str) -> Ready:
+    def load(self, code: Code, key: str, kind: type[_Loaded]) -> _Loaded:
         """Have the function imported. Raises SpecError, which blames `key`, when it cannot be."""
         try:
-            ready = self.ask(code, Ready, _START_LIMIT)
+            ready = self.ask(code, kind, _START_LIMIT)
         except Lost as lost:
             problem = f"{lost} while {code.file} was imported"
             raise SpecError(problem, key=key, hint="Mend the file.") from None
@@ -125,7 +144,10 @@ class UserProcess:
 
         The hooks are msgspec's, for what JSON does not know.
         """
-        line = self._exchange(memoryview(msgspec.json.encode(message, enc_hook=enc_hook) + b"\n"), seconds)
+        self.send(msgspec.json.encode(message, enc_hook=enc_hook))
+        line = self.receive(time.monotonic() + seconds)
+        if line is None:
+            raise Lost(f"no result within {seconds:g} s")
         try:
             found = msgspec.json.decode(line, type=answer, dec_hook=dec_hook)
         except msgspec.MsgspecError:
@@ -153,24 +175,34 @@ class UserProcess:
             self._process.kill()
             self._process.wait()
 
-    def _exchange(self, unsent: memoryview, seconds: float) -> bytearray:
-        deadline = time.monotonic() + seconds
-        received = bytearray()
-        while not received.endswith(b"\n"):
+    def send(self, line: bytes) -> None:
+        """Have a line sent while answers are waited for."""
+        self._unsent += line + b"\n"
+
+    def receive(self, deadline: float, bell: int | None = None) -> bytes | None:
+        """Wait for a line; None where there is none until `deadline` (time.monotonic()), or where `bell`, a
+        file descriptor, can be read. Raises Lost.
+        """
+        while (end := self._received.find(b"\n")) < 0:
             left = deadline - time.monotonic()
-            readable, writable, _ = select.select([self._out], [self._in] if unsent else [], [], max(left, 0))
-            if not readable and not writable:
-                raise Lost(f"no result within {seconds:g} s")
+            out = self._out.fileno()
+            watched = [out] if bell is None else [out, bell]
+            waiting = [self._in.fileno()] if self._unsent else []
+            readable, writable, _ = select.select(watched, waiting, [], max(left, 0))
             if writable:
-                unsent = unsent[self._write(unsent) :]
-            if readable:
-                chunk = os.read(self._out.fileno(), 1 << 16)
+                del self._unsent[: self._write(self._unsent)]
+            if out in readable:
+                chunk = os.read(out, 1 << 16)
                 if not chunk:
                     raise Lost(self._death())
-                received += chunk
-        return received
+                self._received += chunk
+            elif readable or not writable:
+                return None
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return line
 
-    def _write(self, unsent: memoryview) -> int:
+    def _write(self, unsent: bytearray) -> int:
         try:
             return os.write(self._in.fileno(), unsent)
         except BrokenPipeError:
@@ -183,6 +215,18 @@ class UserProcess:
         if code is not None and code - 128 in {number.value for number in signal.Signals}:
             return f"the {self._what} process died of {signal.Signals(code - 128).name}"
         return f"the {self._what} process exited with {code}"
+
+
+def _command(module: str, python: Path | None) -> list[str]:
+    if python is None:
+        return [sys.executable, "-P", "-m", module]
+    return [str(python), "-c", _APART, str(Path(guard.__file__).parents[1]), module]
+
+
+def _for_another(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what says where this interpreter's modules are."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
+    return {name: value for name, value in environment.items() if name not in ours}
 
 
 def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:

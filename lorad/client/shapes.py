@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
 from lorad.protocol.preflight import Rate
 from lorad.protocol.traffic import Figures
 
@@ -191,8 +192,12 @@ class Sample(Struct, frozen=True):
     advantage: _Number | None = None
     finish: str | None = None
     error: str | None = None  # why its reward failed
-    tokens: list[int] = []
-    logprobs: list[_Number | None] = []
+    rewards: dict[str, _Number | None] = {}  # components by name
+    tokens: list[int] = []  # behind the prompt
+    logprobs: list[_Number | None] = []  # of the tokens that the model sampled
+    task: Task | None = None  # of an episode
+    turns: list[EpisodeTurn] = []
+    end: EpisodeEnd | None = None
 
 
 class LogPart(Struct, frozen=True):

@@ -123,7 +123,7 @@ def setup_for(
     """Make the setup of the pool that a run needs on these devices, without an id.
 
     dtype: the checkpoint's.
-    facts: what the preflight found; it matters to servers only.
+    facts: what the preflight found; it matters to servers and teachers only.
     cwd: where relative paths of the spec start; it matters to servers only.
 
     Raises SpecError when config.yaml lacks the backend, ValidationError when the facts are too few.
@@ -139,6 +139,8 @@ def setup_for(
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
         mode=_mode_of(spec, on_cpu),
+        teacher=spec.algorithm.teacher or "",
+        teacher_path=facts.teacher_path if facts else "",
         threads=threads,
         device=devices[0].kind,
         devices=names_of(devices),

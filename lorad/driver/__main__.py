@@ -21,6 +21,8 @@ with quick_imports():
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
     from lorad.driver.user.functions import UserFunctions
+    from lorad.envs.format import Format
+    from lorad.envs.host import Hosts
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
@@ -30,7 +32,6 @@ with quick_imports():
     from lorad.protocol.structs import learn_structs
     from lorad.rl.completions.targets import load_held_out, load_train
     from lorad.rl.data import Example
-    from lorad.rl.reward import lacking
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import Spec, fitted
 
@@ -117,15 +118,16 @@ def open_session(
     HEART.progress()
     eval_data = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
     tokenizer.close()  # all prompts are rendered
-    rewarder = stack.enter_context(Rewarder(spec.reward_spec, cwd))
+    rewarder = stack.enter_context(Rewarder(spec.rewards, cwd))
     own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
+    hosts = stack.enter_context(Hosts(spec.env, cwd, Format(spec, tokenizer))) if spec.env.name else None
     scores_evals = _can_score(spec, rewarder, eval_data)
     pool = connect(params, stop)
     if pool is None:
         return None
     stack.enter_context(pool)
     data = (train_data, eval_data)
-    session = Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, stop)
+    session = Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, hosts, stop)
     session.scores_evals = scores_evals
     return session
 
@@ -134,8 +136,7 @@ def _can_score(spec: Spec, rewarder: Rewarder, examples: list[Example]) -> bool:
     """Return whether held-out problems have what the reward needs; rl has checked that before."""
     if spec.algorithm.kind == "rl" or not examples:
         return True
-    first = examples[0]
-    return not lacking(spec.reward_spec.name, rewarder.start(), first.row, has_answers=bool(first.answer))
+    return not rewarder.lacking(examples[0].row, has_answers=bool(examples[0].answer))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ whatever the timing: two runs of one spec do the same, and so does a resumed run
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +18,7 @@ from lorad.protocol.heartbeat import HEART
 
 
 class Ahead:
-    """Rollouts and their scores for the steps to come.
+    """Rollouts for the steps to come, whose samples are scored meanwhile.
 
     A context manager: its thread ends with it, whatever it does.
     """
@@ -97,8 +96,4 @@ class Ahead:
         wanted = plan(self._session, step, self._position, version, trained)
         rollout = make(self._session, self._pool, wanted)
         self._position += rollout.consumed
-        if rollout.scores is not None:
-            return rollout
-        return replace(
-            rollout, scores=self._session.rewarder.score([s.for_reward() for s in rollout.samples])
-        )
+        return rollout

@@ -66,7 +66,8 @@ def begin(session: Session) -> PoolInfo:
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
     compare_with_before(session, info, records)
-    compare_with_reference(session.params.reference, info, _sizes_of(session.spec.trainer))
+    held = _compare_with_teacher(session, info, records)
+    compare_with_reference(session.params.reference, held, _sizes_of(session.spec.trainer))
     inputs = _keep_inputs(session, Path(info.model_path))
     _compare_inputs(session, _inputs_before(records), inputs)
     restored = checkpoint.find(session, facts)
@@ -129,6 +130,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             priority=spec.resources.priority,
             critic=_critic(session, restored),
             reference=_reference(session, restored),
+            has_teacher=spec.algorithm.teacher is not None,
         ),
     )
     return opened
@@ -177,6 +179,29 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
         session.warn(
             f"{session.spec.data.train} is not what it was in the attempt before: other batches will come"
         )
+
+
+def _compare_with_teacher(session: Session, info: PoolInfo, records: Sequence[Record]) -> PoolInfo:
+    """Return what the reference is an adapter of: the pool's model, or its teacher where the run has one.
+
+    Raises Conflict when the pool has no teacher, and when its weights are others than in the attempt before.
+    """
+    teacher = session.spec.algorithm.teacher
+    if teacher is None:
+        return info
+    run = session.params.run
+    if not info.teacher_sha256:
+        raise Conflict(
+            f"pool {info.pool} does not hold {teacher}, algorithm.teacher",
+            hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {run}` starts one that does.",
+        )
+    before = next((r.data.get("teacher_sha256") for r in reversed(records) if r.kind == "attempt"), None)
+    if before and before != info.teacher_sha256:
+        raise Conflict(
+            f"the weights of {teacher}, algorithm.teacher, are not those of the attempts before",
+            hint="Put the model back, or start a new run with it.",
+        )
+    return replace(info, model=teacher, model_sha256=info.teacher_sha256, base_checksum="")
 
 
 def _inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
@@ -250,6 +275,7 @@ def _attempt(
         sizes=_sizes_of(session.spec.trainer),
         inputs=inputs,
         reference=kl and replace(kl, bases=[], attested=opened.reference.verdict if opened.reference else ""),
+        teacher_sha256=info.teacher_sha256 if session.spec.algorithm.teacher else "",
     )
 
 
@@ -258,14 +284,15 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     of user code cannot be kept.
     """
     found: dict[str, Input] = {}
-    code = {"reward": (session.rewarder.file, session.rewarder.source)}
+    code = {key: (file, source) for key, file, source in session.rewarder.files}
     code |= {function.key: (function.file, function.source) for function in session.own.all}
+    if session.hosts is not None and (file := session.hosts.training.file) is not None:
+        code["env.name"] = (file, session.hosts.training.source)
     for key, (file, source) in code.items():
-        if file is not None:
-            kept = f"{key.rpartition('.')[2]}.py"  # reward.py, loss.py, advantage.py
-            (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
-            mtime = file.stat().st_mtime_ns if file.exists() else 0
-            found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
+        kept = f"{key.removeprefix('algorithm.').removesuffix('.name')}.py"  # reward.py, loss.py
+        (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
+        mtime = file.stat().st_mtime_ns if file.exists() else 0
+        found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
     data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub

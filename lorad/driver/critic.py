@@ -42,7 +42,7 @@ def estimate(
     """(advantages, float32 [T], what the critic is to learn). worth: [S], what each sample is worth at its
     end. penalty: [T], taken from the reward of each token; None: nothing is.
     """
-    algorithm, lengths = session.spec.algorithm, known.batch.completion_lengths
+    algorithm, lengths = session.spec.algorithm, known.batch.target_lengths
     before = np.zeros(0, np.float32) if known.values is None else known.values
     rewards = np.zeros(before.size) if penalty is None else -penalty
     rewards[np.cumsum(lengths) - 1] += worth
@@ -55,7 +55,7 @@ def estimate(
 def update(session: Session, batch: Batch, targets: ValueTargets) -> CriticUpdate:
     """One optimizer step on the mean over tokens; a gradient that is not finite changes nothing."""
     algorithm, trainer = session.spec.algorithm, session.spec.trainer
-    work = ValueBackward(batch, targets, ValueLoss(algorithm.value_clip), float(batch.completions.size))
+    work = ValueBackward(batch, targets, ValueLoss(algorithm.value_clip), float(batch.targets.size))
     rate = algorithm.critic.lr or trainer.lr
     assert rate is not None  # chosen when the run was made
     stats: LossStats = session.pool.call("value_backward", work)
@@ -70,7 +70,7 @@ def metrics(known: Known, targets: ValueTargets | None, updates: list[CriticUpda
     """
     found: dict[str, float] = {}
     if targets is not None and targets.values.size:
-        lengths = known.batch.completion_lengths
+        lengths = known.batch.target_lengths
         found["value"] = float(targets.values[np.cumsum(lengths) - lengths].mean())
         explained = explained_variance(targets.values, targets.returns)
         found |= {} if math.isnan(explained) else {"explained_variance": explained}

@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from lorad.driver.rewards import Score
+from lorad.driver.rewards import Score, Scoring
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
 from lorad.rl.data import Example
+from lorad.rl.reward import RewardInput
 
 _FILE = "rollouts.msgpack"
 
@@ -98,7 +99,7 @@ def _usable(session: Session, found: list[_Kept]) -> Iterator[Rollout]:
 
 
 def _kept(rollout: Rollout) -> _Kept:
-    wanted, samples = rollout.plan, rollout.samples
+    wanted, samples, scores = rollout.plan, rollout.samples, rollout.scoring.scores()
     return _Kept(
         step=wanted.step,
         position=wanted.position,
@@ -113,7 +114,7 @@ def _kept(rollout: Rollout) -> _Kept:
         finishes=[sample.finish for sample in samples],
         tokens=np.concatenate([sample.tokens for sample in samples]).astype("<i4").tobytes(),
         logprobs=np.concatenate([sample.logprobs for sample in samples]).astype("<f4").tobytes(),
-        scores=None if any(score.value is None for score in rollout.scores or ()) else rollout.scores,
+        scores=None if any(score.value is None for score in scores) else scores,
         seconds=rollout.seconds,
         waited=rollout.waited,
     )
@@ -138,8 +139,12 @@ def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
         tokens=kept.made,
         seconds=kept.seconds,
         waited=kept.waited,
-        scores=kept.scores,
+        scoring=Scoring.of(kept.scores) if kept.scores else session.rewarder.begin(_inputs(groups)),
     )
+
+
+def _inputs(groups: list[list[Sample]]) -> list[list[RewardInput]]:
+    return [[sample.for_reward() for sample in group] for group in groups]
 
 
 def _digest(examples: Sequence[Example]) -> str:

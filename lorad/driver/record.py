@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from lorad.driver import critic
-from lorad.driver.session import Rollout, Scored, Session, Weighed
+from lorad.driver.rewards import Score
+from lorad.driver.session import Rollout, Sample, Scored, Session, Weighed
 from lorad.driver.train import Trained
 from lorad.driver.weigh import importance_cap
 from lorad.protocol.calls import Stepped
@@ -95,6 +96,8 @@ def _metrics(
     dynamic sampling, those that were sampled for the step, and those whose rewards differ;
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
+    seconds_score: that it waited for their scores; seconds_scoring: from the first sample to the last score,
+    with user code alone. reward/NAME: of a component of the reward.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
     staleness: see `Plan`. Of a critic: see `lorad/driver/critic.py`; it has no flat groups, since each sample
     teaches by itself.
@@ -106,7 +109,7 @@ def _metrics(
         "updates": float(len(trained.steps)),
         "skipped_updates": float(trained.skipped),
         "skipped_updates_total": float(state.skipped_updates),
-        "response_length": float(np.mean([s.tokens.size for s in samples])),
+        "response_length": float(np.mean([s.size for s in samples])),
         "truncated": float(np.mean([s.finish == "length" for s in samples])),
         "zero_variance_groups": float(scored.flat.sum()),
         "failed_rewards": float((~scored.scored).sum()),
@@ -118,12 +121,15 @@ def _metrics(
         "seconds_sampling": rollout.seconds,
         "seconds_waited": rollout.waited + sum(step.waited for step in steps),
     }
+    if session.rewarder.runs_user_code and rollout.scoring.seconds:
+        values["seconds_scoring"] = rollout.scoring.seconds
     if session.spec.algorithm.refill is not None:
         values |= {"prompts_sampled": float(rollout.sampled), "prompts_used": float((~scored.flat).sum())}
     if session.spec.algorithm.has_critic:
         del values["zero_variance_groups"]
     if weighed is not None:
         values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
+    values |= _episode_metrics(samples)
     values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
@@ -136,7 +142,7 @@ def _policy_metrics(
     first, total = trained.first, trained.total
     if scored.rewards.size:
         rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
-        found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
+        found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())} | _parts(scored.scores)
     if total.tokens:
         found["loss"] = total.loss / sum(update.is_finite for update in trained.updates)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
@@ -163,6 +169,33 @@ def _policy_metrics(
     elif rollout.plan.staleness and first.tokens:
         found["staleness_difference"] = first.sampler_difference / first.tokens
     return found
+
+
+def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
+    """Return means over episodes: turns, tokens of observations, seconds of the environment, and what the
+    environment itself measured, as `env/NAME`, over those that have it. None of completions.
+    """
+    episodes = [sample.episode for sample in samples if sample.episode is not None]
+    if not episodes:
+        return {}
+    found = {
+        "turns": float(np.mean([len(episode.turns) for episode in episodes])),
+        "observation_tokens": float(np.mean([sum(t.observed for t in e.turns) for e in episodes])),
+        "seconds_env": float(np.mean([sum(t.seconds for t in e.turns) for e in episodes])),
+    }
+    for name in sorted({name for episode in episodes for name in episode.metrics}):
+        values = [episode.metrics[name] for episode in episodes if name in episode.metrics]
+        found[f"env/{name}"] = float(np.mean(values))
+    return found
+
+
+def _parts(scores: list[Score]) -> dict[str, float]:
+    """Return the mean of each component, over the samples that have it."""
+    found: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.parts.items():
+            found.setdefault(f"reward/{name}", []).append(value)
+    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
 
 
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
@@ -199,14 +232,23 @@ def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | Non
             "completion": s.text,
             "answer": s.example.answer,
             "reward": score.value,
+            **({"rewards": score.parts} if score.parts else {}),
             "advantage": None if np.isnan(advantage) else float(advantage),
             "finish": s.finish,
             "error": score.error,
             "tokens": s.tokens.tolist(),
             "logprobs": s.logprobs.tolist(),
         }
+        | _of_episode(s)
         for s, score, advantage in rows
     ]
+
+
+def _of_episode(sample: Sample) -> dict[str, Any]:
+    """Return what the line of an episode has besides."""
+    if (episode := sample.episode) is None:
+        return {}
+    return {"task": episode.task, "turns": episode.turns, "end": episode.end}
 
 
 def write_samples(session: Session, step: int, samples: list[dict[str, Any]]) -> tuple[str, str]:

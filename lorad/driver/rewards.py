@@ -1,91 +1,109 @@
-"""Scoring samples. User code runs in a child process that can be killed; builtins run here."""
+"""Scoring samples as they come. User code runs in processes that can be killed; builtins run here."""
 
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from lorad.box.machine import read_machine
-from lorad.children.user_process import Lost, UserProcess, code_of, environment
-from lorad.driver.user.reward_child import Reply, Setup
+from lorad.children.user_process import code_of, environment
+from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.reward import RewardInput, builtin
+from lorad.rl.reward import RewardInput, builtin, lacking
 from lorad.spec.model import RewardSpec
+
+_MOST_WORKERS = 8  # where the spec names no number
 
 
 class Score(Struct, frozen=True):
-    """The reward of one sample; `value` is None and `error` says why when its function failed."""
+    """The reward of one sample; `value` is None and `error` says why when its function failed.
+
+    parts: its components by name; none of a single function that returns a number.
+    seconds: that functions took for it.
+    """
 
     value: float | None
     error: str = ""
     seconds: float = 0.0
+    parts: dict[str, float] = {}
+
+
+class _UserFile(NamedTuple):
+    """A file of user code, by its key. source: what runs, whatever becomes of the file."""
+
+    key: str
+    file: Path
+    source: bytes
 
 
 class Rewarder:
-    """The reward of a spec. A context manager: nothing of it is left running after `close`.
+    """The rewards of a spec. A context manager: nothing of it is left running after `close`.
 
     A sample fails alone: by an exception, by a value that is no finite number, by the time limit of its spec,
-    by the death of its process; the samples after it are scored as if nothing had been. It is scored again,
+    by the death of its process; other samples are scored as if nothing had been. It is scored again,
     `retries` times at most, when all the others have been.
     """
 
-    def __init__(self, spec: RewardSpec, cwd: Path) -> None:
+    def __init__(self, rewards: Sequence[RewardSpec], cwd: Path) -> None:
         """`cwd`: where a relative path starts. Raises SpecError for an unknown builtin, pattern or file."""
-        self._timeout, self._retries = spec.timeout, spec.retries
-        self._setup = _setup(spec, cwd)
-        self.file = Path(self._setup.file) if self._setup.file else None
-        self.source = self._setup.source  # what runs, whatever becomes of the file
-        self._environment = environment(os.environ, spec.env)
-        # `regex` runs in the child: a pattern can take for ever, and does so without letting anything else
-        # run.
-        self._builtin = builtin(spec.name) if self._setup.name and self._setup.name != "regex" else None
-        self._child: UserProcess | None = None
-        self._closed = False
-        self._busy = threading.Lock()
-        self._broken = ""  # why no child can be started; not tried again for the rest of a call of `score`
+        self._functions = [_Function(spec, cwd) for spec in rewards]
 
-    def start(self) -> list[str]:
-        """Load the function now; returns the keywords that it requires.
+    @property
+    def files(self) -> list[_UserFile]:
+        found = [(f.label, f.setup) for f in self._functions if f.setup.file]
+        single = len(self._functions) == 1
+        return [
+            _UserFile("reward" if single else f"reward.{label}", Path(setup.file), setup.source)
+            for label, setup in found
+        ]
 
-        Raises SpecError when it can not be loaded.
+    @property
+    def runs_user_code(self) -> bool:
+        """Return whether scoring is worth to be done while others are sampled."""
+        return any(function.workers is not None for function in self._functions)
+
+    def start(self) -> None:
+        """Load the functions now. Raises SpecError when one cannot be loaded."""
+        for function in self._functions:
+            function.start()
+
+    def lacking(self, row: Mapping[str, Any], *, has_answers: bool) -> dict[str, list[str]]:
+        """Return what each function asks for and the data do not have. row: the first one. Raises
+        SpecError.
         """
-        if self._builtin is not None:
-            return []
-        self._stop()
-        self._child = UserProcess("lorad.driver.user.reward_child", "reward", self._environment)
-        if self._closed:  # by another thread, which may not have seen the child
-            self._child.signal()
-        try:
-            return self._child.load(self._setup, "reward").required
-        except SpecError:
-            self._stop()
-            raise
+        found = {
+            function.spec.name: lacking(function.spec.name, function.start(), row, has_answers=has_answers)
+            for function in self._functions
+        }
+        return {name: missing for name, missing in found.items() if missing}
+
+    def scoring(self, groups: Sequence[int]) -> "Scoring":
+        """Begin to score groups of so many samples. Never raises for what user code does."""
+        return Scoring(self._functions, groups)
+
+    def begin(self, groups: Sequence[Sequence[RewardInput]]) -> "Scoring":
+        """Begin to score groups that are there."""
+        scoring = self.scoring([len(group) for group in groups])
+        for place, sample in enumerate(sample for group in groups for sample in group):
+            scoring.add(place, sample)
+        return scoring
 
     def score(self, samples: Sequence[RewardInput]) -> list[Score]:
-        """One Score for each sample, in order. Blocks; never raises for what user code does."""
-        if self._builtin is not None:
-            return [Score(self._builtin(sample)) for sample in samples]
-        with HEART.waits(), self._busy:  # for a child, each time for no longer than its time limit
-            self._broken = ""
-            scores = [self._score(sample) for sample in samples]
-            for _ in range(self._retries):
-                again = {i: samples[i] for i, score in enumerate(scores) if score.value is None}
-                for i, sample in again.items():
-                    scores[i] = self._score(sample)
-            return scores
+        """Score samples, each a group of its own; one Score for each, in order. Blocks."""
+        return self.begin([[sample] for sample in samples]).scores()
 
     def close(self) -> None:
-        """Kill the child, also under a `score` in another thread, whose remaining samples then fail."""
-        self._closed = True
-        if (child := self._child) is not None:
-            child.signal()
-        with self._busy:
-            self._stop()
+        """Kill the processes, also under a scoring in another thread, whose remaining samples then fail."""
+        for function in self._functions:
+            if function.workers is not None:
+                function.workers.close()
 
     def __enter__(self) -> "Rewarder":
         return self
@@ -93,31 +111,194 @@ class Rewarder:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _score(self, sample: RewardInput) -> Score:
-        if self._closed or self._broken:
-            return Score(None, self._broken or "the rewarder is closed")
-        started = time.monotonic()
-        try:
-            if self._child is None or not self._child.alive:
-                self.start()
-            assert self._child is not None
-            reply = self._child.ask(sample, Reply, self._timeout)
-            return Score(reply.value, reply.error, reply.seconds)
-        except (SpecError, Lost) as error:
-            self._stop()
-            self._broken = str(error) if isinstance(error, SpecError) else ""
-            return Score(None, str(error), time.monotonic() - started)
 
-    def _stop(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+class _Function:
+    """One reward of the spec. workers: None for a builtin that runs here."""
+
+    def __init__(self, spec: RewardSpec, cwd: Path) -> None:
+        self.spec, self.label, self.setup = spec, spec.curve, _setup(spec, cwd)
+        self.workers: Workers | None = None
+        # `regex` runs in a process: a pattern can take for ever, and does so without letting anything else
+        # run.
+        self.builtin = builtin(spec.name) if self.setup.name and spec.name != "regex" else None
+        if self.builtin is None:
+            count = spec.workers or (min(read_machine().cores, _MOST_WORKERS) if self.setup.file else 1)
+            self.workers = Workers(
+                self.setup, environment(os.environ, spec.env), count, spec.concurrency, _python(spec, cwd)
+            )
+
+    def start(self) -> list[str]:
+        """Return the columns that it requires. Raises SpecError."""
+        return [] if self.workers is None else self.workers.start().required
+
+
+class Scoring:
+    """The scores of the samples of a step, which are added in any order as they end."""
+
+    def __init__(self, functions: Sequence[_Function], groups: Sequence[int]) -> None:
+        self._started = time.monotonic()
+        self._functions = functions
+        self._parts = [_Part(function, groups) for function in functions]
+        self._scores: list[Score] | None = None
+        self.seconds = 0.0  # from the beginning to the last score
+
+    @classmethod
+    def of(cls, scores: list[Score]) -> "Scoring":
+        """Return what was scored before."""
+        made = cls([], [])
+        made._scores = scores
+        return made
+
+    def add(self, place: int, sample: RewardInput) -> None:
+        """Score a sample soon. place: among all, group by group."""
+        for part in self._parts:
+            part.add(place, sample)
+
+    def scores(self) -> list[Score]:
+        """Wait until all have been scored; returns one Score for each sample, in order."""
+        if self._scores is None:
+            with HEART.waits():  # for processes, each time for no longer than its time limit
+                columns = [part.replies() for part in self._parts]
+            self.seconds = max((part.ended for part in self._parts), default=self._started) - self._started
+            self._scores = [self._sum(replies) for replies in zip(*columns, strict=True)]
+        return self._scores
+
+    def _sum(self, replies: Sequence[Reply]) -> Score:
+        """Weigh the rewards of one sample. It has none where one failed, or all abstain."""
+        rows = list(zip(self._functions, replies, strict=True))
+        seconds = sum(reply.seconds for reply in replies)
+        single = len(rows) == 1
+        given = [(function, reply) for function, reply in rows if reply.value is not None]
+        failed = [(function, reply) for function, reply in rows if reply.value is None and not reply.abstains]
+        if failed or not given:
+            function, reply = failed[0] if failed else rows[0]
+            return Score(None, reply.error if single else f"{function.label}: {reply.error}", seconds)
+        if single:
+            parts = replies[0].parts
+        else:
+            parts = {f.label: reply.value for f, reply in given if reply.value is not None}
+            parts |= {f"{f.label}/{name}": v for f, reply in given for name, v in reply.parts.items()}
+        value = sum(f.spec.weight * reply.value for f, reply in given if reply.value is not None)
+        return Score(value, "", seconds, parts)
+
+
+class _Part:
+    """What one function says of the samples."""
+
+    def __init__(self, function: _Function, groups: Sequence[int]) -> None:
+        self._function, self._retries = function, function.spec.retries
+        self._replies: list[Reply | None] = [None] * sum(groups)
+        self._changed = threading.Condition()
+        self._left = len(self._replies)
+        self.ended = 0.0
+        self._broken, self._takes_lists = "", False
+        if function.workers is not None:
+            try:
+                function.workers.forgive()
+                self._takes_lists = function.workers.start().is_batch
+            except SpecError as error:
+                self._broken = str(error)
+        least = (function.spec.batch_size or 1) if self._takes_lists else 0
+        self._calls = _calls(groups, least)
+        self._call_of = [number for number, call in enumerate(self._calls) for _ in call]
+        self._samples: dict[int, RewardInput] = {}
+        self._missing = [len(call) for call in self._calls]
+        self._group_of = [number for number, size in enumerate(groups) for _ in range(size)]
+        self._made: dict[int, Call] = {}  # whose `is_alone` a retry keeps
+
+    def add(self, place: int, sample: RewardInput) -> None:
+        function = self._function
+        if self._broken:
+            self._finish([place], [Reply(error=self._broken)])
+        elif function.builtin is not None:
+            self._finish([place], [Reply(function.builtin(sample))])
+        else:
+            self._samples[place] = sample
+            number = self._call_of[place]
+            self._missing[number] -= 1
+            if not self._missing[number]:
+                self._submit(number)
+
+    def replies(self) -> list[Reply]:
+        """Wait for all; those that failed are made again when all the others are there."""
+        self._wait()
+        for _ in range(self._retries):
+            failed = {
+                self._call_of[place]
+                for place, reply in enumerate(self._replies)
+                if reply is not None and reply.value is None and not reply.abstains and place in self._samples
+            }
+            for number in sorted(failed):
+                with self._changed:
+                    self._left += len(self._calls[number])
+                self._submit(number)
+            self._wait()
+        self._samples.clear()
+        self._made.clear()
+        return [reply for reply in self._replies if reply is not None]
+
+    def _submit(self, number: int) -> None:
+        assert self._function.workers is not None
+        if number not in self._made:
+            places = self._calls[number]
+            first = self._group_of[places[0]]
+            self._made[number] = Call(
+                [self._samples[place] for place in places],
+                [self._group_of[place] - first for place in places],
+                partial(self._finish, places),
+            )
+        self._function.workers.submit(self._made[number])
+
+    def _finish(self, places: Sequence[int], replies: Sequence[Reply]) -> None:
+        """Called from any thread. What succeeded before stays."""
+        with self._changed:
+            for place, reply in zip(places, replies, strict=True):
+                before = self._replies[place]
+                if before is None or before.value is None:
+                    self._replies[place] = reply
+            self._left -= len(places)
+            self.ended = time.monotonic()
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._left == 0)
+
+
+def _calls(groups: Sequence[int], least: int) -> list[range]:
+    """Cut samples into calls: each by itself with 0, else whole groups of together at least so many."""
+    if not least:
+        return [range(place, place + 1) for place in range(sum(groups))]
+    found, begin, end = list[range](), 0, 0
+    for size in groups:
+        end += size
+        if end - begin >= least:
+            found.append(range(begin, end))
+            begin = end
+    return [*found, range(begin, end)] if end > begin else found
+
+
+def _python(spec: RewardSpec, cwd: Path) -> Path | None:
+    """Raises SpecError for what is no program."""
+    if spec.python is None:
+        return None
+    found = (cwd / Path(spec.python).expanduser()).absolute()
+    if not (found.is_file() and os.access(found, os.X_OK)):
+        hint = "Name an interpreter, such as ~/venvs/rewards/bin/python."
+        raise SpecError(f"there is no program {found}", key="reward.python", hint=hint)
+    return found
 
 
 def _setup(spec: RewardSpec, cwd: Path) -> Setup:
     if ":" in spec.name:
         code = code_of(spec.name, cwd, "reward", spec.memory_bytes)
-        return Setup(**asdict(code) | {"memory_key": "reward.memory"})
+        return Setup(**asdict(code) | {"memory_key": "reward.memory", "timeout": spec.timeout})
     builtin(spec.name, spec.pattern)
     memory = spec.memory_bytes or read_machine().memory // 2
-    return Setup(name=spec.name, pattern=spec.pattern, memory=memory, memory_key="reward.memory")
+    return Setup(
+        name=spec.name,
+        pattern=spec.pattern,
+        memory=memory,
+        memory_key="reward.memory",
+        timeout=spec.timeout,
+    )

@@ -2,25 +2,26 @@
 before.
 """
 
-import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
-from lorad.driver.rewards import Score
+from lorad.driver.rewards import Score, Scoring
+from lorad.driver.sampling.episodes import play
+from lorad.driver.sampling.generate import generate, joined, seeds_of
+from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
-from lorad.protocol.calls import Generate, Generated
+from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EvalFact
 from lorad.rl.data import Example
-from lorad.rl.shaping import shaped
 from lorad.spec.model import Rollout as RolloutSpec
 from lorad.text import number
 
@@ -59,13 +60,13 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
     """
     started = time.perf_counter()
     refill, size = session.spec.algorithm.refill, session.spec.algorithm.group_size
-    groups, made = _complete(session, pool, wanted, size, _sampling(session))
+    groups, made, scoring = _complete(session, pool, wanted, size, _sampling(session))
     count, waited, tokens = len(wanted.examples), made.waited, made.tokens
     places = list(range(count))
     if refill is None:
         seconds = time.perf_counter() - started
-        return Rollout(wanted, groups, places, count, count, tokens, seconds, waited)
-    scores = [_score(session, group) for group in groups]
+        return Rollout(wanted, groups, places, count, count, tokens, seconds, waited, scoring)
+    scores = _by_group(scoring.scores(), size)
     batches, looked = 1, count
     while True:
         good = [place for place in range(looked) if _is_worth(session, groups[place], scores[place])]
@@ -76,9 +77,10 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
         if session.train_data.size is not None and looked + asked > session.train_data.size:
             break
         examples = session.train_data.take(wanted.position + looked, asked)
-        more, made = _complete(session, pool, replace(wanted, examples=examples), size, _sampling(session))
+        asked_for = replace(wanted, examples=examples)
+        more, made, scoring = _complete(session, pool, asked_for, size, _sampling(session))
         groups, waited, tokens = groups + more, waited + made.waited, tokens + made.tokens
-        scores += [_score(session, group) for group in more]
+        scores += _by_group(scoring.scores(), size)
         batches, looked = batches + 1, looked + asked
     chosen = good[:count] if len(good) >= count else _filled(good, looked, count)
     consumed = chosen[-1] + 1 if missing <= 0 else looked
@@ -91,7 +93,7 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
         tokens,
         time.perf_counter() - started,
         waited,
-        [score for place in chosen for score in scores[place]],
+        Scoring.of([score for place in chosen for score in scores[place]]),
     )
 
 
@@ -104,25 +106,23 @@ def _filled(good: list[int], looked: int, count: int) -> list[int]:
 def _is_worth(session: Session, group: list[Sample], scores: list[Score]) -> bool:
     """Return whether a group teaches something: rewards that differ, or a mean within the bounds."""
     refill = session.spec.algorithm.refill
-    scored = [(sample, s.value) for sample, s in zip(group, scores, strict=True) if s.value is not None]
-    rewards = np.array([value for _, value in scored], np.float32)
-    if rewards.size < 2 or refill is None:
+    earned, scored = worth(session.spec, group, scores)
+    if earned.size < 2 or refill is None:
         return False
     if refill.keep is not None:
-        return bool(refill.keep[0] <= rewards.mean() <= refill.keep[1])
-    lengths = np.array([sample.tokens.size for sample, _ in scored])
-    cut = np.array([sample.finish == "length" for sample, _ in scored])
-    return bool(np.ptp(shaped(session.spec, rewards, lengths, cut)) > 0)
+        mean = np.mean([s.value for s, has_reward in zip(scores, scored, strict=True) if has_reward])
+        return bool(refill.keep[0] <= mean <= refill.keep[1])
+    return bool(np.ptp(earned) > 0)
 
 
-def _score(session: Session, group: list[Sample]) -> list[Score]:
-    return session.rewarder.score([sample.for_reward() for sample in group])
+def _by_group(scores: list[Score], size: int) -> list[list[Score]]:
+    return [scores[start : start + size] for start in range(0, len(scores), size)]
 
 
 def _fails(session: Session, scores: list[list[Score]]) -> bool:
     """Return whether so many rewards failed that the step ends the run."""
     failed = [score.value is None for group in scores for score in group]
-    return sum(failed) > session.spec.reward_spec.max_failures * len(failed)
+    return sum(failed) > session.spec.max_failures * len(failed)
 
 
 def refuse_stale(session: Session, rollout: Rollout) -> None:
@@ -137,7 +137,9 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
 
 
 def _sampling(session: Session, *, greedy: bool = False) -> Sampling:
-    return sampling_of(session.spec.rollout, session.tokenizer.eos_ids, greedy=greedy)
+    """A reward of user code gets samples as they end; without one all come together, which is cheaper."""
+    how = sampling_of(session.spec.rollout, session.tokenizer.eos_ids, greedy=greedy)
+    return structs.replace(how, as_they_end=session.rewarder.runs_user_code)
 
 
 def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: bool = False) -> Sampling:
@@ -154,37 +156,29 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
 
 def _complete(
     session: Session, pool: Connection, wanted: Plan, n: int, how: Sampling
-) -> tuple[list[list[Sample]], Generated]:
-    """Sample `n` completions of each example with the plan's version; returns them in order, and the pool's
-    summary.
+) -> tuple[list[list[Sample]], Generated, Scoring]:
+    """Sample `n` completions of each example with the plan's version; returns them in order, the pool's
+    summary, and their scores, which are being made.
     """
-    version, prompts = session.name_of(wanted.version), _prompts(session, wanted, n)
-    parts: dict[tuple[str, int], list[Chunk]] = {}
-    *items, made = pool.stream("generate", Generate(version, prompts, how))
-    for item in items:
-        if item.version != version:
-            raise LoradError(f"tokens of {item.version} came for {version}; nothing was trained on them")
-        for chunk in item.split(prompts):
-            parts.setdefault((chunk.prompt, chunk.index), []).append(chunk)
-    pairs = zip(wanted.examples, prompts, strict=True)
-    return [[_sample(session, e, i, parts[p.id, i]) for i in range(n)] for e, p in pairs], made
+    version = session.name_of(wanted.version)
+    if session.hosts is not None:
+        groups, made = play(session, session.hosts, pool, wanted, n, how)
+        return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
+    seeds, prompts = seeds_of(session.spec.seed, wanted, n), []
+    for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):
+        tokens = np.array(example.tokens, np.int32)
+        prompts.append(Prompt(str(place), tokens, np.array([seed(0) for seed in some], np.uint64)))
+    scoring = session.rewarder.scoring([n] * len(prompts))
+    samples: dict[int, Sample] = {}
 
+    def ended(prompt: int, index: int, chunks: list[Chunk]) -> None:
+        sample = _sample(session, wanted.examples[prompt], index, chunks)
+        samples[prompt * n + index] = sample
+        scoring.add(prompt * n + index, sample.for_reward())
 
-def _seed_of(run_seed: int, step: int, prompt: str, index: int) -> int:
-    """Return the seed of one sample: of nothing that a resume changes."""
-    text = f"{run_seed}|{step}|{prompt}|{index}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def _prompts(session: Session, wanted: Plan, n: int) -> list[Prompt]:
-    seen: Counter[str] = Counter()
-    prompts = []
-    for place, example in enumerate(wanted.examples):
-        first = seen[example.id] * n  # a prompt that comes twice in a step gets other samples
-        seen[example.id] += 1
-        seeds = [_seed_of(session.spec.seed, wanted.step, example.id, first + i) for i in range(n)]
-        prompts.append(Prompt(str(place), np.array(example.tokens, np.int32), np.array(seeds, np.uint64)))
-    return prompts
+    made = generate(pool, version, prompts, how, ended)
+    places = range(0, n * len(prompts), n)
+    return [[samples[place + i] for i in range(n)] for place in places], made, scoring
 
 
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:
@@ -193,13 +187,9 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
         raise LoradError(
             f"sample {index} of prompt {example.id} ended with {last.finish!r}; the engine's log says more"
         )
-    tokens, logprobs = _joined([c.tokens for c in chunks]), _joined([c.logprobs for c in chunks])
+    tokens, logprobs = joined([c.tokens for c in chunks]), joined([c.logprobs for c in chunks])
     text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)
     return Sample(example, index, last.version, tokens, logprobs, last.finish, text)
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def evaluation_due(session: Session, step: int | None = None) -> bool:
@@ -219,9 +209,8 @@ def evaluate(session: Session, nll: float | None = None, accuracy: float | None 
     score, failed, problems = None, 0, len(session.eval_data)
     if session.scores_evals:
         wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
-        groups, _ = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))
-        scores = session.rewarder.score([group[0].for_reward() for group in groups])
-        values = [s.value for s in scores if s.value is not None]
+        scoring = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))[2]
+        values = [s.value for s in scoring.scores() if s.value is not None]
         score, failed = sum(values) / len(values) if values else None, problems - len(values)
     fact = EvalFact(state.version, score, problems, failed, nll, accuracy)
     session.journal.append("eval", state.step, fact)

@@ -3,17 +3,17 @@
 import numpy as np
 
 from lorad.driver.rewards import Score
-from lorad.driver.session import Rollout, Scored, Session
+from lorad.driver.session import Rollout, Sample, Scored, Session
 from lorad.errors import LoradError
 from lorad.rl.advantage import best_of, zero_variance
 from lorad.rl.shaping import shaped
+from lorad.spec.model import Spec
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
-    """One score for each sample, made now unless it was made ahead."""
-    made = rollout.scores
+    """One score for each sample: waits for those that are being made since the samples ended."""
     with session.timed("score"):
-        return session.rewarder.score([s.for_reward() for s in rollout.samples]) if made is None else made
+        return rollout.scoring.scores()
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
@@ -21,15 +21,25 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     does not.
     """
     failed = [s for s in scores if s.value is None]
-    reward, run = session.spec.reward_spec, session.params.run
-    if len(failed) <= reward.max_failures * len(scores) or not session.spec.algorithm.reads_reward:
+    spec, run = session.spec, session.params.run
+    if len(failed) <= spec.max_failures * len(scores) or not session.spec.algorithm.reads_reward:
         return None
+    names = " or ".join(reward.name for reward in spec.rewards)
     return LoradError(
         f"the reward failed on {len(failed)} of {len(scores)} samples of step {session.state.step + 1}, and "
-        f"reward.max_failures allows {reward.max_failures:.0%}: {failed[0].error}",
-        hint=f"`lorad samples {run}` shows what it was given. Mend {reward.name} or allow more failures, "
+        f"reward.max_failures allows {spec.max_failures:.0%}: {failed[0].error}",
+        hint=f"`lorad samples {run}` shows what it was given. Mend {names} or allow more failures, "
         f"then `lorad resume {run}` makes this step again.",
     )
+
+
+def worth(spec: Spec, samples: list[Sample], scores: list[Score]) -> tuple[np.ndarray, np.ndarray]:
+    """(float32 [N], bool [S]): what each sample with a reward is worth, and which samples these are."""
+    scored = np.array([s.value is not None for s in scores], np.bool_)
+    rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
+    cut = np.array([s.finish == "length" for s in samples], np.bool_)
+    lengths = np.array([s.size for s in samples], np.int64)
+    return shaped(spec, rewards, lengths[scored], cut[scored]), scored
 
 
 def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
@@ -39,25 +49,21 @@ def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
     """
     algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
     samples = rollout.samples
-    scored = np.array([s.value is not None for s in scores], np.bool_)
-    rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
-    cut = np.array([s.finish == "length" for s in samples], np.bool_)
-    lengths = np.array([s.tokens.size for s in samples])
-    worth = shaped(session.spec, rewards, lengths[scored], cut[scored])
+    earned, scored = worth(session.spec, samples, scores)
     ends = np.cumsum([len(group) for group in rollout.groups])
     sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
-    flat = zero_variance(worth, sizes)
+    flat = zero_variance(earned, sizes)
     alive = ~flat if algorithm.drops else sizes > (algorithm.has_baseline and algorithm.least is None)
     alive |= not algorithm.reads_reward
-    masked = cut if algorithm.truncated == "mask" else np.zeros_like(cut)
+    masked = np.array([s.finish == "length" and algorithm.truncated == "mask" for s in samples], np.bool_)
     counted = (scored if algorithm.reads_reward else np.ones_like(scored)) & ~masked
     if parts.surrogate == "nll":
-        counted[scored] &= best_of(worth, sizes, algorithm.best, algorithm.least)
+        counted[scored] &= best_of(earned, sizes, algorithm.best, algorithm.least)
     return Scored(
         scores=scores,
         scored=scored,
-        rewards=rewards,
-        worth=worth,
+        rewards=np.array([s.value for s in scores if s.value is not None], np.float32),
+        worth=earned,
         sizes=sizes,
         counted=counted,
         trained=counted & np.repeat(alive, [len(group) for group in rollout.groups]),

@@ -2,6 +2,7 @@
 step.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,10 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.box.paths import RunDir
-from lorad.driver.rewards import Rewarder, Score
+from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.user.functions import UserFunctions
+from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
+from lorad.envs.host import Hosts
 from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
@@ -95,6 +98,7 @@ class Session:
     """One attempt of one run.
 
     own: the user's loss and advantage, where there are any.
+    hosts: the environments; None where a sample is one completion.
     ahead: None where no sampling runs ahead of training.
     scores_evals: whether held-out problems have what the reward needs.
     current_sha256: of the current version's tensors.
@@ -111,6 +115,7 @@ class Session:
     eval_data: list[Example]
     rewarder: Rewarder
     own: UserFunctions
+    hosts: Hosts | None
     stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -150,8 +155,31 @@ class Session:
         print(f"warning: {message}", flush=True)
 
 
+class Episode(Struct, frozen=True):
+    """What became of an episode. metrics: the last of each name that the environment gave. error: why it
+    failed.
+    """
+
+    task: Task
+    turns: list[EpisodeTurn]
+    end: EpisodeEnd
+    metrics: dict[str, float] = {}
+    error: str = ""
+
+    @property
+    def score(self) -> Score:
+        seconds = sum(turn.seconds for turn in self.turns)
+        reward = None if self.end == "failed" else math.fsum(turn.reward for turn in self.turns)
+        return Score(reward, self.error, seconds)
+
+
 class Sample(Struct, frozen=True, eq=False):
-    """One completion. tokens: int32 [t]; logprobs: float32 [t], the engine's."""
+    """One completion, or one episode.
+
+    tokens: int32 [t], all behind the prompt. logprobs: float32 [m], the engine's, of those that it sampled.
+    sampled: bool [t], which these are; None: all.
+    episode: None of a completion.
+    """
 
     example: Example
     index: int
@@ -160,6 +188,13 @@ class Sample(Struct, frozen=True, eq=False):
     logprobs: np.ndarray
     finish: str
     text: str
+    sampled: np.ndarray | None = None
+    episode: "Episode | None" = None
+
+    @property
+    def size(self) -> int:
+        """Return the number of sampled tokens."""
+        return self.logprobs.size
 
     def for_reward(self) -> RewardInput:
         e = self.example
@@ -196,7 +231,7 @@ class Rollout:
     consumed: prompts that the next step does not look at again.
     sampled: prompts that were sampled; tokens: of all of their samples.
     seconds: that they took; waited: those of them without a turn in the pool.
-    scores: None where nobody scored yet.
+    scoring: the scores, which may still be in the making.
     """
 
     plan: Plan
@@ -207,7 +242,7 @@ class Rollout:
     tokens: int
     seconds: float
     waited: float
-    scores: list[Score] | None = None
+    scoring: Scoring
 
     @property
     def samples(self) -> list[Sample]:

@@ -9,7 +9,7 @@ from lorad.driver import critic
 from lorad.driver.critic import CriticUpdate
 from lorad.driver.session import Rollout, Scored, Session, Weighed
 from lorad.driver.update import Update, current_rate, update
-from lorad.driver.weigh import importance_cap, logprobs, minibatch_ranges, needs_old, within
+from lorad.driver.weigh import batch_of, importance_cap, logprobs, minibatch_ranges, needs_old, within
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueTargets
 from lorad.protocol.calls import ForwardBackward, Stepped
 from lorad.rl.levels import normaliser
@@ -134,9 +134,9 @@ def _must_measure(session: Session, rollout: Rollout, minibatches: list[_MiniBat
 def _measured(session: Session, rollout: Rollout) -> _Mismatch:
     """Measure the mismatch on the first group only, which is cheap and enough for an alarm."""
     group = rollout.groups[0]
-    prompt = np.array(group[0].example.tokens, np.int32)
-    batch = Batch.of([(prompt, [s.tokens for s in group])])
-    difference = np.abs(logprobs(session, "slot", batch) - np.concatenate([s.logprobs for s in group]))
+    difference = np.abs(
+        logprobs(session, "slot", batch_of([group])) - np.concatenate([s.logprobs for s in group])
+    )
     return _Mismatch(float(difference.mean()), float(difference.max()))
 
 
@@ -201,7 +201,7 @@ def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[
         ref=targets.reference_logprobs,
         advantages=targets.advantages,
         mask=weights > 0,
-        lengths=m.batch.completion_lengths,
+        lengths=m.batch.target_lengths,
         groups=m.batch.group_sizes,
     )
     value, derivative = own.derivatives(given, session.spec.seed)
@@ -237,13 +237,13 @@ def _minibatch(
     if inside.start == inside.stop:
         return None
     batch = known.batch.part(inside)
-    start = int(known.batch.part(slice(0, inside.start)).completions.size)
-    tokens = slice(start, start + batch.completions.size)
+    start = int(known.batch.part(slice(0, inside.start)).targets.size)
+    tokens = slice(start, start + batch.targets.size)
     targets = weighed.targets.part(tokens)
     sizes = [len(group) for group in rollout.groups]
     mine = slice(sum(sizes[:first]), sum(sizes[:end]))
     counted = scored.counted[mine]
-    lengths = np.array([s.tokens.size for s in rollout.samples[mine]])[counted]
+    lengths = np.array([s.size for s in rollout.samples[mine]])[counted]
     owner = np.repeat(np.arange(end - first), sizes[first:end])
     total = normaliser(
         lengths,

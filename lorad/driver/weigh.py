@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lorad.driver import critic
-from lorad.driver.session import Known, Rollout, Scored, Session, Weighed
+from lorad.driver.session import Known, Rollout, Sample, Scored, Session, Weighed
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import Logprobs, LogprobsOf
 from lorad.rl.advantage import advantages, returns_to_go, whiten
@@ -61,15 +61,7 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
     rows = np.flatnonzero(scored.trained)
     groups = np.unique(owner[rows])
     samples = rollout.samples
-    batch = Batch.of(
-        [
-            (
-                np.array(rollout.groups[group][0].example.tokens, np.int32),
-                [samples[row].tokens for row in rows[owner[rows] == group]],
-            )
-            for group in groups
-        ]
-    )
+    batch = batch_of([[samples[row] for row in rows[owner[rows] == group]] for group in groups])
     sampler = np.concatenate([np.zeros(0, np.float32), *(samples[row].logprobs for row in rows)])
     if not rows.size:
         return Known(batch, rows, groups, sampler)
@@ -78,7 +70,7 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
 
     def each(ask: Callable[[Batch], np.ndarray]) -> np.ndarray:
         """Ask for each mini-batch by itself: groups of others change no bit of it."""
-        return np.concatenate([ask(part) for part in parts if part.completions.size])
+        return np.concatenate([ask(part) for part in parts if part.targets.size])
 
     with session.timed("train"):
         return Known(
@@ -90,6 +82,15 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
             reference=each(lambda part: _reference(session, part)) if algorithm.has_reference else None,
             values=each(lambda part: critic.values(session, part)) if algorithm.has_critic else None,
         )
+
+
+def batch_of(groups: list[list[Sample]]) -> Batch:
+    """Return the tokens of samples; those of a group are of one prompt."""
+    masks = [sample.sampled for group in groups for sample in group]
+    return Batch.of(
+        [(np.array(group[0].example.tokens, np.int32), [s.tokens for s in group]) for group in groups],
+        [mask for mask in masks if mask is not None] or None,
+    )
 
 
 def minibatch_ranges(spec: Spec, rollout: Rollout) -> list[tuple[int, int]]:
@@ -106,7 +107,7 @@ def within(groups: np.ndarray, first: int, end: int) -> slice:
 def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> Weighed:
     """Advantages, weights and corrections of each token."""
     algorithm = session.spec.algorithm
-    lengths = known.batch.completion_lengths
+    lengths = known.batch.target_lengths
     with session.timed("weigh"):
         penalty, kl = _penalty(session, known)
         values = None
@@ -141,7 +142,7 @@ def _token_advantages(
     its own alone (Agarwal et al., 2024, arXiv 2306.13649; Thinking Machines, 2025, "On-policy distillation").
     """
     algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
-    lengths = known.batch.completion_lengths
+    lengths = known.batch.target_lengths
     if parts.surrogate == "nll":
         return np.ones(int(lengths.sum()), np.float32)
     if not algorithm.reads_reward and penalty is not None:
@@ -158,7 +159,7 @@ def _token_advantages(
         return _own_advantages(session, rollout, scored, known, worth)
     if parts.baseline == "moving":
         worth = worth - _baseline(session, worth)
-    sizes = np.array([s.tokens.size for s in rollout.samples])[scored.scored]
+    sizes = np.array([s.size for s in rollout.samples])[scored.scored]
     baseline = "zero" if parts.baseline == "moving" else parts.baseline
     each = advantages(worth, scored.sizes, baseline, parts.scale, sizes)
     found = np.repeat(each[mine], lengths)
@@ -180,7 +181,7 @@ def _own_advantages(
     if not known.rows.size:
         return np.zeros(0, np.float32)
     samples = [s for s, has_reward in zip(rollout.samples, scored.scored, strict=True) if has_reward]
-    lengths = np.array([s.tokens.size for s in samples], np.int64)
+    lengths = np.array([s.size for s in samples], np.int64)
     rows = np.flatnonzero(scored.scored)
     is_known = np.repeat(np.isin(rows, known.rows), lengths)
     assert session.own.advantage is not None
@@ -236,6 +237,8 @@ def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _reference(session: Session, batch: Batch) -> np.ndarray:
+    if session.spec.algorithm.teacher is not None:
+        return logprobs(session, "teacher", batch)
     return logprobs(
         session, "reference" if session.params.reference or session.state.reference_sha256 else "base", batch
     )

@@ -35,10 +35,9 @@ def memory_for_adapters(config: PoolSetup) -> int:
         return _of_machine(config)
     if config.ranks is not None or config.server is not None:
         return 0
-    beside_base = int(_total(config) * config.memory_fraction) - _trainer_bytes(
-        config, read_facts(Path(config.model_path))
-    )
-    return max(0, beside_base) // ADAPTERS
+    facts = read_facts(Path(config.model_path))
+    bases = _trainer_bytes(config, facts) + _teacher_bytes(config, facts)
+    return max(0, int(_total(config) * config.memory_fraction) - bases) // ADAPTERS
 
 
 def _of_machine(config: PoolSetup) -> int:
@@ -90,6 +89,12 @@ def _trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
     return -(-whole // (ranks.tp * ranks.pp if config.trainer == "megatron" else ranks.ranks))
 
 
+def _teacher_bytes(config: PoolSetup, facts: ModelFacts) -> int:
+    """Return the bytes of the teacher, which is held in the dtype of the base. facts: of the base."""
+    path = config.teacher_path
+    return read_facts(Path(path)).bytes(dtype_of(config, facts)) if path else 0
+
+
 def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool) -> int:
     """Return the bytes for keys and values of an engine in the pool's process. own: the trainer's base is
     beside the engine's.
@@ -100,6 +105,7 @@ def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool)
     if base.device.type == "cpu":
         return CPU_CACHE
     beside = int(_TRAINER_SHARE * _trainer_bytes(config, facts)) if own else 0
+    beside += _teacher_bytes(config, facts)
     left = int(_total(config) * config.memory_fraction) - base.nbytes() - beside
     return max(_LEAST_CACHE, left // 2)  # the other half is for training
 
@@ -112,10 +118,11 @@ def server_share(config: PoolSetup, facts: ModelFacts) -> float:
     """
     if config.device == "cpu":
         return config.memory_fraction
-    share = config.memory_fraction / 2
+    fraction = config.memory_fraction - _teacher_bytes(config, facts) / _total(config)
+    share = fraction / 2
     if config.mode == "timesliced":
         kept = _LODGER_SHARE if config.ranks is not None else _TRAINER_SHARE
-        share = config.memory_fraction - kept * _trainer_bytes(config, facts) / _total(config)
+        share = fraction - kept * _trainer_bytes(config, facts) / _total(config)
     if share < _LEAST_FRACTION:
         raise SpecError(
             f"{config.device}: {config.model} twice, for trainer and engine, does not fit",

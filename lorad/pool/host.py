@@ -46,11 +46,14 @@ _SOFTWARE = ("torch", "numpy", "safetensors")
 
 @dataclass(frozen=True)
 class _Training:
-    """A trainer that is there. checksum: of its base. lodger: see `lorad/pool/phases.py`."""
+    """A trainer that is there, and the one of the teacher. checksum: of its base. lodger: see
+    `lorad/pool/phases.py`.
+    """
 
     trainer: Trainer
     checksum: str
     lodger: Trainer | None = None
+    teacher: Trainer | None = None
 
 
 @contextlib.asynccontextmanager
@@ -114,8 +117,12 @@ class _Start:
             raise
 
     async def _training_on(self, base: Base) -> _Training:
-        trainer: Trainer = self.trainer_type(base, self.compute, self.config.model)
-        return _Training(trainer, await trainer.base_checksum())
+        config, teacher = self.config, None
+        trainer: Trainer = self.trainer_type(base, self.compute, config.model)
+        if config.teacher_path:
+            held = await self.compute.run(_load, config, self.facts, config.teacher_path)
+            teacher = self.trainer_type(held, self.compute, config.teacher)
+        return _Training(trainer, await trainer.base_checksum(), teacher=teacher)
 
     async def _ranks(self, setup: RanksSetup) -> Trainer:
         config = self.config
@@ -208,7 +215,8 @@ def _check_mode(config: PoolSetup, engine: Engine) -> None:
         )
 
 
-def _load(config: PoolSetup, facts: ModelFacts) -> Base:
+def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:
+    """Load the pool's model, or that of `path` in the same dtype. facts: of the pool's."""
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
@@ -216,7 +224,7 @@ def _load(config: PoolSetup, facts: ModelFacts) -> Base:
         # of this thread, which does all the work: streams and graphs are made there
         torch.cuda.set_device(device)
     dtype = torch.float32 if dtype_of(config, facts) == "float32" else torch.bfloat16
-    return load_base(Path(config.model_path), dtype, device)
+    return load_base(Path(path or config.model_path), dtype, device)
 
 
 async def run(config: PoolSetup, root: Path) -> None:
@@ -303,7 +311,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
     """Provide the pool of a configuration, without its socket; closed at the end, with all files written."""
     compute = Compute()
     try:
-        digest = asyncio.create_task(asyncio.to_thread(weights_sha256, Path(config.model_path)))
+        digest = asyncio.create_task(asyncio.to_thread(_digests, config))
         try:
             async with _started(config, compute, root) as (training, engine):
                 facts = read_facts(Path(config.model_path))
@@ -312,6 +320,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                     info,
                     training.trainer,
                     engine,
+                    teacher=training.teacher,
                     lodger=training.lodger,
                     rate=_rate(config, info.dtype, facts),
                     joins=not config.deterministic and config.ranks is None,
@@ -327,11 +336,18 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
         compute.close()
 
 
+def _digests(config: PoolSetup) -> tuple[str, str]:
+    """Digest the weight files of the model, and of the teacher, "" without one."""
+    paths = config.model_path, config.teacher_path
+    model, teacher = (weights_sha256(Path(path)) if path else "" for path in paths)
+    return model, teacher
+
+
 def _info(
-    config: PoolSetup, training: _Training, engine: Engine, facts: ModelFacts, model_sha256: str
+    config: PoolSetup, training: _Training, engine: Engine, facts: ModelFacts, sha256: tuple[str, str]
 ) -> PoolInfo:
     """Describe the pool; a separate trainer's package versions are under `trainer.`, since this process may
-    have others.
+    have others. sha256: see `_digests`.
     """
     trainer = training.trainer.capabilities()
     here = {name: importlib.metadata.version(name) for name in _SOFTWARE}
@@ -356,9 +372,11 @@ def _info(
             **there,
             **engine.software(),
         },
-        model_sha256=model_sha256,
+        model_sha256=sha256[0],
         parameters=facts.parameters,
         losses=trainer.losses,
+        teacher=config.teacher,
+        teacher_sha256=sha256[1],
     )
 
 

@@ -13,13 +13,15 @@ from lorad.pool.loaded import LoadedVersions
 from lorad.pool.phases import Phases
 from lorad.pool.tenants import Parties, Tenant
 from lorad.pool.work import Meter, Rate, Work
-from lorad.protocol.calls import Call
+from lorad.protocol.calls import Call, Open
 from lorad.protocol.status import PoolInfo
 from lorad.trainers.base import Trainer
 
 
 class Pool:
     """One trainer, one engine, and the runs that share them. vocab_size: token ids are below it.
+
+    teacher: holds another model, for log-probabilities.
 
     lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`. joins: gradients of
     several runs are made in the same passes. memory: bytes for slots and versions, 0 when not known.
@@ -31,12 +33,14 @@ class Pool:
         trainer: Trainer,
         engine: Engine,
         *,
+        teacher: Trainer | None = None,
         lodger: Trainer | None = None,
         rate: Rate | None = None,
         joins: bool = False,
         memory: int = 0,
     ) -> None:
         self.info, self.trainer, self.engine = info, trainer, engine
+        self._teacher = teacher
         self.vocab_size = trainer.capabilities().vocab
         self.phases = Phases(engine, is_timesliced=info.mode == "timesliced", lodger=lodger)
         self.attester = Attester(engine, trainer, self.vocab_size, self.phases, is_apart=info.mode != "fused")
@@ -64,6 +68,19 @@ class Pool:
             )
         return tenant
 
+    @property
+    def teacher(self) -> Trainer:
+        """Raises Conflict where the pool was started without one."""
+        if self._teacher is None:
+            raise Conflict(
+                f"pool {self.info.pool} has no teacher", hint="A run that has one gets another pool."
+            )
+        return self._teacher
+
+    def holder_of_reference(self, spec: Open) -> Trainer:
+        """Return the trainer that holds the reference of a slot."""
+        return self.teacher if spec.has_teacher else self.trainer
+
     def request(self, call: Call) -> str:
         """A name for a generate call that no other one has."""
         return f"{call.run or 'serve'}:{call.attempt}:{next(self._requests)}"
@@ -76,6 +93,8 @@ class Pool:
         for slot in (tenant.run, *tenant.beside):
             self.work.forget(slot)
             await self.trainer.close(slot)
+        if tenant.spec.reference is not None:
+            await self.holder_of_reference(tenant.spec).close(tenant.reference)
 
     async def close(self) -> None:
         """Finish what changes slots, write what is pending.

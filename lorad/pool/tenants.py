@@ -89,9 +89,8 @@ class Tenant:
 
     @property
     def beside(self) -> list[str]:
-        """Return the slots that are held for the run beside its own."""
-        some = {critic_slot: self.spec.critic, reference_slot: self.spec.reference}
-        return [name(self.run) for name, wanted in some.items() if wanted is not None]
+        """Return the slots that its trainer holds for the run beside its own and the reference's."""
+        return [] if self.spec.critic is None else [self.critic]
 
     @property
     def current(self) -> str:

@@ -18,7 +18,6 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     import msgspec
-    from safetensors import SafetensorError, safe_open
 
     from lorad.adapters.adapter import AdapterConfig
     from lorad.adapters.peft import outline, read_peft
@@ -31,12 +30,14 @@ with quick_imports():
     from lorad.box.paths import Home, default_home
     from lorad.driver.rewards import Rewarder
     from lorad.driver.user.functions import UserFunctions
+    from lorad.envs.host import Host
     from lorad.errors import AdapterRefused, SpecError, to_wire
-    from lorad.files import open_file, refuse_sparse
-    from lorad.models.directory import read_config, resolve, weight_files
+    from lorad.models.directory import read_config, weight_files
     from lorad.models.facts import ModelFacts, read_facts
     from lorad.preflight.backends import check_backends, server_check
+    from lorad.preflight.directory import check_weights, model_directory
     from lorad.preflight.memory import available_memory, base_memory, check_memory
+    from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
         check_adapted,
         check_devices,
@@ -45,12 +46,12 @@ with quick_imports():
         check_sizes,
         check_trainer,
     )
-    from lorad.preflight.user_code import check_functions, refuse_unset
+    from lorad.preflight.user_code import check_env, check_functions, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
-    from lorad.rl.reward import SAMPLE_KEYS, lacking
+    from lorad.rl.reward import SAMPLE_KEYS
     from lorad.rl.sources import read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
@@ -84,10 +85,11 @@ def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
 def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
     """Yield an error for everything that the spec names and that is missing or unreadable on disk."""
     looks: list[Callable[[], object]] = [
-        lambda: _model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
+        lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
         *(partial(_there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
-        lambda: Rewarder(spec.reward_spec, cwd),
+        lambda: Rewarder(spec.rewards, cwd),
         lambda: UserFunctions(spec.algorithm, cwd),
+        lambda: Host(spec.env, cwd) if spec.env.name else None,
     ]
     if spec.lora.adapter_path is not None:
         looks.append(partial(read_peft, cwd / Path(spec.lora.adapter_path).expanduser()))
@@ -126,7 +128,7 @@ def _checked(
     check_backends(spec, box)
     check_devices(spec, device, devices)
     told = check_trainer(spec, box, device)
-    directory = _model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
+    directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
     check_sizes(spec, model)
     shapes = targets_of(spec.trainer.backend, model.linears)
@@ -136,29 +138,22 @@ def _checked(
     _check_adapter(spec, adapter, shapes, cwd, directory)
     spec = fitted(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
-    frozen = _check_reference(reference, shapes) if reference is not None else 0
+    teacher = check_teacher(spec, cwd, directory, model)
+    frozen = _check_reference(reference, spec, teacher.facts if teacher else model)
     frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
-    needed = 0 if warm else base_memory(spec, model, device)
-    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank
-    critic *= spec.algorithm.has_critic
-    needed += 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
+    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank * spec.algorithm.has_critic
+    needed = 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
+    needed += 0 if warm else base_memory(spec, model, device, teacher and teacher.facts)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
     data = load_train(spec, tokenizer, cwd)
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
-    is_rl = spec.algorithm.kind == "rl"
-    is_scored = _check_reward(spec, data.take(0, 1) if is_rl else held_out[:1], data, cwd)
-    check_functions(spec.algorithm, cwd)
-    base = BaseFacts(
-        modules=[*adapter.modules],
-        linears=sorted({leaf(name) for name in model.linears}),
-        max_positions=model.max_positions,
-    )
+    is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
+    base = _base_facts(adapter, model, teacher)
     if spec.rollout.backend in SERVERS:
-        told += server_check()(
-            spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids
-        )
+        check = server_check()
+        told += check(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
     return SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
@@ -166,6 +161,7 @@ def _checked(
         hidden_size=model.hidden_size,
         parameters=model.parameters,
         max_positions=base.max_positions,
+        teacher_path=base.teacher_path,
         linears=base.linears,
         modules=base.modules,
         adapter_parameters=size,
@@ -183,13 +179,6 @@ def _checked(
     )
 
 
-def _model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
-    """Return the model's directory, like `resolve`, with relative paths from `cwd`."""
-    local = cwd / Path(path).expanduser()
-    found = str(local) if local.is_dir() and not path.startswith("builtin:") else path
-    return resolve(found, any_architecture=any_architecture)
-
-
 def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
     """Every weight file is as long as its header says; tensors are checked when they are loaded.
 
@@ -197,8 +186,17 @@ def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
     """
     if needs_base(spec):
         read_config(directory)
-    _check_weights(directory)
+    check_weights(directory)
     return read_facts(directory)
+
+
+def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | None) -> BaseFacts:
+    return BaseFacts(
+        modules=[*adapter.modules],
+        linears=sorted({leaf(name) for name in model.linears}),
+        max_positions=model.max_positions,
+        teacher_path=str(teacher.directory) if teacher else "",
+    )
 
 
 def _adapter_config(spec: Spec, model: ModelFacts) -> AdapterConfig:
@@ -233,33 +231,34 @@ def _check_adapter(spec: Spec, wanted: AdapterConfig, shapes: _Shapes, cwd: Path
     check_shared(spec, found)
 
 
-def _check_reference(directory: Path, shapes: _Shapes) -> int:
-    """Count the parameters of the adapter that KL is measured against.
+def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> int:
+    """Count the parameters of the adapter that KL is measured against; 0 where it is none.
 
     Raises SpecError unless it fits the base.
     """
+    if directory is None:
+        return 0
     try:
         found = read_peft(directory)
-        validate(found, shapes)
+        validate(found, targets_of(spec.trainer.backend, model.linears))
     except AdapterRefused as error:
         raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
     return sum(tensor.size for tensor in found.tensors.values())
 
 
-def _check_weights(directory: Path) -> None:
-    """Every weight file is as long as its header says.
+def _check_user_code(
+    spec: Spec, data: Dataset, held_out: list[Example], tokenizer: Tokenizer, cwd: Path
+) -> bool:
+    """Rewards, environments, losses and advantages can be loaded and do what they should.
 
-    Raises SpecError; tensors are checked when they are loaded.
+    Raises SpecError. Returns whether evals have a reward.
     """
-    for path in weight_files(directory):
-        try:
-            with open_file(path) as file, safe_open(path, framework="np"):
-                refuse_sparse(file, path)
-        except (SafetensorError, OSError) as error:
-            told = getattr(error, "strerror", None) or error
-            raise SpecError(
-                f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again."
-            ) from None
+    check_functions(spec.algorithm, cwd)
+    scored = data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1]
+    if spec.env.name is None:
+        return _check_reward(spec, scored, data, cwd)
+    check_env(spec, scored[0], tokenizer, cwd)
+    return True
 
 
 def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> bool:
@@ -270,21 +269,22 @@ def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path)
 
     examples: the first of those whose samples are scored; none where none are.
     """
-    refuse_unset(spec.reward_spec.env, "reward.env")
-    with Rewarder(spec.reward_spec, cwd) as rewarder:
-        required = rewarder.start()
-    is_rl, name = spec.algorithm.kind == "rl", spec.reward_spec.name
-    if not examples:
-        return is_rl
-    has_answers = data.has_answers if is_rl else bool(examples[0].answer)
-    missing = lacking(name, required, examples[0].row, has_answers=has_answers)
-    if missing and (is_rl or spec.reward_spec != RewardSpec()):
+    for reward in spec.rewards:
+        refuse_unset(reward.env, "reward.env")
+    is_rl = spec.algorithm.kind == "rl"
+    with Rewarder(spec.rewards, cwd) as rewarder:
+        rewarder.start()
+        if not examples:
+            return is_rl
+        has_answers = data.has_answers if is_rl else bool(examples[0].answer)
+        lacking = rewarder.lacking(examples[0].row, has_answers=has_answers)
+    for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
         there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
         hint = f"There is {', '.join(there)}; data.answer_key names the column of answers."
         raise SpecError(
             f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint
         )
-    return not missing
+    return not lacking
 
 
 def _warnings(

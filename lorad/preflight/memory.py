@@ -26,9 +26,9 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
     return min(free, max(0, limit - used + cache))
 
 
-def base_memory(spec: Spec, model: ModelFacts, device: str) -> int:
-    """Return the bytes of the bases that are loaded, `auto` being float32 on the CPU: the trainer's, and each
-    server's own.
+def base_memory(spec: Spec, model: ModelFacts, device: str, teacher: ModelFacts | None = None) -> int:
+    """Return the bytes of the bases that are loaded, `auto` being float32 on the CPU: the trainer's, each
+    server's own, and the teacher's, in the dtype of the model.
 
     FSDP cuts one over all ranks, Megatron has one for each data-parallel copy.
     """
@@ -38,7 +38,8 @@ def base_memory(spec: Spec, model: ModelFacts, device: str) -> int:
     if rollout.backend not in SERVERS:  # a base in the pool's process, which a trainer there shares
         sampled = int(trainer.backend in RANKED)
     dtype = "float32" if spec.model.dtype == "auto" and device == "cpu" else spec.model.dtype
-    return model.bytes(dtype) * (trained + sampled)
+    beside = 0 if teacher is None else teacher.bytes(model.dtype if dtype == "auto" else dtype)
+    return model.bytes(dtype) * (trained + sampled) + beside
 
 
 def check_memory(needed: int, free: int | None, device: str, fraction: float) -> None:

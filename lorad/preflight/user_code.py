@@ -1,12 +1,20 @@
-"""The user's own loss and advantage: loaded, and tried on a few made-up samples."""
+"""User code, loaded and tried: losses and advantages on made-up samples, environments on the first row."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from lorad.driver.user.functions import UserFunctions
+from lorad.envs.child import Answer
+from lorad.envs.episode import Task
+from lorad.envs.format import Format
+from lorad.envs.host import Host
+from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
+from lorad.rl.data import Example
+from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.algorithm import Algorithm
+from lorad.spec.model import Spec
 
 _UNSET = (
     "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does not count."
@@ -26,3 +34,50 @@ def check_functions(algorithm: Algorithm, cwd: Path) -> None:
         for function in functions.all:
             function.start()
             function.try_out(with_reference=algorithm.has_reference)
+
+
+def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> None:
+    """The environment begins with words that fit, and answers two episodes of the first row alike.
+
+    Raises SpecError.
+    """
+    env = spec.env
+    refuse_unset(env.pass_env, "env.pass_env")
+    form, host = Format(spec, tokenizer), Host(env, cwd)
+    try:
+        host.start()
+        task = Task(example.row, spec.seed)
+        both, begun = zip(*host.begin([task, task]), strict=True)
+        messages = _alike(begun, "reset", env.name).messages
+        if messages is None:
+            raise _wrong(env.name, "reset returned an Observation without messages, so nothing is to be done")
+        _, tokens = form.first(messages)
+        if len(tokens) + spec.rollout.max_new_tokens > (env.max_tokens or 0):
+            raise SpecError(
+                f"the first observation has {len(tokens)} tokens, and with a turn of "
+                f"{spec.rollout.max_new_tokens} it exceeds {env.max_tokens}",
+                key="env.max_tokens",
+                hint="Raise it, or lower rollout.max_new_tokens.",
+            )
+        for heard in both:
+            heard.turns.append(Turn("", "stop"))
+        said = _alike(host.answers(both), "step", env.name).messages
+        if said is not None:
+            form.following(said)
+    finally:
+        host.close()
+
+
+def _alike(answers: Sequence[Answer], verb: str, name: str | None) -> Answer:
+    """Return what both episodes were answered. Raises SpecError."""
+    first, second = answers
+    if first.error:
+        raise SpecError(first.error, key="env.name", hint="Mend the file.")
+    if (first.messages, first.reward) != (second.messages, second.reward):
+        raise _wrong(name, f"{verb} answered two episodes of one row otherwise, with equal turns")
+    return first
+
+
+def _wrong(name: str | None, problem: str) -> SpecError:
+    hint = "An environment is a function of its row and the turns so far; see docs/environments.md."
+    return SpecError(f"{name}: {problem}", key="env.name", hint=hint)

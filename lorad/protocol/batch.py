@@ -36,6 +36,7 @@ class Sampling(Struct, frozen=True):
     top_k: 0 is all.
     stream: whether tokens are read as they come; without it an engine may keep a sample back until all have
         ended.
+    as_they_end: whether samples are read as they end, though their tokens are not read as they come.
     logprobs: whether they are used; without it they may be of another temperature.
     """
 
@@ -47,6 +48,7 @@ class Sampling(Struct, frozen=True):
     stop: tuple[str, ...] = ()
     stream: bool = True
     logprobs: bool = True
+    as_they_end: bool = False
 
 
 class Chunk(Struct, frozen=True):
@@ -119,10 +121,12 @@ class Chunks(Struct, frozen=True):
 
 class Batch(Struct, frozen=True):
     """Samples in groups; the prompt of a group is given once. G groups, S samples in group order, T tokens in
-    all.
+    all, of which the policy sampled M, the targets. Arrays of numbers per token that travel beside a batch
+    have M entries: a token that an environment wrote has none.
 
     prompts: int32 [sum(prompt_lengths)]     prompt_lengths: int32 [G]      group_sizes: int32 [G], sums to S
     completions: int32 [T]                   completion_lengths: int32 [S], sums to T
+    sampled: bool [T], whether the policy sampled a token; at least one of each sample. None: it sampled all.
     """
 
     prompts: np.ndarray
@@ -130,6 +134,22 @@ class Batch(Struct, frozen=True):
     group_sizes: np.ndarray
     completions: np.ndarray
     completion_lengths: np.ndarray
+    sampled: np.ndarray | None = None
+
+    @property
+    def targets(self) -> np.ndarray:
+        """int32 [M]."""
+        return self.completions if self.sampled is None else self.completions[self.sampled]
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        """int32 [S], sums to M."""
+        if self.sampled is None:
+            return self.completion_lengths
+        before = np.concatenate([[0], np.cumsum(self.sampled)])
+        ends = np.cumsum(self.completion_lengths)
+        found: np.ndarray = (before[ends] - before[ends - self.completion_lengths]).astype(np.int32)
+        return found
 
     def check(self) -> None:
         """Raises ValueError when the lengths do not add up."""
@@ -143,6 +163,12 @@ class Batch(Struct, frozen=True):
             raise ValueError("every group needs a prompt of at least one token")
         if (self.completion_lengths < 1).any():
             raise ValueError("every sample needs at least one token")
+        if self.sampled is None:
+            return
+        if self.sampled.dtype != np.bool_ or self.sampled.shape != self.completions.shape:
+            raise ValueError("sampled must be bools, one for each completion token")
+        if (self.target_lengths < 1).any():
+            raise ValueError("every sample needs at least one token that was sampled")
 
     def part(self, groups: slice) -> Batch:
         """Return some of the groups, one after another, as views."""
@@ -155,6 +181,7 @@ class Batch(Struct, frozen=True):
             group_sizes=self.group_sizes[groups],
             completions=self.completions[slice(*tokens)],
             completion_lengths=self.completion_lengths[slice(*samples)],
+            sampled=None if self.sampled is None else self.sampled[slice(*tokens)],
         )
 
     def groups(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
@@ -167,8 +194,10 @@ class Batch(Struct, frozen=True):
             start += size
 
     @classmethod
-    def of(cls, groups: list[tuple[np.ndarray, list[np.ndarray]]]) -> Batch:
-        """Make a batch of (prompt, completions) groups."""
+    def of(
+        cls, groups: list[tuple[np.ndarray, list[np.ndarray]]], sampled: list[np.ndarray] | None = None
+    ) -> Batch:
+        """Make a batch of (prompt, completions) groups. sampled: bool [t] of each completion."""
         completions = [c for _, group in groups for c in group]
 
         def flat(arrays: list[np.ndarray]) -> np.ndarray:
@@ -180,11 +209,12 @@ class Batch(Struct, frozen=True):
             group_sizes=np.array([len(g) for _, g in groups], np.int32),
             completions=flat(completions),
             completion_lengths=np.array([len(c) for c in completions], np.int32),
+            sampled=None if sampled is None else np.concatenate([np.zeros(0, np.bool_), *sampled]),
         )
 
 
 class PolicyTargets(Struct, frozen=True):
-    """What a policy loss needs beside the tokens. T completion tokens as in the batch; all float32 [T].
+    """What a policy loss needs beside the tokens; all float32 [M], of the targets of the batch.
 
     advantages: what the surrogate weighs each token with.
     sampler_logprobs: those of the engine that sampled; None for tokens that no engine sampled.
@@ -261,7 +291,7 @@ class PolicyLoss(Struct, frozen=True):
 
 
 class ValueTargets(Struct, frozen=True):
-    """What a value loss needs beside the tokens; all float32 [T].
+    """What a value loss needs beside the tokens; all float32 [M], of the targets of the batch.
 
     returns: what the critic is to predict.
     values: the critic's own before its first update on these samples.
@@ -334,7 +364,7 @@ class LossStats(Struct, frozen=True):
 class Gradients(LossStats, frozen=True):
     """What is said of the gradients of one forward_backward.
 
-    logprobs: float32 [T], where the loss asks for them.
+    logprobs: float32 [M], where the loss asks for them.
     """
 
     logprobs: np.ndarray | None = None

@@ -53,6 +53,9 @@ class Open(Struct, frozen=True):
     reference: the adapter whose log-probabilities `Logprobs` gives as `reference`. It is attested like a
     version and held beside the slot, frozen.
 
+    has_teacher: log-probabilities of the pool's teacher are asked for, and the reference is an adapter of
+    that model: no engine holds it, and its log-probabilities are those of `teacher`.
+
     critic: it is never published.
 
     priority: a run with one more gets twice the share of the pool's turns. kept: versions that stay loaded
@@ -80,6 +83,7 @@ class Open(Struct, frozen=True):
     priority: int = 0
     reference: "LoadVersion | None" = None
     critic: OpenCritic | None = None
+    has_teacher: bool = False
 
 
 class Opened(Struct, frozen=True):
@@ -154,13 +158,14 @@ class Stepped(Struct, frozen=True):
     waited: float = 0.0
 
 
-LogprobsOf = Literal["slot", "base", "reference"]
+LogprobsOf = Literal["slot", "base", "reference", "teacher"]
 
 
 class Logprobs(Struct, frozen=True):
-    """Compute log-probabilities of a batch, with the temperature of the sampling.
+    """Compute log-probabilities of the targets of a batch, with the temperature of the sampling.
 
-    of: the run's slot, the base (adapter off), or the reference that the slot was opened with.
+    of: the run's slot, the base (adapter off), the reference that the slot was opened with, or the pool's
+    teacher.
     """
 
     of: LogprobsOf
@@ -169,7 +174,7 @@ class Logprobs(Struct, frozen=True):
 
 
 class LogprobsResult(Struct, frozen=True):
-    logprobs: np.ndarray  # float32 [T]
+    logprobs: np.ndarray  # float32 [M]
 
 
 class Values(Struct, frozen=True):
@@ -179,7 +184,7 @@ class Values(Struct, frozen=True):
 
 
 class ValuesResult(Struct, frozen=True):
-    values: np.ndarray  # float32 [T]
+    values: np.ndarray  # float32 [M]
 
 
 class ValueBackward(Struct, frozen=True):

@@ -78,6 +78,7 @@ class Attempt(Struct, frozen=True):
     trainer, engine: the backends.
     sizes: sizes of the trainer along its axes, where there is more than one rank.
     inputs: files that the attempt read, see `lorad/driver/begin.py`.
+    teacher_sha256: see `PoolInfo`.
     """
 
     pid: int
@@ -94,6 +95,7 @@ class Attempt(Struct, frozen=True):
     sizes: dict[str, int] = {}
     inputs: dict[str, Input] = {}
     reference: Reference | None = None
+    teacher_sha256: str = ""
 
 
 class VersionFact(Struct, frozen=True):

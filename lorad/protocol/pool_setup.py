@@ -79,6 +79,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     pool: the pool's id; empty until it has one.
     model: the model as the spec names it.
     model_path: the directory that `model` resolved to.
+    teacher, teacher_path: another model, which is held beside it for its log-probabilities; "" for none.
     socket: the path of the pool's socket.
     dtype: `auto` is the checkpoint's own on a GPU and float32 on the CPU.
     trainer, engine: the names of the backends.
@@ -101,6 +102,8 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     pool: str
     model: str
     model_path: str
+    teacher: str = ""
+    teacher_path: str = ""
     socket: str = ""
     dtype: Dtype = "auto"
     trainer: str = "builtin"
@@ -146,6 +149,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
                 *(_part_key(part) for part in (self.server, self.ranks) if part),
                 *self.devices,
+                *([f"teacher {self.teacher_path}"] if self.teacher_path else []),
             ]
         )
 
@@ -160,15 +164,17 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
 
     def takes(self, other: PoolSetup) -> bool:
         """Check whether a run for `other` may join: they agree, or the server takes more rank or more
-        context.
+        context, or there is a teacher that the run does not need.
         """
+        if self.teacher_path and not other.teacher_path:
+            return self.takes(other.taught_by(self))
         if self.server is None or other.server is None:
             return self.key == other.key
         return self.key == other.widened(self).key == self.widened(other).key
 
     def serves(self, other: PoolSetup) -> bool:
         """Check whether this pool can serve versions of a run that asks for `other`: the base and the
-        backends count, not the number of threads, determinism, or which devices of one kind.
+        backends count, not the number of threads, determinism, the teacher, or which devices of one kind.
         """
         if (self.device == "cpu") != (other.device == "cpu") or len(self.names) != len(other.names):
             return False
@@ -179,7 +185,12 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
             device=self.device,
             devices=self.devices,
         )
-        return self.takes(mine)
+        return self.takes(mine.taught_by(self))
+
+    def taught_by(self, other: PoolSetup | None) -> PoolSetup:
+        """Return the same pool with the teacher of `other`, if there is one."""
+        teacher, path = ("", "") if other is None else (other.teacher, other.teacher_path)
+        return msgspec.structs.replace(self, teacher=teacher, teacher_path=path)
 
     def widened(self, other: PoolSetup) -> PoolSetup:
         """Widen the server so that it takes runs for `other` too;

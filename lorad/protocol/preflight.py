@@ -33,16 +33,18 @@ class Question(Struct, frozen=True, kw_only=True):
 
 
 class BaseFacts(Struct, frozen=True, kw_only=True):
-    """What a server has to know of a base and a run's adapter.
+    """What a pool has to know of a base, a run's adapter and its teacher.
 
     modules: the names of the linears that the adapter changes.
     linears: the leaf names of all linears of the base.
     max_positions: the base's context length in tokens.
+    teacher_path: the directory of the teacher, where that is another model; "" otherwise.
     """
 
     modules: list[str] = []
     linears: list[str] = []
     max_positions: _Count = 0
+    teacher_path: str = ""
 
 
 class Rate(Struct, frozen=True):

@@ -10,6 +10,8 @@ class PoolInfo(Struct, frozen=True):
         them differently (sharded, fused) have other checksums.
     model_sha256: sha256 over the weight files, the same for all trainers.
     parameters: number of parameters of the base; 0 where it is not known.
+    teacher, teacher_sha256: the model that is held beside it for its log-probabilities, and its weight files;
+        "" for none.
     losses: what its trainer knows of `LOSSES` in lorad/protocol/batch.py.
     """
 
@@ -29,6 +31,8 @@ class PoolInfo(Struct, frozen=True):
     model_sha256: str = ""
     parameters: int = 0
     losses: tuple[str, ...] = ()
+    teacher: str = ""
+    teacher_sha256: str = ""
 
 
 class Tenant(Struct, frozen=True):

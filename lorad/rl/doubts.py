@@ -5,14 +5,16 @@ from itertools import chain
 
 from lorad.errors import SpecError
 from lorad.rl.idle import idle_keys
+from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Algorithm, Kind
-from lorad.spec.model import Spec
+from lorad.spec.env import EnvSpec
+from lorad.spec.model import RewardSpec, Spec
 from lorad.spec.user_code import UserCode
 
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    kinds = (_of_rate, idle_keys, *_OF_KIND[spec.algorithm.kind])
+    kinds = (_of_rate, _of_env, idle_keys, *_OF_KIND[spec.algorithm.kind])
     for error in chain.from_iterable(kind(spec) for kind in kinds):
         raise error
 
@@ -24,6 +26,38 @@ def _of_rate(spec: Spec) -> Iterator[SpecError]:
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
+        )
+
+
+def _of_env(spec: Spec) -> Iterator[SpecError]:
+    env, task = spec.env, TASKS.get(spec.data.train)
+    if task is not None and task.env is not None and env.name is None:
+        yield SpecError(
+            f"its rows are for the environment {task.env}: their prompts alone have no answer",
+            key="data.train",
+            hint=f"Add `env: {task.env}`, or train on another task.",
+        )
+    if env.name is None:
+        if env != EnvSpec():
+            yield SpecError("nothing is played", key="env", hint="Give env.name, or leave `env` out.")
+        return
+    if spec.algorithm.kind != "rl":
+        yield SpecError(
+            f"{spec.algorithm.name} trains on the completions of the data, and plays nothing",
+            key="env.name",
+            hint="Leave `env` out, or choose an algorithm that samples, such as grpo.",
+        )
+    if spec.rewards != [RewardSpec()]:
+        yield SpecError(
+            f"the environment {env.name} gives the reward of an episode",
+            key="reward",
+            hint="Leave it out, and let the environment compute it.",
+        )
+    if spec.rollout.max_staleness:
+        yield SpecError(
+            "episodes are played with the current version, not ahead of training",
+            key="rollout.max_staleness",
+            hint="Leave it out.",
         )
 
 
@@ -201,11 +235,24 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.truncated",
             hint="Choose keep or penalise, or algorithm.kl.where loss.",
         )
-    if algorithm.name == "distill" and (kl.reference is None or not algorithm.kl_coef):
+    has_teacher = algorithm.teacher is not None or kl.reference is not None
+    if algorithm.name == "distill" and not (has_teacher and algorithm.kl_coef):
         yield SpecError(
             "distill needs a teacher",
-            key="algorithm.kl.reference" if kl.reference is None else "algorithm.kl.coef",
-            hint="Name a version (run@number) or a PEFT directory, and a coefficient above 0.",
+            key="algorithm.kl.coef" if has_teacher else "algorithm.kl.reference",
+            hint="Name a version (run@number), a PEFT directory or algorithm.teacher, with a coefficient.",
+        )
+    if algorithm.teacher is not None and algorithm.name != "distill":
+        yield SpecError(
+            f"{algorithm.name} has no teacher",
+            key="algorithm.teacher",
+            hint="Leave it out, or choose algorithm distill.",
+        )
+    if algorithm.teacher is not None and kl.reference == "start":
+        yield SpecError(
+            f"start is an adapter of the run's own model, not of {algorithm.teacher}",
+            key="algorithm.kl.reference",
+            hint="Leave it out, or name a version (run@number) or a PEFT directory of the teacher's model.",
         )
     if algorithm.name == "distill" and algorithm.kl_place == "loss":
         yield SpecError(

@@ -11,7 +11,10 @@ from lorad.errors import SpecError
 
 
 class RewardInput(Struct, frozen=True):
-    """One finished sample. completion: its text without special tokens. finish: "stop" or "length"."""
+    """One finished sample. completion: its text without special tokens. finish: "stop" or "length".
+
+    A reward function may ask by name for these, which win, and for the columns of the row.
+    """
 
     prompt: str
     completion: str
@@ -19,22 +22,9 @@ class RewardInput(Struct, frozen=True):
     finish: str
     row: dict[str, Any] = {}
 
-    def keywords(self) -> dict[str, Any]:
-        """Return what a reward function may ask for by name: the columns of the row, and these four, which
-        win.
-        """
-        own = {
-            "prompt": self.prompt,
-            "completion": self.completion,
-            "answer": self.answer,
-            "finish": self.finish,
-        }
-        return {**self.row, **own}
-
 
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 _Reward = Callable[[RewardInput], float]
-_LARGEST = 1e30  # training computes in fp32
 _ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
 BUILTIN = (*_ANSWERED, "regex")
 _MARK = "####"
@@ -80,16 +70,6 @@ def _final_number(text: str) -> Decimal | None:
     """Return the number right behind the last `####`, if there is one."""
     _, mark, rest = text.rpartition(_MARK)
     return _number(rest) if mark else None
-
-
-def as_reward(value: Any) -> float:
-    """Convert what a reward function returned to a number. Raises ValueError unless it is one and finite."""
-    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
-        raise ValueError(f"returned {type(value).__name__}, not a number")
-    number = float(value)
-    if not abs(number) < _LARGEST:  # NaN too
-        raise ValueError(f"returned {number}, not a finite number")
-    return number
 
 
 def _regex(pattern: str | None) -> _Reward:

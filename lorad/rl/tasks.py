@@ -12,7 +12,6 @@ from lorad.errors import SpecError
 
 Split = Literal["train", "validation", "test"]
 
-_SHORTEST, _LONGEST = 4, 8
 _BUCKETS = 16
 
 
@@ -25,24 +24,35 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class _Task(msgspec.Struct, frozen=True):
-    """A family of problems `<letter>:<word>=`, the word being 4 to 8 characters of `alphabet`."""
+    """A family of problems `<letter>:<word>=`. lengths: of the word, of characters of `alphabet`.
+
+    env: the environment that its rows are for, without which there is no answer to the prompt.
+    """
 
     letter: str
     alphabet: str
-    solve: Callable[[str], str]
+    solve: Callable[[str, random.Random], str]
+    lengths: tuple[int, int] = (4, 8)
+    env: str | None = None
 
 
-def _sort(word: str) -> str:
+def _sort(word: str, chance: random.Random) -> str:
     return "".join(sorted(word))
 
 
-def _reverse(word: str) -> str:
+def _reverse(word: str, chance: random.Random) -> str:
     return word[::-1]
+
+
+def _value(word: str, chance: random.Random) -> str:
+    """Return what a store holds under a key: nothing that the key shows."""
+    return "".join(chance.choices(string.digits, k=chance.randint(3, 4)))
 
 
 TASKS: dict[str, _Task] = {
     "sort": _Task("S", string.digits, _sort),
     "reverse": _Task("R", string.ascii_lowercase, _reverse),
+    "lookup": _Task("R", string.ascii_lowercase, _value, (4, 5), env="lookup"),
 }
 
 
@@ -68,10 +78,10 @@ def problem(task: str, split: Split, seed: int, index: int) -> Problem:
     name = f"{task}/{split}/{seed}/{index}"
     rng = random.Random(name)
     while True:
-        word = "".join(rng.choices(kind.alphabet, k=rng.randint(_SHORTEST, _LONGEST)))
+        word = "".join(rng.choices(kind.alphabet, k=rng.randint(*kind.lengths)))
         prompt = f"{kind.letter}:{word}="
         if split_of(prompt) == split:
-            return Problem(id=name, prompt=prompt, answer=kind.solve(word))
+            return Problem(id=name, prompt=prompt, answer=kind.solve(word, rng))
 
 
 def _known(task: str, split: str) -> _Task:

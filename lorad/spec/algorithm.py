@@ -121,7 +121,8 @@ class Kl(Part, frozen=True):
         reset_every: steps after which the current version takes the place of the reference; 0 is never.
         reference: `start` is the adapter that the run starts from, `base` the model with the adapter off;
             `RUN@N` and a PEFT directory name another adapter. null is start for a run with lora.adapter_path
-            and for a fork, as in TRL, and base for any other run. It is the teacher of distill.
+            and for a fork, as in TRL, and base for any other run. It is the teacher of distill; beside
+            algorithm.teacher it names an adapter of that model, and null is none.
     """
 
     coef: NonNegativeFloat | None = None
@@ -250,6 +251,8 @@ class Algorithm(Part, frozen=True):
             `least` leaves.
         least: reward that a sample needs to be kept by nll; null leaves out groups whose rewards are equal.
         kl: a penalty towards a reference.
+        teacher: model with the same tokenizer that distill takes for its teacher, as model.path names one.
+            null is the run's own model, on which kl.reference names the teacher.
         reward_coef: weight of the reward beside the teacher in distill; null is 0.
         entropy_coef: weight of a bonus for the entropy of the next token.
         truncated: what becomes of samples that rollout.max_new_tokens cuts off. keep trains on them, mask
@@ -292,6 +295,7 @@ class Algorithm(Part, frozen=True):
     best: Positive | None = None
     least: float | None = None
     kl: Kl = Kl()
+    teacher: Annotated[str, Meta(min_length=1)] | None = None
     reward_coef: NonNegativeFloat | None = None
     entropy_coef: NonNegativeFloat = 0.0
     truncated: Literal["keep", "mask", "penalise"] = "keep"
@@ -370,6 +374,8 @@ class Algorithm(Part, frozen=True):
             found.append(f"overlong penalty {cost.penalty:g}")
         if self.has_critic:
             found.append(f"gamma {self.gamma:g}, lambda {self.lam:g}")
+        if self.teacher is not None:
+            found.append(f"teacher {self.teacher}")
         if self.kl_coef:
             found.append(f"kl {self.kl_type} of {self.kl_coef:g} in the {self.kl_place}")
         if self.correction is not None:

@@ -8,6 +8,7 @@ Every value is checked here as far as the value alone shows (types, ranges, name
 properties.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
+from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat, Seed
 from lorad.spec.user_code import EnvName, memory_bytes
@@ -23,6 +25,7 @@ from lorad.spec.user_code import EnvName, memory_bytes
 _Probability = Annotated[float, Meta(ge=0, lt=1)]
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
 DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
+_LABEL = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 _MOST_ERRORS = 20  # that are found at once
 
@@ -77,7 +80,7 @@ class Data(Part, frozen=True):
     """Where prompts come from, and completions where those are trained on.
 
     Attributes:
-        train: a builtin task (`sort`, `reverse`), a JSONL or Parquet file, or a hub dataset.
+        train: a builtin task (`sort`, `reverse`, `lookup`), a JSONL or Parquet file, or a hub dataset.
         eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
             evaluation for a file.
         prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft and dpo it
@@ -134,10 +137,19 @@ class RewardSpec(Part, frozen=True):
 
     Attributes:
         name: `exact_match`, `gsm8k`, `regex`, or `path/to/file.py:function`.
+        label: name of its curve where there are several rewards; null is the function's name.
+        weight: what it is multiplied with.
         pattern: the regular expression of `regex`.
-        timeout: seconds for one sample.
+        timeout: seconds for one call of the function: for a sample, or for all that a function of lists gets.
         retries: how often a sample whose reward failed is scored again.
-        max_failures: share of failed samples in a step above which the run ends; 1 is never.
+        max_failures: share of failed samples in a step above which the run ends; 1 is never. Of several
+            rewards, the least counts.
+        workers: processes of user code at most; null is one for each core, up to 8.
+        concurrency: calls under way in each process, of an `async def`.
+        batch_size: samples that a function of lists gets at once, at least; always whole groups. null is one
+            group.
+        python: interpreter that runs user code, with packages of its own, from Python 3.10 on; null is
+            lorad's.
         env: variables that user code finds beside those that every program needs; no secret is there unless
             named here.
         memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's
@@ -145,17 +157,32 @@ class RewardSpec(Part, frozen=True):
     """
 
     name: str = "exact_match"
+    label: Annotated[str, Meta(pattern=_LABEL)] | None = None
+    weight: float = 1.0
     pattern: str | None = None
     timeout: PositiveFloat = 10.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 1
     max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3
+    workers: Annotated[int, Meta(ge=1, le=256)] | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=4096)] = 64
+    batch_size: Positive | None = None
+    python: str | None = None
     env: list[EnvName] = msgspec.field(default_factory=list)
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name != "regex":
             raise ValueError(f"pattern is for regex, not for {self.name}")
+        if self.python is not None and ":" not in self.name:
+            raise ValueError(f"python is for a function of a file, not for {self.name}")
+        if not math.isfinite(self.weight):
+            raise ValueError("weight is no number")
         memory_bytes(self.memory)
+
+    @property
+    def curve(self) -> str:
+        """Return the name of its component where there are several rewards."""
+        return self.label or self.name.rpartition(":")[2]
 
     @property
     def memory_bytes(self) -> int:
@@ -344,7 +371,9 @@ class Spec(Part, frozen=True):
         deterministic: no batch is shared with other calls, and shapes and threads are fixed, so that the same
             run gives the same bits. null is true on a CPU.
         algorithm: what is trained on: the name of an algorithm, or a mapping with name and settings.
-        reward: how samples are scored: the name of a reward, or a mapping with name and settings.
+        reward: how samples are scored: the name of a reward, or a mapping with name and settings; or a list
+            of these, whose weighted sum it is.
+        env: the environment that samples are played in: its name, or a mapping with name and settings.
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
@@ -354,7 +383,8 @@ class Spec(Part, frozen=True):
     lora: Lora = Lora()
     algorithm: Algorithm = Algorithm()
     data: Data = Data()
-    reward: str | RewardSpec = "exact_match"
+    reward: str | RewardSpec | Annotated[list[str | RewardSpec], Meta(min_length=1)] = "exact_match"
+    env: EnvSpec = EnvSpec()
     trainer: Trainer = Trainer()
     rollout: Rollout = Rollout()
     eval: Eval = Eval()
@@ -363,9 +393,20 @@ class Spec(Part, frozen=True):
     resources: Resources = Resources()
     attest: Attest = Attest()
 
+    def __post_init__(self) -> None:
+        curves = [reward.curve for reward in self.rewards]
+        if twice := sorted({curve for curve in curves if curves.count(curve) > 1}):
+            raise ValueError(f"two rewards are called {twice[0]}: give one of them another label")
+
     @property
-    def reward_spec(self) -> RewardSpec:
-        return RewardSpec(name=self.reward) if isinstance(self.reward, str) else self.reward
+    def rewards(self) -> list[RewardSpec]:
+        given = self.reward if isinstance(self.reward, list) else [self.reward]
+        return [RewardSpec(name=one) if isinstance(one, str) else one for one in given]
+
+    @property
+    def max_failures(self) -> float:
+        """Return the share of samples that may be without a reward."""
+        return min(reward.max_failures for reward in self.rewards)
 
     @property
     def gpus(self) -> int:
@@ -383,8 +424,8 @@ def convert(data: Any) -> Spec:
         raise SpecError(
             f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one."
         )
-    if isinstance(name := data.get("algorithm"), str):
-        data = {**data, "algorithm": {"name": name}}
+    names = {key: {"name": data[key]} for key in ("algorithm", "env") if isinstance(data.get(key), str)}
+    data = {**data, **names} | ({"env": {}} if data.get("env", {}) is None else {})
     known, wrong = without_unknown(data, Spec)
     rest: dict[str, Any] | None = known
     while rest is not None and len(wrong) < _MOST_ERRORS:
@@ -408,6 +449,13 @@ def fitted(spec: Spec, positions: int) -> Spec:
 
     Raises SpecError when a prompt and its completion do not fit.
     """
+    if (most := spec.env.max_tokens or positions) > positions:
+        raise SpecError(
+            f"{most} is more than the {positions} positions of the model",
+            key="env.max_tokens",
+            hint=f"Set it to {positions} or less.",
+        )
+    spec = replace(spec, env=replace(spec.env, max_tokens=most)) if spec.env.name else spec
     if spec.data.max_sample_tokens > positions:
         if spec.data.max_sample_tokens != Data().max_sample_tokens:
             raise SpecError(

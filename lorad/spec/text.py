@@ -153,7 +153,7 @@ def _set(data: Mapping[str, Any], path: Sequence[str], value: Any, override: str
     if not rest:
         return {**data, first: value}
     inner = data.get(first)
-    if first in ("reward", "algorithm") and isinstance(inner, str):
+    if first in ("reward", "algorithm", "env") and isinstance(inner, str):
         inner = {"name": inner}
     if inner is not None and not isinstance(inner, dict):
         raise SpecError(

@@ -192,14 +192,14 @@ class Trainer(ABC):
 
     @abstractmethod
     async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
-        """float32 [T]: log-probability of each completion token, dropout off.
+        """float32 [M]: log-probability of each target of the batch, dropout off.
 
         Raises NotFound and ValueError (see `check_batch`) before anything is computed.
         """
 
     @abstractmethod
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
-        """float32 [T]: a critic's value at the position that predicts each completion token, dropout off.
+        """float32 [M]: a critic's value at the position that predicts each target, dropout off.
 
         Raises NotFound, Conflict for a slot that is no critic, and ValueError (see `check_batch`) before
         anything is computed.
@@ -346,10 +346,8 @@ def _check_normaliser(batch: Batch, normaliser: float) -> None:
 def _check_arrays(batch: Batch, targets: PolicyTargets | ValueTargets) -> None:
     for name in targets.__struct_fields__:
         array = getattr(targets, name)
-        if array is not None and array.size != batch.completions.size:
-            raise ValueError(
-                f"{name} has {array.size} numbers for {batch.completions.size} completion tokens"
-            )
+        if array is not None and array.size != batch.targets.size:
+            raise ValueError(f"{name} has {array.size} numbers for {batch.targets.size} sampled tokens")
         if array is not None and not np.issubdtype(array.dtype, np.number):
             raise ValueError(f"{name} has no numbers")
     if targets.weights is not None and not (np.isfinite(targets.weights) & (targets.weights >= 0)).all():

@@ -6,11 +6,12 @@ from tests.conformance.trainer_checkpoints import Checkpoints
 from tests.conformance.trainer_critics import Critics
 from tests.conformance.trainer_losses import Losses
 from tests.conformance.trainer_many import Many
+from tests.conformance.trainer_masks import Masks
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_slots import Slots
 
 
-class PolicySuite(Numbers, Losses, Slots, Many, Checkpoints):
+class PolicySuite(Numbers, Losses, Masks, Slots, Many, Checkpoints):
     """Every rule of a trainer that has no critics; fixtures and tolerances are those of `TrainerCase`."""
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from lorad.daemon.record.audit import audit
 from lorad.driver import pending
+from lorad.driver.rewards import Scoring
 from lorad.driver.sample import refuse_stale
 from lorad.driver.session import Plan, Rollout
 from lorad.errors import Conflict, IntegrityError, LoradError
@@ -174,7 +175,9 @@ def test_too_old_samples_are_refused() -> None:
         name_of=str,
         params=SimpleNamespace(run="a"),
     )
-    fresh, old = [Rollout(Plan(5, [], 0, made, made), [], [], 0, 0, 0, 0.0, 0.0) for made in (4, 3)]
+    fresh, old = [
+        Rollout(Plan(5, [], 0, made, made), [], [], 0, 0, 0, 0.0, 0.0, Scoring.of([])) for made in (4, 3)
+    ]
     refuse_stale(session, fresh)
     with pytest.raises(LoradError, match="2 versions old"):
         refuse_stale(session, old)

@@ -44,7 +44,7 @@ def make(tmp_path: Path, processes: Processes) -> Iterator[Make]:
 
     def make(source: str, function: str = "reward", **settings: Any) -> Rewarder:
         (tmp_path / "rewards.py").write_text(source)
-        made.append(Rewarder(RewardSpec(name=f"rewards.py:{function}", **settings), tmp_path))
+        made.append(Rewarder([RewardSpec(name=f"rewards.py:{function}", **settings)], tmp_path))
         return made[-1]
 
     yield make
@@ -100,19 +100,19 @@ def test_regex_searches_and_can_compare_with_the_answer() -> None:
 )
 def test_impossible_builtin_is_refused_at_once(name: str, pattern: str | None, says: str) -> None:
     with pytest.raises(SpecError, match=says) as refused:
-        Rewarder(RewardSpec(name=name, pattern=pattern), Path())
+        Rewarder([RewardSpec(name=name, pattern=pattern)], Path())
     assert refused.value.hint
 
 
 def test_builtins_need_no_process(tmp_path: Path, processes: Processes) -> None:
-    with Rewarder(RewardSpec(), tmp_path) as rewarder:
+    with Rewarder([RewardSpec()], tmp_path) as rewarder:
         assert rewarder.score([sample("12", "12"), sample("1", "12")]) == [Score(1.0), Score(0.0)]
         assert processes() == []
 
 
 def test_endless_pattern_fails_only_its_sample(tmp_path: Path) -> None:
     spec = RewardSpec(name="regex", pattern="^(a+)+$", timeout=1.0)
-    with Rewarder(spec, tmp_path) as rewarder:
+    with Rewarder([spec], tmp_path) as rewarder:
         scores = rewarder.score([sample("a" * 40 + "b"), sample("aa")])
     assert [score.value for score in scores] == [None, 1.0]
 
@@ -121,7 +121,7 @@ def test_a_function_gets_the_keywords_that_it_names(make: Make) -> None:
     rewarder = make(
         "def reward(completion, level, answer='x', absent=5): return level + len(completion) + absent"
     )
-    assert rewarder.start() == ["completion", "level"]
+    assert rewarder.lacking({}, has_answers=True) == {"rewards.py:reward": ["level"]}
     assert rewarder.score([sample("abc", level=10, unused=1)])[0].value == 18
 
 
@@ -306,7 +306,7 @@ def test_unloadable_function_is_refused_with_its_line(
 
 def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no file"):
-        Rewarder(RewardSpec(name="nowhere/rewards.py:reward"), tmp_path)
+        Rewarder([RewardSpec(name="nowhere/rewards.py:reward")], tmp_path)
 
 
 def test_killed_driver_leaves_no_reward_process(
@@ -318,7 +318,7 @@ from pathlib import Path
 from lorad.driver.rewards import Rewarder
 from lorad.rl.reward import RewardInput
 from lorad.spec.model import RewardSpec
-Rewarder(RewardSpec(name="rewards.py:reward", timeout=1000), Path({str(tmp_path)!r})).score(
+Rewarder([RewardSpec(name="rewards.py:reward", timeout=1000)], Path({str(tmp_path)!r})).score(
     [RewardInput("", "", "", "stop")])
 """
     process = subprocess.Popen(
@@ -330,3 +330,143 @@ Rewarder(RewardSpec(name="rewards.py:reward", timeout=1000), Path({str(tmp_path)
     process.kill()
     process.wait()
     assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
+SLOW = "import time\ndef reward(completion):\n    time.sleep(0.3)\n    return len(completion)"
+
+
+def test_slow_samples_are_spread_over_workers(make: Make) -> None:
+    rewarder = make(SLOW, workers=6)
+    rewarder.start()
+    started = time.monotonic()
+    assert [s.value for s in rewarder.score([sample("x" * i) for i in range(24)])] == list(range(24))
+    assert time.monotonic() - started < 24 * 0.3 * 0.7
+
+
+def test_quick_samples_need_one_process(make: Make, processes: Processes) -> None:
+    rewarder = make("def reward(completion): return len(completion)", workers=6)
+    rewarder.start()
+    rewarder.score([sample("x") for _ in range(40)])
+    assert len(processes()) == 2  # the guard among them
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_death_costs_its_sample_with_any_workers(make: Make, workers: int) -> None:
+    source = BAD.replace("return 1\n", "time.sleep(0.1); return 1\n")
+    rewarder = make(source, workers=workers, timeout=60.0)
+    scores = rewarder.score([sample(c) for c in ("good", "exit", "good", "raise", "good", "segfault")])
+    assert [s.value for s in scores] == [1.0, None, 1.0, None, 1.0, None]
+    assert "exited with 3" in scores[1].error and "SIGSEGV" in scores[5].error
+
+
+ASYNC = """
+import asyncio, os, time
+async def reward(completion):
+    if completion == "exit": os._exit(3)
+    if completion == "block": time.sleep(1000)
+    if completion == "hang": await asyncio.sleep(1000)
+    if completion == "sys.exit": raise SystemExit("bye")
+    await asyncio.sleep(0.5)
+    return len(completion)
+"""
+
+
+def test_coroutines_are_under_way_together(make: Make) -> None:
+    rewarder = make(ASYNC, workers=1)
+    rewarder.start()
+    started = time.monotonic()
+    assert [s.value for s in rewarder.score([sample("x" * i) for i in range(60)])] == list(range(60))
+    assert time.monotonic() - started < 60 * 0.5 * 0.3
+
+
+def test_concurrency_bounds_coroutines_under_way(make: Make) -> None:
+    source = """
+import asyncio
+now = most = 0
+async def reward():
+    global now, most
+    now += 1
+    most = max(now, most)
+    await asyncio.sleep(0.05)
+    now -= 1
+    return most
+"""
+    scores = make(source, workers=1, concurrency=3).score([sample() for _ in range(12)])
+    assert max(s.value or 0 for s in scores) == 3
+
+
+@pytest.mark.parametrize(
+    ("completion", "says"),
+    [
+        ("exit", "the reward process exited with 3"),
+        ("block", "no result within 1 s"),
+        ("hang", "no result within 1 s"),
+        ("sys.exit", "SystemExit: bye"),
+    ],
+)
+def test_a_bad_coroutine_fails_alone(completion: str, says: str, make: Make) -> None:
+    rewarder = make(ASYNC, workers=1, timeout=1.0, retries=0)
+    scores = rewarder.score([sample("a"), sample(completion), sample("ab"), sample("abc")])
+    assert [s.value for s in scores] == [1.0, None, 2.0, 3.0]
+    assert says in scores[1].error
+
+
+LISTS = """
+import os
+def reward(prompts, completions, level, groups, **rest):
+    if "exit" in completions: os._exit(3)
+    assert len(prompts) == len(level) == len(groups)
+    best = max(map(len, completions))
+    return [None if c == "none" else float("nan") if c == "nan" else len(c) / best for c in completions]
+"""
+
+
+def in_groups(rewarder: Rewarder, *groups: list[str]) -> list[Score]:
+    return rewarder.begin([[sample(c, level=1) for c in group] for group in groups]).scores()
+
+
+def test_a_function_of_lists_gets_each_group(make: Make) -> None:
+    scores = in_groups(
+        make(LISTS, retries=0), ["a", "ab"], ["abc", "abcdef"], ["exit", "a"], ["nan", "abcde"]
+    )
+    assert [s.value for s in scores] == [0.5, 1.0, 0.5, 1.0, None, None, None, 1.0]
+    assert "exited with 3" in scores[5].error and "nan, not a finite number" in scores[6].error
+
+
+def test_batch_size_joins_whole_groups(make: Make) -> None:
+    source = "def reward(completions, groups): return [10 * len(completions) + g for g in groups]"
+    scores = in_groups(make(source, batch_size=3), ["a", "b"], ["c", "d"], ["e"])
+    assert [s.value for s in scores] == [40, 40, 41, 41, 10]
+
+
+def test_lists_of_another_length_are_refused(make: Make) -> None:
+    scores = in_groups(make("def reward(completions): return [1.0]"), ["a", "b"])
+    assert "returned 1 rewards for 2 completions" in scores[0].error
+
+
+def test_rewards_add_up_by_weight(tmp_path: Path) -> None:
+    (tmp_path / "near.py").write_text("def brief(completion): return {'short': 1.0, 'long': len(completion)}")
+    (tmp_path / "may.py").write_text("def maybe(completions): return [None for c in completions]")
+    specs = [
+        RewardSpec(),
+        RewardSpec(name="near.py:brief", weight=0.5),
+        RewardSpec(name="may.py:maybe", label="other"),
+    ]
+    with Rewarder(specs, tmp_path) as rewarder:
+        score = rewarder.score([sample("12", "12")])[0]
+    assert score.value == 2.5
+    assert score.parts == {"exact_match": 1.0, "brief": 3.0, "brief/short": 1.0, "brief/long": 2.0}
+
+
+def test_one_failed_reward_leaves_the_sample_out(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def bad(): raise ValueError('no')")
+    with Rewarder([RewardSpec(), RewardSpec(name="bad.py:bad")], tmp_path) as rewarder:
+        score = rewarder.score([sample("12", "12")])[0]
+    assert score.value is None and score.error.startswith("bad: ") and "ValueError: no" in score.error
+
+
+def test_components_may_name_the_reward(make: Make) -> None:
+    score = make("def reward(): return {'reward': 3, 'a': 1, 'b': True}").score([sample()])[0]
+    assert (score.value, score.parts) == (3.0, {"a": 1.0, "b": 1.0})
+    score = make("def reward(): return {'a b': 1}").score([sample()])[0]
+    assert score.value is None and "short names" in score.error

@@ -39,7 +39,7 @@ def spec_of(recipe: str) -> Spec:
     return load_spec((EXAMPLES / f"{recipe}.yaml").read_text(), source=recipe)
 
 
-NAMES = [path.stem for path in EXAMPLES.glob("*.yaml") if path.stem not in ("demo", "own-loss")]
+NAMES = [path.stem for path in EXAMPLES.glob("*.yaml") if path.stem not in ("demo", "own-loss", "lookup")]
 RECIPES = sorted(NAMES)
 
 

@@ -67,7 +67,7 @@ def test_overrides_win_and_are_typed() -> None:
 def test_last_of_two_overrides_wins() -> None:
     """A value may hold an equals sign."""
     assert load_spec("", overrides=["seed=1", "seed=2"]).seed == 2
-    assert load_spec("reward: regex", overrides=["reward.pattern=a=b"]).reward_spec.pattern == "a=b"
+    assert load_spec("reward: regex", overrides=["reward.pattern=a=b"]).rewards[0].pattern == "a=b"
 
 
 def test_an_override_does_not_reach_through_an_alias() -> None:

@@ -48,7 +48,7 @@ def test_micro_batches_keep_the_budget_and_the_order(budget: int) -> None:
 def test_a_large_vocabulary_makes_micro_batches_smaller() -> None:
     everything = sequences(random_batch(1, groups=5))
     rows = list(plan(everything, 16384, LOGITS["cpu"] // 10, "cpu", packs=True))
-    assert all(len(row) == 1 or sum(s.completion for s in row) <= 10 for row in rows)
+    assert all(len(row) == 1 or sum(s.targets.size for s in row) <= 10 for row in rows)
 
 
 def test_without_packing_each_sequence_has_a_row() -> None:
@@ -64,6 +64,15 @@ def test_row_maps_completion_tokens_to_predictors() -> None:
     assert rows.predictors.tolist() == [2, 3, 6]
     assert rows.targets.tolist() == [8, 9, 3]
     assert rows.places.tolist() == [0, 1, 2]
+
+
+def test_row_predicts_only_sampled_tokens() -> None:
+    prompt, samples = np.array([5, 6, 7]), [np.array([8, 9, 4]), np.array([3, 2])]
+    sampled = [np.array([True, False, True]), np.array([False, True])]
+    rows = pack(sequences(Batch.of([(prompt, samples)], sampled)), CPU)
+    assert rows.ids.tolist() == [[5, 6, 7, 8, 9, 5, 6, 7, 3]]
+    assert rows.predictors.tolist() == [2, 4, 8]
+    assert (rows.targets.tolist(), rows.places.tolist()) == ([8, 4, 2], [0, 1, 2])
 
 
 def test_a_row_of_nothing_asks_for_nothing() -> None:

@@ -18,7 +18,9 @@ ORDERS = ("as drawn", "reward", "advantage", "length")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """completion: without control characters. tokens: how many. logprob: their mean. version: its number."""
+    """completion: without control characters. tokens: how many. logprob: their mean. version: its number.
+    rewards: components of the reward.
+    """
 
     index: int
     completion: str
@@ -29,6 +31,7 @@ class Sample:
     finish: str
     error: str
     version: str
+    rewards: dict[str, float]
 
 
 @dataclass
@@ -94,6 +97,7 @@ def _sample(row: shapes.Sample) -> Sample:
         finish=_inert(row.finish),
         error=_inert(row.error),
         version=_inert(row.version).rpartition("@")[2][:12],
+        rewards={_inert(k): v for k, value in row.rewards.items() if (v := _finite(value)) is not None},
     )
 
 

@@ -70,6 +70,7 @@ def _head(sample: Sample, measure: Scale, before: str = "") -> Block:
 
 def _figures(sample: Sample) -> list[str]:
     parts = [f"{sample.tokens} tokens" if sample.tokens else "", sample.finish]
+    parts += [f"{name} {number(value)}" for name, value in sample.rewards.items()]
     parts += [f"logprob {number(sample.logprob)}" if sample.logprob is not None else ""]
     return [one for one in (*parts, f"@{sample.version}" if sample.version else "") if one]
 

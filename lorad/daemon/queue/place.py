@@ -130,10 +130,10 @@ def _offered(
     for pool in now.pools:
         is_warm = pool.stop_asked is None and now.is_used(pool)
         if (is_warm or pool.id == run.pool) and pool.setup.takes(setup):
-            return msgspec.structs.replace(setup, server=pool.setup.server), why
+            return msgspec.structs.replace(setup, server=pool.setup.server).taught_by(pool.setup), why
         free = msgspec.structs.replace(setup, threads=pool.setup.threads)
         if is_warm and why.source == "load" and pool.setup.takes(free):
-            warm = msgspec.structs.replace(free, server=pool.setup.server)
+            warm = msgspec.structs.replace(free, server=pool.setup.server).taught_by(pool.setup)
             return warm, Why("load", f"pool {pool.id} is warm and has as many")
     return setup if setup.server is None else setup.widened(now.widest.get((devices, setup.kind), setup)), why
 

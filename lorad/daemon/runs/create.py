@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, Request
@@ -31,15 +32,21 @@ lemur lynx marten mole moose newt otter owl panda puffin raven seal stork swan t
 
 
 def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
-    """Make a local model's path absolute: the pool does not run where the user is. Raises SpecError."""
+    """Make paths of local models absolute: the pool does not run where the user is. Raises SpecError."""
     if not cwd.is_absolute():
         raise SpecError(f"{cwd} is not an absolute path", hint="Say where the paths of the spec begin.")
-    path = cwd / expanded(spec.model.path, user)
+    model = replace(spec.model, path=_absolute(spec.model.path, cwd, user))
+    if (teacher := spec.algorithm.teacher) is None:
+        return replace(spec, model=model)
+    algorithm = replace(spec.algorithm, teacher=_absolute(teacher, cwd, user))
+    return replace(spec, model=model, algorithm=algorithm)
+
+
+def _absolute(model: str, cwd: Path, user: User | None) -> str:
+    """Make a model's path absolute where it is a directory that this user may look into."""
+    path = cwd / expanded(model, user)
     with as_user(user):
-        if not os.path.isdir(path):  # nor where this user may not look
-            return spec
-        path = path.resolve()
-    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, path=str(path)))
+        return str(path.resolve()) if os.path.isdir(path) else model
 
 
 def expanded(path: str, user: User | None) -> Path:

@@ -40,9 +40,11 @@ async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Pat
 
 
 async def _checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None) -> SpecFacts:
-    wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
+    wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend, spec.algorithm.teacher or "")
     warm = any(
-        p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted
+        p.process.is_up
+        and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted[:3]
+        and wanted[3] in ("", p.setup.teacher)
         for p in ctx.pools.values()
     )
     box = config.load(ctx.home.config)

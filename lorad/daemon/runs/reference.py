@@ -36,6 +36,7 @@ from lorad.errors import (
 )
 from lorad.files import fsync
 from lorad.protocol.journal import Reference
+from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import Spec
 from lorad.store import runs
 from lorad.store.rows import RunRow
@@ -98,9 +99,9 @@ async def staged(
 
 def chosen(spec: Spec, *, is_fork: bool) -> str:
     """Choose the reference: without one in the spec, `start` where the run starts from an adapter, else
-    `base`.
+    `base`. Beside a teacher that is another model it is an adapter of that.
     """
-    starts = is_fork or spec.lora.adapter_path is not None
+    starts = (is_fork or spec.lora.adapter_path is not None) and spec.algorithm.teacher is None
     wanted = spec.algorithm.kl.reference or ("start" if starts else "base")
     if wanted == "start" and not starts:
         hint = "Set lora.adapter_path, or use base, a version (run@number) or a PEFT directory."
@@ -159,7 +160,7 @@ async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: R
         root.mkdir(mode=0o700)
         if (user := ctx.user(uid)) is not None:
             own_directory(root, user)
-        await on_behalf(ctx, uid, write, adapter, made, spec.model.path)
+        await on_behalf(ctx, uid, write, adapter, made, spec.algorithm.teacher or spec.model.path)
     except OSError as error:
         discard(root)
         where = f"{error.filename or root}: {error.strerror}"
@@ -175,10 +176,11 @@ def write(adapter: Adapter, made: Staged, model: str) -> None:
     write_directory(made.directory, lambda path: write_peft(adapter, path, model), facts)
 
 
-def refuse_other_model(made: Staged | None, model_path: str) -> None:
-    """Raises SpecError for a version of a run on another model. Whether the weights of one are still the
-    same, the driver sees.
+def refuse_other_model(made: Staged | None, facts: SpecFacts) -> None:
+    """Raises SpecError for a version of a run on another model than that of the run, or of its teacher.
+    Whether the weights of one are still the same, the driver sees.
     """
+    model_path = facts.teacher_path or facts.model_path
     if made is not None and made.model and Path(made.model).resolve() != Path(model_path).resolve():
         raise SpecError(
             f"{made.reference.name} is an adapter of {made.model}, not of {model_path}",

@@ -65,7 +65,8 @@ def pool_for(ctx: Context, run: RunRow) -> Pool:
             if pool.process.is_up and pool.stop_asked is None:
                 return pool
     now = take_snapshot(ctx, runs.queue(ctx.store))
-    setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked_of(ctx, run)).items()}
+    asked = {devices: (setup.taught_by(None), why) for devices, (setup, why) in asked_of(ctx, run).items()}
+    setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked).items()}
     room = find_room(now, setups)
     if room.devices is None:
         make_way(ctx, now, room, "a base to serve")

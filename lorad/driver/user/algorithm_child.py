@@ -16,18 +16,8 @@ with quick_imports():
     import numpy as np
     from msgspec import Struct
 
-    from lorad.children.user_code import (
-        Code,
-        Keywords,
-        Ready,
-        describe,
-        die_with,
-        import_function,
-        keywords_of,
-        limit_memory,
-        send,
-        take_pipes,
-    )
+    from lorad.children.user_code import Keywords, describe, import_function, keywords_of
+    from lorad.children.user_serve import Code, serve
     from lorad.errors import LoradError
     from lorad.rl.user.functions import (
         AdvantageInput,
@@ -70,21 +60,20 @@ class Answer(Struct):
 
 
 def main(lifeline: int) -> None:
-    die_with(lifeline)
-    requests, replies = take_pipes()
-    setup = msgspec.json.decode(requests.readline(), type=Setup)
-    try:
-        limit_memory(setup.memory)
-        function = import_function(setup)
-        keywords = keywords_of(function, setup.function)
-        _refuse_others(setup, keywords)
-    except BaseException as error:
-        send(replies, Ready(error=describe(error, setup), hint=getattr(error, "hint", "")))
-        return
-    send(replies, Ready(required=keywords.required))
-    for line in requests:
+    serve(lifeline, Setup, _load, enc_hook=plain_of)
+
+
+def _load(setup: Setup) -> tuple[Callable[[bytes], Answer], list[str]]:
+    """Return what answers a Question, and the keywords that the function requires."""
+    function = import_function(setup)
+    keywords = keywords_of(function, setup.function)
+    _refuse_others(setup, keywords)
+
+    def answer(line: bytes) -> Answer:
         question = msgspec.json.decode(line, type=Question, dec_hook=array_of)
-        send(replies, _answer(function, keywords, question, setup), enc_hook=plain_of)
+        return _answer(function, keywords, question, setup)
+
+    return answer, keywords.required
 
 
 def plain_of(value: Any) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from lorad.children.user_process import Lost, UserProcess, code_of, environment
+from lorad.children.user_serve import Ready
 from lorad.driver.user.algorithm_child import Answer, Kind, Question, Setup, array_of, plain_of
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
@@ -41,7 +42,7 @@ class UserFunction:
         kind = self._setup.kind
         self._child = UserProcess("lorad.driver.user.algorithm_child", kind, self._environment)
         with HEART.waits():
-            self._child.load(self._setup, self.key)
+            self._child.load(self._setup, self.key, Ready)
 
     def advantages(self, given: AdvantageInput) -> np.ndarray:
         """float64 [S] or [T]. Raises SpecError."""

@@ -1,82 +1,212 @@
-"""The process in which a user's reward function runs: `python -m lorad.driver.user.reward_child LIFELINE`.
+"""The process in which a user's reward function runs: `main(LIFELINE)`.
 
-JSON lines: a Setup, answered by Ready; then one RewardInput at a time, answered by Reply. LIFELINE is the
-read end of a pipe whose write end only the driver holds: when the driver is gone, however it went, the kernel
-kills this process group. See `lorad/children/user_code.py`.
+JSON lines: a Setup, answered by Loaded; then Requests, each answered by an Answer when it ends; `workers.py`
+has their forms. LIFELINE is the read end of a pipe whose write end only the driver holds: when the driver is
+gone, however it went, the kernel kills this process group. See `lorad/children/user_code.py`.
+
+It may run in another interpreter, so that the standard library is all that it imports at first.
 """
 
+import asyncio
+import base64
+import inspect
+import json
+import re
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
-from lorad.startup import quick_imports
+from lorad.children.user_code import (
+    describe,
+    die_with,
+    import_function,
+    keywords_of,
+    limit_memory,
+    take_pipes,
+)
 
-with quick_imports():
-    import msgspec
-    from msgspec import Struct
-
-    from lorad.children.user_code import (
-        Code,
-        Ready,
-        describe,
-        die_with,
-        import_function,
-        keywords_of,
-        limit_memory,
-        send,
-        take_pipes,
-    )
-    from lorad.rl.reward import RewardInput, as_reward, builtin
-
-
-class Setup(Code):
-    """A builtin (`name`, `pattern`), or without a name the function of a file."""
-
-    name: str = ""
-    pattern: str | None = None
-
-
-class Reply(Struct):
-    """The reward of one sample, or what went wrong. is_last: the process is of no further use."""
-
-    value: float | None = None
-    error: str = ""
-    seconds: float = 0.0
-    is_last: bool = False
+_LARGEST = 1e30  # training computes in fp32
+_MOST_PARTS = 32
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 
 
 def main(lifeline: int) -> None:
     die_with(lifeline)
     requests, replies = take_pipes()
-    setup = msgspec.json.decode(requests.readline(), type=Setup)
+    setup = SimpleNamespace(**json.loads(requests.readline()))
+    setup.source = base64.b64decode(setup.source)
     try:
         limit_memory(setup.memory)
-        score, required = _load(setup)
+        function = _load(setup)
     except BaseException as error:
-        send(replies, Ready(error=describe(error, setup), hint=getattr(error, "hint", "")))
+        _send(replies, {"error": describe(error, setup), "hint": getattr(error, "hint", "")})
         return
-    send(replies, Ready(required=required))
+    _send(
+        replies,
+        {"required": function.required, "is_batch": function.is_batch, "is_async": function.is_async},
+    )
+    if function.is_async:
+        asyncio.run(_answer_as_they_end(function, requests, replies))
+        return
     for line in requests:
-        send(replies, _run(score, msgspec.json.decode(line, type=RewardInput), setup))
+        request = json.loads(line)
+        try:
+            answer = function.answer(request, function.call(request))
+        except BaseException as error:
+            answer = function.failure(request, error)
+        _send(replies, answer)
 
 
-def _load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
-    """Return the function, called with a sample, and the keywords that it requires."""
-    if setup.name:
-        return builtin(setup.name, setup.pattern), []
-    function = import_function(setup)
-    keywords = keywords_of(function, setup.function)
-    return lambda sample: function(**keywords.chosen(sample.keywords())), keywords.required
+async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies: BinaryIO) -> None:
+    """Have all requests under way at once, each with its own time."""
+    loop, under_way = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    async def one(request: dict[str, Any]) -> None:
+        try:
+            value, error = await asyncio.wait_for(_outcome(function.call(request)), function.timeout)
+            answer = function.failure(request, error) if error else function.answer(request, value)
+        except asyncio.TimeoutError:  # noqa: UP041 - another class before Python 3.11
+            answer = function.refusal(request, f"no result within {function.timeout:g} s")
+        except BaseException as error:
+            answer = function.failure(request, error)
+        _send(replies, answer)
+
+    with ThreadPoolExecutor(1, "requests") as reader:
+        while line := await loop.run_in_executor(reader, requests.readline):
+            task = loop.create_task(one(json.loads(line)))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
 
 
-def _run(score: Callable[[RewardInput], Any], sample: RewardInput, setup: Setup) -> Reply:
-    started, is_last = time.monotonic(), False
+async def _outcome(found: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """Keep what the call raises, also what would end the event loop; but not that its time is over."""
     try:
-        value, error = as_reward(score(sample)), ""
-    except BaseException as raised:
-        value, error, is_last = None, describe(raised, setup), isinstance(raised, MemoryError)
-    return Reply(value=value, error=error, seconds=time.monotonic() - started, is_last=is_last)
+        return await found, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+class _Function:
+    """The user's function, or a builtin one.
+
+    required: columns that it cannot do without.
+    is_batch: it takes all samples of a call at once, as lists. is_async: it is a coroutine function.
+    """
+
+    def __init__(self, setup: Any, function: Callable[..., Any]) -> None:
+        self._setup, self._function = setup, function
+        self._keywords = keywords_of(function, setup.function)
+        self.timeout = setup.timeout
+        self.is_batch = "completions" in self._keywords.names
+        self.is_async = inspect.iscoroutinefunction(function)
+        lists = ("prompts", "completions", "groups") if self.is_batch else ()
+        self.required = [name for name in self._keywords.required if name not in lists]
+
+    def call(self, request: dict[str, Any]) -> Any:
+        request["started"] = time.monotonic()
+        samples = request["samples"]
+        if not self.is_batch:
+            return self._function(**self._keywords.chosen(_keywords(samples[0])))
+        given = [_keywords(sample) for sample in samples]
+        names = dict.fromkeys(name for one in given for name in one)
+        columns = {name: [one.get(name) for one in given] for name in names}
+        columns |= {"prompts": columns["prompt"], "completions": columns["completion"]}
+        del columns["prompt"], columns["completion"]
+        return self._function(**self._keywords.chosen(columns | {"groups": request["groups"]}))
+
+    def answer(self, request: dict[str, Any], value: Any) -> dict[str, Any]:
+        """Make a reply for each sample of what the function returned. Raises ValueError."""
+        wanted = len(request["samples"])
+        values = _listed(value, wanted) if self.is_batch else [value]
+        return self._replies(request, [self._reply(one) for one in values])
+
+    def failure(self, request: dict[str, Any], error: BaseException) -> dict[str, Any]:
+        answer = self.refusal(request, describe(error, self._setup))
+        return answer | {"is_last": isinstance(error, MemoryError)}
+
+    def refusal(self, request: dict[str, Any], why: str) -> dict[str, Any]:
+        return self._replies(request, [{"error": why}] * len(request["samples"]))
+
+    def _replies(self, request: dict[str, Any], replies: list[dict[str, Any]]) -> dict[str, Any]:
+        seconds = (time.monotonic() - request.get("started", time.monotonic())) / len(replies)
+        return {"id": request["id"], "replies": [{**reply, "seconds": seconds} for reply in replies]}
+
+    def _reply(self, value: Any) -> dict[str, Any]:
+        try:
+            if value is None:
+                return {"error": "returned NoneType, not a number", "abstains": True}
+            if not isinstance(value, dict):
+                return {"value": _as_reward(value)}
+            return _sum_of(value)
+        except Exception as error:
+            return {"error": describe(error, self._setup)}
+
+
+def _load(setup: Any) -> _Function:
+    """Raises whatever the import of the user's file raises."""
+    if not setup.name:
+        return _Function(setup, import_function(setup))
+    from lorad.rl.reward import builtin
+
+    score = builtin(setup.name, setup.pattern)
+
+    def scored(completion: str, answer: str = "", finish: str = "") -> float:
+        return score(SimpleNamespace(completion=completion, answer=answer, finish=finish))  # type: ignore[arg-type]
+
+    return _Function(setup, scored)
+
+
+def _keywords(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return what a function may ask for by name: the columns of the row, and what the sample has itself,
+    which wins.
+    """
+    row: dict[str, Any] = sample.pop("row")
+    return {**row, **sample}
+
+
+def _listed(value: Any, wanted: int) -> Sequence[Any]:
+    """Raises ValueError unless it is a list of so many."""
+    if isinstance(value, str | bytes | dict) or not hasattr(value, "__iter__"):
+        raise ValueError(f"returned {type(value).__name__}, not a list")
+    found = list(value)
+    if len(found) != wanted:
+        raise ValueError(f"returned {len(found)} rewards for {wanted} completions")
+    return found
+
+
+def _sum_of(named: dict[Any, Any]) -> dict[str, Any]:
+    """Take components apart; "reward" among them is the reward, which is their sum otherwise. Raises
+    ValueError.
+    """
+    if len(named) > _MOST_PARTS or not all(isinstance(n, str) and _PART.fullmatch(n) for n in named):
+        raise ValueError(
+            f"returned other components than {_MOST_PARTS} short names of letters, digits, _, . and - at most"
+        )
+    parts = {name: _as_reward(value) for name, value in named.items() if value is not None}
+    total = parts.pop("reward", None)
+    if total is None and not parts:
+        return {"error": "returned no component with a number", "abstains": True}
+    return {"value": sum(parts.values()) if total is None else total, "parts": parts}
+
+
+def _as_reward(value: Any) -> float:
+    """Convert what a reward function returned to a number. Raises ValueError unless it is one and finite."""
+    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
+        raise ValueError(f"returned {type(value).__name__}, not a number")
+    number = float(value)
+    if not abs(number) < _LARGEST:  # NaN too
+        raise ValueError(f"returned {number}, not a finite number")
+    return number
+
+
+def _send(replies: BinaryIO, message: dict[str, Any]) -> None:
+    replies.write(json.dumps(message).encode() + b"\n")
+    replies.flush()
 
 
 if __name__ == "__main__":

@@ -166,6 +166,7 @@ class Call:
         self.samples = [sample for group in self.groups for sample in group.samples]
         self.open = self.samples
         self.stream, self.counted = sampling.stream, 0
+        self.as_they_end = sampling.stream or sampling.as_they_end
         self.reported = 0.0 if self.stream else time.monotonic()
         self.longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
 
@@ -184,7 +185,7 @@ class Call:
         """
         ended = [sample for sample in self.open if sample.finish is not None]
         due = now - self.reported >= (_STREAM_SECONDS if self.stream else GATHER_SECONDS)
-        if not due and len(ended) < len(self.open) and not (self.stream and ended):
+        if not due and len(ended) < len(self.open) and not (self.as_they_end and ended):
             return None
         self.reported = now if due else self.reported
         ready = self.open if self.stream and due else ended

@@ -224,7 +224,7 @@ class RemoteEngine(base.Engine):
                     gone: LoradError = error
                 except NotFinite as error:
                     if not self._may_be_a_neighbours(held.digest, serving):
-                        return [np.full(batch.completions.size, np.nan, np.float32)]
+                        return [np.full(batch.targets.size, np.nan, np.float32)]
                     gone = error
             raise EngineGone(f"{version} could not be scored: {gone}", hint=_BACK) from gone
 

@@ -23,5 +23,5 @@ async def value_backward(pool: Pool, call: calls.Call, args: calls.ValueBackward
                 stats = await pool.trainer.value_backward(
                     tenant.critic, args.batch, args.targets, args.loss, args.normaliser
                 )
-    pool.meter.trained(int(args.batch.completions.size))
+    pool.meter.trained(int(args.batch.targets.size))
     return stats

@@ -1,7 +1,8 @@
 """`generate` for a run, `serve` for everybody else: streams of chunks, each of the version that was asked
 for.
 
-Each chunk goes out as it comes, unless nobody reads the stream as it comes: then all of them together.
+Each chunk goes out as it comes, unless nobody reads chunks or samples as they come: then all of them
+together.
 """
 
 import time
@@ -62,7 +63,7 @@ async def _stream(
                 )
             samples, tokens = samples + (chunk.finish is not None), tokens + chunk.tokens.size
             kept.append(chunk)
-            if args.sampling.stream:
+            if args.sampling.stream or args.sampling.as_they_end:
                 yield Chunks.of(args.version, kept, positions)
                 kept = []
     check()

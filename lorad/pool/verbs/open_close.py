@@ -84,6 +84,8 @@ async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
     """Attest a reference in the engine too, if the engine was started for adapters like it; it never has to
     serve one.
     """
+    if args.has_teacher:
+        return Attestation("inconclusive", "no engine has the teacher's model; its trainer holds its bytes")
     config = (await asyncio.to_thread(outline, Path(wanted.directory))).config
     if config.rank > args.rank or not set(config.modules) <= set(args.modules):
         return Attestation(
@@ -123,9 +125,10 @@ async def _hold_reference(pool: Pool, run: str, args: Open, wanted: LoadVersion)
     name, directory = reference_slot(run), Path(wanted.directory)
     config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
     spec = SlotSpec(config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True)
-    held = await pool.trainer.open(name, spec)
+    trainer = pool.holder_of_reference(args)
+    held = await trainer.open(name, spec)
     try:
-        digest = await asyncio.to_thread((await pool.trainer.export(name)).digest)
+        digest = await asyncio.to_thread((await trainer.export(name)).digest)
         if digest != wanted.sha256:
             raise AttestationFailed(
                 f"the trainer holds sha256 {digest} as the reference of {run}, not {wanted.sha256}",
@@ -133,7 +136,7 @@ async def _hold_reference(pool: Pool, run: str, args: Open, wanted: LoadVersion)
                 "then resume.",
             )
     except BaseException:
-        await pool.trainer.close(name)
+        await trainer.close(name)
         raise
     return held
 

@@ -7,10 +7,11 @@ from safetensors import SafetensorError
 
 from lorad.errors import StorageError
 from lorad.pool.state import Pool
+from lorad.pool.tenants import Tenant
 from lorad.protocol import calls
 from lorad.protocol.batch import Batch, Gradients
 from lorad.protocol.calls import CRITIC
-from lorad.trainers.base import GradientWork, Policy
+from lorad.trainers.base import GradientWork, Policy, Trainer
 
 
 async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBackward) -> Gradients:
@@ -21,7 +22,7 @@ async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBack
         async with pool.phases.training(call.run):
             with pool.work.measured(slot, args.batch):
                 stats = await pool.joint.forward_backward(work)
-    pool.meter.trained(int(args.batch.completions.size))
+    pool.meter.trained(int(args.batch.targets.size))
     return stats
 
 
@@ -47,10 +48,23 @@ async def discard_grads(pool: Pool, call: calls.Call, _: calls.Nothing) -> calls
 async def logprobs(pool: Pool, call: calls.Call, args: calls.Logprobs) -> calls.LogprobsResult:
     tenant = pool.tenant(call)
     check(args.batch, pool.vocab_size)
-    policy = Policy() if args.of == "base" else Policy(tenant.run if args.of == "slot" else tenant.reference)
+    trainer, policy = _asked(pool, tenant, args.of)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
-            return calls.LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
+            return calls.LogprobsResult(await trainer.logprobs(policy, args.batch, args.temperature))
+
+
+def _asked(pool: Pool, tenant: Tenant, of: calls.LogprobsOf) -> tuple[Trainer, Policy]:
+    """Raises Conflict for what the slot was opened without."""
+    match of:
+        case "slot":
+            return pool.trainer, Policy(tenant.run)
+        case "base":
+            return pool.trainer, Policy()
+        case "reference":
+            return pool.holder_of_reference(tenant.spec), Policy(tenant.reference)
+        case "teacher":
+            return pool.teacher, Policy(tenant.reference if tenant.spec.reference else None)
 
 
 def check(batch: Batch, vocab_size: int) -> None:

@@ -16,7 +16,7 @@ from lorad.trainers.builtin.slot import Slot
 
 @torch.no_grad()
 def values(base: Base, slot: Slot, piece: Piece) -> np.ndarray:
-    """float32 [T]: the value at the position that predicts each completion token of the piece."""
+    """float32 [M]: the value at the position that predicts each target of the piece."""
     rows = pack(base, [piece])
     lora = SlotLora([slot], rows.rows, train=False)
     found: np.ndarray = _values(predicting_states(base, rows, lora, at_once), *_head(slot)).cpu().numpy()
@@ -32,7 +32,7 @@ def backward(
     run = recomputing(lora) if slot.spec.activation_checkpointing else at_once
     head = [weights.detach().requires_grad_() for weights in _head(slot)]
     found = _values(predicting_states(base, rows, lora, run), *head)
-    losses, clipped = value_losses(found, targets, piece.tokens, loss)
+    losses, clipped = value_losses(found, targets, piece.targets, loss)
     torch.autograd.backward(losses.sum() / normaliser)
     grads = slot.views(slot.grads)
     for name, part in zip(slot.head, head, strict=True):
@@ -48,5 +48,5 @@ def _head(slot: Slot) -> list[Tensor]:
 
 
 def _values(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """[T], in fp32."""
+    """[M], in fp32."""
     return torch.nn.functional.linear(states.float(), weight, bias)[:, 0]

@@ -45,6 +45,13 @@ class Piece:
         return slice(start, int(ends[self.samples.stop - 1]))
 
     @property
+    def targets(self) -> slice:
+        """Return the targets of the samples, among those of the batch."""
+        ends = np.cumsum(self.batch.target_lengths)
+        start = int(ends[self.samples.start - 1]) if self.samples.start else 0
+        return slice(start, int(ends[self.samples.stop - 1]))
+
+    @property
     def rows(self) -> int:
         """Count the tokens that the forward computes for this piece."""
         computed = np.unique(self.same[self.samples])
@@ -55,13 +62,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """N tokens in rows, T completion tokens; `rows` and `tokens` are the ranges of each piece among them."""
+    """N tokens in rows, M targets; `rows` and `tokens` are the ranges of each piece among them."""
 
     ids: Tensor  # int64 [1, N]
     positions: Tensor  # int64 [N]
     attention: PackedAttention
-    predictors: Tensor  # int64 [T]: which of the N predicts each completion token
-    targets: Tensor  # int64 [T]
+    predictors: Tensor  # int64 [M]: which of the N predicts each target
+    targets: Tensor  # int64 [M]
     pieces: tuple[Piece, ...]
     rows: tuple[slice, ...]
     tokens: tuple[slice, ...]
@@ -198,11 +205,12 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     predictors[last + 1 - lengths] = (starts[: len(widths)] + widths - 1)[owner]
     inputs = np.isin(np.arange(len(lengths)), computed).repeat(lengths)
     inputs[last] = False
+    trained = slice(None) if batch.sampled is None else batch.sampled[piece.tokens]
     return _Part(
         ids=np.concatenate([prompts, tokens[inputs]]),
         positions=np.concatenate([_steps(widths), (np.repeat(widths[owner], lengths) + step)[inputs]]),
-        predictors=predictors,
-        targets=tokens,
+        predictors=predictors[trained],
+        targets=tokens[trained],
         starts=starts,
         lengths=runs,
         owner=np.concatenate([np.full(len(widths), -1), owner[computed] + run]),

@@ -1,6 +1,6 @@
 """The two passes over a micro-batch: forward for log-probabilities, forward and backward for gradients.
 
-Logits exist for completion tokens only, and for a chunk of them at a time: the backward of one chunk ends
+Logits exist for targets only, and for a chunk of them at a time: the backward of one chunk ends
 before the next chunk's logits are made, and the body of the model is walked back once, at the end. Statistics
 are read when all of that has been asked for, so that a GPU is not waited for between chunks.
 """
@@ -43,7 +43,7 @@ _Run = Callable[[LayerForward, Tensor], Tensor]
 
 @torch.no_grad()
 def score(base: Base, rows: Microbatch, lora: SlotLora | None, temperature: float) -> np.ndarray:
-    """float32 [T]: the log-probability of each completion token of the micro-batch."""
+    """float32 [M]: the log-probability of each target of the micro-batch."""
     states = predicting_states(base, rows, lora, at_once)
     parts = []
     for chunk in _chunks(base, rows):
@@ -102,7 +102,7 @@ def _targets(
     chunk's gradient, so the head is passed once more for them, with the dropout of the pass that follows.
     """
     wanted = [
-        token_targets(w.targets, piece.tokens, base.device)
+        token_targets(w.targets, piece.targets, base.device)
         for piece, w in zip(rows.pieces, work, strict=True)
     ]
     if all(w.loss.ratio == "token" for w in work):
@@ -116,7 +116,7 @@ def _targets(
         generator.set_state(state)
     logprobs, found = torch.cat(parts), []
     for piece, w, those, tokens in zip(rows.pieces, work, wanted, rows.tokens, strict=True):
-        lengths = torch.from_numpy(piece.batch.completion_lengths[piece.samples].astype(np.int64))
+        lengths = torch.from_numpy(piece.batch.target_lengths[piece.samples].astype(np.int64))
         found.append(sequence_ratios(logprobs[tokens], those, w.loss, lengths.to(base.device)))
     return found
 
@@ -153,7 +153,7 @@ def recomputing(lora: SlotLora) -> _Run:
 
 
 def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
-    """[T, hidden]: the last hidden state at the position that predicts each completion token."""
+    """[M, hidden]: the last hidden state at the position that predicts each target."""
     states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run)
     return states[0].index_select(0, rows.predictors)
 
@@ -189,7 +189,7 @@ def _within(ranges: Sequence[slice], chunk: slice) -> list[slice]:
 
 
 def _temperatures(rows: Microbatch, losses: Sequence[PolicyLoss]) -> float | Tensor:
-    """One for all tokens, or fp32 [T]."""
+    """One for all tokens, or fp32 [M]."""
     if len({loss.temperature for loss in losses}) == 1:
         return losses[0].temperature
     sizes = [tokens.stop - tokens.start for tokens in rows.tokens]

@@ -117,13 +117,13 @@ class BuiltinTrainer(Trainer):
         )
         stats = [LossStats() for _ in work]
         logprobs = [
-            np.empty(w.batch.completions.size, np.float32) if w.loss.returns_logprobs else None for w in work
+            np.empty(w.batch.targets.size, np.float32) if w.loss.returns_logprobs else None for w in work
         ]
         for found in await self._compute.each(quanta):
             for index, (piece, more) in found.items():
                 stats[index] += more
                 if (whole := logprobs[index]) is not None:
-                    whole[piece.tokens] = more.logprobs
+                    whole[piece.targets] = more.logprobs
         return [Gradients.of(*each) for each in zip(stats, logprobs, strict=True)]
 
     async def optim_step(
@@ -139,23 +139,23 @@ class BuiltinTrainer(Trainer):
     async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
         held = None if policy.slot is None else self._slot(policy.slot)
         check_batch(batch, self.capabilities(), temperature)
-        result = np.empty(batch.completions.size, np.float32)
+        result = np.empty(batch.targets.size, np.float32)
         pieces = list(
             plan(batch, held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH, share=True)
         )
         quanta = (partial(self._score, held, piece, temperature, policy.amplify) for piece in pieces)
         for piece, scores in zip(pieces, await self._compute.each(quanta), strict=True):
-            result[piece.tokens] = scores
+            result[piece.targets] = scores
         return result
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
         held = self._critic(slot)
         check_batch(batch, self.capabilities(), 1.0)
-        result = np.empty(batch.completions.size, np.float32)
+        result = np.empty(batch.targets.size, np.float32)
         pieces = list(plan(batch, held.spec.tokens_per_microbatch, share=True))
         quanta = (partial(critic.values, self._base, held, piece) for piece in pieces)
         for piece, found in zip(pieces, await self._compute.each(quanta), strict=True):
-            result[piece.tokens] = found
+            result[piece.targets] = found
         return result
 
     async def value_backward(

@@ -21,9 +21,9 @@ def predict(
     below: Tensor | None = None,
     scored: bool = True,
 ) -> Tensor:
-    """[T, vocab] on every tensor-parallel rank, of a loss computed by each of them alike; where the model has
+    """[M, vocab] on every tensor-parallel rank, of a loss computed by each of them alike; where the model has
     a stage above, the hidden states for that one. below: those of the stage below, shaped as `hidden_shape`
-    says. scored: without it, [T, hidden] of the last hidden states in the place of scores.
+    says. scored: without it, [M, hidden] of the last hidden states in the place of scores.
 
     packed: attention takes sequences as they are; else it gets a mask, of N * N booleans (and makes scores of
     N * N numbers per head), which is for small N. Positions count from the row's beginning then: rotary

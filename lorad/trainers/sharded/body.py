@@ -19,7 +19,7 @@ from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
 
 LossOf = Callable[[Tensor], Tensor]
-"""From logits [T, vocab] of a micro-batch's completion tokens, or their states [T, hidden], to a scalar."""
+"""From logits [M, vocab] of a micro-batch's targets, or their states [M, hidden], to a scalar."""
 
 
 class BodySettings(Struct, frozen=True, kw_only=True):
@@ -138,15 +138,14 @@ class Body(ABC):
 
     @abstractmethod
     def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
-        """[T, vocab]: the scores that predict each completion token of the micro-batch, the same on every
-        rank that works on these rows. adapter: off is the base alone. train: dropout acts. recompute: see
-        `SlotSpec`.
+        """[M, vocab]: the scores that predict each target of the micro-batch, the same on every rank that
+        works on these rows. adapter: off is the base alone. train: dropout acts. recompute: see `SlotSpec`.
         """
 
     @abstractmethod
     def states(self, rows: Rows, *, train: bool, recompute: bool) -> Tensor:
-        """[T, hidden]: the last hidden state, after the last norm, where each completion token of the
-        micro-batch is predicted; the same on every rank that works on these rows. The adapter is on. No
+        """[M, hidden]: the last hidden state, after the last norm, where each target of the micro-batch is
+        predicted; the same on every rank that works on these rows. The adapter is on. No
         logits are made.
         """
 

@@ -16,13 +16,13 @@ LOGITS = {"cpu": 1 << 25, "cuda": 1 << 29}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample of a batch. tokens: int32, prompt and completion. place: of its first completion token in
-    it.
+    """One sample of a batch. tokens: int32, prompt and completion. targets: which of these. place: of its
+    first target among those of the batch.
     """
 
     sample: int
     tokens: np.ndarray
-    prompt: int
+    targets: np.ndarray
     place: int
 
     @property
@@ -30,25 +30,21 @@ class Sample:
         """The last token is predicted, never read."""
         return len(self.tokens) - 1
 
-    @property
-    def completion(self) -> int:
-        return len(self.tokens) - self.prompt
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """N tokens in one row, of which T positions predict completion tokens.
+    """N tokens in one row, of which M positions predict targets.
 
-    Without sequences of its own (a rank that has less to do than the others) there is one token and T is 0.
+    Without sequences of its own (a rank that has less to do than the others) there is one token and M is 0.
     """
 
     ids: Tensor  # int64 [1, N]
     positions: Tensor  # int64 [1, N]: from 0 for each sequence
     starts: Tensor  # int32 [sequences + 1]: where each sequence begins, and N
-    predictors: Tensor  # int64 [T]: which of the N predicts each completion token
-    targets: Tensor  # int64 [T]
+    predictors: Tensor  # int64 [M]: which of the N predicts each target
+    targets: Tensor  # int64 [M]
     samples: np.ndarray  # int64 [sequences]: which of the batch's
-    places: np.ndarray  # int64 [T]: of the completion tokens, among those of the batch
+    places: np.ndarray  # int64 [M]: of the targets, among those of the batch
 
     @property
     def longest(self) -> int:
@@ -58,13 +54,16 @@ class Rows:
 def sequences(batch: Batch) -> list[Sample]:
     """Return every sample of the batch, in its order."""
     found: list[Sample] = []
-    place = 0
+    place = start = 0
     if not batch.completion_lengths.size:
         return found
     for prompt, completions in batch.groups():
         for completion in completions:
-            found.append(Sample(len(found), np.concatenate([prompt, completion]), len(prompt), place))
-            place += len(completion)
+            end = start + len(completion)
+            targets = np.arange(len(prompt), len(prompt) + len(completion))
+            targets = targets if batch.sampled is None else targets[batch.sampled[start:end]]
+            found.append(Sample(len(found), np.concatenate([prompt, completion]), targets, place))
+            place, start = place + targets.size, end
     return found
 
 
@@ -90,12 +89,12 @@ def plan(
     row: list[Sample] = []
     tokens = predicted = 0
     for sequence in mine:
-        full = tokens + sequence.inputs > budget or predicted + sequence.completion > most or not packs
+        full = tokens + sequence.inputs > budget or predicted + sequence.targets.size > most or not packs
         if row and full:
             yield row
             row, tokens, predicted = [], 0, 0
         row.append(sequence)
-        tokens, predicted = tokens + sequence.inputs, predicted + sequence.completion
+        tokens, predicted = tokens + sequence.inputs, predicted + sequence.targets.size
     if row:
         yield row
 
@@ -107,8 +106,8 @@ def pack(row: Sequence[Sample], device: torch.device) -> Rows:
     ids = np.concatenate([s.tokens[:-1] for s in row]) if row else np.zeros(1, np.int32)
     positions = np.concatenate([np.arange(n) for n in lengths])
     empty = np.zeros(0, np.int64)
-    predictors = [np.arange(s.prompt - 1, s.inputs) + at for s, at in zip(row, starts, strict=False)]
-    places = [np.arange(s.place, s.place + s.completion) for s in row]
+    predictors = [s.targets - 1 + at for s, at in zip(row, starts, strict=False)]
+    places = [np.arange(s.place, s.place + s.targets.size) for s in row]
 
     def moved(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(dtype).to(device, non_blocking=True)
@@ -118,7 +117,7 @@ def pack(row: Sequence[Sample], device: torch.device) -> Rows:
         positions=moved(positions)[None],
         starts=moved(starts, torch.int32),
         predictors=moved(np.concatenate([empty, *predictors])),
-        targets=moved(np.concatenate([empty, *(s.tokens[s.prompt :] for s in row)])),
+        targets=moved(np.concatenate([empty, *(s.tokens[s.targets] for s in row)])),
         samples=np.array([s.sample for s in row], np.int64),
         places=np.concatenate([empty, *places]),
     )

@@ -64,17 +64,17 @@ _TOKENS_PER_MICROBATCH = 16384
 
 class Losses:
     """The statistics of the micro-batches whose loss was asked for on this rank, and, where the loss wants
-    them, the log-probabilities of their tokens: [T], 0 for those of other ranks.
+    them, the log-probabilities of their targets: [M], 0 for those of other ranks.
     """
 
     def __init__(self, work: GradientWork, device: torch.device) -> None:
         self._work, self._device = work, device
         self.stats = LossStats()
-        size = work.batch.completions.size
+        size = work.batch.targets.size
         self.logprobs = torch.zeros(size, device=device) if work.loss.returns_logprobs else None
 
     def of(self, rows: Rows) -> LossOf:
-        """sum(token losses) / normaliser of one micro-batch, as a function of its logits [T, vocab]."""
+        """sum(token losses) / normaliser of one micro-batch, as a function of its logits [M, vocab]."""
 
         def loss_of(logits: Tensor) -> Tensor:
             if not rows.targets.numel():
@@ -88,7 +88,7 @@ class Losses:
             )
             if self.logprobs is not None:
                 self.logprobs[torch.from_numpy(rows.places).to(self._device)] = logprobs.detach()
-            lengths = torch.from_numpy(work.batch.completion_lengths[rows.samples].astype(np.int64))
+            lengths = torch.from_numpy(work.batch.target_lengths[rows.samples].astype(np.int64))
             targets = token_targets(work.targets, rows.places, self._device)
             targets = sequence_ratios(logprobs.detach(), targets, work.loss, lengths.to(self._device))
             losses = token_losses(logprobs, targets, work.loss, entropy)
@@ -259,8 +259,8 @@ class RankTrainer:
         return self._per_token(batch, budget, found)
 
     def _per_token(self, batch: Batch, budget: int, of: Callable[[Rows], Tensor]) -> np.ndarray:
-        """float32 [T] of the whole batch. of: from a micro-batch to [t] of its completion tokens."""
-        found = torch.zeros(batch.completions.size, dtype=torch.float32, device=self._body.device)
+        """float32 [M] of the whole batch. of: from a micro-batch to [m] of its targets."""
+        found = torch.zeros(batch.targets.size, dtype=torch.float32, device=self._body.device)
         with torch.no_grad():
             for row in self._rows(batch, budget):
                 found[torch.from_numpy(row.places).to(found.device)] = of(row)

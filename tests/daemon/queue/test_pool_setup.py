@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from lorad.backends.setup import CANARY_PROMPT, RANKS
 from lorad.box.config import Backend, Config
@@ -290,3 +291,12 @@ def test_backend_python_is_an_absolute_path(python: str, tmp_path: Path) -> None
     assert load_config(path).backends["sglang"] == Backend(
         python=Path.home() / "venv/bin/python", env={"A": "b"}
     )
+
+
+def test_a_pool_with_a_teacher_takes_plain_runs() -> None:
+    plain = setup({"backend": "builtin"})
+    taught, other = (replace(plain, teacher=name, teacher_path=f"/{name}") for name in ("big", "huge"))
+    assert taught.takes(plain) and taught.takes(taught)
+    assert not plain.takes(taught) and not other.takes(taught) and plain.key != taught.key
+    assert plain.taught_by(taught).key == taught.key
+    assert all(pool.serves(run) for pool in (plain, taught, other) for run in (plain, taught, other))

@@ -28,6 +28,7 @@ checkpoint: {{every: 3, keep: 2}}
 pool: {{threads: {threads}}}
 resources: {{restart: {restart}, max_restarts: 1000}}
 reward: {reward}
+env: {env}
 """
 REWARD = """
 def share(completion, answer):
@@ -74,6 +75,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "restart": "on-failure",
         "algorithm": "{name: distill, group_size: 4, kl: {reference: teacher}}",
     },
+    "played": {"seed": 11, "restart": "on-failure", "task": "lookup", "env": "{name: lookup, turns: 3}"},
 }
 PAIRS = 20  # fewer than the steps of a run see
 DEFAULTS: dict[str, Any] = {
@@ -86,6 +88,7 @@ DEFAULTS: dict[str, Any] = {
     "threads": 1,
     "restart": "never",
     "reward": "exact_match",
+    "env": "{}",
 }
 CONFIG = "devices: {cpu_slots: 2}\n"
 GAVE_UP = ("got no further", "restarts")  # in the words of an end after which only its user resumes a run

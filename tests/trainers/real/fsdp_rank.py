@@ -51,7 +51,8 @@ class Rank:
     def alone(self, model: Any) -> Tensor:
         """Score all samples one by one, with a gradient."""
         inputs = [
-            (torch.from_numpy(s.tokens[None, :-1].astype(np.int64)), s.prompt - 1) for s in self.samples
+            (torch.from_numpy(s.tokens[None, :-1].astype(np.int64)), int(s.targets[0]) - 1)
+            for s in self.samples
         ]
         return torch.cat([model(input_ids=ids).logits[0, start:] for ids, start in inputs])
 
@@ -142,7 +143,7 @@ def about_gradients(rank: Rank) -> dict[str, Any]:
     numbers = rank.put(rank.config)
     whole = rank.peft(rank.config, numbers)
     loss(
-        rank.alone(whole), torch.from_numpy(np.concatenate([s.tokens[s.prompt :] for s in rank.samples]))
+        rank.alone(whole), torch.from_numpy(np.concatenate([s.tokens[s.targets] for s in rank.samples]))
     ).backward()
     expected = rank.mounted.gather([whole.get_parameter(_name(n)).grad for n in numbers])  # type: ignore[union-attr]
     found |= {

@@ -246,7 +246,7 @@ async def _looked_at(
     """
     weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
     facts = await preflight(ctx, weights, asked.cwd, uid, kl and kl.directory)
-    reference.refuse_other_model(kl, facts.model_path)
+    reference.refuse_other_model(kl, facts)
     spec, facts = rated(spec, facts)
     asked = replace(asked, reference=kl and kl.reference)
     if body.fresh:

@@ -44,7 +44,7 @@ async def run(ctx: Context, call: Call) -> Run:
     try:
         facts = await preflight(ctx, spec, body.cwd, call.caller.uid, reference and reference.directory)
         spec, facts = rated(spec, facts)
-        refuse_other_model(reference, facts.model_path)
+        refuse_other_model(reference, facts)
         model = facts.model_path, facts.model_dtype, facts.parameters
         kept = reference and reference.reference
         request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=kept)

@@ -135,7 +135,7 @@ async def _looked_at(
             key = (_need(point.spec), *(doubt.encode() for doubt in doubts(point.spec)))
             if key not in found:
                 found[key] = await preflight(ctx, point.spec, cwd, uid, reference and reference.directory)
-            refuse_other_model(reference, found[key].model_path)
+            refuse_other_model(reference, found[key])
             spec, fact = rated(point.spec, found[key])
             rated_points.append(point._replace(spec=spec))
             facts.append(fact)
@@ -158,7 +158,7 @@ def _need(spec: Spec) -> bytes:
     algorithm = spec.algorithm
     if algorithm.kind == "rl":
         kl = replace(kl, coef=float(algorithm.kl_coef > 0))
-        algorithm = Algorithm(name=algorithm.name, kl=kl)
+        algorithm = Algorithm(name=algorithm.name, kl=kl, teacher=algorithm.teacher)
     return to_json(
         replace(
             spec,

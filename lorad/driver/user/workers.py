@@ -1,0 +1,357 @@
+"""Processes of a reward function. Calls of it are spread over them; each fails alone.
+
+A call has a process for itself, unless the function is a coroutine: then many are under way in each.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lorad.children.user_process import Lost, UserProcess
+from lorad.children.user_serve import Code, Ready
+from lorad.errors import SpecError
+from lorad.rl.reward import RewardInput
+
+_CHILD = "lorad.driver.user.reward_child"
+_BACKLOG_SECONDS = 0.2  # that a call waits until another process is worth its start
+_GRACE_SECONDS = 2.0  # for a process that times its calls itself
+_CLOSED = "the rewarder is closed"
+
+
+class Setup(Code):
+    """A builtin (`name`, `pattern`), or without a name the function of a file. timeout: seconds of a call."""
+
+    name: str = ""
+    pattern: str | None = None
+    timeout: float = 0.0
+
+
+class Loaded(Ready):
+    """The function is there. is_batch: it takes lists, all samples of a call at once. is_async: many calls
+    may be under way in one process."""
+
+    is_batch: bool = False
+    is_async: bool = False
+
+
+class Reply(Struct, frozen=True):
+    """The reward of one sample, or what went wrong. parts: its components by name.
+
+    abstains: the function says that it has no reward for this sample.
+    """
+
+    value: float | None = None
+    error: str = ""
+    parts: dict[str, float] = {}
+    seconds: float = 0.0
+    abstains: bool = False
+
+
+class _Request(Struct):
+    """One call. groups: the number of each sample's group within the call."""
+
+    id: int
+    samples: list[RewardInput]
+    groups: list[int]
+
+
+class _Answer(Struct):
+    """is_last: the process is of no further use."""
+
+    id: int
+    replies: list[Reply]
+    is_last: bool = False
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of the function.
+
+    finish: is given a reply for each sample, in another thread.
+    is_alone: nothing else is under way in its process meanwhile, which may die of it.
+    """
+
+    samples: list[RewardInput]
+    groups: list[int]
+    finish: Callable[[list[Reply]], None]
+    is_alone: bool = False
+    at: float = 0.0
+
+    def fail(self, why: str) -> None:
+        self.finish([Reply(error=why)] * len(self.samples))
+
+
+class Workers:
+    """At most `count` processes, each started when calls wait and closed by `close`."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        environment: Mapping[str, str],
+        count: int,
+        concurrency: int,
+        python: Path | None = None,
+    ) -> None:
+        """concurrency: calls under way in each process of a coroutine function. python: another interpreter
+        to run it.
+        """
+        self._setup, self._environment, self._python = setup, environment, python
+        self._concurrency = concurrency
+        self._calls: deque[Call] = deque()
+        self._changed = threading.Condition()
+        self._count = count
+        self._workers: list[_Worker] = []
+        self._threads: list[threading.Thread] = []
+        self._spare: UserProcess | None = None
+        self._loading = threading.Lock()
+        self._loaded: Loaded | None = None
+        self._ready_at = 0.0  # when a process was ready first
+        self._broken = ""  # why no process can be started
+        self.closed = False
+        self.timeout = setup.timeout
+
+    def start(self) -> Loaded:
+        """Load the function now, unless it is loaded. Raises SpecError."""
+        with self._loading:
+            if self._loaded is None:
+                try:
+                    self._spare, self._loaded = self.open(self._keep_spare)
+                except SpecError:
+                    self._spare = None
+                    raise
+            return self._loaded
+
+    def _keep_spare(self, process: UserProcess) -> None:
+        self._spare = process
+
+    def open(self, keep: Callable[[UserProcess], None]) -> tuple[UserProcess, Loaded]:
+        """Start a process and load the function there. Raises SpecError. keep: is given it before it loads,
+        so that `close` finds it."""
+        process = UserProcess(_CHILD, "reward", self._environment, self._python)
+        keep(process)
+        if self.closed:  # by another thread, which may not have seen the process
+            process.signal()
+        try:
+            loaded = process.load(self._setup, "reward", Loaded)
+        except SpecError:
+            process.kill()
+            raise
+        with self._changed:
+            self._ready_at = self._ready_at or time.monotonic()
+        return process, loaded
+
+    @property
+    def capacity(self) -> int:
+        """Return how many calls may be under way in one process."""
+        return self._concurrency if self._loaded is not None and self._loaded.is_async else 1
+
+    def forgive(self) -> None:
+        """Try again to start processes that could not be started."""
+        with self._changed:
+            self._broken = ""
+
+    def submit(self, *calls: Call, first: bool = False) -> None:
+        """Queue calls; `first`: before the others. Each will be finished, whatever happens."""
+        now = time.monotonic()
+        with self._changed:
+            for call in calls:
+                call.at = now
+            if not self.closed and not self._broken:
+                self._calls.extendleft(reversed(calls)) if first else self._calls.extend(calls)
+                if not self._workers:
+                    self._workers = [_Worker(self) for _ in range(self._count)]
+                    self._threads = [
+                        threading.Thread(target=worker.run, name="rewards", daemon=True)
+                        for worker in self._workers
+                    ]
+                    for thread in self._threads:
+                        thread.start()
+                self._changed.notify_all()
+                for worker in self._workers:
+                    worker.ring()
+                return
+            why = _CLOSED if self.closed else self._broken
+        for call in calls:
+            call.fail(why)
+
+    def next(self, worker: "_Worker", *, waits: bool) -> Call | None:
+        """Take a call that the worker may begin now; None where there is none, or after the end."""
+        with self._changed:
+            while not self.closed:
+                if self._calls and worker.has_room_for(self._calls[0], self.capacity):
+                    patience = 0.0 if worker.is_there else self._patience()
+                    if patience <= 0:
+                        if not worker.is_there:
+                            worker.is_there, worker.process, self._spare = True, self._spare, None
+                        return self._calls.popleft()
+                else:
+                    patience = None
+                if not waits:
+                    return None
+                self._changed.wait(patience)
+            return None
+
+    def _patience(self) -> float:
+        """Seconds for which the first call is left to processes that there are."""
+        if self._spare is not None or not any(worker.is_there for worker in self._workers):
+            return 0.0
+        if not self._ready_at:
+            return _BACKLOG_SECONDS
+        return max(self._calls[0].at, self._ready_at) + _BACKLOG_SECONDS - time.monotonic()
+
+    def cannot_start(self, call: Call, why: str) -> None:
+        """Where there is no other process, this call and all others fail."""
+        with self._changed:
+            if any(worker.is_ready for worker in self._workers):
+                self._calls.appendleft(call)
+                self._changed.notify_all()
+                return
+            self._broken = why
+            calls = [call, *self._calls]
+            self._calls.clear()
+        for one in calls:
+            one.fail(why)
+
+    def close(self) -> None:
+        """Kill the processes; calls that wait or are under way fail."""
+        with self._changed:
+            self.closed = True
+            calls = list(self._calls)
+            self._calls.clear()
+            self._changed.notify_all()
+        if self._spare is not None:
+            self._spare.signal()
+        for worker in self._workers:
+            worker.signal()
+        for call in calls:
+            call.fail(_CLOSED)
+        for thread in self._threads:
+            thread.join()
+        with self._loading:
+            if self._spare is not None:
+                self._spare.kill()
+                self._spare = None
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
+
+
+class _Worker:
+    """One process at a time, and the thread that talks to it.
+
+    is_there: it has a process, or is about to start one. is_ready: the function is loaded there.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self.process: UserProcess | None = None
+        self._under_way: dict[int, tuple[Call, float]] = {}
+        self._count = 0
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.is_there = self.is_ready = False
+
+    def has_room_for(self, call: Call, capacity: int) -> bool:
+        alone = call.is_alone or any(one.is_alone for one, _ in self._under_way.values())
+        return len(self._under_way) < (1 if alone else capacity)
+
+    def ring(self) -> None:
+        """Wake the thread up: there is a call."""
+        os.eventfd_write(self._bell, 1)
+
+    def signal(self) -> None:
+        if (process := self.process) is not None:
+            process.signal()
+        self.ring()
+
+    def close(self) -> None:
+        os.close(self._bell)
+
+    def run(self) -> None:
+        while not self._workers.closed:
+            while (call := self._workers.next(self, waits=not self._under_way)) is not None:
+                self._begin(call)
+            if self._under_way:
+                self._listen()
+        for call, _ in self._under_way.values():
+            call.fail(_CLOSED)
+        self._stop()
+
+    def _begin(self, call: Call) -> None:
+        try:
+            if self.process is None or not self.process.alive:
+                self._stop()
+                self.is_there = True
+                self._workers.open(self._keep)
+            self.is_ready = True
+        except SpecError as error:
+            self.process, self.is_there = None, False
+            self._workers.cannot_start(call, _CLOSED if self._workers.closed else str(error))
+            return
+        assert self.process is not None
+        self._count += 1
+        grace = _GRACE_SECONDS * (self._workers.capacity > 1)
+        self._under_way[self._count] = call, time.monotonic() + self._workers.timeout + grace
+        self.process.send(msgspec.json.encode(_Request(self._count, call.samples, call.groups), enc_hook=str))
+
+    def _keep(self, process: UserProcess) -> None:
+        self.process = process
+
+    def _listen(self) -> None:
+        """Wait for an answer, for the end of a call's time or for another call."""
+        assert self.process is not None
+        has_room = len(self._under_way) < self._workers.capacity
+        deadline = min(end for _, end in self._under_way.values())
+        try:
+            line = self.process.receive(deadline, self._bell if has_room else None)
+            if line is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+                if time.monotonic() >= deadline:
+                    raise Lost(f"no result within {self._workers.timeout:g} s")
+                return
+            answer = _decoded(line)
+            call, _ = self._under_way.get(answer.id, (None, 0.0))
+            if call is None or len(answer.replies) != len(call.samples):
+                raise Lost("the reward process answered out of turn")
+            del self._under_way[answer.id]
+        except Lost as lost:
+            self._lost(str(lost))
+            return
+        if answer.is_last:
+            self._lost("")
+        call.finish(answer.replies)
+
+    def _lost(self, why: str) -> None:
+        """Begin anew. Of several calls that were under way, each is made again alone: one of them may have
+        been the cause.
+        """
+        self._stop()
+        calls = [call for call, _ in self._under_way.values()]
+        self._under_way.clear()
+        is_known = bool(why) and len(calls) == 1
+        for call in calls if why else ():
+            call.is_alone = True
+        if is_known:
+            calls[0].fail(why)
+        elif calls:
+            self._workers.submit(*calls, first=True)
+
+    def _stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+        self.process, self.is_there, self.is_ready = None, False, False
+
+
+def _decoded(line: bytes) -> _Answer:
+    try:
+        return msgspec.json.decode(line, type=_Answer)
+    except msgspec.MsgspecError:
+        raise Lost("the reward process answered out of turn") from None

@@ -1,0 +1,118 @@
+"""The process in which environments run: `python -m lorad.envs.child LIFELINE`.
+
+JSON lines: a Setup, answered by Ready; then one Ask at a time, answered by Answer. See
+`lorad/children/user_code.py`.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lorad.startup import quick_imports
+
+with quick_imports():
+    import msgspec
+    from msgspec import Struct
+
+    from lorad.children.user_code import describe, import_function
+    from lorad.children.user_serve import Code, serve
+    from lorad.envs.builtin import BUILTIN
+    from lorad.envs.episode import Task
+    from lorad.envs.protocol import Env, Message, Observation, Turn
+    from lorad.errors import LoradError
+
+
+class Setup(Code):
+    """A class in a file, or without a file the builtin one of that name. args: for its constructor."""
+
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Ask(Struct, frozen=True):
+    """Bring an episode to where it has heard these turns; the last observation is the answer.
+
+    over: episodes that are not asked for again.
+    """
+
+    episode: int
+    task: Task
+    turns: list[Turn]
+    over: list[int] = []
+
+
+class Answer(Struct, frozen=True):
+    """What the environment said last, or what went wrong. seconds: of all turns that were made for it."""
+
+    messages: str | list[Message] | None = None
+    reward: float = 0.0
+    metrics: dict[str, float] = {}
+    error: str = ""
+    seconds: float = 0.0
+    is_last: bool = False
+
+
+def main(lifeline: int) -> None:
+    serve(lifeline, Setup, _load)
+
+
+def _load(setup: Setup) -> tuple[Callable[[bytes], Answer], list[str]]:
+    kind = import_function(setup) if setup.file else BUILTIN[setup.function]
+    if missing := [name for name in ("reset", "step", "close") if not hasattr(kind, name)]:
+        raise LoradError(
+            f"{setup.function} has no {', '.join(missing)}",
+            hint="An environment has reset(row, seed), step(turn) and close(); see docs/environments.md.",
+        )
+    episodes = _Episodes(setup, kind)
+    return lambda line: episodes.answer(msgspec.json.decode(line, type=Ask)), []
+
+
+class _Episodes:
+    """The episodes of this process, each with how many turns it has heard."""
+
+    def __init__(self, setup: Setup, kind: Callable[..., Env]) -> None:
+        self._setup, self._kind = setup, kind
+        self._there: dict[int, tuple[Env, int]] = {}
+
+    def answer(self, ask: Ask) -> Answer:
+        started = time.monotonic()
+        try:
+            for episode in ask.over:
+                self._close(episode)
+            found = _checked(self._heard(ask))
+        except BaseException as error:
+            self._there.pop(ask.episode, None)
+            failure = describe(error, self._setup)
+            return Answer(error=failure, is_last=isinstance(error, MemoryError))
+        messages = found.messages if isinstance(found.messages, str | None) else [*found.messages]
+        seconds = time.monotonic() - started
+        return Answer(messages, float(found.reward), dict(found.metrics), seconds=seconds)
+
+    def _heard(self, ask: Ask) -> Any:
+        env, heard = self._there.get(ask.episode, (None, 0))
+        found: Any = None
+        if env is None or heard != len(ask.turns) - 1:
+            self._close(ask.episode)
+            env, heard = self._kind(**self._setup.args), 0
+            found = env.reset(ask.task.row, ask.task.seed)
+        for turn in ask.turns[heard:]:
+            found = env.step(turn)
+        self._there[ask.episode] = (env, len(ask.turns))
+        return found
+
+    def _close(self, episode: int) -> None:
+        if episode in self._there:
+            self._there.pop(episode)[0].close()
+
+
+def _checked(found: Any) -> Observation:
+    """Return an observation of the right types. Raises ValueError."""
+    if not isinstance(found, Observation):
+        raise ValueError(f"returned {type(found).__name__}, not an Observation")
+    if not abs(float(found.reward)) < 1e30:  # NaN too
+        raise ValueError(f"returned the reward {found.reward}, not a finite number")
+    return found
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

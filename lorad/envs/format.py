@@ -1,0 +1,86 @@
+"""Observations as tokens. The tokens of an episode only ever grow: none is made twice from text."""
+
+from collections.abc import Sequence
+
+from lorad.envs.protocol import Message
+from lorad.errors import SpecError
+from lorad.rl.data import with_system
+from lorad.rl.tasks import TASKS
+from lorad.rl.templates import Refused
+from lorad.rl.tokenizer import Tokenizer, refusal
+from lorad.spec.model import Spec
+
+_TURN = "lorad turn"
+_DUMMY = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _TURN}]
+_TEXT = "env.format: text takes observations as they are."
+
+
+class Format:
+    """How the observations of a run become tokens.
+
+    With a chat template, what follows the model's turn is what the template writes behind the end token of a
+    made-up turn: the tokens before it stay as they were sampled.
+    """
+
+    def __init__(self, spec: Spec, tokenizer: Tokenizer) -> None:
+        """Raises SpecError where the chat template does not say what follows a turn."""
+        self._tokenizer, self._data = tokenizer, spec.data
+        has_template = tokenizer.has_chat_template and spec.data.chat_template == "auto"
+        has_template = has_template and spec.data.train not in TASKS  # whose prompts are plain text
+        self.is_chat = spec.env.format == "chat" or (spec.env.format == "auto" and has_template)
+        self._ends = {number: tokenizer.decode([number], skip_special=False) for number in tokenizer.eos_ids}
+        self._end = self._behind("a")[1] if self.is_chat else -1
+
+    def first(self, messages: str | Sequence[Message]) -> tuple[str, list[int]]:
+        """Return (text, tokens) of the first observation. Raises SpecError."""
+        if self.is_chat:
+            chat = with_system(self._data, _chat(messages))
+            text = self._tokenizer.chat(chat, self._data.chat_template_kwargs)
+            return text, self._tokenizer.encode(text)
+        text = _text(messages)
+        return text, self._tokenizer.encode(text, special=True)
+
+    def ends_turn(self, token: int) -> bool:
+        """Return whether something can follow a turn that ends with this token."""
+        return not self.is_chat or token == self._end
+
+    def following(self, messages: str | Sequence[Message]) -> list[int]:
+        """Return the tokens between a turn of the model and the next. Raises SpecError."""
+        if not self.is_chat:
+            return self._tokenizer.encode(_text(messages))
+        return self._tokenizer.encode(self._behind(messages)[0])
+
+    def _behind(self, messages: str | Sequence[Message]) -> tuple[str, int]:
+        """Return (what the template writes behind the end token of a made-up turn, that token)."""
+        text = self._render([*_DUMMY, *_chat(messages)], generate=True)
+        _, turn, rest = text.rpartition(_TURN)
+        ends = [(rest.find(end), number) for number, end in self._ends.items() if turn and end in rest]
+        if not ends or rest[: min(ends)[0]].strip():
+            raise SpecError(
+                "the chat template ends the assistant's turn with no end token of the model",
+                key="env.format",
+                hint=_TEXT,
+            )
+        place, number = min(ends)
+        return rest[place + len(self._ends[number]) :], number
+
+    def _render(self, chat: Sequence[Message], *, generate: bool) -> str:
+        try:
+            return self._tokenizer.chats([chat], self._data.chat_template_kwargs, generate=generate)[0]
+        except Refused as error:
+            raise refusal(error, "an observation") from error
+
+
+def _chat(messages: str | Sequence[Message]) -> list[Message]:
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
+
+
+def _text(messages: str | Sequence[Message]) -> str:
+    """Raises SpecError for messages, which need a chat template."""
+    if isinstance(messages, str):
+        return messages
+    raise SpecError(
+        "the environment answers with chat messages, and nothing renders them",
+        key="env.format",
+        hint="Use a model with a chat template, or answer with text.",
+    )

@@ -1,0 +1,188 @@
+"""The environments of a run, in processes that may be killed: whatever one episode does, the others end as if
+it had not been.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from lorad.box.machine import read_machine
+from lorad.children.user_process import Lost, UserProcess, code_of, environment
+from lorad.children.user_serve import Ready
+from lorad.envs.builtin import BUILTIN
+from lorad.envs.child import Answer, Ask, Setup
+from lorad.envs.episode import Task
+from lorad.envs.format import Format
+from lorad.envs.protocol import Turn
+from lorad.errors import SpecError
+from lorad.protocol.heartbeat import HEART
+from lorad.spec.env import EnvSpec
+
+
+class Heard(Struct):
+    """An episode as its environment knows it: the turns that it heard, or is to hear next."""
+
+    number: int
+    task: Task
+    turns: list[Turn] = []
+
+
+class Hosts:
+    """The environments of training, and those of evals: neither waits for the other's. A context manager.
+
+    format: how their observations become tokens.
+    """
+
+    def __init__(self, spec: EnvSpec, cwd: Path, format: Format) -> None:
+        """cwd: where a relative path starts. Raises SpecError for an unknown name or file."""
+        self.format = format
+        self.training, self.evals = Host(spec, cwd), Host(spec, cwd)
+
+    def close(self) -> None:
+        self.training.close()
+        self.evals.close()
+
+    def __enter__(self) -> "Hosts":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Host:
+    """`env.workers` processes; each has every so many-th episode. Nothing of it is left after `close`.
+
+    A process that hangs, dies or exceeds its memory is killed. The episode at work is then asked again in a
+    new process, `env.retry` times, and else fails; the others of that process are brought back to where they
+    were by their turns.
+    """
+
+    def __init__(self, spec: EnvSpec, cwd: Path) -> None:
+        """Raises SpecError for an unknown name or file."""
+        self._spec = spec
+        self._setup = _setup(spec, cwd)
+        self.file = Path(self._setup.file) if self._setup.file else None
+        self.source = self._setup.source  # what runs, whatever becomes of the file
+        self._workers = [_Worker(self._setup, spec) for _ in range(spec.workers)]
+        self._next = 0
+
+    def start(self) -> None:
+        """Load the class now. Raises SpecError when it cannot be loaded."""
+        self._workers[0].start()
+
+    def begin(self, tasks: Sequence[Task]) -> list[tuple[Heard, Answer]]:
+        """Make an episode of each task and reset it."""
+        made = [Heard(self._next + i, task) for i, task in enumerate(tasks)]
+        self._next += len(made)
+        return [*zip(made, self.answers(made), strict=True)]
+
+    def answers(self, episodes: Sequence[Heard]) -> list[Answer]:
+        """What each says to its last turn, in order. Blocks; never raises for what user code does."""
+        shares = [
+            [place for place, heard in enumerate(episodes) if heard.number % len(self._workers) == number]
+            for number in range(len(self._workers))
+        ]
+        found: dict[int, Answer] = {}
+
+        def work(worker: _Worker, share: list[int]) -> None:
+            with HEART.waits():  # for a child, each time for no longer than its time limit
+                for place in share:
+                    found[place] = worker.answer(episodes[place])
+
+        busy = [(worker, share) for worker, share in zip(self._workers, shares, strict=True) if share]
+        if len(busy) == 1:
+            work(*busy[0])
+        elif busy:
+            with HEART.waits(), ThreadPoolExecutor(len(busy), "env") as pool:
+                for future in [pool.submit(work, *each) for each in busy]:
+                    future.result()
+        return [found[place] for place in range(len(episodes))]
+
+    def forget(self, episodes: Sequence[Heard]) -> None:
+        """Say which episodes are over: their environments are closed at the next occasion."""
+        for heard in episodes:
+            self._workers[heard.number % len(self._workers)].over.append(heard.number)
+
+    def close(self) -> None:
+        """Kill the processes, also under `answers` in another thread, whose remaining episodes then fail."""
+        for worker in self._workers:
+            worker.close()
+
+
+class _Worker:
+    """One process. over: episodes that it need not hold any more."""
+
+    def __init__(self, setup: Setup, spec: EnvSpec) -> None:
+        self._setup, self._spec = setup, spec
+        self._environment = environment(os.environ, spec.pass_env)
+        self._child: UserProcess | None = None
+        self._closed = False
+        self._busy = threading.Lock()
+        self.over: list[int] = []
+
+    def start(self) -> UserProcess:
+        """Raises SpecError."""
+        self._stop()
+        self.over = []
+        child = self._child = UserProcess("lorad.envs.child", "environment", self._environment)
+        if self._closed:  # by another thread, which may not have seen the child
+            child.signal()
+        try:
+            child.load(self._setup, "env.name", Ready)
+        except SpecError:
+            self._stop()
+            raise
+        return child
+
+    def answer(self, heard: Heard) -> Answer:
+        with self._busy:
+            for _ in range(1 + self._spec.retry):
+                answer = self._answer(heard)
+                if not answer.error or self._closed:
+                    break
+            return answer
+
+    def close(self) -> None:
+        self._closed = True
+        if (child := self._child) is not None:
+            child.signal()
+        with self._busy:
+            self._stop()
+
+    def _answer(self, heard: Heard) -> Answer:
+        if self._closed:
+            return Answer(error="the environments are closed")
+        started = time.monotonic()
+        try:
+            child = self._child if self._child is not None and self._child.alive else self.start()
+            ask = Ask(heard.number, heard.task, heard.turns, self.over)
+            self.over = []
+            return child.ask(ask, Answer, self._spec.timeout * max(len(heard.turns), 1))
+        except (SpecError, Lost) as error:
+            self._stop()
+            return Answer(error=str(error), seconds=time.monotonic() - started)
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+def _setup(spec: EnvSpec, cwd: Path) -> Setup:
+    if spec.name is not None and ":" in spec.name:
+        code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
+        return Setup(**asdict(code) | {"memory_key": "env.memory", "args": spec.args})
+    if spec.name is None or spec.name not in BUILTIN:
+        raise SpecError(
+            f"there is no environment {spec.name!r}",
+            key="env.name",
+            hint=f"Name one of {', '.join(BUILTIN)}, or path/to/file.py:Class.",
+        )
+    memory = spec.memory_bytes or read_machine().memory // 2
+    return Setup(function=spec.name, memory=memory, memory_key="env.memory", args=spec.args)

@@ -1,0 +1,81 @@
+"""The teacher of a distillation, where it is another model than the run's."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from lorad.backends.registry import RANKED
+from lorad.errors import SpecError
+from lorad.models.directory import read_config, read_json
+from lorad.models.facts import ModelFacts, read_facts
+from lorad.preflight.directory import check_weights, model_directory
+from lorad.spec.model import Spec
+
+_KEY = "algorithm.teacher"
+_OF_IDS = ("model", "added_tokens")  # what decides in tokenizer.json which text an id stands for
+
+
+class Teacher(NamedTuple):
+    """A model beside the run's own."""
+
+    directory: Path
+    facts: ModelFacts
+
+
+def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> Teacher | None:
+    """Find the teacher; None where it is the run's own model. student, facts: of that.
+
+    Raises SpecError for a trainer that holds one model alone, a model that cannot be read, and one whose
+    tokens or positions are not the student's.
+    """
+    if (wanted := spec.algorithm.teacher) is None:
+        return None
+    if spec.trainer.backend in RANKED:
+        raise SpecError(
+            f"the {spec.trainer.backend} trainer holds one model alone",
+            key=_KEY,
+            hint="Use trainer.backend builtin, or a teacher on the run's own model: algorithm.kl.reference.",
+        )
+    try:
+        directory = model_directory(wanted, cwd, any_architecture=False)
+        read_config(directory)
+        check_weights(directory)
+        found = read_facts(directory)
+        ours, theirs = _tokens_sha256(student), _tokens_sha256(directory)
+    except SpecError as error:
+        raise SpecError(error.problem, key=_KEY, hint=error.hint) from error
+    if ours != theirs:
+        raise SpecError(
+            f"the tokenizer of {wanted} has sha256 {theirs[:12]}, that of {spec.model.path} {ours[:12]}: the "
+            "same ids are other texts",
+            key=_KEY,
+            hint="Use a teacher of the same family, with the same tokenizer.",
+        )
+    if found.vocab < facts.vocab:
+        raise SpecError(
+            f"{wanted} has {found.vocab} token ids, {spec.model.path} has {facts.vocab}",
+            key=_KEY,
+            hint="Use a teacher that knows all ids that the student may sample.",
+        )
+    if found.max_positions < facts.max_positions:
+        _refuse_long(spec, found.max_positions)
+    return Teacher(directory, found)
+
+
+def _refuse_long(spec: Spec, positions: int) -> None:
+    """Raise SpecError where a prompt and its completion do not fit into so many positions of the teacher."""
+    longest = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
+    if longest > positions:
+        raise SpecError(
+            f"it has {positions} positions, a prompt and its completion take up to {longest}",
+            key=_KEY,
+            hint="Lower data.max_prompt_tokens or rollout.max_new_tokens.",
+        )
+
+
+def _tokens_sha256(directory: Path) -> str:
+    """sha256 (hex) over the vocabulary of a model, its merges and its added tokens. Raises SpecError."""
+    found = read_json(directory / "tokenizer.json")
+    told = json.dumps({key: found.get(key) for key in _OF_IDS}, sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()

@@ -1,0 +1,49 @@
+"""The section `env`: episodes of several turns."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from lorad.spec.numbers import Part, Positive, PositiveFloat
+from lorad.spec.user_code import EnvName, memory_bytes
+
+
+class EnvSpec(Part, frozen=True):
+    """The environment in which a sample is an episode of several turns, with a reward of its own.
+
+    Attributes:
+        name: `lookup`, or `path/to/file.py:Class`; null is none: a sample is one completion.
+        args: keywords of its constructor.
+        turns: most turns of the model in an episode.
+        max_tokens: most tokens of an episode, prompt included; null is what the model has room for. An
+            episode ends where a further turn would not fit.
+        format: how observations become tokens. chat renders them with the chat template, text takes them as
+            they are; auto does what data.chat_template has done with the prompts.
+        timeout: seconds for one turn; then its process is killed.
+        retry: how often an episode that got no answer is brought back to its turn and asked again. Then it is
+            left out of the step, like a sample whose reward failed.
+        workers: processes, of training and of evals each.
+        pass_env: variables that the environment finds beside those that every program needs; no secret is
+            there unless named here.
+        memory: limit of each process, in bytes or as in `4GiB`; null is half of the machine's memory.
+    """
+
+    name: str | None = None
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+    turns: Positive = 8
+    max_tokens: Positive | None = None
+    format: Literal["auto", "text", "chat"] = "auto"
+    timeout: PositiveFloat = 30.0
+    retry: Annotated[int, Meta(ge=0, le=10)] = 1
+    workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    pass_env: list[EnvName] = msgspec.field(default_factory=list)
+    memory: int | str | None = None
+
+    def __post_init__(self) -> None:
+        memory_bytes(self.memory)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the limit of `memory`; 0 where none is given."""
+        return memory_bytes(self.memory)

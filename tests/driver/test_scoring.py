@@ -1,0 +1,114 @@
+"""Samples are scored as they end, and what a run does depends on neither the time that it takes nor the
+workers.
+"""
+
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lorad.driver.rewards import Rewarder
+from lorad.driver.sample import sample
+from lorad.errors import SpecError
+from lorad.rl.reward import RewardInput
+from lorad.spec.model import RewardSpec
+from tests.driver.driven import Driven
+from tests.kit.pool_kit import Running, running_pool
+
+GRADERS = """
+import asyncio, time
+def plain(completion, answer):
+    time.sleep(0.001 * (len(completion) % 3))
+    return float(completion.strip() == answer.strip())
+async def later(completion, answer):
+    await asyncio.sleep(0.001 * (len(completion) % 3))
+    return float(completion.strip() == answer.strip())
+def lists(completions, answer):
+    return [float(c.strip() == a.strip()) for c, a in zip(completions, answer)]
+def slow(completion):
+    time.sleep(0.05)
+    return {"length": len(completion), "one": 1}
+"""
+SHORT = ("eval.every=2", "eval.problems=4", "trainer.steps=4", "checkpoint.every=2")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_pool(tmp_path_factory.mktemp("pool"), deterministic=True) as pool:
+        yield pool
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "graders.py").write_text(GRADERS)
+    return tmp_path
+
+
+@pytest.mark.parametrize("more", [(), ("rollout.max_staleness=1",), ("algorithm.name=dapo",)])
+def test_form_and_workers_change_no_bit(running: Running, home: Path, more: tuple[str, ...]) -> None:
+    found = []
+    for number, (name, workers) in enumerate((("plain", 1), ("plain", 3), ("later", 2), ("lists", 2))):
+        reward = f"{{name: graders.py:{name}, workers: {workers}}}"
+        run = Driven(running, home, f"run{number}-{len(str(more))}", f"reward={reward}", *SHORT, *more)
+        assert run.drive().reason == "completed"
+        found.append(run.outcome())
+    assert all(one == found[0] for one in found)
+
+
+def test_components_are_metrics_and_in_samples(running: Running, home: Path) -> None:
+    rewards = "[{name: exact_match}, {name: graders.py:slow, weight: 0.5, workers: 4}]"
+    run = Driven(running, home, "parts", f"reward={rewards}", "trainer.steps=1", "eval.every=0")
+    assert run.drive().reason == "completed"
+    fact = run.facts("step")[0].data
+    made = [msgspec.json.decode(line) for line in (run.run.root / fact["samples"]).read_text().splitlines()]
+    assert fact["metrics"]["reward/slow/one"] == 1.0
+    assert made[0]["rewards"]["slow"] == made[0]["rewards"]["slow/length"] + 1
+    assert [s["reward"] for s in made] == [
+        s["rewards"]["exact_match"] + 0.5 * s["rewards"]["slow"] for s in made
+    ]
+
+
+def test_scoring_begins_before_sampling_ends(running: Running, home: Path) -> None:
+    called = home / "called"
+    (home / "first.py").write_text(
+        f"import pathlib\ndef reward(): pathlib.Path({str(called)!r}).touch(); return 1"
+    )
+    long = ("rollout.max_new_tokens=96", "rollout.temperature=2", "eval.every=0")
+    with Driven(running, home, "early", "reward=first.py:reward", *long).begun() as session:
+        session.rewarder.start()
+        rollout = sample(session)
+        assert called.exists()
+        assert [s.value for s in rollout.scoring.scores()] == [1.0] * 16
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter without any package."""
+    made = tmp_path_factory.mktemp("apart")
+    venv.create(made, with_pip=False)
+    return made / "bin" / "python"
+
+
+def test_another_interpreter_has_its_own_packages(bare: Path, home: Path) -> None:
+    (home / "apart.py").write_text("""
+import os, sys
+def reward(completion):
+    try:
+        import msgspec
+    except ImportError:
+        paths = "PYTHONPATH" in os.environ
+        return {"reward": len(completion), "ours": sys.prefix.endswith("apart0"), "paths": paths}
+async def later(completion): return len(completion)
+""")
+    with Rewarder([RewardSpec(name="apart.py:reward", python=str(bare))], home) as rewarder:
+        score = rewarder.score([RewardInput("", "abc", "", "stop")])[0]
+    assert score.parts == {"ours": 1.0, "paths": 0.0} and score.value == 3.0
+    with Rewarder([RewardSpec(name="apart.py:later", python=str(bare))], home) as rewarder:
+        assert rewarder.score([RewardInput("", "abc", "", "stop")])[0].value == 3.0
+
+
+def test_a_missing_interpreter_is_refused(home: Path) -> None:
+    with pytest.raises(SpecError, match=r"reward.python: there is no program .*/none"):
+        Rewarder([RewardSpec(name="graders.py:plain", python="none")], home)

@@ -1,0 +1,180 @@
+"""Runs whose samples are episodes of several turns, from the command line to what is kept of them."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.kit.world import World, world
+
+SPEC = """
+seed: 3
+lora: {rank: 8, alpha: 16}
+algorithm: {group_size: 4, epochs: 2, minibatches: 2}
+data: {train: lookup, prompts_per_step: 4}
+env: {name: lookup, turns: 3}
+trainer: {lr: 2.0e-3, steps: 8}
+rollout: {max_new_tokens: 12}
+eval: {every: 4, problems: 16}
+checkpoint: {every: 2}
+"""
+MINE = """
+import re
+from lorad.envs.protocol import Observation
+
+class Hangs:
+    '''The lookup of lorad, but for one row in each step, whose second turn never ends.'''
+    def __init__(self):
+        from lorad.envs.lookup import Lookup
+        self.inner, self.heard = Lookup(), 0
+
+    def reset(self, row, seed):
+        self.hangs = row["prompt"] == "R:clnd="
+        return self.inner.reset(row, seed)
+
+    def step(self, turn):
+        self.heard += 1
+        if self.hangs and self.heard == 2:
+            re.match(r"(a+)+$", "a" * 64 + "b")
+        return self.inner.step(turn)
+
+    def close(self):
+        pass
+
+class Clock:
+    '''Answers with the time.'''
+    def reset(self, row, seed):
+        return Observation(row["prompt"])
+
+    def step(self, turn):
+        import time
+        return Observation(f"{time.time_ns()}=")
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def calm() -> Iterator[tuple[World, dict[str, Any]]]:
+    with world() as made:
+        made.run("calm", text=SPEC)
+        (made.root / "envs.py").write_text(MINE)
+        yield made, made.facts("calm")
+
+
+def test_episodes_are_kept_turn_by_turn(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    samples = made.client.samples("calm", step=8)
+    assert {len(sample.turns) for sample in samples} >= {2, 3}
+    for sample in samples:
+        assert sample.end in ("done", "length", "turns")
+        assert len(sample.logprobs) == sum(turn.tokens for turn in sample.turns)
+        assert len(sample.tokens) == sum(turn.tokens + turn.observed for turn in sample.turns)
+        assert sample.reward == pytest.approx(sum(turn.reward for turn in sample.turns))
+    found = next(s for s in samples if any(turn.observation.startswith("\nS:") for turn in s.turns))
+    assert found.prompt[2:-1] == found.turns[-2].text.strip()[::-1]
+    metrics = made.client.steps("calm")[-1].metrics
+    assert 2 <= (metrics["turns"] or 0) <= 3 and metrics["observation_tokens"] and "env/solved" in metrics
+    assert metrics["logprob_difference"] == pytest.approx(0, abs=1e-4)
+
+
+def test_one_sample_is_shown_as_a_transcript(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    shown = made.lorad("samples", "calm", "--step", 8, "--sample", 1).stdout
+    assert "turn 1" in shown and "observation 1" in shown and "reward 2" in shown
+
+
+def test_replay_finds_what_differs(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    assert "16 episodes of step 8 played again, 0 differ" in made.lorad("replay", "calm").stderr
+    made.run("replayed", "env.name=envs.py:Hangs", "trainer.steps=1", text=SPEC)
+    (made.root / "envs.py").write_text(
+        MINE.replace("self.inner.step(turn)", "self.inner.step(turn) and None")
+    )
+    told = made.json("replay", "replayed", expect=1)
+    (made.root / "envs.py").write_text(MINE)
+    assert len(told["differences"]) == told["episodes"] == 16
+    assert "returned NoneType, not an Observation" in told["differences"][0]["differs"]
+    refused = made.lorad("replay", "nobody", expect=3).stderr
+    assert "nobody" in refused
+
+
+@pytest.mark.parametrize("victim", ["driver", "pool"])
+def test_killed_and_resumed_equals_undisturbed(calm: tuple[World, dict[str, Any]], victim: str) -> None:
+    made, expected = calm
+    name = f"killed-{victim}"
+    made.lorad("run", made.spec(SPEC), "--name", name, "--detach")
+    made.reached(name, 3)
+    os.kill(made.pid(name, victim), signal.SIGKILL)
+    assert made.over(name).reason == "lost"
+    made.lorad("resume", name, "--wait")
+    assert made.facts(name) == expected
+
+
+def test_killed_environments_change_nothing(calm: tuple[World, dict[str, Any]]) -> None:
+    made, expected = calm
+    made.lorad("run", made.spec(SPEC), "--name", "struck", "--detach")
+    driver, struck = psutil.Process(made.pid("struck", "driver")), 0
+    for step in (1, 3, 5):
+        made.reached("struck", step)
+        for process in driver.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "lorad.envs.child" in process.cmdline():
+                    process.kill()
+                    struck += 1
+    assert made.over("struck").reason == "completed"
+    assert struck and made.facts("struck") == expected
+
+
+def test_hanging_episodes_are_left_out(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    run = made.run(
+        "hangs", "seed=0", "env={name: 'envs.py:Hangs', timeout: 0.5, retry: 0}", "trainer.steps=1", text=SPEC
+    )
+    assert run.reason == "completed"
+    samples = made.client.samples("hangs", step=1)
+    failed = [sample for sample in samples if sample.end == "failed"]
+    assert failed and {sample.prompt for sample in failed} == {"R:clnd="}
+    assert all("no result within" in (sample.error or "") and sample.reward is None for sample in failed)
+    assert made.client.steps("hangs")[0].metrics["failed_rewards"] == len(failed)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("env=null",), "data.train: its rows are for the environment lookup"),
+        (("env.name=envs.py:Clock",), "step answered two episodes of one row otherwise"),
+        (("reward=gsm8k",), "reward: the environment lookup gives the reward"),
+        (("rollout.max_staleness=1",), "rollout.max_staleness: episodes are played with the current version"),
+        (("algorithm=sft",), "env.name: sft trains on the completions"),
+        (("env.max_tokens=15",), "env.max_tokens: the first observation has "),
+        (("env.max_tokens=100000",), "positions of the model"),
+        (("env.format=chat",), "env.format: the chat template"),
+        (("env.tools=2",), "env.tools: unknown key"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(
+    calm: tuple[World, dict[str, Any]], overrides: tuple[str, ...], says: str
+) -> None:
+    made, _ = calm
+    told = made.lorad("run", made.spec(SPEC), *overrides, "--name", "refused", expect=2).stderr
+    assert says in told, told
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_lookup_is_learnt(calm: tuple[World, dict[str, Any]], seed: int) -> None:
+    made, _ = calm
+    made.run(
+        f"learns-{seed}",
+        *(f"seed={seed}", "lora={rank: 16, alpha: 32}", "algorithm={group_size: 8}"),
+        *("data.prompts_per_step=8", "trainer={lr: 1.5e-3, steps: 200}", "eval={every: 50, problems: 256}"),
+        text=SPEC,
+    )
+    scores = [one.score or 0.0 for one in made.client.evals(f"learns-{seed}")]
+    assert scores[0] < 0.1 and scores[-1] >= 0.9, scores
