@@ -121,8 +121,8 @@ class Preferences:
 class _Kept:
     """Log-probabilities of each row in a file; NaN is not computed yet.
 
-    The file is whole on disk, all NaN, before it has its name. After a loss of power a number is NaN or what
-    was put there, and a row with a NaN is computed again as a whole.
+    The file is whole on disk, all NaN, before it has its name. After a loss of power each number is NaN or
+    what was put there, and a row with a NaN is computed again as a whole.
     """
 
     def __init__(self, path: Path, lengths: np.ndarray) -> None:
