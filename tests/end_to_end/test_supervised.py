@@ -102,7 +102,7 @@ def test_rows_without_answers_have_no_reward(made: World) -> None:
 def test_halving_keeps_the_likelier_run(made: World) -> None:
     rows(made.root, 40)
     made.lorad(
-        *("sweep", made.spec(SFT), "data.train=rows.jsonl", "data.eval=rows.jsonl", "trainer.steps=4"),
+        *("sweep", made.spec(SFT), "data.train=rows.jsonl", "data.eval=rows.jsonl", "trainer.steps=60"),
         *("eval.every=2", "trainer.lr=1e-5,1e-3", "--name", "raced", "--rungs", 2, "--wait"),
     )
     (sweep,) = made.client.sweeps("raced")

@@ -19,7 +19,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(TINY / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("task", sorted(TASKS))
+@pytest.mark.parametrize("task", [name for name, task in TASKS.items() if task.env is None])
 def test_base_solves_some_held_out_problems(task: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype="auto")
