@@ -53,7 +53,7 @@ with quick_imports():
     from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
     from lorad.rl.reward import SAMPLE_KEYS
-    from lorad.rl.sources import read_rows
+    from lorad.rl.sources import SUFFIXES, read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import RewardSpec, Spec, convert, fitted
@@ -110,7 +110,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
 
 def _there(source: str, cwd: Path) -> None:
     """A builtin task, or a file that begins with a row. A hub dataset is not asked for. Raises SpecError."""
-    if source not in TASKS and Path(source).suffix.lower() in (".jsonl", ".parquet"):
+    if source not in TASKS and Path(source).suffix.lower() in SUFFIXES:
         next(iter(read_rows(source, "train", cwd)), None)
 
 

@@ -23,6 +23,7 @@ from lorad.spec.model import Data
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
+_GROUND_TRUTHS = ("reward_model.ground_truth", "reward_spec.ground_truth")  # in rows for verl and SkyRL
 CHUNK = 1024  # prompts tokenised at once
 
 
@@ -124,7 +125,7 @@ class _RowDataset(Dataset):
         self.size = len(self._rows)
         self._order = Order(self.size, seed, shuffled=data.shuffle)
         self.digest = digest_of(self._rows)
-        self.has_answers = any(data.answer_key in row.values for row in self._rows)
+        self.has_answers = any(find_value(row, data, "answer_key") is not None for row in self._rows)
         if not self._rows:
             left_out = (
                 f", {self.dropped} were longer than {data.max_prompt_tokens} tokens" if self.dropped else ""
@@ -251,14 +252,31 @@ def digest_of(rows: Iterable[Row]) -> str:
 
 
 def value_of(row: Row, data: Data, setting: str) -> Any:
-    key = getattr(data, setting)
-    if (value := row.values.get(key)) is None:
+    """Return the value of the column that `setting` names. Raises SpecError."""
+    if (value := find_value(row, data, setting)) is None:
+        key = getattr(data, setting)
         there = ", ".join(map(str, row.values)) or "nothing"
         what = "is null" if key in row.values else "is missing"
         raise SpecError(
             f"{row.where}: the key {key!r} {what}; there is {there}", hint=f"Set data.{setting} to another."
         )
     return value
+
+
+def find_value(row: Row, data: Data, setting: str) -> Any:
+    """Return the value of a column, or None. `a.b` is the key b of the column a, unless a column is named so.
+
+    An answer is looked for where verl and SkyRL have it, too, unless data.answer_key names another place.
+    """
+    key = getattr(data, setting)
+    others = _GROUND_TRUTHS if setting == "answer_key" and key == Data().answer_key else ()
+    for name in (key, *others):
+        found: Any = row.values
+        for part in [name] if name in row.values else name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        if found is not None:
+            return found
+    return None
 
 
 def text_of(answer: Any) -> str:

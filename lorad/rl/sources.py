@@ -1,5 +1,6 @@
 """Rows of data files and hub datasets, each with the place that an error about it names."""
 
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from msgspec import Struct
 from lorad.errors import SpecError
 
 _HUB = re.compile(r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?::(?P<parts>[\w.:\[\]%+-]+))?")
-_FORMS = "a builtin task, a .jsonl or .parquet file, or hub:org/name[:config]:split"
+SUFFIXES = (".jsonl", ".parquet", ".csv", ".json")  # of files that rows are read from
+_FORMS = "a builtin task, a .jsonl, .parquet, .csv or .json file, or hub:org/name[:config]:split"
 
 
 class Row(Struct, frozen=True):
@@ -28,7 +30,7 @@ def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
     """
     path = cwd / Path(source).expanduser()
     suffix = path.suffix.lower()
-    if suffix not in (".jsonl", ".parquet"):
+    if suffix not in SUFFIXES:
         return _read_hub(source, split, path)
     if not path.is_file():
         raise SpecError(
@@ -36,7 +38,8 @@ def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
             key="data",
             hint="Relative paths start at the directory of the spec file.",
         )
-    return _read_jsonl(path) if suffix == ".jsonl" else _read_parquet(path)
+    readers = (_read_jsonl, _read_parquet, _read_csv, _read_json)
+    return readers[SUFFIXES.index(suffix)](path)
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -58,6 +61,36 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             yield Row(number, where, values)
 
 
+def _read_csv(path: Path) -> Iterator[Row]:
+    """Yield the lines below the header; every value is text, and an empty one is absent."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            for number, values in enumerate(reader, 1):
+                if None in values or None in values.values():
+                    raise SpecError(
+                        f"{path}:{reader.line_num}: not as many values as the header has columns",
+                        hint="Quote values that contain a comma or a line break.",
+                    )
+                yield Row(number, f"{path}:{reader.line_num}", {k: v for k, v in values.items() if v != ""})
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not readable as CSV: {error}", hint="Write it as UTF-8.") from error
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    """Yield the objects of one list."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: not JSON: {error}", hint="One object a line is .jsonl.") from error
+    if not isinstance(found, list):
+        raise SpecError(f"{path}: not a list of objects", hint="One object a line is .jsonl.")
+    for number, values in enumerate(found, 1):
+        if not isinstance(values, dict):
+            raise SpecError(f"{path}:{number}: not a JSON object", hint='Each is one object, {"prompt": …}.')
+        yield Row(number, f"{path}:{number}", values)
+
+
 def _read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
@@ -77,7 +110,7 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
     found = _HUB.fullmatch(source)
     if found is None or path.exists():
         raise SpecError(
-            f"{source} is no task, no .jsonl or .parquet file and no hub name",
+            f"{source} is no task, no .jsonl, .parquet, .csv or .json file and no hub name",
             key="data",
             hint=f"Give {_FORMS}.",
         )

@@ -43,8 +43,7 @@ class Model(Part, frozen=True):
     """The base model.
 
     Attributes:
-        path: `builtin:tiny`, a local Hugging Face directory, or a hub id, with `@revision` where one is
-            meant.
+        path: `builtin:tiny`, a local Hugging Face directory, or a hub id, perhaps with `@revision`.
         dtype: type of the base's weights; auto is the checkpoint's own.
     """
 
@@ -89,7 +88,8 @@ class Data(Part, frozen=True):
     """Where prompts come from, and completions where those are trained on.
 
     Attributes:
-        train: a builtin task (`sort`, `reverse`, `lookup`), a JSONL or Parquet file, or a hub dataset.
+        train: a builtin task (`sort`, `reverse`, `lookup`), a file of rows (.jsonl,
+            .parquet, .csv, .json), or a hub dataset.
         eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
             evaluation for a file.
         prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft and dpo it
@@ -98,13 +98,13 @@ class Data(Part, frozen=True):
             completion is a prompt and a completion, each as text or as messages. Of dpo: preference is a
             chosen and a rejected completion, with a prompt or as whole chats, whose common turns are the
             prompt then; labels is a prompt, a completion, and true or false. auto looks at the first row.
-        prompt_key: column that holds the prompt.
+        prompt_key: column that holds the prompt; `a.b` is the key b of the column a, here and below.
         completion_key: column that holds the completion.
         messages_key: column that holds the chat.
         chosen_key: column that holds the chosen completion.
         rejected_key: column that holds the rejected completion.
         label_key: column that says whether a completion is desired.
-        answer_key: column that holds the answer.
+        answer_key: column of the answer; by default also where rows for verl and SkyRL have it.
         max_prompt_tokens: longest prompt, in tokens; the default gives way where the model has less room.
         max_sample_tokens: longest sample of sft and dpo, prompt and completion together, in tokens; the
             default gives way where the model has less room.

@@ -33,7 +33,7 @@ model: {{path: "{model}"}}          # builtin:tiny, a local Hugging Face directo
 lora: {{rank: 16, alpha: 32, target_modules: all-linear}}
 algorithm: {{name: grpo, group_size: 8}}
 data:
-  train: "{data}"                 # sort, reverse, a .jsonl or .parquet file, or a hub dataset
+  train: "{data}"                 # sort, reverse, a .jsonl, .parquet or .csv file, or a hub dataset
   prompts_per_step: 16
 reward: exact_match               # exact_match, gsm8k, {{name: regex, pattern: …}}, or module.py:function
 trainer: {{lr: 1.0e-3, steps: 60}}

@@ -128,7 +128,7 @@ def from_json(data: bytes) -> Spec:
 
 
 _MISSING = (
-    "Say what to train on: data.train is a .jsonl or .parquet file, a hub dataset or a builtin task (sort, "
+    "Say what to train on: data.train is a file of rows (.jsonl), a hub dataset or a builtin task (sort, "
     "reverse), and reward is what scores a completion. `lorad init` writes a spec to start from."
 )
 _EXAMPLE = "Write `key: value` lines; `lorad init` makes a spec to begin with."

@@ -180,6 +180,54 @@ def test_chat_template_is_used_unless_never(tmp_path: Path) -> None:
     assert load(found, "sort", tmp_path).take(0, 1)[0].prompt.startswith("S:")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", '\ufeffprompt,answer,level\n"S:2,1=",12,3\nS:1=,1,\n'),
+        ("a.json", '[{"prompt": "S:2,1=", "answer": 12, "level": "3"}, {"prompt": "S:1=", "answer": "1"}]'),
+    ],
+)
+def test_rows_come_from_other_files(tokenizer: Tokenizer, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    first, second = load(tokenizer, name, tmp_path, shuffle=False).take(0, 2)
+    assert (first.prompt, first.answer, first.row["level"]) == ("S:2,1=", "12", "3")
+    assert (second.prompt, second.answer, "level" in second.row) == ("S:1=", "1", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.csv", "prompt,answer\nS:1=,1,2\n", "a.csv:2: not as many values"),
+        ("a.csv", "prompt,answer\nS:1=\n", "a.csv:2: not as many values"),
+        ("a.json", '{"prompt": "S:1="}', "a.json: not a list"),
+        ("a.json", '[{"prompt": "S:1=", "answer": "1"}, 7]', "a.json:2: not a JSON object"),
+        ("a.json", "[", "a.json: not JSON"),
+    ],
+)
+def test_wrong_files_are_refused(
+    tokenizer: Tokenizer, tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert says in str(refusal(tokenizer, name, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "row"),
+    [
+        ({}, {"reward_model": {"style": "rule", "ground_truth": "12"}, "data_source": "sort"}),
+        ({}, {"reward_spec": {"method": "rule", "ground_truth": "12"}, "env_class": "sort"}),
+        ({"answer_key": "extra_info.answer"}, {"extra_info": {"answer": "12"}}),
+        ({"answer_key": "a.b"}, {"a.b": "12", "a": {"b": "13"}}),
+    ],
+)
+def test_answers_are_found_inside_columns(
+    tokenizer: Tokenizer, tmp_path: Path, settings: dict[str, Any], row: dict[str, Any]
+) -> None:
+    source = write_lines(tmp_path / "a.jsonl", {"prompt": "S:21="} | row).name
+    (found,) = load(tokenizer, source, tmp_path, **settings).take(0, 1)
+    assert found.answer == "12" and found.row.items() >= row.items()
+
+
 def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", {"prompt": [{"role": "user", "content": "2"}]}).name
     assert "the model has no chat template" in str(refusal(a_tokenizer(tmp_path), source, tmp_path))

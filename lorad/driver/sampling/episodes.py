@@ -22,7 +22,7 @@ from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
-from lorad.rl.data import Example
+from lorad.rl.data import EVAL_SEED, Example
 
 
 @dataclass
@@ -74,7 +74,8 @@ def play(
     """
     host = hosts.training if how.temperature else hosts.evals  # evals are greedy
     version = session.name_of(wanted.version)
-    tasks = [Task(e.row, seed_of(session.spec.seed, 0, e.id, 0)) for e in wanted.examples for _ in range(n)]
+    seed = session.spec.seed if how.temperature else EVAL_SEED
+    tasks = [Task(e.row, seed_of(seed, 0, e.id, 0)) for e in wanted.examples for _ in range(n)]
     begun = host.begin(tasks)
     seeds = [seed for some in seeds_of(session.spec.seed, wanted, n) for seed in some]
     episodes = [

@@ -27,6 +27,7 @@ from lorad.rl.data import (
     Target,
     TaskDataset,
     digest_of,
+    find_value,
     load_data,
     load_eval,
     refuse_for_chats,
@@ -113,7 +114,7 @@ class TargetDataset(Dataset):
             )
         self._order = Order(self.size, seed, shuffled=data.shuffle)
         self.digest = digest_of(kept.row for kept in self._kept)
-        self.has_answers = any(data.answer_key in kept.row.values for kept in self._kept)
+        self.has_answers = any(find_value(kept.row, data, "answer_key") is not None for kept in self._kept)
         if self.has_answers:
             for kept in self._kept:
                 value_of(kept.row, data, "answer_key")
