@@ -116,7 +116,7 @@ class Host:
 
 
 class _Worker:
-    """One process. over: episodes that it need not hold any more."""
+    """One process. over: episodes that it need not hold any more; _held: those that it holds."""
 
     def __init__(self, setup: Setup, spec: EnvSpec) -> None:
         self._setup, self._spec = setup, spec
@@ -124,12 +124,13 @@ class _Worker:
         self._child: UserProcess | None = None
         self._closed = False
         self._busy = threading.Lock()
+        self._held: set[int] = set()
         self.over: list[int] = []
 
     def start(self) -> UserProcess:
         """Raises SpecError."""
         self._stop()
-        self.over = []
+        self.over, self._held = [], set()
         child = self._child = UserProcess("lorad.envs.child", "environment", self._environment)
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
@@ -162,8 +163,13 @@ class _Worker:
         try:
             child = self._child if self._child is not None and self._child.alive else self.start()
             ask = Ask(heard.number, heard.task, heard.turns, self.over)
+            made = 1 if heard.number in self._held else max(len(heard.turns), 1)
+            answer = child.ask(ask, Answer, self._spec.timeout * made)
+            self._held = {*self._held, heard.number}.difference(self.over)
             self.over = []
-            return child.ask(ask, Answer, self._spec.timeout * max(len(heard.turns), 1))
+            if answer.error:
+                self._held.discard(heard.number)
+            return answer
         except (SpecError, Lost) as error:
             self._stop()
             return Answer(error=str(error), seconds=time.monotonic() - started)

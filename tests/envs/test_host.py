@@ -111,7 +111,7 @@ def test_each_episode_hears_its_own_turns(make: Make) -> None:
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("hang", "no result within 4 s"),
+        ("hang", "no result within 2 s"),
         ("die", "died of SIGKILL"),
         ("grow", "MemoryError: it needs more than its limit of 512 MiB (env.memory)"),
         ("raise", "envs.py:26: KeyError: 'no such word'"),
