@@ -134,7 +134,7 @@ async def test_refused_call_changes_nothing(trainer: RemoteTrainer, tmp_path: Pa
     assert conflict.value.hint
     with pytest.raises(NotFound, match="no slot c is open"):
         await trainer.optim_step("c", 0.1, 1.0)
-    with pytest.raises(ValueError, match="advantages has 20 numbers for 16 completion tokens"):
+    with pytest.raises(ValueError, match="advantages has 20 numbers for 16 sampled tokens"):
         await trainer.forward_backward("b", batch(), targets(batch(3)), LOSS, 16)
     with pytest.raises(OSError, match="No such file"):
         await trainer.save("b", tmp_path / "absent")
