@@ -53,7 +53,7 @@ _COMMANDS = {
     "export": _Verb("versions:export", "a version as a PEFT directory"),
     "verify": _Verb("files:verify", "is all of it what it was?"),
     "samples": _Verb("samples:samples", "what the model wrote"),
-    "replay": _Verb("replay:replay", "recorded episodes against fresh environments"),
+    "replay": _Verb("episodes:replay", "recorded episodes against fresh environments"),
     "plot": _Verb("plot:plot", "curves in the terminal, or as PNG"),
     "metrics": _Verb("metrics:metrics", "all that it measured: as a table, CSV or Parquet"),
     "log-metrics": _Verb("metrics:log_metrics", "all that it measured, into TensorBoard, W&B or MLflow"),

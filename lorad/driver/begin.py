@@ -31,7 +31,7 @@ from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import Input, look
 from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
-from lorad.spec.model import Trainer
+from lorad.spec.trainer import Trainer
 
 _OF_MODEL = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),

@@ -17,7 +17,7 @@ from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.reward import MATH, RewardInput, builtin, lacking
-from lorad.spec.model import RewardSpec
+from lorad.spec.reward import RewardSpec
 
 _MATH_FILE = Path(__file__).parent / "user" / "math_reward.py"
 _MOST_WORKERS = 8  # where the spec names no number

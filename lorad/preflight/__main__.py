@@ -56,8 +56,9 @@ with quick_imports():
     from lorad.rl.sources import SUFFIXES, read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.spec.model import RewardSpec, Spec, convert, fitted
+    from lorad.spec.model import Spec, convert, fitted
     from lorad.spec.numbers import Loggers
+    from lorad.spec.reward import RewardSpec
 
 _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (

@@ -8,7 +8,8 @@ from lorad.rl.idle import idle_keys
 from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Algorithm, Kind
 from lorad.spec.env import EnvSpec
-from lorad.spec.model import RewardSpec, Spec
+from lorad.spec.model import Spec
+from lorad.spec.reward import RewardSpec
 from lorad.spec.user_code import UserCode
 
 

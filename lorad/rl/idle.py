@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm, Kind, Kl
-from lorad.spec.model import Data, Rollout, Spec
+from lorad.spec.data import Data
+from lorad.spec.model import Rollout, Spec
 
 _SAMPLED = ("temperature", "top_p", "top_k", "max_staleness")  # evals are greedy, and of the current version
 _SUPERVISED = (

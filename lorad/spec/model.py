@@ -8,7 +8,6 @@ Every value is checked here as far as the value alone shows (types, ranges, name
 properties.
 """
 
-import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,24 +16,24 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
+from lorad.spec.data import Data
 from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
+from lorad.spec.kept import Checkpoint, Eval
 from lorad.spec.numbers import (
     COUNT_LIMIT,
     Loggers,
     NonNegative,
-    NonNegativeFloat,
     Part,
     Positive,
     PositiveFloat,
+    Probability,
     Seed,
 )
-from lorad.spec.user_code import EnvName, memory_bytes
+from lorad.spec.reward import RewardSpec
+from lorad.spec.trainer import Trainer
 
-_Probability = Annotated[float, Meta(ge=0, lt=1)]
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
-DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
-_LABEL = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 _MOST_ERRORS = 20  # that are found at once
 
@@ -71,7 +70,7 @@ class Lora(Part, frozen=True):
 
     rank: Positive = 16
     alpha: PositiveFloat = 32
-    dropout: _Probability = 0.0
+    dropout: Probability = 0.0
     target_modules: str | list[str] = "all-linear"
     exclude_modules: str | list[str] = msgspec.field(default_factory=lambda: ["lm_head"])
     init: Literal["kaiming", "xavier", "normal", "zero"] = "kaiming"
@@ -82,174 +81,6 @@ class Lora(Part, frozen=True):
     @property
     def scale(self) -> float:
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
-
-
-class Data(Part, frozen=True):
-    """Where prompts come from, and completions where those are trained on.
-
-    Attributes:
-        train: a builtin task (`sort`, `reverse`, `lookup`), a file of rows (.jsonl,
-            .parquet, .csv, .json), or a hub dataset.
-        eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
-            evaluation for a file.
-        prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft and dpo it
-            is the number of rows of a step.
-        format: what a row of sft or dpo is. messages is a chat, of which every assistant turn is trained;
-            completion is a prompt and a completion, each as text or as messages. Of dpo: preference is a
-            chosen and a rejected completion, with a prompt or as whole chats, whose common turns are the
-            prompt then; labels is a prompt, a completion, and true or false. auto looks at the first row.
-        prompt_key: column that holds the prompt; `a.b` is the key b of the column a, here and below.
-        completion_key: column that holds the completion.
-        messages_key: column that holds the chat.
-        chosen_key: column that holds the chosen completion.
-        rejected_key: column that holds the rejected completion.
-        label_key: column that says whether a completion is desired.
-        answer_key: column of the answer; by default also where rows for verl and SkyRL have it.
-        max_prompt_tokens: longest prompt, in tokens; the default gives way where the model has less room.
-        max_sample_tokens: longest sample of sft and dpo, prompt and completion together, in tokens; the
-            default gives way where the model has less room.
-        too_long: drop or truncate longer prompts; with sft and dpo, longer samples.
-        chat_template: auto uses the tokenizer's chat template where it has one.
-        chat_template_kwargs: further variables of the chat template, such as `{enable_thinking: false}`.
-        system: system prompt of chats that do not bring their own.
-        shuffle: shuffle the rows.
-    """
-
-    train: str = "sort"
-    eval: str | None = None
-    prompts_per_step: Positive = 16
-    format: DataFormat = "auto"
-    prompt_key: str = "prompt"
-    completion_key: str = "completion"
-    messages_key: str = "messages"
-    chosen_key: str = "chosen"
-    rejected_key: str = "rejected"
-    label_key: str = "label"
-    answer_key: str = "answer"
-    max_prompt_tokens: Positive = 512
-    max_sample_tokens: Positive = 2048
-    too_long: Literal["drop", "truncate"] = "drop"
-    chat_template: Literal["auto", "never"] = "auto"
-    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
-    system: str | None = None
-    shuffle: bool = True
-
-    def __post_init__(self) -> None:
-        if self.chat_template == "never" and (self.chat_template_kwargs or self.system):
-            raise ValueError(
-                "system and chat_template_kwargs need the chat template, and chat_template is never"
-            )
-
-
-class RewardSpec(Part, frozen=True):
-    """How samples are scored; a name alone stands for `{name: …}`.
-
-    Attributes:
-        name: `exact_match`, `gsm8k`, `math`, `regex`, or `path/to/file.py:function`.
-        label: name of its curve where there are several rewards; null is the function's name.
-        weight: what it is multiplied with.
-        pattern: the regular expression of `regex`.
-        timeout: seconds for one call of the function: for a sample, or for all that a function of lists gets.
-        retries: how often a sample whose reward failed is scored again.
-        max_failures: share of failed samples in a step above which the run ends; 1 is never. Of several
-            rewards, the least counts.
-        workers: processes of user code at most; null is one for each core, up to 8.
-        concurrency: calls under way in each process, of an `async def`.
-        batch_size: samples that a function of lists gets at once, at least; always whole groups. null is one
-            group.
-        python: interpreter that runs user code, with packages of its own, from Python 3.10 on; null is
-            lorad's.
-        env: variables that user code finds beside those that every program needs; no secret is there unless
-            named here.
-        memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's
-            memory.
-    """
-
-    name: str = "exact_match"
-    label: Annotated[str, Meta(pattern=_LABEL)] | None = None
-    weight: float = 1.0
-    pattern: str | None = None
-    timeout: PositiveFloat = 10.0
-    retries: Annotated[int, Meta(ge=0, le=10)] = 1
-    max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3
-    workers: Annotated[int, Meta(ge=1, le=256)] | None = None
-    concurrency: Annotated[int, Meta(ge=1, le=4096)] = 64
-    batch_size: Positive | None = None
-    python: str | None = None
-    env: list[EnvName] = msgspec.field(default_factory=list)
-    memory: int | str | None = None
-
-    def __post_init__(self) -> None:
-        if self.pattern is not None and self.name != "regex":
-            raise ValueError(f"pattern is for regex, not for {self.name}")
-        if self.python is not None and ":" not in self.name and self.name != "math":
-            raise ValueError(f"python is for math and for a function of a file, not for {self.name}")
-        if not math.isfinite(self.weight):
-            raise ValueError("weight is no number")
-        memory_bytes(self.memory)
-
-    @property
-    def curve(self) -> str:
-        """Return the name of its component where there are several rewards."""
-        return self.label or self.name.rpartition(":")[2]
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the limit of `memory`; 0 where none is given."""
-        return memory_bytes(self.memory)
-
-
-class Trainer(Part, frozen=True):
-    """The trainer and its optimizer, AdamW (Loshchilov & Hutter, 2019).
-
-    Attributes:
-        backend: `builtin`, `fsdp`, `megatron`, or a name of config.yaml.
-        lr: learning rate; null chooses one for the size of the model, its family and the algorithm when the
-            run is made.
-        schedule: how the learning rate falls after the warm-up.
-        schedule_steps: horizon of linear and cosine, in steps; null is the `steps` of the first attempt.
-        warmup_steps: steps over which the learning rate rises to lr.
-        min_lr: learning rate where linear and cosine end.
-        steps: steps of the run.
-        betas: decay rates of Adam's two moments.
-        eps: Adam's epsilon.
-        weight_decay: decoupled weight decay.
-        max_grad_norm: norm to which gradients are clipped; 0 does not clip.
-        max_skipped_steps: steps in a row whose loss or gradient is not finite, after which the run ends.
-        tokens_per_microbatch: tokens of one forward and backward pass.
-        activation_checkpointing: recompute activations in the backward pass, for less memory and more time.
-        tp: tensor-parallel ranks (megatron).
-        pp: pipeline-parallel ranks (megatron).
-        dp: data-parallel ranks (fsdp, megatron).
-        cp: context-parallel ranks; more than one is not supported.
-        ep: spreads experts over ranks that are there already (megatron).
-        backend_args: settings of the backend itself, for those that have ranks (fsdp, megatron).
-    """
-
-    backend: str = "builtin"
-    lr: NonNegativeFloat | None = None
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    schedule_steps: Positive | None = None
-    warmup_steps: NonNegative = 0
-    min_lr: NonNegativeFloat = 0.0
-    steps: Positive = 60
-    betas: tuple[_Probability, _Probability] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
-    max_grad_norm: NonNegativeFloat = 1.0
-    max_skipped_steps: Positive = 3
-    tokens_per_microbatch: Positive = 16384
-    activation_checkpointing: bool = False
-    tp: Positive = 1
-    pp: Positive = 1
-    dp: Positive = 1
-    cp: Positive = 1
-    ep: Positive = 1
-    backend_args: dict[str, Any] = msgspec.field(default_factory=dict)
-
-    @property
-    def ranks(self) -> int:
-        return self.tp * self.pp * self.cp * self.dp
 
 
 class Rollout(Part, frozen=True):
@@ -289,34 +120,6 @@ class Rollout(Part, frozen=True):
     @property
     def urls(self) -> tuple[str, ...]:
         return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())
-
-
-class Eval(Part, frozen=True):
-    """Greedy evaluation on held-out problems, before training, during it and at the end.
-
-    Attributes:
-        every: steps between two evaluations; 0 is never.
-        problems: how many problems are evaluated.
-    """
-
-    every: NonNegative = 10
-    problems: Positive = 256
-
-
-class Checkpoint(Part, frozen=True):
-    """Checkpoints during the run and at its end, and what stays of its files.
-
-    Attributes:
-        every: steps between two checkpoints.
-        keep: newest checkpoints that stay; 0 is all.
-        keep_versions: newest versions whose files stay though nothing refers to them; 0 is all.
-        keep_samples: newest steps whose samples stay; 0 is all.
-    """
-
-    every: Positive = 10
-    keep: NonNegative = 3
-    keep_versions: NonNegative = 64
-    keep_samples: NonNegative = 1000
 
 
 class Pool(Part, frozen=True):

@@ -10,6 +10,7 @@ NonNegative = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
+Probability = Annotated[float, Meta(ge=0, lt=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 

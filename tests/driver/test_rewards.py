@@ -15,7 +15,7 @@ import pytest
 from lorad.driver.rewards import Rewarder, Score
 from lorad.errors import SpecError
 from lorad.rl.reward import RewardInput, builtin
-from lorad.spec.model import RewardSpec
+from lorad.spec.reward import RewardSpec
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., Rewarder]
@@ -317,7 +317,7 @@ def test_killed_driver_leaves_no_reward_process(
 from pathlib import Path
 from lorad.driver.rewards import Rewarder
 from lorad.rl.reward import RewardInput
-from lorad.spec.model import RewardSpec
+from lorad.spec.reward import RewardSpec
 Rewarder([RewardSpec(name="rewards.py:reward", timeout=1000)], Path({str(tmp_path)!r})).score(
     [RewardInput("", "", "", "stop")])
 """

@@ -13,7 +13,7 @@ from lorad.driver.rewards import Rewarder
 from lorad.driver.sample import sample
 from lorad.errors import SpecError
 from lorad.rl.reward import RewardInput
-from lorad.spec.model import RewardSpec
+from lorad.spec.reward import RewardSpec
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
 

@@ -14,7 +14,8 @@ from transformers.utils import chat_template_utils
 from lorad.errors import SpecError
 from lorad.rl.data import load_data
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.model import Data, convert
+from lorad.spec.data import Data
+from lorad.spec.model import convert
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 THEN = "2024-07-26T10:30:00"

@@ -12,7 +12,7 @@ from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.rl.data import Dataset, load_data, load_eval
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.model import Data
+from lorad.spec.data import Data
 
 TINY = resolve("builtin:tiny")
 

@@ -9,7 +9,7 @@ from lorad.errors import SpecError
 from lorad.rl.data import messages_of, value_of
 from lorad.rl.sources import Row
 from lorad.spec.algorithm import Algorithm
-from lorad.spec.model import Data, DataFormat
+from lorad.spec.data import Data, DataFormat
 
 _KEYS: dict[DataFormat, tuple[str, ...]] = {
     "messages": ("messages_key",),

@@ -40,7 +40,8 @@ from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.spec.algorithm import Algorithm
-from lorad.spec.model import Data, DataFormat, Spec
+from lorad.spec.data import Data, DataFormat
+from lorad.spec.model import Spec
 
 
 class _Part(Struct, frozen=True):

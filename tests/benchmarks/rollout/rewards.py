@@ -20,7 +20,7 @@ from rich.table import Table
 
 from lorad.driver.rewards import Rewarder
 from lorad.rl.reward import RewardInput
-from lorad.spec.model import RewardSpec
+from lorad.spec.reward import RewardSpec
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import running_pool
 

@@ -25,7 +25,7 @@ from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.protocol.calls import Generate
 from lorad.rl.data import with_system
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.model import Data
+from lorad.spec.data import Data
 from lorad.store import runs
 from lorad.store.rows import VersionRow
 

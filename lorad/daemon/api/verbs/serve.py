@@ -34,7 +34,8 @@ from lorad.daemon.serving.gateways import gateway_up
 from lorad.daemon.serving.keep_up import set_serving
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.calls import Attestation
-from lorad.spec.model import Eval, Model, Spec
+from lorad.spec.kept import Eval
+from lorad.spec.model import Model, Spec
 from lorad.spec.text import overridden, override
 from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow

@@ -31,8 +31,10 @@ from lorad.errors import LoradError
 from lorad.protocol.preflight import SpecFacts
 from lorad.rl.doubts import doubts, refuse_contradictions
 from lorad.spec.algorithm import Algorithm
-from lorad.spec.model import Attest, Checkpoint, Resources, Spec, Trainer, to_json
+from lorad.spec.kept import Checkpoint
+from lorad.spec.model import Attest, Resources, Spec, to_json
 from lorad.spec.text import load_task
+from lorad.spec.trainer import Trainer
 from lorad.store import runs, sweeps
 from lorad.store.metrics import best_eval, mean_metric
 from lorad.store.rows import RunRow, SweepRow
