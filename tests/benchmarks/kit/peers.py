@@ -218,8 +218,8 @@ def greedy(model: Any, problems: Sequence[Problem]) -> float:
     return sum(exact_match(texts, [problem.answer for problem in problems])) / len(problems)
 
 
-def trl_config(directory: str, steps: int, seed: int, settings: Mapping[str, Any]) -> trl.GRPOConfig:
-    defaults = {
+def trl_config(directory: str, steps: int, seed: int, settings: dict[str, Any]) -> trl.GRPOConfig:
+    defaults: dict[str, Any] = {
         "per_device_train_batch_size": PROMPTS * GROUP,
         "num_generations": GROUP,
         "max_completion_length": MAX_NEW_TOKENS,

@@ -24,7 +24,7 @@ from lorad.envs.lookup import Lookup
 from lorad.envs.protocol import Turn
 from lorad.rl.tasks import problem
 from tests.benchmarks.bench import ENVIRONMENT, ROOT
-from tests.benchmarks.kit.workload import GROUP, PROMPTS, RANK, Figures
+from tests.benchmarks.kit.workload import GROUP, PROMPTS, RANK, TINY, Figures
 from tests.benchmarks.training.algorithms import MARGIN, spent
 from tests.benchmarks.training.own_share import at_step, command, fresh_home
 
@@ -142,7 +142,7 @@ def trl_turn(steps: int, seed: int) -> dict[str, float]:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
 
-    from tests.benchmarks.kit.peers import TINY, StepTimes, TimedTrainer, lora, trl_config
+    from tests.benchmarks.kit.peers import StepTimes, TimedTrainer, lora, trl_config
 
     figures: Figures = {"step": [], "rollout": []}
     rewards: list[float] = []
@@ -190,8 +190,6 @@ def trl_turn(steps: int, seed: int) -> dict[str, float]:
 def chatty() -> Any:
     """The base's tokenizer with the template above, and its parser: letters that end are a call."""
     from transformers import AutoTokenizer
-
-    from tests.benchmarks.kit.peers import TINY
 
     tokenizer = AutoTokenizer.from_pretrained(TINY, padding_side="left")
     tokenizer.chat_template = TEMPLATE
