@@ -48,11 +48,12 @@ def test_server_reads_what_the_trainer_trains_on(kind: str) -> None:
         assert {version.attested for version in made.client.adapters("looked")} == {"passed"}
 
 
+@pytest.mark.long
 def test_samples_are_scored_while_others_are_sampled(kind: str) -> None:
     with world() as made:
         configure(made, kind)
         (made.root / "slow.py").write_text(DELAYED)
-        spec = SPEC.replace("lookup, ", "sort, ").replace("env: {name: lookup, turns: 3}", "")
+        spec = SPEC.replace("env: {name: lookup, turns: 3}\n", "").replace("lookup", "sort")
         finished(made, "scored", kind, spec, "reward=slow.py:slow", "eval.every=0")
         assert [step.metrics["failed_rewards"] for step in made.client.steps("scored")] == [0.0] * 4
 
