@@ -167,6 +167,10 @@ class Episode(Struct, frozen=True):
     error: str = ""
 
     @property
+    def text(self) -> str:
+        return "".join(f"{turn.text}{turn.observation}" for turn in self.turns)
+
+    @property
     def score(self) -> Score:
         seconds = sum(turn.seconds for turn in self.turns)
         reward = None if self.end == "failed" else math.fsum(turn.reward for turn in self.turns)

@@ -197,6 +197,7 @@ def _hear(session: Session, format: Format, episode: _Live, answer: Answer) -> N
 def _sample(example: Example, version: str, episode: _Live) -> Sample:
     assert episode.end is not None
     empty = np.zeros(0, np.int32)
+    kept = Episode(episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error)
     return Sample(
         example=example,
         index=episode.index,
@@ -204,9 +205,9 @@ def _sample(example: Example, version: str, episode: _Live) -> Sample:
         tokens=np.concatenate([empty, *(tokens for tokens, _ in episode.parts)]),
         logprobs=np.concatenate([np.zeros(0, np.float32), *episode.logprobs]),
         finish="length" if episode.end in ("length", "tokens") else "stop",
-        text="".join(f"{turn.text}{turn.observation}" for turn in episode.turns),
+        text=kept.text,
         sampled=np.concatenate(
             [np.zeros(0, np.bool_), *(np.full(tokens.size, mine) for tokens, mine in episode.parts)]
         ),
-        episode=Episode(episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error),
+        episode=kept,
     )
