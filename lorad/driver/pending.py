@@ -15,6 +15,7 @@ from msgspec.structs import replace as changed
 
 from lorad.driver.rewards import Score, Scoring
 from lorad.driver.session import Episode, Plan, Rollout, Sample, Session
+from lorad.envs.episode import Fork
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
 from lorad.rl.data import Example
@@ -29,8 +30,8 @@ class _Kept(Struct, frozen=True):
     float32, little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a
     resume scores them again, perhaps with a reward that was mended.
 
-    Of episodes besides: episodes; masks, bool, which tokens were sampled; beginnings: the first observation
-    of each group as text and tokens."""
+    Of episodes besides: episodes and their forks; masks, bool, which tokens were sampled; beginnings: the
+    first observation of each group as text and tokens."""
 
     step: int
     position: int
@@ -49,6 +50,7 @@ class _Kept(Struct, frozen=True):
     seconds: float
     waited: float
     episodes: list[Episode] = []
+    forks: list[tuple[Fork, ...]] = []
     masks: bytes = b""
     beginnings: list[tuple[str, list[int]]] = []
 
@@ -128,6 +130,7 @@ def _kept(rollout: Rollout) -> _Kept:
         seconds=rollout.seconds,
         waited=rollout.waited,
         episodes=episodes,
+        forks=[sample.forks for sample in samples] if episodes else [],
         masks=b"".join(sample.sampled.tobytes() for sample in samples if sample.sampled is not None),
         beginnings=[(e.prompt, e.tokens) for e in examples] if episodes else [],
     )
@@ -171,7 +174,7 @@ def _samples(session: Session, kept: _Kept, examples: list[Example]) -> list[Sam
     masks = np.split(np.frombuffer(kept.masks, np.bool_), cuts)
     parts = np.split(logprobs, np.cumsum([mask.sum() for mask in masks])[:-1])
     texts = [episode.text for episode in kept.episodes]
-    played = zip(examples, tokens, parts, kept.finishes, texts, masks, kept.episodes, strict=True)
+    played = zip(examples, tokens, parts, kept.finishes, texts, masks, kept.episodes, kept.forks, strict=True)
     return [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(played)]
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace as changed
 from lorad.driver.sampling.generate import Seed, generate, joined, seed_of, seeds_of
 from lorad.driver.session import Episode, Plan, Sample, Session
 from lorad.envs.child import Answer
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
+from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.envs.format import Format
 from lorad.envs.host import Heard, Hosts
 from lorad.envs.protocol import Turn, shown
@@ -27,7 +27,7 @@ from lorad.rl.data import EVAL_SEED, Example
 
 @dataclass
 class _Live:
-    """An episode, as it grows. context: of all tokens so far. end: None while it is under way.
+    """An episode, as it grows. context: what the model reads next. end: None while it is under way.
 
     parts: (tokens, whether the policy sampled them).
     """
@@ -38,6 +38,7 @@ class _Live:
     heard: Heard
     context: list[int] = field(default_factory=list)
     parts: list[tuple[np.ndarray, bool]] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
     logprobs: list[np.ndarray] = field(default_factory=list)
     turns: list[EpisodeTurn] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class _Live:
         self.context += tokens.tolist()
         self.parts.append((tokens, True))
         self.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
-        self.turns.append(EpisodeTurn(text_of(tokens.tolist()), finish, tokens.size))
+        self.turns.append(EpisodeTurn(text_of(tokens.tolist()), finish, tokens.size, row=len(self.forks)))
         self.heard.turns.append(Turn(self.turns[-1].text, finish))
 
     def observe(self, text: str, tokens: list[int]) -> None:
@@ -64,6 +65,12 @@ class _Live:
         self.context += tokens
         self.parts.append((np.array(tokens, np.int32), False))
         self.turns[-1] = changed(self.turns[-1], observation=text, observed=len(tokens))
+
+    def fork(self, text: str, tokens: list[int]) -> None:
+        """Begin a new row with what replaces all that the model has read."""
+        self.context = [*tokens]
+        self.forks.append(Fork(sum(part.size for part, _ in self.parts), tokens))
+        self.turns[-1] = changed(self.turns[-1], observation=text)
 
 
 def play(
@@ -178,20 +185,23 @@ def _hear(session: Session, format: Format, episode: _Live, answer: Answer) -> N
         episode.fail(answer.error)
     elif said is None:
         episode.end = "done"
-    elif turn.finish == "length" or not format.ends_turn(last):
+    elif not answer.replaces and (turn.finish == "length" or not format.ends_turn(last)):
         episode.end = "length"
     elif len(episode.turns) == spec.env.turns:
         episode.end = "turns"
     else:
         try:
-            tokens = format.following(said)
+            context = format.first(said)[1] if answer.replaces else episode.context + format.following(said)
         except SpecError as error:
             episode.fail(str(error))
             return
-        if len(episode.context) + len(tokens) + spec.rollout.max_new_tokens > limit:
+        known = len(episode.context)
+        if len(context) + spec.rollout.max_new_tokens > limit:
             episode.end = "tokens"
+        elif context[:known] == episode.context:
+            episode.observe(shown(said), context[known:])
         else:
-            episode.observe(shown(said), tokens)
+            episode.fork(shown(said), context)
 
 
 def _sample(example: Example, version: str, episode: _Live) -> Sample:
@@ -210,4 +220,5 @@ def _sample(example: Example, version: str, episode: _Live) -> Sample:
             [np.zeros(0, np.bool_), *(np.full(tokens.size, mine) for tokens, mine in episode.parts)]
         ),
         episode=kept,
+        forks=tuple(episode.forks),
     )
