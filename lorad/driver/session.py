@@ -100,6 +100,7 @@ class Session:
     own: the user's loss and advantage, where there are any.
     hosts: the environments; None where a sample is one completion.
     ahead: None where no sampling runs ahead of training.
+    plays_freely: whether episodes wait for nothing but their own turns, so that a resume makes others.
     scores_evals: whether held-out problems have what the reward needs.
     current_sha256: of the current version's tensors.
     reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
@@ -120,6 +121,7 @@ class Session:
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
+    plays_freely: bool = False
     scores_evals: bool = True
     current_sha256: str = ""
     reference: Path | None = None

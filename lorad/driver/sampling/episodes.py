@@ -26,7 +26,7 @@ from lorad.rl.data import EVAL_SEED, Example
 
 
 @dataclass
-class _Live:
+class Live:
     """An episode, as it grows. context: what the model reads next. end: None while it is under way.
 
     parts: (tokens, whether the policy sampled them).
@@ -83,72 +83,68 @@ def play(
     version = session.name_of(wanted.version)
     seed = session.spec.seed if how.temperature else EVAL_SEED
     tasks = [Task(e.row, seed_of(seed, 0, e.id, 0)) for e in wanted.examples for _ in range(n)]
-    begun = host.begin(tasks)
+    resets = host.begin(tasks)
+    answers = [answer for _, answer in resets]
     seeds = [seed for some in seeds_of(session.spec.seed, wanted, n) for seed in some]
     episodes = [
-        _Live(i // n, i % n, seed, heard)
-        for i, (seed, (heard, _)) in enumerate(zip(seeds, begun, strict=True))
+        Live(i // n, i % n, seed, heard)
+        for i, (seed, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
     ]
-    examples = _first(session, hosts.format, wanted, episodes, [answer for _, answer in begun], n)
+    mine = [slice(place * n, place * n + n) for place in range(len(wanted.examples))]
+    examples = [
+        begun(session, hosts.format, example, episodes[part], answers[part])
+        for example, part in zip(wanted.examples, mine, strict=True)
+    ]
     made = Generated(0, 0, 0.0)
     turn = 0
     while live := [episode for episode in episodes if episode.end is None]:
         made = _speak(session, pool, version, live, turn, how, made)
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
-            _hear(session, hosts.format, episode, answer)
+            hear(session, hosts.format, episode, answer)
         turn += 1
     host.forget([episode.heard for episode in episodes])
-    samples = [_sample(examples[e.place], version, e) for e in episodes]
-    return [samples[start : start + n] for start in range(0, len(samples), n)], made
+    samples = [sample_of(examples[e.place], version, e) for e in episodes]
+    return [samples[part] for part in mine], made
 
 
-def _first(
+def begun(
     session: Session,
     format: Format,
-    wanted: Plan,
-    episodes: Sequence[_Live],
+    example: Example,
+    episodes: Sequence[Live],
     answers: Sequence[Answer],
-    n: int,
-) -> list[Example]:
-    """Begin the episodes of each example with the words of its environment; returns the examples with these
-    as prompts.
-    """
+) -> Example:
+    """Begin the episodes of an example with the words of its environment; returns it with these as prompt."""
     limit = session.spec.env.max_tokens
     assert limit is not None  # fitted to the model
-    found = []
-    for place, example in enumerate(wanted.examples):
-        mine = slice(place * n, place * n + n)
-        said = next((a.messages for a in answers[mine] if a.messages is not None and not a.error), None)
-        if said is not None:
-            text, tokens = format.first(said)
-            example = changed(example, prompt=text, tokens=tokens)
-        for episode, answer in zip(episodes[mine], answers[mine], strict=True):
-            if answer.error:
-                episode.fail(answer.error)
-            elif answer.messages is None:
-                episode.fail("reset ended the episode: it returned an Observation without messages")
-            elif answer.messages != said:
-                episode.fail("reset began with other words than in another episode of the same row")
-            elif len(example.tokens) + session.spec.rollout.max_new_tokens > limit:
-                episode.fail(
-                    f"its first observation of {len(example.tokens)} tokens leaves no room for a turn"
-                )
-            episode.context = [*example.tokens]
-        found.append(example)
-    return found
+    said = next((a.messages for a in answers if a.messages is not None and not a.error), None)
+    if said is not None:
+        text, tokens = format.first(said)
+        example = changed(example, prompt=text, tokens=tokens)
+    for episode, answer in zip(episodes, answers, strict=True):
+        if answer.error:
+            episode.fail(answer.error)
+        elif answer.messages is None:
+            episode.fail("reset ended the episode: it returned an Observation without messages")
+        elif answer.messages != said:
+            episode.fail("reset began with other words than in another episode of the same row")
+        elif len(example.tokens) + session.spec.rollout.max_new_tokens > limit:
+            episode.fail(f"its first observation of {len(example.tokens)} tokens leaves no room for a turn")
+        episode.context = [*example.tokens]
+    return example
 
 
 def _speak(
     session: Session,
     pool: Connection,
     version: str,
-    live: Sequence[_Live],
+    live: Sequence[Live],
     turn: int,
     how: Sampling,
     made: Generated,
 ) -> Generated:
     """Have the model speak in each episode; returns what it made until now, these turns included."""
-    shared: dict[int, list[_Live]] = {}
+    shared: dict[int, list[Live]] = {}
     for number, episode in enumerate(live):  # those of one example begin with the same words
         shared.setdefault(episode.place if turn == 0 else number, []).append(episode)
     spoken = [*shared.values()]
@@ -172,7 +168,7 @@ def _speak(
     )
 
 
-def _hear(session: Session, format: Format, episode: _Live, answer: Answer) -> None:
+def hear(session: Session, format: Format, episode: Live, answer: Answer) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec, said = session.spec, answer.messages
     limit = spec.env.max_tokens
@@ -204,7 +200,7 @@ def _hear(session: Session, format: Format, episode: _Live, answer: Answer) -> N
             episode.fork(shown(said), context)
 
 
-def _sample(example: Example, version: str, episode: _Live) -> Sample:
+def sample_of(example: Example, version: str, episode: Live) -> Sample:
     assert episode.end is not None
     empty = np.zeros(0, np.int32)
     kept = Episode(episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error)
