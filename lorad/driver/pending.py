@@ -31,7 +31,7 @@ class _Kept(Struct, frozen=True):
     resume scores them again, perhaps with a reward that was mended.
 
     Of episodes besides: episodes and their forks; masks, bool, which tokens were sampled; beginnings: the
-    first observation of each group as text and tokens."""
+    prompt of each as text and tokens."""
 
     step: int
     position: int
@@ -132,16 +132,17 @@ def _kept(rollout: Rollout) -> _Kept:
         episodes=episodes,
         forks=[sample.forks for sample in samples] if episodes else [],
         masks=b"".join(sample.sampled.tobytes() for sample in samples if sample.sampled is not None),
-        beginnings=[(e.prompt, e.tokens) for e in examples] if episodes else [],
+        beginnings=[(s.example.prompt, s.example.tokens) for s in samples] if episodes else [],
     )
 
 
 def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
     size = len(kept.lengths) // len(kept.places)
+    each = [example for example in examples for _ in range(size)]
     if kept.episodes:
-        begun = zip(examples, kept.beginnings, strict=True)
-        examples = [changed(example, prompt=text, tokens=tokens) for example, (text, tokens) in begun]
-    samples = _samples(session, kept, [example for example in examples for _ in range(size)])
+        begun = zip(each, kept.beginnings, strict=True)
+        each = [changed(example, prompt=text, tokens=tokens) for example, (text, tokens) in begun]
+    samples = _samples(session, kept, each)
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
     if kept.episodes:
         scoring = Scoring.of([episode.score for episode in kept.episodes])

@@ -18,6 +18,7 @@ from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.user.functions import UserFunctions
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.envs.host import Hosts
+from lorad.envs.programs import ProgramHosts
 from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
@@ -98,7 +99,7 @@ class Session:
     """One attempt of one run.
 
     own: the user's loss and advantage, where there are any.
-    hosts: the environments; None where a sample is one completion.
+    hosts: the environments, or agent programs; None where a sample is one completion.
     ahead: None where no sampling runs ahead of training.
     plays_freely: whether episodes wait for nothing but their own turns, so that a resume makes others.
     scores_evals: whether held-out problems have what the reward needs.
@@ -116,7 +117,7 @@ class Session:
     eval_data: list[Example]
     rewarder: Rewarder
     own: UserFunctions
-    hosts: Hosts | None
+    hosts: Hosts | ProgramHosts | None
     stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)

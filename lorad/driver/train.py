@@ -135,9 +135,12 @@ def _must_measure(session: Session, rollout: Rollout, minibatches: list[_MiniBat
     return _is_current(session, rollout) and says_nothing
 
 
-def _measured(session: Session, rollout: Rollout) -> _Mismatch:
-    """Measure the mismatch on the first group only, which is cheap and enough for an alarm."""
-    group = rollout.groups[0]
+def _measured(session: Session, rollout: Rollout) -> _Mismatch | None:
+    """Measure the mismatch on the first group that has any token, which is cheap and enough for an alarm."""
+    said = [[sample for sample in group if sample.size] for group in rollout.groups]
+    group = next((group for group in said if group), [])
+    if not group:
+        return None
     difference = np.abs(
         logprobs(session, "slot", batch_of([group])) - np.concatenate([s.logprobs for s in group])
     )

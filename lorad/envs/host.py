@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from msgspec.structs import replace as changed
 
 from lorad.box.machine import read_machine
-from lorad.children.user_process import Lost, UserProcess, code_of, environment
+from lorad.children.user_process import Lost, UserProcess, code_of, environment, interpreter
 from lorad.children.user_serve import Ready
 from lorad.envs.builtin import BUILTIN
 from lorad.envs.child import Answer, Ask, Setup
@@ -42,7 +42,7 @@ class Heard(Struct):
 
 
 class Hosts:
-    """The environments of training, and those of evals: neither waits for the other's. A context manager.
+    """The environments of training, and those of evals: neither waits for the other's.
 
     format: how their observations become tokens.
     """
@@ -55,12 +55,6 @@ class Hosts:
     def close(self) -> None:
         self.training.close()
         self.evals.close()
-
-    def __enter__(self) -> "Hosts":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class Host:
@@ -77,7 +71,8 @@ class Host:
         self._setup = _setup(spec, cwd)
         self.file = Path(self._setup.file) if self._setup.file else None
         self.source = self._setup.source  # what runs, whatever becomes of the file
-        self._workers = [_Worker(self._setup, spec) for _ in range(spec.workers)]
+        python = interpreter(spec.python, cwd, "env.python")
+        self._workers = [_Worker(self._setup, spec, python) for _ in range(spec.workers)]
         self._lending = Lending(spec.workers)
         self._numbers = itertools.count()
 
@@ -145,8 +140,8 @@ class Host:
 class _Worker:
     """One process. over: episodes that it need not hold any more; _held: those that it holds."""
 
-    def __init__(self, setup: Setup, spec: EnvSpec) -> None:
-        self._setup, self._spec = setup, spec
+    def __init__(self, setup: Setup, spec: EnvSpec, python: Path | None) -> None:
+        self._setup, self._spec, self._python = setup, spec, python
         self._environment = environment(os.environ, spec.pass_env)
         self._child: UserProcess | None = None
         self._closed = False
@@ -159,7 +154,7 @@ class _Worker:
         self._stop()
         self.over.clear()
         self._held = set()
-        child = self._child = UserProcess("lorad.envs.child", "environment", self._environment)
+        child = self._child = UserProcess("lorad.envs.child", "environment", self._environment, self._python)
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
         try:

@@ -112,7 +112,7 @@ def test_an_abort_ends_free_episodes_in_mid_turn(running: Running, tmp_path: Pat
         assert session.pool._others == []
 
 
-def test_an_episode_waits_for_the_worker_that_knows_it() -> None:
+def test_an_episode_waits_for_its_own_worker() -> None:
     lending = Lending(2)
     assert lending.take(0) == (0, None) and lending.take(1) == (1, None)
     lending.give(1)
@@ -126,7 +126,7 @@ def test_an_episode_waits_for_the_worker_that_knows_it() -> None:
     assert found == [(0, None)]
 
 
-def test_a_worker_that_is_busy_for_long_is_left() -> None:
+def test_a_busy_worker_is_left_for_another() -> None:
     lending = Lending(2)
     lending.take(0)
     started = time.monotonic()

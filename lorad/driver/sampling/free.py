@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -72,8 +73,8 @@ class _Players:
     def play(self) -> list[list[Sample]]:
         """Raises what the pool raised, and then as soon as it does."""
         resets = [self._threads.submit(self._reset, e) for group in self._episodes for e in group]
-        _wait(resets)
-        _wait(self._futures)
+        first_failure(resets)
+        first_failure(self._futures)
         found = zip(self._examples, self._episodes, strict=True)
         return [[sample_of(example, self._version, one) for one in group] for example, group in found]
 
@@ -117,16 +118,10 @@ class _Players:
             lambda _place, _index, chunks: episode.say(chunks, self._text_of),
         )
         with self._lock:
-            before = self.made
-            self.made = Generated(
-                before.samples + made.samples,
-                before.tokens + made.tokens,
-                before.seconds + made.seconds,
-                max(before.waited, made.waited),
-            )
+            self.made = self.made.beside(made)
 
 
-def _wait(futures: Sequence[Future[None]]) -> None:
+def first_failure(futures: Sequence[Future[Any]]) -> None:
     """Wait for all, or until one raises; raises that."""
     for future in wait(futures, return_when=FIRST_EXCEPTION).done:
         future.result()

@@ -13,7 +13,7 @@ from lorad.protocol.batch import Batch
 
 
 def batch_of(groups: Sequence[Sequence[Sample]]) -> Batch:
-    """Return the tokens of samples; those of a group begin with one prompt."""
+    """Return the tokens of samples; rows of a group that follow each other share a prompt where it is one."""
     masks = [sample.sampled for group in groups for sample in group if sample.sampled is not None]
     return Batch.of([part for group in groups for part in _parts(group)], masks or None)
 
@@ -24,15 +24,16 @@ def offsets_of(groups: Sequence[Sequence[Sample]]) -> np.ndarray:
 
 
 def _parts(group: Sequence[Sample]) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-    """(prompt, rows) for each run of rows with one prompt."""
+    """Return (prompt, rows) for each run of rows with one prompt."""
     found: list[tuple[np.ndarray, list[np.ndarray]]] = []
-    first = np.array(group[0].example.tokens, np.int32)
+    last: list[int] | None = None
     for sample in group:
-        row, *more = np.split(sample.tokens, [fork.at for fork in sample.forks])
-        if found and found[-1][0] is first:
-            found[-1][1].append(row)
-        else:
-            found.append((first, [row]))
-        forks = zip(sample.forks, more, strict=True)
-        found += [(np.array(fork.prompt, np.int32), [tokens]) for fork, tokens in forks]
+        prompts = [sample.example.tokens, *(fork.prompt for fork in sample.forks)]
+        rows = np.split(sample.tokens, [fork.at for fork in sample.forks])
+        for prompt, row in zip(prompts, rows, strict=True):
+            if prompt == last:
+                found[-1][1].append(row)
+            else:
+                found.append((np.array(prompt, np.int32), [row]))
+            last = prompt
     return found
