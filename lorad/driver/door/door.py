@@ -128,6 +128,7 @@ class Door:
             await self._ended.wait()
         finally:
             await runner.cleanup()
+            await asyncio.sleep(0)  # for transports to close their sockets
 
     async def _models(self, request: web.Request) -> web.Response:
         visit = self._visits.get(request.match_info["secret"])
