@@ -140,10 +140,21 @@ class Client:
         return _as(builtins.list[shapes.Evaluation], self._http.list_of(f"{_path(run)}/evals"))
 
     def samples(
-        self, run: str, *, step: int | None = None, limit: int = 1000
+        self,
+        run: str,
+        *,
+        step: int | None = None,
+        limit: int = 1000,
+        eval: str | None = None,
+        problem: int | None = None,
     ) -> builtins.list[shapes.Sample]:
-        """Read the samples of one step; by default those of the last."""
-        query = {"limit": limit} | ({} if step is None else {"step": step})
+        """Read the samples of one step; by default those of the last.
+
+        eval: the completions of this set of problems instead, `main` for that of data.eval. problem: those of
+        one problem, by its number, at all steps.
+        """
+        given = {"step": step, "eval": eval, "problem": problem}
+        query = {"limit": limit} | {key: value for key, value in given.items() if value is not None}
         return _as(
             builtins.list[shapes.Sample], self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}")
         )
