@@ -9,7 +9,7 @@ from lorad.box.config import config_of
 from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
-from lorad.client.shapes import Attempt, Reference, RunDetails, Trainable
+from lorad.client.shapes import Attempt, Reference, Result, RunDetails, Trainable
 from lorad.client.words import (
     evals_in_words,
     failures,
@@ -17,6 +17,8 @@ from lorad.client.words import (
     rate_in_words,
     sets_in_words,
 )
+
+_RESULTS = 10  # that are shown
 
 
 def show(run: Run, as_json: AsJson = False) -> None:
@@ -64,7 +66,13 @@ def show(run: Run, as_json: AsJson = False) -> None:
     spec = [("spec", line) for line in _spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
-    table.print_fields([*fields, *sets, *attempts, *warnings, *troubles, *raised, *spec])
+    results = [("result", _result(one)) for one in data.results[-_RESULTS:]]
+    table.print_fields([*fields, *sets, *results, *attempts, *warnings, *troubles, *raised, *spec])
+
+
+def _result(one: Result) -> str:
+    figures = "  ".join(f"{name} {output.number(value)}" for name, value in one.metrics.items())
+    return f"{one.run}@{one.version} on {one.data}: {figures} ({one.problems} problems)"
 
 
 def _best(data: RunDetails) -> str:

@@ -278,6 +278,27 @@ class Client:
         request = requests.GenerateRequest(version, prompt, sampling)
         return _as(shapes.Generated, self._http.post("/v1/generate", request))
 
+    def complete(
+        self,
+        version: str,
+        prompts: builtins.list[builtins.list[int]],
+        seeds: builtins.list[builtins.list[int]],
+        sampling: requests.Sampling,
+    ) -> shapes.Generated:
+        """Complete several prompts of token ids; the completions of each follow each other."""
+        request = requests.GenerateRequest(version, "", sampling, prompts, seeds)
+        return _as(shapes.Generated, self._http.post("/v1/generate", request))
+
+    def keep_result(self, version: str, result: requests.ResultRequest) -> shapes.Result:
+        """Keep what a version came to when it was evaluated."""
+        path = f"/v1/versions/{quote(version, safe='')}/results"
+        return _as(shapes.Result, self._http.post(path, result))
+
+    def results(self, run: str | None = None) -> builtins.list[shapes.Result]:
+        """List what the versions of a run, or the last ones of all, came to when they were evaluated."""
+        query = urlencode({"run": run} if run else {})
+        return _as(builtins.list[shapes.Result], self._http.list_of(f"/v1/results?{query}"))
+
 
 def _as(kind: type[T], answer: Any) -> T:
     """Raises LoradError for an answer that is not of that kind."""

@@ -243,7 +243,7 @@ def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
     if table == "steps":
         row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
     if table == "evals":
-        row["sets"] = msgspec.json.encode(sets_of(record.data)).decode()
+        row["sets"] = msgspec.json.encode(_sets_of(record.data)).decode()
     names, values = ", ".join(row), ", ".join(f":{column}" for column in row)
     sets = ", ".join(f"{column} = excluded.{column}" for column in row)
     connection.execute(
@@ -251,7 +251,7 @@ def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
     )
 
 
-def sets_of(data: Row) -> dict[str, SetScore]:
+def _sets_of(data: Row) -> dict[str, SetScore]:
     """Return the sets of an evaluation, no more than a spec may have; none where somebody else wrote what is
     no such thing.
     """
@@ -270,7 +270,7 @@ def bounded(record: Record) -> tuple[Record, str]:
     if record.kind == "step" and "metrics" in data:
         data["metrics"], told = _metrics(record)
     if record.kind == "eval" and "sets" in data:
-        data["sets"] = msgspec.to_builtins(sets_of(data))
+        data["sets"] = msgspec.to_builtins(_sets_of(data))
     if len(msgspec.json.encode({**data, "prompts": None})) > EVENT_BYTES:
         data, told = {key: value for key, value in data.items() if key in _KNOWN}, _TOO_MUCH
     return msgspec.structs.replace(record, data=data), told

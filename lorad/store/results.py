@@ -24,10 +24,14 @@ def add(store: Store, result: ResultRow) -> ResultRow:
 
 
 def results(store: Rows, run: str | None = None) -> list[ResultRow]:
-    """List the results of all tensors that a run has as versions, or the newest of all; the newest last."""
+    """List the results of all tensors that a run has as versions, under whatever name its owner has them, or
+    the newest of all; the newest last.
+    """
     if run is None:
         return _select(store, "ORDER BY id DESC LIMIT ?", _MOST)[::-1]
-    return _select(store, "WHERE sha256 IN (SELECT sha256 FROM versions WHERE run = ?) ORDER BY id", run)
+    owner = "(SELECT name FROM runs WHERE owner_uid = (SELECT owner_uid FROM runs WHERE name = ?))"
+    same = "sha256 IN (SELECT sha256 FROM versions WHERE run = ?)"
+    return _select(store, f"WHERE {same} AND run IN {owner} ORDER BY id", run, run)
 
 
 def _select(store: Rows, which: str, *values: Any) -> list[ResultRow]:

@@ -1,6 +1,7 @@
 """Rows as clients see them: the shapes of `lorad.client`."""
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -239,9 +240,10 @@ def _processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
     return found
 
 
-def version_view(ctx: Context, row: VersionRow) -> Version:
+def version_view(ctx: Context, row: VersionRow, results: Sequence[Result] = ()) -> Version:
     """Describe a version; `path` is None while there are no files, or after they were deleted."""
-    return of_row(Version, row, loaded=is_loaded(ctx, row), path=row.path if has_files(row.path) else None)
+    path = row.path if has_files(row.path) else None
+    return of_row(Version, row, loaded=is_loaded(ctx, row), path=path, results=[*results])
 
 
 def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:

@@ -10,6 +10,7 @@ import msgspec
 from lorad.driver.session import Session
 from lorad.protocol.evals import best_first, chosen, figures, is_better
 from lorad.protocol.journal import EvalFact, Record
+from lorad.spec.kept import EvalStop
 from lorad.text import number
 
 
@@ -45,7 +46,7 @@ def is_among_best(session: Session) -> bool:
 
 def _standstill(session: Session) -> str:
     """Say that the evaluations have no new best any more, by eval.stop; "" while they have."""
-    stop = session.spec.eval.stop
+    stop: EvalStop | None = session.spec.eval.stop
     metric = chosen(session.spec.checkpoint.best_by, [one for _, one in session.evals])
     if stop is None or metric is None:
         return ""
