@@ -74,6 +74,8 @@ def _differences(host: Host, samples: Sequence[Sample]) -> Iterator[dict[str, An
                 why = f"reward {answer.reward:g}, recorded {turn.reward:g}"
             elif not why and not last and now != turn.observation:
                 why = f"{now!r}, recorded {turn.observation!r}"
+            elif not why and not last and sample.turns[number + 1].row > turn.row and not answer.replaces:
+                why = "it adds to the history, recorded: it replaces it"
             if why:
                 yield {
                     "prompt_id": sample.prompt_id,

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from lorad.driver.rewards import Score, Scoring
 from lorad.driver.sampling.episodes import play
+from lorad.driver.sampling.free import play_freely
 from lorad.driver.sampling.generate import generate, joined, seeds_of
 from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
@@ -162,7 +163,8 @@ def _complete(
     """
     version = session.name_of(wanted.version)
     if session.hosts is not None:
-        groups, made = play(session, session.hosts, pool, wanted, n, how)
+        plays = play_freely if session.plays_freely else play
+        groups, made = plays(session, session.hosts, pool, wanted, n, how)
         return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
     seeds, prompts = seeds_of(session.spec.seed, wanted, n), []
     for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):

@@ -21,6 +21,7 @@ class EnvSpec(Part, frozen=True):
         format: how observations become tokens. chat renders them with the chat template, text takes them as
             they are; auto does what data.chat_template has done with the prompts.
         timeout: seconds for one turn; then its process is killed.
+        episode_timeout: seconds that the environment may take for all turns of an episode together.
         retry: how often an episode that got no answer is brought back to its turn and asked again. Then it is
             left out of the step, like a sample whose reward failed.
         workers: processes, of training and of evals each.
@@ -35,6 +36,7 @@ class EnvSpec(Part, frozen=True):
     max_tokens: Positive | None = None
     format: Literal["auto", "text", "chat"] = "auto"
     timeout: PositiveFloat = 30.0
+    episode_timeout: PositiveFloat = 600.0
     retry: Annotated[int, Meta(ge=0, le=10)] = 1
     workers: Annotated[int, Meta(ge=1, le=64)] = 2
     pass_env: list[EnvName] = msgspec.field(default_factory=list)

@@ -150,7 +150,6 @@ def test_hanging_episodes_are_left_out(calm: tuple[World, dict[str, Any]]) -> No
         (("env=null",), "data.train: its rows are for the environment lookup"),
         (("env.name=envs.py:Clock",), "step answered two episodes of one row otherwise"),
         (("reward=gsm8k",), "reward: the environment lookup gives the reward"),
-        (("rollout.max_staleness=1",), "rollout.max_staleness: episodes are played with the current version"),
         (("algorithm=sft",), "env.name: sft trains on the completions"),
         (("env.max_tokens=15",), "env.max_tokens: the first observation has "),
         (("env.max_tokens=100000",), "positions of the model"),

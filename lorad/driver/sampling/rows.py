@@ -1,0 +1,38 @@
+"""Samples as the rows of a batch: one for each, and one more for each fork of an episode.
+
+The tokens of a batch are in the order of the samples, so that what is known of each sampled token is the same
+whether samples fork or not.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lorad.driver.session import Sample
+from lorad.protocol.batch import Batch
+
+
+def batch_of(groups: Sequence[Sequence[Sample]]) -> Batch:
+    """Return the tokens of samples; those of a group begin with one prompt."""
+    masks = [sample.sampled for group in groups for sample in group if sample.sampled is not None]
+    return Batch.of([part for group in groups for part in _parts(group)], masks or None)
+
+
+def offsets_of(groups: Sequence[Sequence[Sample]]) -> np.ndarray:
+    """int [G + 1]: where each group begins among the groups of its batch, which has more where rows fork."""
+    return np.cumsum([0, *(len(_parts(group)) for group in groups)])
+
+
+def _parts(group: Sequence[Sample]) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    """(prompt, rows) for each run of rows with one prompt."""
+    found: list[tuple[np.ndarray, list[np.ndarray]]] = []
+    first = np.array(group[0].example.tokens, np.int32)
+    for sample in group:
+        row, *more = np.split(sample.tokens, [fork.at for fork in sample.forks])
+        if found and found[-1][0] is first:
+            found[-1][1].append(row)
+        else:
+            found.append((first, [row]))
+        forks = zip(sample.forks, more, strict=True)
+        found += [(np.array(fork.prompt, np.int32), [tokens]) for fork, tokens in forks]
+    return found
