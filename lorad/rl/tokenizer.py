@@ -112,14 +112,16 @@ class Tokenizer:
         text = self.decode(ids)
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
-    def chat(self, messages: Chat, settings: Mapping[str, Any] | None = None) -> str:
+    def chat(
+        self, messages: Chat, settings: Mapping[str, Any] | None = None, *, generate: bool = True
+    ) -> str:
         """`messages` ({role, content}) as the model wants them, up to where the assistant begins to speak.
 
         settings: further variables of the template, `tools` among them: see `tools/specs.py`.
         Raises SpecError without a template and when the template refuses the messages or takes too long.
         """
         try:
-            return self.chats([messages], settings or {})[0]
+            return self.chats([messages], settings or {}, generate=generate)[0]
         except Refused as error:
             raise refusal(error) from error
 
