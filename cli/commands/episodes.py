@@ -1,17 +1,20 @@
 """lorad replay RUN: recorded episodes against fresh environments."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
 from lorad.client.shapes import Sample
-from lorad.envs.host import Host
+from lorad.envs.child import Answer
+from lorad.envs.episode import LIMITS
+from lorad.envs.host import Heard, Host
 from lorad.envs.protocol import Turn, shown
 from lorad.errors import Conflict
 from lorad.spec.env import EnvSpec
@@ -60,29 +63,55 @@ def _differences(host: Host, samples: Sequence[Sample]) -> Iterator[dict[str, An
         for s, (heard, answer) in zip(samples, host.begin([s.task for s in samples if s.task]), strict=True)
     ]
     live = [(sample, heard) for sample, heard, _ in played]
+    scored = {heard.number for _, heard, answer in played if answer.scores_at_limit}
     number = 0
     while live:
-        for sample, heard in live:
-            heard.turns.append(Turn(sample.turns[number].text, sample.turns[number].finish))
-        answers = host.answers([heard for _, heard in live])
+        answers = _again(host, live, number, scored)
         left = []
         for (sample, heard), answer in zip(live, answers, strict=True):
-            turn, last = sample.turns[number], number == len(sample.turns) - 1
-            now = "" if answer.messages is None else shown(answer.messages)
-            why = answer.error if sample.end != "failed" or not last else ""
-            if not why and not answer.error and answer.reward != turn.reward:
-                why = f"reward {answer.reward:g}, recorded {turn.reward:g}"
-            elif not why and not last and now != turn.observation:
-                why = f"{now!r}, recorded {turn.observation!r}"
-            elif not why and not last and sample.turns[number + 1].row > turn.row and not answer.replaces:
-                why = "it adds to the history, recorded: it replaces it"
-            if why:
+            if why := _difference(sample, number, answer):
                 yield {
                     "prompt_id": sample.prompt_id,
                     "index": sample.index,
                     "turn": number + 1,
                     "differs": why,
                 }
-            elif not last:
+            elif number < len(sample.turns) - 1:
                 left.append((sample, heard))
         live, number = left, number + 1
+
+
+def _again(
+    host: Host, live: Sequence[tuple[Sample, Heard]], number: int, scored: Collection[int]
+) -> list[Answer]:
+    """Play a turn of each again. scored: episodes that are asked what they earn where a limit ends them."""
+    for sample, heard in live:
+        said = sample.turns[number]
+        heard.turns.append(Turn(said.text, said.finish, said.calls))
+    answers = host.answers([heard for _, heard in live])
+    limited = [
+        place
+        for place, (sample, heard) in enumerate(live)
+        if heard.number in scored and sample.end in LIMITS and number == len(sample.turns) - 1
+    ]
+    for place in limited:
+        live[place][1].at_limit = True
+    for place, earned in zip(limited, host.answers([live[place][1] for place in limited]), strict=True):
+        answer = answers[place]
+        reward, error = answer.reward + earned.reward, answer.error or earned.error
+        answers[place] = replace(answer, reward=reward, error=error)
+    return answers
+
+
+def _difference(sample: Sample, number: int, answer: Answer) -> str:
+    """Return in what a turn was answered otherwise; "" where it was not."""
+    turn, last = sample.turns[number], number == len(sample.turns) - 1
+    now = "" if answer.messages is None else shown(answer.messages)
+    why = answer.error if sample.end != "failed" or not last else ""
+    if not why and not answer.error and answer.reward != turn.reward:
+        return f"reward {answer.reward:g}, recorded {turn.reward:g}"
+    if not why and not last and now != turn.observation:
+        return f"{now!r}, recorded {turn.observation!r}"
+    if not why and not last and sample.turns[number + 1].row > turn.row and not answer.replaces:
+        return "it adds to the history, recorded: it replaces it"
+    return why
