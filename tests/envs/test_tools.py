@@ -20,7 +20,7 @@ from lorad.rl.tools.calls import Call
 from lorad.rl.tools.specs import wrapped_all
 from lorad.spec.env import EnvSpec
 from lorad.spec.model import convert
-from tests.rl.test_chat_templates import TEMPLATES, write
+from tests.rl.test_chat_templates import write
 
 ENVS = '''
 import asyncio
@@ -172,12 +172,29 @@ def test_a_limit_asks_what_was_earned(hosts: Any, name: str, earned: float) -> N
     assert host.answers([heard])[0].reward == earned
 
 
-def form_of(directory: Path, family: str, end: str) -> tuple[Format, Tokenizer]:
-    write(directory, (TEMPLATES / f"{family}.jinja").read_text())
-    (ends,) = Tokenizer(directory).encode(end)
+HERMES = """{% if tools %}<|im_start|>system
+You may call: {% for tool in tools %}{{ tool | tojson }}{% endfor %}
+Answer with <tool_call>{"name": …, "arguments": …}</tool_call>.<|im_end|>
+{% endif %}{% for m in messages %}{% if m.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ m.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+PLAIN = HERMES.replace("tool", "thing")
+
+
+def form_of(directory: Path, template: str, form: str = "auto") -> tuple[Format, Tokenizer]:
+    write(directory, template)
+    (ends,) = Tokenizer(directory).encode("<|im_end|>")
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     tokenizer = Tokenizer(directory)
-    return Format(convert({"data": {"train": "rows.jsonl"}, "env": {"name": "e.py:E"}}), tokenizer), tokenizer
+    spec = convert({"data": {"train": "rows.jsonl"}, "env": {"name": "e.py:E", "format": form}})
+    return Format(spec, tokenizer), tokenizer
 
 
 def get(key: str) -> str:
@@ -188,19 +205,13 @@ def get(key: str) -> str:
 TOOLS = wrapped_all([get])
 
 
-@pytest.mark.parametrize(
-    ("family", "end", "written"),
-    [
-        ("qwen3", "<|im_end|>", '<tool_call>\n{"name": "get", "arguments": {"key": "b"}}\n</tool_call>'),
-        ("llama3", "<|eot_id|>", '{"name": "get", "parameters": {"key": "b"}}'),
-    ],
-)
-def test_a_tool_episode_equals_its_chat(tmp_path: Path, family: str, end: str, written: str) -> None:
-    form, tokenizer = form_of(tmp_path, family, end)
+def test_a_tool_episode_equals_its_chat(tmp_path: Path) -> None:
+    form, tokenizer = form_of(tmp_path, HERMES)
+    written = '<tool_call>\n{"name": "get", "arguments": {"key": "b"}}\n</tool_call>'
     chat: list[dict[str, Any]] = [{"role": "user", "content": "What is b?"}]
     text, tokens = form.first(chat, TOOLS)
     assert "Look it up." in text
-    said = tokenizer.encode(written + end)
+    said = tokenizer.encode(written + "<|im_end|>")
     turn = form.turn(said, "stop", TOOLS)
     assert turn.calls[0].arguments == {"key": "b"} and turn.text == written
     result = {"role": "tool", "name": "get", "content": "7"}
@@ -210,7 +221,16 @@ def test_a_tool_episode_equals_its_chat(tmp_path: Path, family: str, end: str, w
     assert tokens == tokenizer.encode(tokenizer.chat(chat, {"tools": TOOLS}))
 
 
-def test_templates_without_tools_are_refused(tmp_path: Path) -> None:
-    form, _ = form_of(tmp_path, "chatml", "<|im_end|>")
-    with pytest.raises(SpecError, match="shows none in a form that lorad reads"):
-        form.first("What is b?", TOOLS)
+@pytest.mark.parametrize(
+    ("template", "form", "says", "key"),
+    [
+        (PLAIN, "auto", "shows none in a form that lorad reads", "env.name"),
+        (HERMES, "text", "only a chat template shows them", "env.format"),
+    ],
+)
+def test_tools_that_no_model_sees_are_refused(
+    tmp_path: Path, template: str, form: str, says: str, key: str
+) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        form_of(tmp_path, template, form)[0].first("What is b?", TOOLS)
+    assert caught.value.key == key
