@@ -84,7 +84,6 @@ def try_(
 def _followed(events: Iterator[TrialEvent]) -> tuple[list[Sample], float]:
     """Show how far a trial is; returns its samples, and the seconds that they took."""
     began, samples, last = time.monotonic(), list[Sample](), ""
-    output.note("the spec is being checked")
     for event in events:
         if event.kind == "sample" and event.sample is not None:
             samples.append(event.sample)

@@ -5,6 +5,7 @@ Nothing of it is kept: the directory is discarded, and a pool that was started f
 
 import asyncio
 import contextlib
+import logging
 import os
 import uuid
 from collections.abc import AsyncIterator
@@ -41,6 +42,8 @@ from lorad.spec.text import load_task
 from lorad.states import RunState
 from lorad.store.rows import RunRow
 
+log = logging.getLogger("lorad.daemon")
+
 _IDLE_SECONDS = 2.0  # after which a reader that went is noticed
 _LINE_BYTES = 64 << 20  # an episode in full
 _Events = asyncio.Queue[TrialEvent]
@@ -49,7 +52,7 @@ _Events = asyncio.Queue[TrialEvent]
 async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
     """Stream TrialEvents, one JSON line each; the last is `end`. What runs ends with the connection.
 
-    Raises SpecError, and what the preflight raises.
+    Raises SpecError.
     """
     body = call.json(TrialRequest)
     uid = call.caller.uid
@@ -58,15 +61,11 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
     if spec.algorithm.kind != "rl":
         problem = f"{spec.algorithm.name} trains on completions in the data: there is nothing to try"
         raise SpecError(problem, key="algorithm.name", hint="`lorad run` checks the data before it starts.")
-    facts = await preflight(ctx, spec, body.cwd, uid)
-    spec, facts = rated(_light(spec), facts)
-    model = facts.model_path, facts.model_dtype, facts.parameters
-    request = Request(body.cwd, body.source, body.overrides, *model, facts)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    await response.prepare(call.request)
     events = _Events()
-    work = asyncio.create_task(_played(ctx, uid, spec, request, body.n, events))
+    work = asyncio.create_task(_played(ctx, uid, spec, body, events))
     try:
+        await response.prepare(call.request)
         while not ctx.loop.closing:
             event = await _next(events)
             await response.write(msgspec.json.encode(event) + b"\n")
@@ -98,11 +97,16 @@ def _light(spec: Spec) -> Spec:
     )
 
 
-async def _played(ctx: Context, uid: int, spec: Spec, request: Request, n: int, events: _Events) -> None:
+async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events: _Events) -> None:
     """Put the events of a trial into the queue; the last is `end`."""
     name = f"try-{uuid.uuid4().hex[:8]}"
     staged = ctx.runs_root / f"{TEMPORARY}{name}"
     try:
+        events.put_nowait(TrialEvent("phase", "the spec is being checked"))
+        facts = await preflight(ctx, spec, body.cwd, uid)
+        spec, facts = rated(_light(spec), facts)
+        model = facts.model_path, facts.model_dtype, facts.parameters
+        request = Request(body.cwd, body.source, body.overrides, *model, facts)
         staged.mkdir(parents=True, mode=0o700)
         make_run(RunDir(staged), ctx.user(uid))
         write_json(staged / "request.json", msgspec.to_builtins(request))
@@ -110,9 +114,11 @@ async def _played(ctx: Context, uid: int, spec: Spec, request: Request, n: int, 
                      directory=str(staged))  # fmt: skip
         async with _pool(ctx, row, events) as pool:
             attempt = _attempt(ctx, row, spec, request, pool)
-            async for line in _lines(ctx, uid, attempt, request, n):
+            async for line in _lines(ctx, uid, attempt, body.n):
                 events.put_nowait(msgspec.json.decode(line, type=TrialEvent))
-    except (LoradError, OSError, msgspec.MsgspecError) as error:
+    except Exception as error:
+        if not isinstance(error, LoradError):
+            log.exception("a trial")
         events.put_nowait(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
     finally:
         discard(staged)
@@ -122,7 +128,7 @@ async def _played(ctx: Context, uid: int, spec: Spec, request: Request, n: int, 
 async def _pool(ctx: Context, run: RunRow, events: _Events) -> AsyncIterator[Pool]:
     """Hold a pool within the block; one that was started for it ends behind it."""
     before = {pool.id for pool in ctx.pools.values() if pool.process.is_up}
-    events.put_nowait(TrialEvent("phase", f"the spec is checked; a pool takes {_model_of(run)}"))
+    events.put_nowait(TrialEvent("phase", f"a pool takes {_model_of(run)}"))
     ctx.requests.trials.add(run.name)
     held: Pool | None = None
     try:
@@ -165,9 +171,7 @@ def _attempt(ctx: Context, run: RunRow, spec: Spec, request: Request, pool: Pool
     return attempt
 
 
-async def _lines(
-    ctx: Context, uid: int, attempt: AttemptDir, request: Request, n: int
-) -> AsyncIterator[bytes]:
+async def _lines(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncIterator[bytes]:
     """Yield what the process prints. Raises PoolLost when it ends too early."""
     user, argv = ctx.user(uid), [*ctx.processes.commands.trial, str(attempt.work), str(n)]
     inherited = os.environ if user is None else user.environment
