@@ -55,7 +55,10 @@ CANARY = Batch.of(
         (np.array([12, 4], np.int32), [np.array([9, 9, 5, 13, 6], np.int32)]),
     ]
 )
-SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": false}'
+SCHEMA = (
+    '{"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], '
+    '"additionalProperties": false}'
+)
 SHORT = Sampling(max_new_tokens=8)
 LONG = Sampling(max_new_tokens=200)
 
