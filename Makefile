@@ -10,6 +10,7 @@
 # make bench-rewards       128 samples with graders of 50 ms and 1 s: sync, async and batch against one after another
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
 # make bench-algorithms    each algorithm beside TRL's; bench-seeds: the first steps' reward over seeds; ARGS='--seeds 20'
+# make bench-episodes      episodes with a tool, beside TRL's environment_factory; ARGS='--steps 30'
 # make bench-presets       learning curves of all algorithms, with a picture
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
 # make authz   every request of the daemon's API by its owner, others, admins and root, as processes of those users
@@ -40,7 +41,7 @@ WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals \
-	bench-algorithms bench-seeds bench-presets \
+	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui authz headline clean snapshots pictures docs
 
 help:
@@ -109,8 +110,9 @@ bench-arrivals: MODULE := rollout.arrivals
 bench-curves: MODULE := training.curves
 bench-algorithms: MODULE := training.algorithms
 bench-seeds: MODULE := training.seeds
+bench-episodes: MODULE := training.episodes
 bench-presets: MODULE := training.presets
-bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-presets: $(VENV)/.ready-bench
+bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-episodes bench-presets: $(VENV)/.ready-bench
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 ## Runs decide about threads themselves, as they do for users.

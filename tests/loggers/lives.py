@@ -2,6 +2,7 @@
 
 The journal of DIRECTORY grows between its lives, cut at any byte. Each life is a fork that a thread kills
 with SIGKILL at a random moment; the last one is left alone. Prints how many were killed.
+`--once LOGGER DIRECTORY` is one life that nobody kills.
 """
 
 import importlib
@@ -69,7 +70,21 @@ def _make_tables(uri: str) -> None:
     os.wait()
 
 
+def once(name: str, directory: Path) -> None:
+    """Bring the logger up to date in this process; say what failed."""
+    try:
+        (found := follower(name, directory)).catch_up(is_over=True)
+    except Exception as error:
+        print(error)
+        found.drop()
+    else:
+        print("written")
+
+
 def main() -> None:
+    if sys.argv[1] == "--once":
+        once(sys.argv[2], Path(sys.argv[3]))
+        return
     name, directory, kills, chance = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     for module in PRELOAD[name]:
         importlib.import_module(module)

@@ -219,17 +219,16 @@ def greedy(model: Any, problems: Sequence[Problem]) -> float:
 
 
 def trl_config(directory: str, steps: int, seed: int, settings: dict[str, Any]) -> trl.GRPOConfig:
-    return trl.GRPOConfig(
-        **_usual(directory, steps, seed),
-        per_device_train_batch_size=PROMPTS * GROUP,
-        num_generations=GROUP,
-        max_completion_length=MAX_NEW_TOKENS,
-        learning_rate=LEARNING_RATE,
-        temperature=1.0,
-        beta=0.0,
-        shuffle_dataset=False,
-        **settings,
-    )
+    defaults: dict[str, Any] = {
+        "per_device_train_batch_size": PROMPTS * GROUP,
+        "num_generations": GROUP,
+        "max_completion_length": MAX_NEW_TOKENS,
+        "learning_rate": LEARNING_RATE,
+        "temperature": 1.0,
+        "beta": 0.0,
+        "shuffle_dataset": False,
+    }
+    return trl.GRPOConfig(**_usual(directory, steps, seed), **defaults | settings)
 
 
 def _usual(directory: str, steps: int, seed: int) -> dict[str, Any]:
