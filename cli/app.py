@@ -48,6 +48,7 @@ _COMMANDS = {
         "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
     ),
     "fork": _Verb("run:fork", "start a new run from a version of another one"),
+    "eval": _Verb("serve:evaluate", "a version on rows of yours, by a reward"),
     "adapters": _Verb("versions:adapters", "versions"),
     "checkpoints": _Verb("files:checkpoints", "what it can be resumed from"),
     "export": _Verb("versions:export", "a version as a PEFT directory"),

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
+from lorad.protocol.evals import SetScore, figures
 from lorad.protocol.preflight import Rate
 from lorad.protocol.traffic import Figures
 
@@ -111,6 +112,31 @@ class Trainable(Struct, frozen=True):
     share: float | None = None  # share of all parameters
 
 
+class Best(Struct, frozen=True):
+    """The version that RUN@best names."""
+
+    version: int
+    step: int = 0
+    metric: str = ""
+    value: float = 0.0
+
+
+class Result(Struct, frozen=True):
+    """What a version came to when somebody evaluated it."""
+
+    run: str
+    version: int
+    sha256: str = ""
+    at: float = 0.0
+    by: str = ""
+    suite: str = "data"  # or lm_eval, inspect
+    data: str = ""  # the rows, or the task of the suite
+    settings: dict[str, Any] = {}  # reward, sampling and the like
+    metrics: dict[str, float] = {}
+    problems: int = 0
+    failed: int = 0
+
+
 class RunDetails(Run, frozen=True):
     """A run as `lorad show` shows it."""
 
@@ -126,6 +152,9 @@ class RunDetails(Run, frozen=True):
     trainable: Trainable | None = None  # as the newest attempt has it
     warnings: list[str] = []
     rate: Rate | None = None  # what trainer.lr is where it is not given
+    best: Best | None = None  # None before the first evaluation
+    sets: dict[str, list[SetScore]] = {}  # of eval.sets, the first and the last evaluation of each
+    results: list[Result] = []  # what its versions came to when somebody evaluated them
 
 
 class Forked(Run, frozen=True):
@@ -178,6 +207,12 @@ class Evaluation(Struct, frozen=True):
     nll: float | None = None  # of the held-out completions, nats per token
     perplexity: float | None = None  # exp(nll)
     accuracy: float | None = None  # share of held-out pairs that are the right way round
+    sets: dict[str, SetScore] = {}  # of eval.sets, by name
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Return what was measured, by name: eval, eval/NAME, eval/NAME/pass@4, nll, accuracy."""
+        return figures(self.score, self.nll, self.accuracy, self.sets)
 
 
 class Sample(Struct, frozen=True):
@@ -198,6 +233,8 @@ class Sample(Struct, frozen=True):
     task: Task | None = None  # of an episode
     turns: list[EpisodeTurn] = []
     end: EpisodeEnd | None = None
+    set: str = ""  # of an evaluation: the set of problems
+    problem: int | None = None  # of an evaluation: its number in the set, from 1
 
 
 class LogPart(Struct, frozen=True):
@@ -238,6 +275,7 @@ class Version(Struct, frozen=True):
     attestation: str = ""
     bytes: int = 0
     loaded: bool = False
+    results: list[Result] = []
 
 
 class Checkpoint(Struct, frozen=True):

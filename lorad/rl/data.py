@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from lorad.errors import SpecError
 from lorad.rl.sources import Row, read_rows
@@ -20,6 +20,7 @@ from lorad.rl.tasks import TASKS, Problem, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.spec.data import Data
+from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
@@ -228,6 +229,21 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
     ordered = Data(**{**{name: getattr(data, name) for name in data.__struct_fields__}, "shuffle": False})
     found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
     return found.take(0, min(problems, found.size or problems))
+
+
+def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
+    """Return the problems of a set of `eval.sets`, in their order and the same for every run.
+
+    Raises SpecError.
+    """
+    one = spec.eval.sets[name]
+    keys = {key: value for key in ("prompt_key", "answer_key") if (value := getattr(one, key)) is not None}
+    data = structs.replace(spec.data, train=one.data, eval=one.data, **keys)
+    try:
+        return load_eval(data, tokenizer, one.problems or spec.eval.problems, cwd)
+    except SpecError as error:
+        place = f"eval.sets.{name}.data"
+        raise SpecError(f"{error.problem}", key=place, hint=error.hint) from error
 
 
 def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -68,3 +68,9 @@ class RewardSpec(Part, frozen=True):
     def memory_bytes(self) -> int:
         """Return the limit of `memory`; 0 where none is given."""
         return memory_bytes(self.memory)
+
+
+def rewards_of(given: str | RewardSpec | list[str | RewardSpec]) -> list[RewardSpec]:
+    """Return the rewards that a key holds."""
+    several = given if isinstance(given, list) else [given]
+    return [RewardSpec(name=one) if isinstance(one, str) else one for one in several]

@@ -22,7 +22,7 @@ from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
-from lorad.rl.data import EVAL_SEED, Example
+from lorad.rl.data import Example
 
 
 @dataclass
@@ -67,28 +67,36 @@ class _Live:
 
 
 def play(
-    session: Session, hosts: Hosts, pool: Connection, wanted: Plan, n: int, how: Sampling
+    session: Session,
+    hosts: Hosts,
+    pool: Connection,
+    wanted: Plan,
+    n: int,
+    how: Sampling,
+    *,
+    seed: int,
+    is_eval: bool,
 ) -> tuple[list[list[Sample]], Generated]:
     """Play `n` episodes of each example with the plan's version; returns them in order, and the sums of the
     pool's summaries.
+
+    seed: where seeds of tasks and samples begin.
     """
-    host = hosts.training if how.temperature else hosts.evals  # evals are greedy
+    host = hosts.evals if is_eval else hosts.training
     version = session.name_of(wanted.version)
-    seed = session.spec.seed if how.temperature else EVAL_SEED
     tasks = [Task(e.row, seed_of(seed, 0, e.id, 0)) for e in wanted.examples for _ in range(n)]
     begun = host.begin(tasks)
-    seeds = [seed for some in seeds_of(session.spec.seed, wanted, n) for seed in some]
+    seeds = [one for some in seeds_of(seed, wanted, n) for one in some]
     episodes = [
-        _Live(i // n, i % n, seed, heard)
-        for i, (seed, (heard, _)) in enumerate(zip(seeds, begun, strict=True))
+        _Live(i // n, i % n, one, heard) for i, (one, (heard, _)) in enumerate(zip(seeds, begun, strict=True))
     ]
-    examples = _first(session, hosts.format, wanted, episodes, [answer for _, answer in begun], n)
+    examples = _first(session, hosts.format, wanted, episodes, [answer for _, answer in begun], n, how)
     made = Generated(0, 0, 0.0)
     turn = 0
     while live := [episode for episode in episodes if episode.end is None]:
         made = _speak(session, pool, version, live, turn, how, made)
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
-            _hear(session, hosts.format, episode, answer)
+            _hear(session, hosts.format, episode, answer, how)
         turn += 1
     host.forget([episode.heard for episode in episodes])
     samples = [_sample(examples[e.place], version, e) for e in episodes]
@@ -102,6 +110,7 @@ def _first(
     episodes: Sequence[_Live],
     answers: Sequence[Answer],
     n: int,
+    how: Sampling,
 ) -> list[Example]:
     """Begin the episodes of each example with the words of its environment; returns the examples with these
     as prompts.
@@ -122,7 +131,7 @@ def _first(
                 episode.fail("reset ended the episode: it returned an Observation without messages")
             elif answer.messages != said:
                 episode.fail("reset began with other words than in another episode of the same row")
-            elif len(example.tokens) + session.spec.rollout.max_new_tokens > limit:
+            elif len(example.tokens) + how.max_new_tokens > limit:
                 episode.fail(
                     f"its first observation of {len(example.tokens)} tokens leaves no room for a turn"
                 )
@@ -165,7 +174,7 @@ def _speak(
     )
 
 
-def _hear(session: Session, format: Format, episode: _Live, answer: Answer) -> None:
+def _hear(session: Session, format: Format, episode: _Live, answer: Answer, how: Sampling) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec, said = session.spec, answer.messages
     limit = spec.env.max_tokens
@@ -188,7 +197,7 @@ def _hear(session: Session, format: Format, episode: _Live, answer: Answer) -> N
         except SpecError as error:
             episode.fail(str(error))
             return
-        if len(episode.context) + len(tokens) + spec.rollout.max_new_tokens > limit:
+        if len(episode.context) + len(tokens) + how.max_new_tokens > limit:
             episode.end = "tokens"
         else:
             episode.observe(shown(said), tokens)
