@@ -1,4 +1,4 @@
-"""Tools through the gateway. The model says what it samples, and its tokenizer makes calls of it."""
+"""Tools through the gateway. The model says what it samples; its tokenizer makes calls of these tokens."""
 
 import json
 import shutil
@@ -78,7 +78,7 @@ def speaker(client: OpenAI, world: World, tmp_path: Path) -> Speaker:
     return Speaker(client, world, tmp_path / "model")
 
 
-def test_a_call_is_a_call_and_text_is_text(speaker: Speaker) -> None:
+def test_calls_are_told_from_text(speaker: Speaker) -> None:
     speaker.says(PIECES)
     choice = speaker.asked().choices[0]
     [call] = choice.message.tool_calls
