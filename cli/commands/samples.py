@@ -63,7 +63,7 @@ def samples(
     rows = Client().samples(run, step=step, limit=most, eval=eval, problem=prompt)
     if sample is not None:
         one = _chosen(rows, sample, run)
-        output.print_json(one) if as_json else table.print_fields(_whole(one))
+        output.print_json(one) if as_json else table.print_fields(whole(one))
     elif as_json:
         output.print_json(rows)
     else:
@@ -104,7 +104,7 @@ def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
     return shown
 
 
-def _whole(sample: Sample) -> list[tuple[str, str]]:
+def whole(sample: Sample) -> list[tuple[str, str]]:
     figures = {"reward": output.number(sample.reward), "advantage": output.number(sample.advantage)}
     parts = "  ".join(f"{name} {output.number(value)}" for name, value in sample.rewards.items())
     named = {
@@ -116,7 +116,8 @@ def _whole(sample: Sample) -> list[tuple[str, str]]:
     texts = {"prompt": sample.prompt, "answer": sample.answer}
     for number, turn in enumerate(sample.turns, 1):
         texts |= {f"turn {number}": turn.text, f"reward {number}": output.number(turn.reward)}
-        texts |= {f"observation {number}": turn.observation.strip("\n")}
+        is_replaced = number < len(sample.turns) and sample.turns[number].row > turn.row
+        texts |= {f"{'new context' if is_replaced else 'observation'} {number}": turn.observation.strip("\n")}
     texts |= {} if sample.turns else {"completion": sample.completion}
     fields = {"step": sample.step, **figures, **named, **texts}
     return [(name, str(value)) for name, value in fields.items() if value not in (None, "")]

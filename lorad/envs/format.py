@@ -1,15 +1,19 @@
 """Observations as tokens. The tokens of an episode only ever grow: none is made twice from text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lorad.envs.protocol import Message
+from lorad.envs.protocol import Message, Turn
 from lorad.errors import SpecError
 from lorad.rl.data import with_system
 from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
+from lorad.rl.tools.parsing import parse
 from lorad.spec.model import Spec
 
+_Tools = Sequence[Mapping[str, Any]]
+"""In OpenAI's wrapped form."""
 _TURN = "lorad turn"
 _DUMMY = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _TURN}]
 _TEXT = "env.format: text takes observations as they are."
@@ -24,35 +28,47 @@ class Format:
 
     def __init__(self, spec: Spec, tokenizer: Tokenizer) -> None:
         """Raises SpecError where the chat template does not say what follows a turn."""
-        self._tokenizer, self._data = tokenizer, spec.data
+        self._tokenizer, self._data, self._stops = tokenizer, spec.data, spec.rollout.stop
         has_template = tokenizer.has_chat_template and spec.data.chat_template == "auto"
         has_template = has_template and spec.data.train not in TASKS  # whose prompts are plain text
         self.is_chat = spec.env.format == "chat" or (spec.env.format == "auto" and has_template)
         self._ends = {number: tokenizer.decode([number], skip_special=False) for number in tokenizer.eos_ids}
         self._end = self._behind("a")[1] if self.is_chat else -1
 
-    def first(self, messages: str | Sequence[Message]) -> tuple[str, list[int]]:
-        """Return (text, tokens) of the first observation. Raises SpecError."""
+    def first(self, messages: str | Sequence[Message], tools: _Tools = ()) -> tuple[str, list[int]]:
+        """Return (text, tokens) of the first observation. Raises SpecError.
+
+        tools: what the model may call.
+        """
+        if tools:
+            self._refuse_unreadable()
         if self.is_chat:
             chat = with_system(self._data, _chat(messages))
-            text = self._tokenizer.chat(chat, self._data.chat_template_kwargs)
+            text = self._tokenizer.chat(chat, self._settings(tools))
             return text, self._tokenizer.encode(text)
         text = _text(messages)
         return text, self._tokenizer.encode(text, special=True)
+
+    def turn(self, tokens: Sequence[int], finish: str, tools: _Tools = ()) -> Turn:
+        """Return what the model said with these tokens."""
+        text = self._tokenizer.completion(tokens, self._stops, calls=bool(tools))
+        form = self._tokenizer.call_form
+        calls = parse(text, form, tools).calls if form and tools else []
+        return Turn(text, finish, tuple(calls))
 
     def ends_turn(self, token: int) -> bool:
         """Return whether something can follow a turn that ends with this token."""
         return not self.is_chat or token == self._end
 
-    def following(self, messages: str | Sequence[Message]) -> list[int]:
+    def following(self, messages: str | Sequence[Message], tools: _Tools = ()) -> list[int]:
         """Return the tokens between a turn of the model and the next. Raises SpecError."""
         if not self.is_chat:
             return self._tokenizer.encode(_text(messages))
-        return self._tokenizer.encode(self._behind(messages)[0])
+        return self._tokenizer.encode(self._behind(messages, tools)[0])
 
-    def _behind(self, messages: str | Sequence[Message]) -> tuple[str, int]:
+    def _behind(self, messages: str | Sequence[Message], tools: _Tools = ()) -> tuple[str, int]:
         """Return (what the template writes behind the end token of a made-up turn, that token)."""
-        text = self._render([*_DUMMY, *_chat(messages)], generate=True)
+        text = self._render([*_DUMMY, *_chat(messages)], tools)
         _, turn, rest = text.rpartition(_TURN)
         ends = [(rest.find(end), number) for number, end in self._ends.items() if turn and end in rest]
         if not ends or rest[: min(ends)[0]].strip():
@@ -64,9 +80,26 @@ class Format:
         place, number = min(ends)
         return rest[place + len(self._ends[number]) :], number
 
-    def _render(self, chat: Sequence[Message], *, generate: bool) -> str:
+    def _refuse_unreadable(self) -> None:
+        if not self.is_chat:
+            raise SpecError(
+                "the environment has tools, and only a chat template shows them to the model",
+                key="env.format",
+                hint="Use a model with a chat template, and leave env.format and data.chat_template at auto.",
+            )
+        if self._tokenizer.call_form is None:
+            raise SpecError(
+                "the environment has tools, and the chat template shows none in a form that lorad reads",
+                key="env.name",
+                hint="Use a model that calls tools, such as Qwen3, or a chat template with tools.",
+            )
+
+    def _settings(self, tools: _Tools) -> dict[str, Any]:
+        return {**self._data.chat_template_kwargs, **({"tools": [*tools]} if tools else {})}
+
+    def _render(self, chat: Sequence[Message], tools: _Tools) -> str:
         try:
-            return self._tokenizer.chats([chat], self._data.chat_template_kwargs, generate=generate)[0]
+            return self._tokenizer.chats([chat], self._settings(tools))[0]
         except Refused as error:
             raise refusal(error, "an observation") from error
 

@@ -4,9 +4,9 @@ answer.
 So the step alone decides what is computed with what, and a resume makes the same episodes again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace as changed
@@ -14,10 +14,10 @@ from msgspec.structs import replace as changed
 from lorad.driver.sampling.generate import Seed, generate, joined, seed_of, seeds_of
 from lorad.driver.session import Episode, Plan, Sample, Session
 from lorad.envs.child import Answer
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
+from lorad.envs.episode import LIMITS, EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.envs.format import Format
 from lorad.envs.host import Heard, Hosts
-from lorad.envs.protocol import Turn, shown
+from lorad.envs.protocol import shown
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
@@ -26,10 +26,12 @@ from lorad.rl.data import Example
 
 
 @dataclass
-class _Live:
-    """An episode, as it grows. context: of all tokens so far. end: None while it is under way.
+class Live:
+    """An episode, as it grows. context: what the model reads next. end: None while it is under way.
 
     parts: (tokens, whether the policy sampled them).
+    tools: that the model may call, in OpenAI's form.
+    scores_at_limit: whether the environment says what it earns where a limit ends it.
     """
 
     place: int
@@ -38,16 +40,19 @@ class _Live:
     heard: Heard
     context: list[int] = field(default_factory=list)
     parts: list[tuple[np.ndarray, bool]] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
     logprobs: list[np.ndarray] = field(default_factory=list)
     turns: list[EpisodeTurn] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     end: EpisodeEnd | None = None
     error: str = ""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    scores_at_limit: bool = False
 
     def fail(self, error: str) -> None:
         self.end, self.error = "failed", error
 
-    def say(self, chunks: list[Chunk], text_of: Callable[[list[int]], str]) -> None:
+    def say(self, chunks: list[Chunk], format: Format) -> None:
         """Add a turn of the model."""
         tokens = joined([chunk.tokens for chunk in chunks])
         finish = chunks[-1].finish
@@ -56,14 +61,22 @@ class _Live:
         self.context += tokens.tolist()
         self.parts.append((tokens, True))
         self.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
-        self.turns.append(EpisodeTurn(text_of(tokens.tolist()), finish, tokens.size))
-        self.heard.turns.append(Turn(self.turns[-1].text, finish))
+        turn = format.turn(tokens.tolist(), finish, self.tools)
+        row = len(self.forks)
+        self.turns.append(EpisodeTurn(turn.text, finish, tokens.size, row=row, calls=turn.calls))
+        self.heard.turns.append(turn)
 
     def observe(self, text: str, tokens: list[int]) -> None:
         """Add what the environment wrote."""
         self.context += tokens
         self.parts.append((np.array(tokens, np.int32), False))
         self.turns[-1] = changed(self.turns[-1], observation=text, observed=len(tokens))
+
+    def fork(self, text: str, tokens: list[int]) -> None:
+        """Begin a new row with what replaces all that the model has read."""
+        self.context = [*tokens]
+        self.forks.append(Fork(sum(part.size for part, _ in self.parts), tokens))
+        self.turns[-1] = changed(self.turns[-1], observation=text)
 
 
 def play(
@@ -85,72 +98,74 @@ def play(
     host = hosts.evals if is_eval else hosts.training
     version = session.name_of(wanted.version)
     tasks = [Task(e.row, seed_of(seed, 0, e.id, 0)) for e in wanted.examples for _ in range(n)]
-    begun = host.begin(tasks)
+    resets = host.begin(tasks)
+    answers = [answer for _, answer in resets]
     seeds = [one for some in seeds_of(seed, wanted, n) for one in some]
     episodes = [
-        _Live(i // n, i % n, one, heard) for i, (one, (heard, _)) in enumerate(zip(seeds, begun, strict=True))
+        Live(i // n, i % n, one, heard) for i, (one, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
     ]
-    examples = _first(session, hosts.format, wanted, episodes, [answer for _, answer in begun], n, how)
+    mine = [slice(place * n, place * n + n) for place in range(len(wanted.examples))]
+    examples = [
+        begun(session, hosts.format, example, episodes[part], answers[part], how)
+        for example, part in zip(wanted.examples, mine, strict=True)
+    ]
     made = Generated(0, 0, 0.0)
     turn = 0
     while live := [episode for episode in episodes if episode.end is None]:
-        made = _speak(session, pool, version, live, turn, how, made)
+        made = _speak(session, hosts.format, pool, version, live, turn, how, made)
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
-            _hear(session, hosts.format, episode, answer, how)
+            hear(session, hosts.format, episode, answer, how)
+        limited = [episode for episode in live if episode.heard.at_limit]
+        for episode, answer in zip(limited, host.answers([e.heard for e in limited]), strict=True):
+            earn(episode, answer)
         turn += 1
     host.forget([episode.heard for episode in episodes])
-    samples = [_sample(examples[e.place], version, e) for e in episodes]
-    return [samples[start : start + n] for start in range(0, len(samples), n)], made
+    samples = [sample_of(examples[e.place], version, e) for e in episodes]
+    return [samples[part] for part in mine], made
 
 
-def _first(
+def begun(
     session: Session,
     format: Format,
-    wanted: Plan,
-    episodes: Sequence[_Live],
+    example: Example,
+    episodes: Sequence[Live],
     answers: Sequence[Answer],
-    n: int,
     how: Sampling,
-) -> list[Example]:
-    """Begin the episodes of each example with the words of its environment; returns the examples with these
-    as prompts.
-    """
+) -> Example:
+    """Begin the episodes of an example with the words of its environment; returns it with these as prompt."""
     limit = session.spec.env.max_tokens
     assert limit is not None  # fitted to the model
-    found = []
-    for place, example in enumerate(wanted.examples):
-        mine = slice(place * n, place * n + n)
-        said = next((a.messages for a in answers[mine] if a.messages is not None and not a.error), None)
-        if said is not None:
-            text, tokens = format.first(said)
-            example = changed(example, prompt=text, tokens=tokens)
-        for episode, answer in zip(episodes[mine], answers[mine], strict=True):
-            if answer.error:
-                episode.fail(answer.error)
-            elif answer.messages is None:
-                episode.fail("reset ended the episode: it returned an Observation without messages")
-            elif answer.messages != said:
-                episode.fail("reset began with other words than in another episode of the same row")
-            elif len(example.tokens) + how.max_new_tokens > limit:
-                episode.fail(
-                    f"its first observation of {len(example.tokens)} tokens leaves no room for a turn"
-                )
-            episode.context = [*example.tokens]
-        found.append(example)
-    return found
+    started = next((a for a in answers if a.messages is not None and not a.error), None)
+    said, tools = (None, []) if started is None else (started.messages, started.tools)
+    if said is not None:
+        text, tokens = format.first(said, tools)
+        example = changed(example, prompt=text, tokens=tokens)
+    for episode, answer in zip(episodes, answers, strict=True):
+        if answer.error:
+            episode.fail(answer.error)
+        elif answer.messages is None:
+            episode.fail("reset ended the episode: it returned an Observation without messages")
+        elif (answer.messages, answer.tools) != (said, tools):
+            episode.fail("reset began with other words or tools than in another episode of the same row")
+        elif len(example.tokens) + how.max_new_tokens > limit:
+            episode.fail(f"its first observation of {len(example.tokens)} tokens leaves no room for a turn")
+        episode.context, episode.tools = [*example.tokens], tools
+        episode.scores_at_limit = answer.scores_at_limit
+    return example
 
 
 def _speak(
     session: Session,
+    format: Format,
     pool: Connection,
     version: str,
-    live: Sequence[_Live],
+    live: Sequence[Live],
     turn: int,
     how: Sampling,
     made: Generated,
 ) -> Generated:
     """Have the model speak in each episode; returns what it made until now, these turns included."""
-    shared: dict[int, list[_Live]] = {}
+    shared: dict[int, list[Live]] = {}
     for number, episode in enumerate(live):  # those of one example begin with the same words
         shared.setdefault(episode.place if turn == 0 else number, []).append(episode)
     spoken = [*shared.values()]
@@ -162,9 +177,8 @@ def _speak(
         )
         for place, some in enumerate(spoken)
     ]
-    text_of = partial(session.tokenizer.completion, stops=session.spec.rollout.stop)
     more = generate(
-        pool, version, prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, text_of)
+        pool, version, prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, format)
     )
     return Generated(
         made.samples + more.samples,
@@ -174,38 +188,59 @@ def _speak(
     )
 
 
-def _hear(session: Session, format: Format, episode: _Live, answer: Answer, how: Sampling) -> None:
+def hear(session: Session, format: Format, episode: Live, answer: Answer, how: Sampling) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec, said = session.spec, answer.messages
     limit = spec.env.max_tokens
     assert limit is not None  # fitted to the model
     turn = episode.turns[-1]
-    episode.turns[-1] = changed(turn, reward=answer.reward, seconds=answer.seconds)
+    episode.turns[-1] = changed(
+        turn, reward=answer.reward, seconds=answer.seconds, tool_errors=answer.tool_errors
+    )
     episode.metrics |= answer.metrics
     last = int(episode.parts[-1][0][-1])
     if answer.error:
         episode.fail(answer.error)
     elif said is None:
         episode.end = "done"
-    elif turn.finish == "length" or not format.ends_turn(last):
+    elif not answer.replaces and (turn.finish == "length" or not format.ends_turn(last)):
         episode.end = "length"
     elif len(episode.turns) == spec.env.turns:
         episode.end = "turns"
     else:
         try:
-            tokens = format.following(said)
+            if answer.replaces:
+                _, context = format.first(said, episode.tools)
+            else:
+                context = episode.context + format.following(said)
         except SpecError as error:
             episode.fail(str(error))
             return
-        if len(episode.context) + len(tokens) + how.max_new_tokens > limit:
+        known = len(episode.context)
+        if len(context) + how.max_new_tokens > limit:
             episode.end = "tokens"
+        elif context[:known] == episode.context:
+            episode.observe(shown(said), context[known:])
         else:
-            episode.observe(shown(said), tokens)
+            episode.fork(shown(said), context)
+    episode.heard.at_limit = episode.scores_at_limit and episode.end in LIMITS
 
 
-def _sample(example: Example, version: str, episode: _Live) -> Sample:
+def earn(episode: Live, answer: Answer) -> None:
+    """Add what an episode earns that a limit has ended."""
+    turn = episode.turns[-1]
+    if answer.error:
+        episode.fail(answer.error)
+    reward, seconds = turn.reward + answer.reward, turn.seconds + answer.seconds
+    episode.turns[-1] = changed(turn, reward=reward, seconds=seconds)
+
+
+def sample_of(example: Example, version: str, episode: Live) -> Sample:
     assert episode.end is not None
     empty = np.zeros(0, np.int32)
+    kept = Episode(
+        episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error, bool(episode.tools)
+    )
     return Sample(
         example=example,
         index=episode.index,
@@ -213,9 +248,10 @@ def _sample(example: Example, version: str, episode: _Live) -> Sample:
         tokens=np.concatenate([empty, *(tokens for tokens, _ in episode.parts)]),
         logprobs=np.concatenate([np.zeros(0, np.float32), *episode.logprobs]),
         finish="length" if episode.end in ("length", "tokens") else "stop",
-        text="".join(f"{turn.text}{turn.observation}" for turn in episode.turns),
+        text=kept.text,
         sampled=np.concatenate(
             [np.zeros(0, np.bool_), *(np.full(tokens.size, mine) for tokens, mine in episode.parts)]
         ),
-        episode=Episode(episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error),
+        episode=kept,
+        forks=tuple(episode.forks),
     )
