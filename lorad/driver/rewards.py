@@ -12,14 +12,14 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from lorad.box.machine import read_machine
-from lorad.children.user_process import code_of, environment
+from lorad.children.user_process import code_of, environment, interpreter
 from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.reward import MATH, RewardInput, builtin, lacking
+from lorad.rl.reward import PACKAGED, RewardInput, builtin, lacking
 from lorad.spec.reward import RewardSpec
 
-_MATH_FILE = Path(__file__).parent / "user" / "math_reward.py"
+_PACKAGED = Path(__file__).parent / "user"
 _MOST_WORKERS = 8  # where the spec names no number
 
 
@@ -124,9 +124,9 @@ class _Function:
         self.builtin = builtin(spec.name) if self.setup.name and spec.name != "regex" else None
         if self.builtin is None:
             count = spec.workers or (min(read_machine().cores, _MOST_WORKERS) if self.setup.file else 1)
-            self.workers = Workers(
-                self.setup, environment(os.environ, spec.env), count, spec.concurrency, _python(spec, cwd)
-            )
+            python = interpreter(spec.python, cwd, "reward.python")
+            variables = environment(os.environ, spec.env)
+            self.workers = Workers(self.setup, variables, count, spec.concurrency, python)
 
     def start(self) -> list[str]:
         """Return the columns that it requires. Raises SpecError."""
@@ -279,20 +279,9 @@ def _calls(groups: Sequence[int], least: int) -> list[range]:
     return [*found, range(begin, end)] if end > begin else found
 
 
-def _python(spec: RewardSpec, cwd: Path) -> Path | None:
-    """Raises SpecError for what is no program."""
-    if spec.python is None:
-        return None
-    found = (cwd / Path(spec.python).expanduser()).absolute()
-    if not (found.is_file() and os.access(found, os.X_OK)):
-        hint = "Name an interpreter, such as ~/venvs/rewards/bin/python."
-        raise SpecError(f"there is no program {found}", key="reward.python", hint=hint)
-    return found
-
-
 def _setup(spec: RewardSpec, cwd: Path) -> Setup:
-    if ":" in spec.name or spec.name == MATH:
-        name = f"{_MATH_FILE}:math" if spec.name == MATH else spec.name
+    if ":" in spec.name or spec.name in PACKAGED:
+        name = f"{_PACKAGED}/{PACKAGED[spec.name]}" if spec.name in PACKAGED else spec.name
         code = code_of(name, cwd, "reward", spec.memory_bytes)
         return Setup(**asdict(code) | {"memory_key": "reward.memory", "timeout": spec.timeout})
     builtin(spec.name, spec.pattern)

@@ -10,11 +10,15 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
+from lorad.driver.door.play import play_programs
 from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.sampling.episodes import play
+from lorad.driver.sampling.free import play_freely
 from lorad.driver.sampling.generate import generate, joined, seeds_of
 from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
+from lorad.envs.host import Hosts
+from lorad.envs.programs import ProgramHosts
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
@@ -169,7 +173,7 @@ def complete(
     version, rewarder = session.name_of(wanted.version), rewarder or session.rewarder
     is_eval, seed = seed is not None, session.spec.seed if seed is None else seed
     if session.hosts is not None:
-        groups, made = play(session, session.hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
+        groups, made = _play(session, session.hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
         return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
     seeds, prompts = seeds_of(seed, wanted, n), []
     for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):
@@ -186,6 +190,23 @@ def complete(
     made = generate(pool, version, prompts, how, ended)
     places = range(0, n * len(prompts), n)
     return [[samples[place + i] for i in range(n)] for place in places], made, scoring
+
+
+def _play(
+    session: Session,
+    hosts: Hosts | ProgramHosts,
+    pool: Connection,
+    wanted: Plan,
+    n: int,
+    how: Sampling,
+    *,
+    seed: int,
+    is_eval: bool,
+) -> tuple[list[list[Sample]], Generated]:
+    if isinstance(hosts, ProgramHosts):
+        return play_programs(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
+    plays = play_freely if session.plays_freely else play
+    return plays(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
 
 
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:

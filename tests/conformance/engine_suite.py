@@ -104,6 +104,29 @@ class EngineSuite:
             logprobs = np.concatenate([made["p", index][1] for index in range(2)])
             assert np.abs(scores - logprobs).max() <= self.tolerance
 
+    async def test_ranks_agree_with_scores_and_greedy_samples(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
+        text, greedy = prompt().tokens, Sampling(max_new_tokens=2, temperature=0.0)
+        for version in (BASE, "run@1"):
+            made = np.array((await complete(engine, version, [prompt()], greedy))["p", 0][0], np.int32)
+            whole = np.concatenate([text, made])
+            found = await engine.ranked(version, [whole, text, text[:1]], [1, 3, 1], 3)
+            assert found.logprobs.shape == (6,) and found.top_tokens.shape == found.top_logprobs.shape == (
+                6,
+                3,
+            )
+            scores = await engine.score(version, Batch.of([(whole[:1], [whole[1:]])]))
+            assert np.abs(found.logprobs[:5] - scores).max() <= self.tolerance
+            assert np.abs(found.logprobs[2] - found.logprobs[5]) <= self.tolerance
+            assert found.top_tokens[3:5, 0].tolist() == made.tolist()
+            assert (found.top_logprobs[3:5, 0] == found.logprobs[3:5]).all()
+            assert (np.diff(found.top_logprobs) <= 0).all()
+        assert (await engine.ranked(BASE, [text], [1], 0)).top_tokens.shape == (3, 0)
+        with pytest.raises(NotFound):
+            await engine.ranked("run@7", [text], [1], 1)
+
     async def test_greedy_takes_the_most_likely_token(self, engine: Engine) -> None:
         greedy = Sampling(max_new_tokens=1, temperature=0.0)
         made = (await complete(engine, BASE, [prompt()], greedy))["p", 0]
