@@ -36,6 +36,7 @@ class _Verb(NamedTuple):
 
 _COMMANDS = {
     "run": _Verb("run:run", "check a spec, start a run, follow it"),
+    "try": _Verb("episodes:try_", "a few episodes or samples of a spec, before it is queued"),
     "list": _Verb("list:list_", "runs, and why they wait"),
     "show": _Verb("show:show", "everything about a run"),
     "logs": _Verb("logs:logs", "what its processes print, or the daemon, or the gateway"),

@@ -1,24 +1,139 @@
-"""lorad replay RUN: recorded episodes against fresh environments."""
+"""lorad try SPEC: a few samples before anything is queued; lorad replay RUN: recorded episodes against fresh
+environments.
+"""
 
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
-from lorad.cli import output, table
+from lorad.bounds import TRIAL_SAMPLES
+from lorad.cli import candidates, launch, output, table
+from lorad.cli.commands.run import read_spec
+from lorad.cli.commands.samples import whole
 from lorad.cli.options import AsJson, Run
+from lorad.cli.overrides import from_here
 from lorad.client.client import Client
-from lorad.client.shapes import Sample
-from lorad.envs.host import Host
+from lorad.client.shapes import Sample, TrialEvent
+from lorad.envs.child import Answer
+from lorad.envs.episode import LIMITS
+from lorad.envs.host import Heard, Host
 from lorad.envs.programs import is_program
 from lorad.envs.protocol import Turn, shown
 from lorad.errors import Conflict
 from lorad.spec.env import EnvSpec
+from lorad.spec.text import load_task
+from lorad.text import duration
 
 _EPISODES = 10_000  # of a step, at most
+_TRIED = (
+    *("sample", "end", table.Column("turns", 3), "reward", table.Column("tokens", 2)),
+    *(table.Column("seconds_env", 3), "again", table.Column("error", kind="fold")),
+)
 _COLUMNS = ("prompt_id", "index", "turn", table.Column("differs", kind="fold"))
+
+
+def try_(
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar="SPEC",
+            help="A YAML file, or - for stdin.",
+            show_default=False,
+            autocompletion=candidates.specs,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…",
+            help="Any key of the spec: env.turns=4",
+            autocompletion=candidates.overrides,
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="How many rows of the data.", min=1, max=TRIAL_SAMPLES)] = 4,
+    as_json: AsJson = False,
+) -> None:
+    """Play an episode of each of the first rows, or sample and score them, with what the run would begin
+    with.
+
+    Nothing is queued and nothing is kept. Every reset and turn is then played again to fresh environments, to
+    see whether they answer alike. The exit code is 1 where one does not, or an episode or reward failed.
+    """
+    text, source, cwd = read_spec(spec)
+    given = from_here(overrides or [])
+    env = load_task(text, source=source, overrides=given).env
+    client = launch.connected()
+    samples, seconds = _followed(client.trial(text, source=source, cwd=str(cwd), overrides=given, n=n))
+    differing = _compared(env, cwd, samples) if env.name is not None else []
+    if as_json:
+        output.print_json({"samples": samples, "seconds": seconds, "differences": differing})
+    else:
+        _print_tried(samples, seconds, differing)
+    failed = sum(sample.reward is None for sample in samples)
+    if failed:
+        output.note(f"{failed} of {len(samples)} have no reward")
+    raise typer.Exit(1 if differing or failed else 0)
+
+
+def _followed(events: Iterator[TrialEvent]) -> tuple[list[Sample], float]:
+    """Show how far a trial is; returns its samples, and the seconds that they took."""
+    began, samples, last = time.monotonic(), list[Sample](), ""
+    for event in events:
+        if event.kind == "sample" and event.sample is not None:
+            samples.append(event.sample)
+        elif event.kind == "end":
+            return samples, event.seconds
+        elif event.kind == "phase":
+            last = event.text
+            output.note(last)
+        elif sys.stderr.isatty():
+            output.note(f"{last}: {duration(time.monotonic() - began)}")
+    return samples, 0.0
+
+
+def _compared(env: EnvSpec, cwd: Path, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Play what was played to fresh environments; returns where they answer otherwise, or begin so."""
+    played = [sample for sample in samples if sample.task is not None and sample.turns]
+    output.note(f"{len(played)} episodes are played again")
+    host = Host(env, cwd)
+    try:
+        host.start()
+        tasks = [sample.task for sample in played if sample.task]
+        resets = zip(played, host.begin(tasks), host.begin(tasks), strict=True)
+        found = [
+            {"prompt_id": sample.prompt_id, "index": sample.index, "turn": 0, "differs": "reset"}
+            for sample, (_, first), (_, second) in resets
+            if (first.messages, first.reward, first.tools) != (second.messages, second.reward, second.tools)
+        ]
+        return [*found, *_differences(host, played)]
+    finally:
+        host.close()
+
+
+def _print_tried(samples: Sequence[Sample], seconds: float, differing: Sequence[dict[str, Any]]) -> None:
+    """Print each sample in full, then all of them as a table."""
+    differ = {(one["prompt_id"], one["index"]): one for one in differing}
+    rows = []
+    for place, sample in enumerate(samples, 1):
+        print(f"-- sample {place}")
+        table.print_fields(whole(sample))
+        one = differ.get((sample.prompt_id, sample.index))
+        again = f"differs at turn {one['turn']}" if one else "same" if sample.turns else ""
+        figures = (str(len(sample.turns) or 1), output.number(sample.reward, 2), str(len(sample.logprobs)))
+        seconds_env = f"{sum(turn.seconds for turn in sample.turns):.3f}" if sample.turns else ""
+        end = str(sample.end or sample.finish)
+        rows.append((str(place), end, *figures, seconds_env, again, str(sample.error or "")))
+    print()
+    output.print_table(_TRIED, rows, empty="")
+    for one in differing:
+        output.note(f"{one['prompt_id']}, turn {one['turn']}: {one['differs']}")
+    output.note(f"{len(samples)} samples in {seconds:.1f} s of the pool; nothing was queued")
 
 
 def replay(
@@ -63,29 +178,55 @@ def _differences(host: Host, samples: Sequence[Sample]) -> Iterator[dict[str, An
         for s, (heard, answer) in zip(samples, host.begin([s.task for s in samples if s.task]), strict=True)
     ]
     live = [(sample, heard) for sample, heard, _ in played]
+    scored = {heard.number for _, heard, answer in played if answer.scores_at_limit}
     number = 0
     while live:
-        for sample, heard in live:
-            heard.turns.append(Turn(sample.turns[number].text, sample.turns[number].finish))
-        answers = host.answers([heard for _, heard in live])
+        answers = _again(host, live, number, scored)
         left = []
         for (sample, heard), answer in zip(live, answers, strict=True):
-            turn, last = sample.turns[number], number == len(sample.turns) - 1
-            now = "" if answer.messages is None else shown(answer.messages)
-            why = answer.error if sample.end != "failed" or not last else ""
-            if not why and not answer.error and answer.reward != turn.reward:
-                why = f"reward {answer.reward:g}, recorded {turn.reward:g}"
-            elif not why and not last and now != turn.observation:
-                why = f"{now!r}, recorded {turn.observation!r}"
-            elif not why and not last and sample.turns[number + 1].row > turn.row and not answer.replaces:
-                why = "it adds to the history, recorded: it replaces it"
-            if why:
+            if why := _difference(sample, number, answer):
                 yield {
                     "prompt_id": sample.prompt_id,
                     "index": sample.index,
                     "turn": number + 1,
                     "differs": why,
                 }
-            elif not last:
+            elif number < len(sample.turns) - 1:
                 left.append((sample, heard))
         live, number = left, number + 1
+
+
+def _again(
+    host: Host, live: Sequence[tuple[Sample, Heard]], number: int, scored: Collection[int]
+) -> list[Answer]:
+    """Play a turn of each again. scored: episodes that are asked what they earn where a limit ends them."""
+    for sample, heard in live:
+        said = sample.turns[number]
+        heard.turns.append(Turn(said.text, said.finish, said.calls))
+    answers = host.answers([heard for _, heard in live])
+    limited = [
+        place
+        for place, (sample, heard) in enumerate(live)
+        if heard.number in scored and sample.end in LIMITS and number == len(sample.turns) - 1
+    ]
+    for place in limited:
+        live[place][1].at_limit = True
+    for place, earned in zip(limited, host.answers([live[place][1] for place in limited]), strict=True):
+        answer = answers[place]
+        reward, error = answer.reward + earned.reward, answer.error or earned.error
+        answers[place] = replace(answer, reward=reward, error=error)
+    return answers
+
+
+def _difference(sample: Sample, number: int, answer: Answer) -> str:
+    """Return in what a turn was answered otherwise; "" where it was not."""
+    turn, last = sample.turns[number], number == len(sample.turns) - 1
+    now = "" if answer.messages is None else shown(answer.messages)
+    why = answer.error if sample.end != "failed" or not last else ""
+    if not why and not answer.error and answer.reward != turn.reward:
+        return f"reward {answer.reward:g}, recorded {turn.reward:g}"
+    if not why and not last and now != turn.observation:
+        return f"{now!r}, recorded {turn.observation!r}"
+    if not why and not last and sample.turns[number + 1].row > turn.row and not answer.replaces:
+        return "it adds to the history, recorded: it replaces it"
+    return why

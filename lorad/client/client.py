@@ -15,8 +15,8 @@ import msgspec
 
 from lorad.box.paths import Home, default_home
 from lorad.client import box_shapes, requests, shapes
-from lorad.client.transport import Transport
-from lorad.errors import LoradError, NotFound
+from lorad.client.transport import RESTART, Transport
+from lorad.errors import DaemonUnreachable, LoradError, NotFound, from_wire
 
 T = TypeVar("T")
 
@@ -272,6 +272,23 @@ class Client:
         """Make a new run that begins with a version and its optimizer's state (fresh: without it)."""
         request = requests.ForkRequest([*overrides], name, steps, fresh)
         return _as(shapes.Forked, self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", request))
+
+    def trial(
+        self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], n: int
+    ) -> Iterator[shapes.TrialEvent]:
+        """Try a spec on `n` rows of its data; events as they happen (NDJSON), `idle` when nothing does.
+
+        Raises what ended it.
+        """
+        request = requests.TrialRequest(spec, source, cwd, [*overrides], n)
+        for line in self._http.stream("POST", "/v1/try", request):
+            event = _as(shapes.TrialEvent, line)
+            if event.error is not None:
+                raise from_wire(line["error"])
+            yield event
+            if event.kind == "end":
+                return
+        raise DaemonUnreachable("the daemon ended during the trial", hint=RESTART)
 
     def generate(self, version: str, prompt: str, sampling: requests.Sampling) -> shapes.Generated:
         """Complete a prompt. `version`: an alias, run@number, or a run's name for its current version."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from lorad.bounds import TRIAL_SAMPLES
 from lorad.spec.numbers import NonNegative, NonNegativeFloat, Positive, Seed
 
 
@@ -22,6 +23,14 @@ class RunRequest(Struct, frozen=True):
     cwd: str  # where relative paths of the spec begin
     overrides: list[str] = []  # `key=value`
     name: str | None = None
+
+
+class TrialRequest(Struct, frozen=True):
+    spec: str  # the text of the file
+    source: str  # the file's name for messages
+    cwd: str  # where relative paths of the spec begin
+    overrides: list[str] = []  # `key=value`
+    n: Annotated[int, Meta(ge=1, le=TRIAL_SAMPLES)] = 4
 
 
 class HalvingRequest(Struct, frozen=True):

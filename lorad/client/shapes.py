@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.protocol.evals import SetScore, figures
-from lorad.protocol.preflight import Rate
+from lorad.protocol.preflight import ErrorSaid, Rate
 from lorad.protocol.traffic import Figures
 
 _Number = int | float  # keeps its JSON type: a count stays an integer
@@ -237,6 +237,22 @@ class Sample(Struct, frozen=True):
     forks: list[Fork] = []
     set: str = ""  # of an evaluation: the set of problems
     problem: int | None = None  # of an evaluation: its number in the set, from 1
+
+
+class TrialEvent(Struct, frozen=True):
+    """What happens in a trial of a spec.
+
+    kind: `phase`, `sample`, `idle` when nothing happens, `end`.
+    text: of a phase.
+    seconds: at the end: that the pool took.
+    error: why it ended, where it did not end well.
+    """
+
+    kind: str
+    text: str = ""
+    sample: Sample | None = None
+    seconds: float = 0.0
+    error: ErrorSaid | None = None
 
 
 class LogPart(Struct, frozen=True):

@@ -61,7 +61,7 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
     """
     started = time.perf_counter()
     refill, size = session.spec.algorithm.refill, session.spec.algorithm.group_size
-    groups, made, scoring = complete(session, pool, wanted, size, _sampling(session))
+    groups, made, scoring = complete(session, pool, wanted, size, sampling(session))
     count, waited, tokens = len(wanted.examples), made.waited, made.tokens
     places = list(range(count))
     if refill is None:
@@ -79,7 +79,7 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
             break
         examples = session.train_data.take(wanted.position + looked, asked)
         asked_for = replace(wanted, examples=examples)
-        more, made, scoring = complete(session, pool, asked_for, size, _sampling(session))
+        more, made, scoring = complete(session, pool, asked_for, size, sampling(session))
         groups, waited, tokens = groups + more, waited + made.waited, tokens + made.tokens
         scores += _by_group(scoring.scores(), size)
         batches, looked = batches + 1, looked + asked
@@ -137,7 +137,7 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
         )
 
 
-def _sampling(session: Session) -> Sampling:
+def sampling(session: Session) -> Sampling:
     """A reward of user code gets samples as they end; without one all come together, which is cheaper."""
     how = sampling_of(session.spec.rollout, session.tokenizer.eos_ids)
     return structs.replace(how, as_they_end=session.rewarder.runs_user_code)

@@ -105,21 +105,23 @@ class Tokenizer:
         }
         return self.decode([number for number in ids if number not in dropped], skip_special=False)
 
-    def completion(self, ids: Sequence[int], stops: Sequence[str]) -> str:
+    def completion(self, ids: Sequence[int], stops: Sequence[str], *, calls: bool = False) -> str:
         """Decode a completion without special tokens, and without the first stop string and what follows, as
-        OpenAI and vLLM do.
+        OpenAI and vLLM do. calls: keep special tokens that are part of calls of tools.
         """
-        text = self.decode(ids)
+        text = self.with_calls(ids) if calls else self.decode(ids)
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
-    def chat(self, messages: Chat, settings: Mapping[str, Any] | None = None) -> str:
+    def chat(
+        self, messages: Chat, settings: Mapping[str, Any] | None = None, *, generate: bool = True
+    ) -> str:
         """`messages` ({role, content}) as the model wants them, up to where the assistant begins to speak.
 
         settings: further variables of the template, `tools` among them: see `tools/specs.py`.
         Raises SpecError without a template and when the template refuses the messages or takes too long.
         """
         try:
-            return self.chats([messages], settings or {})[0]
+            return self.chats([messages], settings or {}, generate=generate)[0]
         except Refused as error:
             raise refusal(error) from error
 

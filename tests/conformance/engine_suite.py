@@ -6,6 +6,7 @@ linears).
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import pytest
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import write_peft
 from lorad.engines.base import BASE, AdapterSource, Engine
-from lorad.errors import AdapterRefused, Conflict, NotFound
+from lorad.errors import AdapterRefused, Conflict, NotFound, SpecError
+from lorad.models.directory import resolve
 from lorad.protocol.batch import Batch, Prompt, Sampling
+from lorad.rl.tokenizer import Tokenizer
 from tests.kit.fakes.random_adapters import Shapes, random_adapter
 
 Completion = tuple[list[int], list[float], str]
@@ -51,6 +54,10 @@ CANARY = Batch.of(
         (np.array([5, 9, 7, 11], np.int32), [np.array([8, 6, 10], np.int32), np.array([7], np.int32)]),
         (np.array([12, 4], np.int32), [np.array([9, 9, 5, 13, 6], np.int32)]),
     ]
+)
+SCHEMA = (
+    '{"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], '
+    '"additionalProperties": false}'
 )
 SHORT = Sampling(max_new_tokens=8)
 LONG = Sampling(max_new_tokens=200)
@@ -142,6 +149,17 @@ class EngineSuite:
         tokens, _, finish = (await complete(engine, BASE, [prompt()], limited))["p", 0]
         assert (tokens, finish) == (free[0][: free[0].index(stop) + 1], "stop")
         assert free[2] == "length" and len(free[0]) == 8
+
+    async def test_a_schema_is_followed_or_refused(self, engine: Engine) -> None:
+        asked = Sampling(max_new_tokens=60, stop_token_ids=(self.eos,), schema=SCHEMA)
+        if not engine.capabilities().formats:
+            with pytest.raises(SpecError, match="follows no JSON schema"):
+                await complete(engine, BASE, [prompt()], asked)
+            return
+        decode = Tokenizer(resolve("builtin:tiny")).decode
+        made = await complete(engine, BASE, [prompt(seeds=range(8))], asked)
+        texts = [decode(tokens) for tokens, _, finish in made.values() if finish == "stop"]
+        assert texts and all(json.loads(text)["a"] in (1, 22) for text in texts)
 
     async def test_version_without_load_is_never_served(self, engine: Engine) -> None:
         with pytest.raises(NotFound):

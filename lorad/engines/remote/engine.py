@@ -195,6 +195,10 @@ class RemoteEngine(base.Engine):
         base.check_request(prompts, sampling, self._vocab_size, self._fleet.max_tokens)
         if wrong := self._fleet.dialect.check(sampling, self._settings):
             raise SpecError(f"{self.dialect.name} cannot sample like this: {wrong}", hint="Change that.")
+        if sampling.schema and not self._fleet.can_format:
+            raise SpecError(
+                f"this {self.dialect.name} follows no JSON schema", hint="Give it a grammar backend."
+            )
         await self._fleet.opened()
         with self._versions.use(version) as held:
             suspect = partial(self._again_elsewhere, held.digest)

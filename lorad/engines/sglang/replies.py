@@ -83,8 +83,8 @@ def ranked(reply: Reply, wanted: Sequence[int], most: int) -> Ranked:
         raise LoradError("the server gave fewer tokens in a place than it was asked for")
     return Ranked(
         scores(reply, wanted),
-        np.array([[token for _, token, _ in row] for row in rows], np.int32).reshape(-1, most),
-        np.array([[value for value, _, _ in row] for row in rows], np.float32).reshape(-1, most),
+        np.array([[token for _, token, _ in row] for row in rows], np.int32).reshape(len(rows), most),
+        np.array([[value for value, _, _ in row] for row in rows], np.float32).reshape(len(rows), most),
     )
 
 

@@ -100,8 +100,8 @@ def ranked(found: _Choice, wanted: Sequence[int], most: int) -> Ranked:
         raise LoradError("vLLM gave fewer tokens in a place than it was asked for")
     return Ranked(
         scores(found, wanted) if wanted else np.zeros(0, np.float32),
-        np.array([[token for _, token in row] for row in rows], np.int32).reshape(-1, most),
-        np.array([[value for value, _ in row] for row in rows], np.float32).reshape(-1, most),
+        np.array([[token for _, token in row] for row in rows], np.int32).reshape(len(rows), most),
+        np.array([[value for value, _ in row] for row in rows], np.float32).reshape(len(rows), most),
     )
 
 

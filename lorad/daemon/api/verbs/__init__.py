@@ -17,6 +17,7 @@ from lorad.daemon.api.verbs import (
     serve,
     serving,
     sweeps,
+    trial,
     verify,
     versions,
 )
@@ -66,5 +67,6 @@ ROUTES = (
     ("POST", "/v1/serving/owner", serving.find_owner, _ADMIN),
     ("POST", "/v1/sweeps", sweeps.sweep, _ANY),
     ("GET", "/v1/sweeps", sweeps.list_sweeps, _ANY),
+    ("POST", "/v1/try", trial.try_out, _ANY),
     ("POST", "/v1/generate", generate.generate, _READ),
 )
