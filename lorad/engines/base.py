@@ -21,7 +21,8 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.adapters.adapter import Adapter
-from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+from lorad.errors import SpecError
+from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 
 BASE = "base"  # the name of the base model, wherever a version is named
 Scorer = Callable[[str, Batch], Awaitable[np.ndarray]]
@@ -38,6 +39,8 @@ class EngineCapabilities(Struct, frozen=True):
     memory_source: bool  # `load` takes an Adapter, not only a directory
     sleep: bool
     bit_stable: bool  # the same call gives the same bits
+    ranks: bool = False  # it has `ranked`
+    formats: bool = False  # it takes `Sampling.schema`
 
 
 class AdapterSource(Struct, frozen=True):
@@ -129,6 +132,19 @@ class Engine(ABC):
         """`score` by each server of the engine that serves now; at least one."""
         return [await self.score(version, batch)]
 
+    async def ranked(
+        self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
+    ) -> Ranked:
+        """Return log-probabilities of the tokens of each text from its start on, and of the `most` most
+        likely in their places, under `version` (or BASE).
+
+        texts: int32 [t]; starts: at least 1. Raises NotFound, ValueError for tokens that the model does not
+        have, SpecError without the capability.
+        """
+        raise SpecError(
+            "this engine gives no log-probabilities of texts", hint="Leave echo and logprobs out."
+        )
+
     def settled(self) -> AbstractAsyncContextManager[None]:
         """Keep every part of the engine from returning (see `on_return`) inside the block, so that `scores`
         covers all that serve.
@@ -174,6 +190,15 @@ class Engine(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Abort everything and free everything."""
+
+
+def check_texts(texts: Sequence[np.ndarray], starts: Sequence[int], vocab_size: int, most: int) -> None:
+    """Raise ValueError for texts that cannot be ranked. most: tokens of a text."""
+    for text, start in zip(texts, starts, strict=True):
+        if not 0 < text.size <= most or text.min() < 0 or text.max() >= vocab_size:
+            raise ValueError(f"a text has 1 to {most} tokens with ids inside 0..{vocab_size - 1}")
+        if not 1 <= start <= text.size:
+            raise ValueError(f"a text of {text.size} tokens has no token {start} that others come before")
 
 
 def check_request(prompts: Sequence[Prompt], sampling: Sampling, vocab_size: int, most: int) -> None:

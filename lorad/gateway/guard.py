@@ -19,14 +19,17 @@ log = logging.getLogger(__name__)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 VERSION = "x-lorad-version"
+_HEALTH = "/health"
 EVENT_STREAM = "text/event-stream"
 
 
 def guard(access: Access, limits: Limits) -> Middleware:
     @web.middleware
     async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Nobody gets past it unknown, and nothing but OpenAI's errors gets out."""
+        """Nobody gets past it unknown but to `/health`, and nothing but OpenAI's errors gets out."""
         try:
+            if request.method == "GET" and request.path == _HEALTH:
+                return await handler(request)
             owner = access.owner(request)
             with limits.place(owner) if request.method == "POST" else contextlib.nullcontext():
                 return await handler(request)
@@ -46,6 +49,15 @@ def guard(access: Access, limits: Limits) -> Middleware:
             return _failed(ApiError(500, text, kind="server_error"))
 
     return guarded
+
+
+def add_health(app: web.Application) -> None:
+    """Answer whoever watches that the process is up; of pools and versions this says nothing."""
+
+    async def health(_: web.Request) -> web.Response:
+        return answer({})
+
+    app.router.add_get(_HEALTH, health)
 
 
 def _failed(error: ApiError) -> web.Response:

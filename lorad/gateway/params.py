@@ -1,4 +1,4 @@
-"""The parameters of a request.
+"""The parameters of a request for completions.
 
 Any other that would change the answer is refused by its name, never ignored.
 """
@@ -9,13 +9,15 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from lorad.errors import SpecError
 from lorad.gateway.errors import ApiError, refused
 from lorad.protocol.batch import Sampling
+from lorad.rl.tools.specs import wrapped_all
 
 _HARMLESS = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier"),
-        *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
+        *("prompt_cache_key", "prompt_cache_retention"),
     }
 )
 """Of no effect on the text."""
@@ -25,15 +27,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
 }
 """What is not supported -> values that ask for nothing; null always does."""
-NEUTRAL_COMPLETION = {**_NEUTRAL, "echo": (False,), "suffix": ("",)}
+NEUTRAL_COMPLETION = {**_NEUTRAL, "suffix": ("",), "parallel_tool_calls": (True, False)}
 NEUTRAL_CHAT = {
     **_NEUTRAL,
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -41,8 +39,11 @@ NEUTRAL_CHAT = {
     "verbosity": (),
     "web_search_options": (),
 }
-_UNSUPPORTED = "unsupported_parameter"
+UNSUPPORTED = "unsupported_parameter"
 _MOST_STOPS = 16
+
+
+NEUTRAL_TOKENIZE: Mapping[str, tuple[Any, ...]] = {"continue_final_message": (False,)}
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):
@@ -50,10 +51,14 @@ class _StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """How to sample; the defaults are OpenAI's. top_k: as in vLLM, 0 and -1 mean all."""
+    """How to sample; the defaults are OpenAI's.
+
+    top_k: as in vLLM, 0 and -1 mean all. return_token_ids: add the tokens of prompts and completions, as vLLM
+    does.
+    """
 
     model: str
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=1 << 30)] = 0
@@ -62,6 +67,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] = []
     stream: bool = False
     stream_options: _StreamOptions | None = None
+    return_token_ids: bool = False
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -71,6 +77,29 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     def wants_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return False
+
+    @property
+    def alternatives(self) -> int:
+        """How many other tokens are wanted in each place, with their log-probabilities."""
+        return 0
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
+
+    @property
+    def schema(self) -> str:
+        """JSON of the schema that the answer follows; "" for none."""
+        return ""
+
+    def offered(self) -> list[dict[str, Any]]:
+        """Return the tools that the model may call. Raises SpecError."""
+        return []
 
     def sampling(self, max_new_tokens: int, eos_ids: tuple[int, ...], *, logprobs: bool) -> Sampling:
         return Sampling(
@@ -82,15 +111,27 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
             stop=self.stops,
             stream=self.stream,
             logprobs=logprobs,
+            schema=self.schema,
         )
 
 
 class CompletionWish(Wish, frozen=True, kw_only=True):
-    """logprobs: of the tokens that were chosen, and of no others, whatever the number."""
-
     prompt: str | list[Any]
+    echo: bool = False
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     best_of: int | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+    @property
+    def alternatives(self) -> int:
+        return self.logprobs or 0
+
+    @property
+    def echoes(self) -> bool:
+        return self.echo
 
 
 class ChatWish(Wish, frozen=True, kw_only=True):
@@ -98,19 +139,81 @@ class ChatWish(Wish, frozen=True, kw_only=True):
 
     messages: as the client wrote them; the chat template gets every key.
     chat_template_kwargs: further variables of the chat template, as vLLM takes them.
+    parallel_tool_calls: false: no call but the first is in the answer.
     """
 
     messages: list[dict[str, Any]]
     chat_template_kwargs: dict[str, Any] = {}
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     logprobs: bool = False
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] = 0
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] = {}
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs
+
+    @property
+    def alternatives(self) -> int:
+        return self.top_logprobs
+
+    @property
+    def schema(self) -> str:
+        kind = self.response_format.get("type", "text")
+        if kind == "text":
+            return ""
+        wanted = self.response_format.get("json_schema")
+        found = wanted.get("schema") if isinstance(wanted, dict) else None
+        if kind == "json_object":
+            found = {"type": "object"}
+        if kind not in ("json_object", "json_schema") or not isinstance(found, dict):
+            raise refused(
+                "response_format",
+                'give {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
+                '{"name": …, "schema": {…}}}.',
+            )
+        return msgspec.json.encode(found).decode()
+
+    def offered(self) -> list[dict[str, Any]]:
+        return wrapped_all(self.tools) if self.tool_choice != "none" else []
 
 
-T = TypeVar("T", bound=Wish)
+class TokenizeWish(msgspec.Struct, frozen=True, kw_only=True):
+    """A text or a chat whose tokens are wanted, as vLLM takes it."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
 
 
-def read(body: bytes, kind: type[T], neutral: Mapping[str, tuple[Any, ...]]) -> T:
+class DetokenizeWish(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens whose text is wanted, as vLLM takes them."""
+
+    model: str
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+
+
+W = TypeVar("W", bound=Wish)
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read(body: bytes, kind: type[W], neutral: Mapping[str, tuple[Any, ...]]) -> W:
     """Raises ApiError."""
+    wish = read_plain(body, kind, neutral)
+    _check(wish)
+    return wish
+
+
+def read_plain(body: bytes, kind: type[T], neutral: Mapping[str, tuple[Any, ...]]) -> T:
+    """Read a request of any kind. Raises ApiError."""
     try:
         data = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
@@ -123,14 +226,12 @@ def read(body: bytes, kind: type[T], neutral: Mapping[str, tuple[Any, ...]]) -> 
             raise refused(key, "there is no such parameter.", "unknown_parameter")
         if not any(asked.pop(key) == value for value in neutral[key]):
             raise refused(
-                key, "this is not supported, and would change the answer; leave it out.", _UNSUPPORTED
+                key, "this is not supported, and would change the answer; leave it out.", UNSUPPORTED
             )
     try:
-        wish = msgspec.convert(asked, kind)
+        return msgspec.convert(asked, kind)
     except msgspec.ValidationError as error:
         raise unfit(error) from None
-    _check(wish)
-    return wish
 
 
 def unfit(error: msgspec.ValidationError) -> ApiError:
@@ -145,5 +246,24 @@ def _check(wish: Wish) -> None:
         raise refused("stop", f"give at most {_MOST_STOPS} strings, none of them empty.")
     if wish.stream_options is not None and not wish.stream:
         raise refused("stream_options", "only for stream: true.")
+    if wish.max_tokens == 0 and not wish.echoes:
+        raise refused("max_tokens", "0 is for echo: true on /v1/completions.")
+    if wish.echoes and wish.stream:
+        raise refused("echo", "not while streaming.", UNSUPPORTED)
     if isinstance(wish, CompletionWish) and wish.best_of not in (None, wish.n):
-        raise refused("best_of", "this is not supported; ask for n.", _UNSUPPORTED)
+        raise refused("best_of", "this is not supported; ask for n.", UNSUPPORTED)
+    if isinstance(wish, ChatWish):
+        _check_chat(wish)
+
+
+def _check_chat(wish: ChatWish) -> None:
+    if wish.top_logprobs and not wish.logprobs:
+        raise refused("top_logprobs", "only with logprobs: true.")
+    if wish.tool_choice not in ("none", "auto"):
+        raise refused("tool_choice", "only none and auto: no engine makes a model call a tool.", UNSUPPORTED)
+    try:
+        offered = wish.offered()
+    except SpecError as error:
+        raise refused("tools", f"{error.message}. {error.hint}") from None
+    if wish.schema and offered:
+        raise refused("response_format", "not together with tools.", UNSUPPORTED)

@@ -377,6 +377,8 @@ def _info(
         losses=trainer.losses,
         teacher=config.teacher,
         teacher_sha256=sha256[1],
+        ranks=engine.capabilities().ranks,
+        formats=engine.capabilities().formats,
     )
 
 

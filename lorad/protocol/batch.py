@@ -37,6 +37,7 @@ class Sampling(Struct, frozen=True):
     stream: whether tokens are read as they come; without it an engine may keep a sample back until all have
         ended.
     as_they_end: whether samples are read as they end, though their tokens are not read as they come.
+    schema: JSON of the JSON schema that the text follows; "" for none. Only some engines can.
     logprobs: whether they are used; without it they may be of another temperature.
     """
 
@@ -49,6 +50,7 @@ class Sampling(Struct, frozen=True):
     stream: bool = True
     logprobs: bool = True
     as_they_end: bool = False
+    schema: str = ""
 
 
 class Chunk(Struct, frozen=True):
@@ -117,6 +119,32 @@ class Chunks(Struct, frozen=True):
             part = slice(end - length, end)
             tokens, logprobs = self.tokens[part], self.logprobs[part]
             yield Chunk(prompts[position].id, index, self.version, tokens, logprobs, FINISHES[finish])
+
+
+class Ranked(Struct, frozen=True):
+    """Log-probabilities of tokens of texts, and of the most likely ones in their places, at temperature 1.
+    T tokens in all, text after text, with k others each.
+
+    logprobs: float32 [T]. top_tokens: int32 [T, k]. top_logprobs: float32 [T, k], the largest first.
+    """
+
+    logprobs: np.ndarray
+    top_tokens: np.ndarray
+    top_logprobs: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ranked]) -> Ranked:
+        """Return the texts of all parts as one."""
+        return cls(
+            np.concatenate([part.logprobs for part in parts]),
+            np.concatenate([part.top_tokens for part in parts]),
+            np.concatenate([part.top_logprobs for part in parts]),
+        )
+
+    def part(self, start: int, stop: int) -> Ranked:
+        """Return some of the tokens, as views."""
+        some = slice(start, stop)
+        return Ranked(self.logprobs[some], self.top_tokens[some], self.top_logprobs[some])
 
 
 class Batch(Struct, frozen=True):

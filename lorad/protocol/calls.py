@@ -21,6 +21,7 @@ from lorad.protocol.batch import (
     PolicyLoss,
     PolicyTargets,
     Prompt,
+    Ranked,
     Sampling,
     ValueLoss,
     ValueTargets,
@@ -120,6 +121,19 @@ class Generated(Struct, frozen=True):
     tokens: int
     seconds: float
     waited: float = 0.0
+
+
+class Rank(Struct, frozen=True):
+    """Compute log-probabilities of the tokens of texts, and of the `most` most likely in their places.
+
+    version: as in `Generate`.
+    texts: int32 arrays. starts: for each, the first token that is wanted, at least 1.
+    """
+
+    version: str
+    texts: list[np.ndarray]
+    starts: list[int]
+    most: int
 
 
 class ForwardBackward(Struct, frozen=True):
@@ -325,6 +339,7 @@ VERBS: dict[str, Verb] = {
     "attest_again": Verb(LoadVersion, Loaded, of_run=False),
     "let_go": Verb(LetGo, Nothing, of_run=False),
     "serve": Verb(Generate, Generated, item=Chunks, of_run=False),
+    "rank": Verb(Rank, Ranked, of_run=False),
     "evict": Verb(Evict, Nothing, of_run=False),
     "shutdown": Verb(Nothing, Nothing, of_run=False),
 }

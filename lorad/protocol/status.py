@@ -13,6 +13,8 @@ class PoolInfo(Struct, frozen=True):
     teacher, teacher_sha256: the model that is held beside it for its log-probabilities, and its weight files;
         "" for none.
     losses: what its trainer knows of `LOSSES` in lorad/protocol/batch.py.
+    ranks: whether its engine gives log-probabilities of texts (`rank`).
+    formats: whether its engine can follow a JSON schema.
     """
 
     pool: str
@@ -33,6 +35,8 @@ class PoolInfo(Struct, frozen=True):
     losses: tuple[str, ...] = ()
     teacher: str = ""
     teacher_sha256: str = ""
+    ranks: bool = False
+    formats: bool = False
 
 
 class Tenant(Struct, frozen=True):

@@ -11,6 +11,8 @@ from lorad.bounds import JSON_BYTES, TEMPLATE_SECONDS
 from lorad.errors import SpecError
 from lorad.files import read_file
 from lorad.rl.templates import Chat, Refused, Renderer, Setup
+from lorad.rl.tools.calls import SPECIAL, form_of
+from lorad.rl.tools.specs import for_template
 
 _SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _ADVICE = (
@@ -28,7 +30,8 @@ class Tokenizer:
 
     `eos_ids`: the ids that end a completion, of `generation_config.json`, else `config.json`, else
     `tokenizer_config.json`; empty when none names one. `pad_id`: the padding id from the same places, else
-    the first of `eos_ids`, else 0.
+    the first of `eos_ids`, else 0. `call_form`: how the model writes calls of tools, by its chat template;
+    None when it has none, or lorad does not read its form.
     """
 
     def __init__(self, directory: Path, *, date: str | None = None, user: _AsUser | None = None) -> None:
@@ -51,6 +54,10 @@ class Tokenizer:
         self._settings = _read(directory / "tokenizer_config.json")
         self._date = date
         template = _template(directory, self._settings)
+        self.call_form = form_of(template)
+        self._call_ids = [
+            number for mark in SPECIAL if (number := self._tokenizer.token_to_id(mark)) is not None
+        ]
         prefix, environment = user or ((), None)
         self._renderer = (
             None if template is None else Renderer(self._setup(template, directory), prefix, environment)
@@ -87,6 +94,17 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
+    def with_calls(self, ids: Sequence[int]) -> str:
+        """Decode without special tokens but those that are part of calls of tools."""
+        if not set(self._call_ids) & set(ids):
+            return self.decode(ids)
+        dropped = {
+            number
+            for number, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special and number not in self._call_ids
+        }
+        return self.decode([number for number in ids if number not in dropped], skip_special=False)
+
     def completion(self, ids: Sequence[int], stops: Sequence[str]) -> str:
         """Decode a completion without special tokens, and without the first stop string and what follows, as
         OpenAI and vLLM do.
@@ -94,14 +112,16 @@ class Tokenizer:
         text = self.decode(ids)
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
-    def chat(self, messages: Chat, settings: Mapping[str, Any] | None = None) -> str:
+    def chat(
+        self, messages: Chat, settings: Mapping[str, Any] | None = None, *, generate: bool = True
+    ) -> str:
         """`messages` ({role, content}) as the model wants them, up to where the assistant begins to speak.
 
-        settings: further variables of the template. Raises SpecError without a template and when the template
-        refuses the messages or takes too long.
+        settings: further variables of the template, `tools` among them: see `tools/specs.py`.
+        Raises SpecError without a template and when the template refuses the messages or takes too long.
         """
         try:
-            return self.chats([messages], settings or {})[0]
+            return self.chats([messages], settings or {}, generate=generate)[0]
         except Refused as error:
             raise refusal(error) from error
 
@@ -110,14 +130,16 @@ class Tokenizer:
     ) -> list[str]:
         """`chat` of many at once; without `generate` as they stand, with nothing behind the last message.
 
-        Raises SpecError without a template, and Refused for the first without a text.
+        Raises SpecError without a template and for calls of tools that are none, and Refused for the first
+        without a text.
         """
         if self._renderer is None:
             raise SpecError(
                 "messages need a chat template and the model has none",
                 hint="give prompts as strings, or put chat_template.jinja into the model directory",
             )
-        return self._renderer.render(chats, settings, self._date, generate=generate)
+        some = [for_template(chat) for chat in chats]
+        return self._renderer.render(some, settings, self._date, generate=generate)
 
     def close(self) -> None:
         """End the process that renders; the next `chat` starts another."""

@@ -6,6 +6,7 @@ linears).
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import pytest
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import write_peft
 from lorad.engines.base import BASE, AdapterSource, Engine
-from lorad.errors import AdapterRefused, Conflict, NotFound
+from lorad.errors import AdapterRefused, Conflict, NotFound, SpecError
+from lorad.models.directory import resolve
 from lorad.protocol.batch import Batch, Prompt, Sampling
+from lorad.rl.tokenizer import Tokenizer
 from tests.kit.fakes.random_adapters import Shapes, random_adapter
 
 Completion = tuple[list[int], list[float], str]
@@ -51,6 +54,10 @@ CANARY = Batch.of(
         (np.array([5, 9, 7, 11], np.int32), [np.array([8, 6, 10], np.int32), np.array([7], np.int32)]),
         (np.array([12, 4], np.int32), [np.array([9, 9, 5, 13, 6], np.int32)]),
     ]
+)
+SCHEMA = (
+    '{"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], '
+    '"additionalProperties": false}'
 )
 SHORT = Sampling(max_new_tokens=8)
 LONG = Sampling(max_new_tokens=200)
@@ -104,6 +111,29 @@ class EngineSuite:
             logprobs = np.concatenate([made["p", index][1] for index in range(2)])
             assert np.abs(scores - logprobs).max() <= self.tolerance
 
+    async def test_ranks_agree_with_scores_and_greedy_samples(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
+        text, greedy = prompt().tokens, Sampling(max_new_tokens=2, temperature=0.0)
+        for version in (BASE, "run@1"):
+            made = np.array((await complete(engine, version, [prompt()], greedy))["p", 0][0], np.int32)
+            whole = np.concatenate([text, made])
+            found = await engine.ranked(version, [whole, text, text[:1]], [1, 3, 1], 3)
+            assert found.logprobs.shape == (6,) and found.top_tokens.shape == found.top_logprobs.shape == (
+                6,
+                3,
+            )
+            scores = await engine.score(version, Batch.of([(whole[:1], [whole[1:]])]))
+            assert np.abs(found.logprobs[:5] - scores).max() <= self.tolerance
+            assert np.abs(found.logprobs[2] - found.logprobs[5]) <= self.tolerance
+            assert found.top_tokens[3:5, 0].tolist() == made.tolist()
+            assert (found.top_logprobs[3:5, 0] == found.logprobs[3:5]).all()
+            assert (np.diff(found.top_logprobs) <= 0).all()
+        assert (await engine.ranked(BASE, [text], [1], 0)).top_tokens.shape == (3, 0)
+        with pytest.raises(NotFound):
+            await engine.ranked("run@7", [text], [1], 1)
+
     async def test_greedy_takes_the_most_likely_token(self, engine: Engine) -> None:
         greedy = Sampling(max_new_tokens=1, temperature=0.0)
         made = (await complete(engine, BASE, [prompt()], greedy))["p", 0]
@@ -119,6 +149,17 @@ class EngineSuite:
         tokens, _, finish = (await complete(engine, BASE, [prompt()], limited))["p", 0]
         assert (tokens, finish) == (free[0][: free[0].index(stop) + 1], "stop")
         assert free[2] == "length" and len(free[0]) == 8
+
+    async def test_a_schema_is_followed_or_refused(self, engine: Engine) -> None:
+        asked = Sampling(max_new_tokens=60, stop_token_ids=(self.eos,), schema=SCHEMA)
+        if not engine.capabilities().formats:
+            with pytest.raises(SpecError, match="follows no JSON schema"):
+                await complete(engine, BASE, [prompt()], asked)
+            return
+        decode = Tokenizer(resolve("builtin:tiny")).decode
+        made = await complete(engine, BASE, [prompt(seeds=range(8))], asked)
+        texts = [decode(tokens) for tokens, _, finish in made.values() if finish == "stop"]
+        assert texts and all(json.loads(text)["a"] in (1, 22) for text in texts)
 
     async def test_version_without_load_is_never_served(self, engine: Engine) -> None:
         with pytest.raises(NotFound):

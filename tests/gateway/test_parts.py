@@ -40,7 +40,7 @@ def letters() -> Any:
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer.decode)
     return [*(detokenizer.add([token]) for token in tokens), detokenizer.rest()]
 
 

@@ -25,6 +25,7 @@ from lorad.engines.base import (
     EngineHealth,
     LoadedVersion,
     check_request,
+    check_texts,
 )
 from lorad.engines.builtin.calls import Call, Decoder, HeldLora
 from lorad.engines.builtin.decode import SEEN, DecodeBatch, Report
@@ -40,7 +41,7 @@ from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
 from lorad.models.turns import FIRST_SHARE, WORK, Account, Party, Work, caller
-from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 
 QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the next in line
 _RATE_SECONDS = 5.0
@@ -169,6 +170,7 @@ class BuiltinEngine(Engine):
             memory_source=True,
             sleep=False,
             bit_stable=self._base.device.type == "cpu" and not self._mix_calls,
+            ranks=True,
         )
 
     async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
@@ -202,6 +204,8 @@ class BuiltinEngine(Engine):
     ) -> AsyncIterator[Chunk]:
         config = self._base.config
         check_request(prompts, sampling, config.vocab_size, config.max_position_embeddings)
+        if sampling.schema:
+            raise SpecError("the builtin engine follows no JSON schema", hint="Use SGLang or vLLM.")
         decoder = await self._decoder_for(sampling)
         with self._versions.use(version) as held:
             call = Call(request, held, prompts, sampling, decoder, caller())
@@ -296,9 +300,22 @@ class BuiltinEngine(Engine):
         batch.check()
         with self._versions.use(version) as held:
             quanta = (
-                partial(_completion_logprobs, self._models, rows, held.lora) for rows in _micro_batches(batch)
+                partial(_completion_logprobs, self._models, rows, held.lora)
+                for rows in _micro_batches(_rows_of(batch))
             )
             return np.concatenate(await self._compute.each(quanta))
+
+    async def ranked(
+        self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
+    ) -> Ranked:
+        config = self._base.config
+        check_texts(texts, starts, config.vocab_size, config.max_position_embeddings)
+        with self._versions.use(version) as held:
+            quanta = (
+                partial(_ranked, self._models, rows, held.lora, min(most, config.vocab_size))
+                for rows in _micro_batches(zip(texts, starts, strict=True))
+            )
+            return Ranked.joined(await self._compute.each(quanta))
 
     async def abort(self, request: str) -> None:
         for call in self._calls:
@@ -340,18 +357,22 @@ class BuiltinEngine(Engine):
         self._versions.table.clear()
 
 
-def _micro_batches(batch: Batch) -> Iterator[list[_Row]]:
-    """Yield the samples of a batch in their order, cut so that no padded micro-batch is too large."""
-    rows: list[_Row] = []
-    longest = 0
+def _rows_of(batch: Batch) -> Iterator[_Row]:
     for prompt, completions in batch.groups():
         for completion in completions:
-            tokens = np.concatenate([prompt, completion])
-            longest = max(longest, len(tokens))
-            if rows and (len(rows) + 1) * longest > _FORWARD_TOKENS:
-                yield rows
-                rows, longest = [], len(tokens)
-            rows.append((tokens, len(prompt)))
+            yield np.concatenate([prompt, completion]), len(prompt)
+
+
+def _micro_batches(all_rows: Iterable[_Row]) -> Iterator[list[_Row]]:
+    """Yield rows in their order, cut so that no padded micro-batch is too large."""
+    rows: list[_Row] = []
+    longest = 0
+    for tokens, prompt in all_rows:
+        longest = max(longest, len(tokens))
+        if rows and (len(rows) + 1) * longest > _FORWARD_TOKENS:
+            yield rows
+            rows, longest = [], len(tokens)
+        rows.append((tokens, prompt))
     if rows:
         yield rows
 
@@ -359,6 +380,28 @@ def _micro_batches(batch: Batch) -> Iterator[list[_Row]]:
 @torch.no_grad()
 def _completion_logprobs(models: Merger, rows: list[_Row], version: FrozenLora | None) -> np.ndarray:
     """float32 [completion tokens], row after row, temperature 1."""
+    parts = [
+        logprobs.gather(1, wanted[:, None])[:, 0].cpu()
+        for logprobs, wanted in _predicted(models, rows, version)
+    ]
+    return torch.cat(parts).numpy()
+
+
+@torch.no_grad()
+def _ranked(models: Merger, rows: list[_Row], version: FrozenLora | None, most: int) -> Ranked:
+    """The same with the most likely tokens in each place."""
+    parts = []
+    for logprobs, wanted in _predicted(models, rows, version):
+        top = logprobs.topk(most, dim=1)
+        found = logprobs.gather(1, wanted[:, None])[:, 0], top.indices.to(torch.int32), top.values
+        parts.append(Ranked(*(tensor.cpu().numpy() for tensor in found)))
+    return Ranked.joined(parts)
+
+
+def _predicted(
+    models: Merger, rows: list[_Row], version: FrozenLora | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield (log-probabilities of all tokens, the token itself) in the places behind the prompts of rows."""
     base, lora = models.alone(version)
     longest = max(len(tokens) for tokens, _ in rows)
     ids = np.zeros((len(rows), longest), np.int64)
@@ -371,8 +414,5 @@ def _completion_logprobs(models: Merger, rows: list[_Row], version: FrozenLora |
     states = hidden(base, torch.from_numpy(ids).to(base.device), positions, CausalAttention(), lora)
     states = states[torch.from_numpy(predicts).to(base.device)]
     size = max(1, _LOGITS // base.config.vocab_size)
-    parts = [
-        torch.log_softmax(logits(base, some, lora).float(), -1).gather(1, wanted[:, None])[:, 0].cpu()
-        for some, wanted in zip(states.split(size), targets.split(size), strict=True)
-    ]
-    return torch.cat(parts).numpy()
+    for some, wanted in zip(states.split(size), targets.split(size), strict=True):
+        yield torch.log_softmax(logits(base, some, lora).float(), -1), wanted

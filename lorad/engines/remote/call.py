@@ -9,7 +9,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from lorad.engines.remote.dialect import Piece
 from lorad.engines.remote.http import NotFinite, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.errors import LoradError, PoolLost
-from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+R = TypeVar("R")
 
 TRIES = 4  # for one sample: each time on a server that serves, from its first token
 _END = "."  # of every name of a sample: some servers abort whatever begins with a name
@@ -217,27 +219,49 @@ async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
     left running.
     """
     batch.check()
+    pairs = [(prompt, completion) for prompt, group in batch.groups() for completion in group]
+
+    def one(request: str, pair: tuple[np.ndarray, np.ndarray]) -> Awaitable[np.ndarray]:
+        prompt, completion = (part.tolist() for part in pair)
+        return server.dialect.score(server.http, request, name, prompt, completion)
+
+    found = np.concatenate(await _of_each(server, name, one, pairs)).astype(np.float32)
+    if not np.isfinite(found).all():
+        raise NotFinite(f"{server} scored without a finite log-probability for every token")
+    return found
+
+
+async def ranked(
+    server: Server, name: str | None, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
+) -> Ranked:
+    """Rank the tokens of texts on one server, see `Engine.ranked`. Raises as `score`."""
+
+    def one(request: str, text: tuple[np.ndarray, int]) -> Awaitable[Ranked]:
+        return server.dialect.ranked(server.http, request, name, text[0].tolist(), text[1], most)
+
+    return Ranked.joined(await _of_each(server, name, one, list(zip(texts, starts, strict=True))))
+
+
+async def _of_each(
+    server: Server, name: str | None, ask: Callable[[str, T], Awaitable[R]], things: Sequence[T]
+) -> list[R]:
+    """Ask a server about each thing, some at once. ask: takes a name for the request, and a thing."""
     limit, call = asyncio.Semaphore(_SCORING), next(_calls)
 
-    async def one(number: int, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
+    async def one(number: int, thing: T) -> R:
         async with limit:
             with server.working():
-                asked = (f"score/{call}/{number}.", name, prompt.tolist(), completion.tolist())
-                return await server.within(server.dialect.score(server.http, *asked), _SCORE_SECONDS)
+                return await server.within(ask(f"score/{call}/{number}.", thing), _SCORE_SECONDS)
 
-    pairs = [(prompt, completion) for prompt, group in batch.groups() for completion in group]
-    tasks = [asyncio.create_task(one(number, *pair)) for number, pair in enumerate(pairs)]
+    tasks = [asyncio.create_task(one(number, thing)) for number, thing in enumerate(things)]
     try:
-        found = np.concatenate(await asyncio.gather(*tasks)).astype(np.float32)
+        return await asyncio.gather(*tasks)
     except ServerRefused as refused:
         raise await server.judged(refused, name) from refused
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if not np.isfinite(found).all():
-        raise NotFinite(f"{server} scored without a finite log-probability for every token")
-    return found
 
 
 async def scores(servers: Sequence[Server], name: str | None, batch: Batch) -> list[np.ndarray]:

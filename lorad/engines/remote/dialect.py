@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.engines.remote.http import Http
-from lorad.protocol.batch import Finish, Sampling
+from lorad.protocol.batch import Finish, Ranked, Sampling
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True):
@@ -62,6 +62,7 @@ class Abilities(Struct, frozen=True):
     lora: whether adapters can be loaded while it runs.
     sleep: whether it answers to sleep and wake.
     scaled_logprobs: as in ServerSettings; None: either way, as each request needs it.
+    formats: whether it can follow a JSON schema.
     missing: what it lacks, each with what the lack costs.
     """
 
@@ -70,6 +71,7 @@ class Abilities(Struct, frozen=True):
     lora: bool
     sleep: bool
     scaled_logprobs: bool | None = None
+    formats: bool = False
     missing: tuple[str, ...] = ()
 
 
@@ -169,6 +171,14 @@ class Dialect(ABC):
     ) -> np.ndarray:
         """float32 [len(completion)]: log-probability of each of its tokens, temperature 1; NaN where it says
         none.
+        """
+
+    @abstractmethod
+    async def ranked(
+        self, http: Http, request: str, version: str | None, text: Sequence[int], start: int, most: int
+    ) -> Ranked:
+        """Log-probabilities of the tokens of a text from `start` on, and of the `most` most likely in their
+        places.
         """
 
     @abstractmethod

@@ -18,7 +18,7 @@ from typing import ClassVar, Self, TypeVar
 import numpy as np
 
 from lorad.engines import base
-from lorad.engines.remote.call import TRIES, Call, score, scores
+from lorad.engines.remote.call import TRIES, Call, ranked, score, scores
 from lorad.engines.remote.dialect import Dialect, Metrics, ServerSettings
 from lorad.engines.remote.fleet import Directories, Fleet
 from lorad.engines.remote.holdings import Holdings, Shapes
@@ -27,7 +27,7 @@ from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.engines.remote.transport import Transport
 from lorad.errors import Conflict, EngineGone, LoradError, SpecError
 from lorad.models.facts import read_facts
-from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 from lorad.protocol.pool_setup import ServerSetup
 
 N = TypeVar("N", int, float)
@@ -164,6 +164,8 @@ class RemoteEngine(base.Engine):
             memory_source=True,
             sleep=self._fleet.can_sleep,
             bit_stable=False,
+            ranks=True,
+            formats=self._fleet.can_format,
         )
 
     def software(self) -> dict[str, str]:
@@ -193,6 +195,10 @@ class RemoteEngine(base.Engine):
         base.check_request(prompts, sampling, self._vocab_size, self._fleet.max_tokens)
         if wrong := self._fleet.dialect.check(sampling, self._settings):
             raise SpecError(f"{self.dialect.name} cannot sample like this: {wrong}", hint="Change that.")
+        if sampling.schema and not self._fleet.can_format:
+            raise SpecError(
+                f"this {self.dialect.name} follows no JSON schema", hint="Give it a grammar backend."
+            )
         await self._fleet.opened()
         with self._versions.use(version) as held:
             suspect = partial(self._again_elsewhere, held.digest)
@@ -209,6 +215,21 @@ class RemoteEngine(base.Engine):
 
     async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
         return await self._scored(version, batch, everywhere=True)
+
+    async def ranked(
+        self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
+    ) -> Ranked:
+        base.check_texts(texts, starts, self._vocab_size, self._fleet.max_tokens)
+        await self._fleet.opened()
+        with self._versions.use(version) as held:
+            for _ in range(TRIES):
+                server = (await self._some())[0]
+                try:
+                    return await ranked(server, held.server_name, texts, starts, most)
+                except ServerGone as error:
+                    gone = error
+                    await server.suspected()
+            raise EngineGone(f"a text of {version} could not be ranked: {gone}", hint=_BACK) from gone
 
     async def _scored(self, version: str, batch: Batch, *, everywhere: bool) -> list[np.ndarray]:
         """Score on one or all of the serving servers; when one of them dies meanwhile, on those that are

@@ -129,6 +129,10 @@ class Fleet:
         return min([self.settings.context_length, *told])
 
     @property
+    def can_format(self) -> bool:
+        return all(server.abilities is not None and server.abilities.formats for server in self.servers)
+
+    @property
     def can_sleep(self) -> bool:
         return all(server.abilities is not None and server.abilities.sleep for server in self.servers)
 

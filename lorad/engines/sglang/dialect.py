@@ -15,7 +15,7 @@ from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSil
 from lorad.engines.sglang import command, replies
 from lorad.engines.sglang.launch import NOWHERE
 from lorad.errors import LoradError
-from lorad.protocol.batch import Finish, Sampling
+from lorad.protocol.batch import Finish, Ranked, Sampling
 
 _ANSWER_SECONDS = 10.0  # of routes that do no work
 _ABORT_EVERY, _ABORT_TRIES = 0.1, 20
@@ -74,6 +74,7 @@ class SglangDialect(Dialect):
             max_tokens=int(context) - command.CONTEXT_MARGIN,
             lora=bool(info.get("enable_lora")) and info.get("dp_size", 1) == 1,
             sleep=True,
+            formats=info.get("grammar_backend") not in (None, "none"),
             missing=tuple(_missing(info)),
         )
 
@@ -142,24 +143,14 @@ class SglangDialect(Dialect):
     async def score(
         self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
     ) -> np.ndarray:
-        body = {
-            "rid": _rid(),
-            "input_ids": [*prompt, *completion],
-            "lora_path": version,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-            "return_logprob": True,
-            "logprob_start_len": max(len(prompt) - 1, 0),
-        }
-        with _own_words():
-            reply = replies.parsed(await http.post("/generate", body))
-        found = reply.meta_info.input_token_logprobs[-len(completion) :]
-        told = [token for _, token, _ in found]
-        # SGLang calls the last token of the vocabulary 0; the value is its own.
-        if len(told) != len(completion) or any(
-            a not in (b, 0) for a, b in zip(told, completion, strict=True)
-        ):
-            raise LoradError("the server scored other tokens than it was asked for")
-        return np.array([np.nan if value is None else value for value, _, _ in found], np.float32)
+        reply = await _read(http, version, [*prompt, *completion], len(prompt))
+        return replies.scores(reply, completion)
+
+    async def ranked(
+        self, http: Http, request: str, version: str | None, text: Sequence[int], start: int, most: int
+    ) -> Ranked:
+        reply = await _read(http, version, text, start, top_logprobs_num=most)
+        return replies.ranked(reply, text[start:], most)
 
     async def flush(self, http: Http) -> bool:
         try:
@@ -209,6 +200,23 @@ def _rid() -> str:
     return uuid.uuid4().hex
 
 
+async def _read(
+    http: Http, version: str | None, text: Sequence[int], start: int, **more: int
+) -> replies.Reply:
+    """Have a text read with the log-probabilities of its tokens from `start` on."""
+    body = {
+        "rid": _rid(),
+        "input_ids": list(text),
+        "lora_path": version,
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        "logprob_start_len": max(start - 1, 0),
+        **more,
+    }
+    with _own_words():
+        return replies.parsed(await http.post("/generate", body))
+
+
 @contextlib.contextmanager
 def _own_words() -> Iterator[None]:
     try:
@@ -237,6 +245,7 @@ def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str,
         "ignore_eos": not sampling.stop_token_ids,  # it would ignore these too
         "no_stop_trim": True,
         "sampling_seed": seed & (2**63 - 1),
+        **({"json_schema": sampling.schema} if sampling.schema else {}),
     }
 
 

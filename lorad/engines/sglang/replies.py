@@ -2,13 +2,15 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lorad.engines.remote.http import NotFinite, ServerRefused
 from lorad.errors import LoradError
+from lorad.protocol.batch import Ranked
 
 _Logprob = tuple[float | None, int, Any]  # of a token: value, id, text
 
@@ -26,9 +28,10 @@ class _Meta(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     output_token_logprobs: list[_Logprob] = []
     input_token_logprobs: list[_Logprob] = []
+    input_top_logprobs: list[list[_Logprob] | None] | None = None
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     output_ids: list[int] = []
     meta_info: _Meta = _Meta()
 
@@ -38,19 +41,19 @@ class _Failure(msgspec.Struct, frozen=True):
     code: int = 400
 
 
-def parsed(data: Any) -> _Reply:
+def parsed(data: Any) -> Reply:
     """Raises ServerRefused for an error in the midst of a stream, LoradError for a reply of another shape."""
     if isinstance(data, Mapping) and "error" in data:
         failure = msgspec.convert(data["error"], _Failure)
         text = _first_words(failure.message)
         raise ServerRefused(f"/generate answered {failure.code}: {text}", status=failure.code, text=text)
     try:
-        return msgspec.convert(data, _Reply)
+        return msgspec.convert(data, Reply)
     except msgspec.ValidationError as error:
         raise LoradError(f"the server answered in a form that lorad does not know: {error}") from error
 
 
-def news(reply: _Reply, seen: int) -> tuple[list[int], list[float]]:
+def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
     """Tokens after the first `seen` of a sample and their log-probabilities.
 
     A reply of a stream holds what is new since the last one, or all so far, as the server was started.
@@ -60,6 +63,29 @@ def news(reply: _Reply, seen: int) -> tuple[list[int], list[float]]:
         return [], []
     tokens = reply.output_ids[-count:]
     return tokens, _finite(reply.meta_info.output_token_logprobs[-count:], tokens)
+
+
+def scores(reply: Reply, wanted: Sequence[int]) -> np.ndarray:
+    """float32 [len(wanted)]: of the last tokens that were read; NaN where there is none."""
+    found = reply.meta_info.input_token_logprobs[-len(wanted) :] if wanted else []
+    told = [token for _, token, _ in found]
+    # SGLang calls the last token of the vocabulary 0; the value is its own.
+    if len(told) != len(wanted) or any(a not in (b, 0) for a, b in zip(told, wanted, strict=True)):
+        raise LoradError("the server scored other tokens than it was asked for")
+    return np.array([np.nan if value is None else value for value, _, _ in found], np.float32)
+
+
+def ranked(reply: Reply, wanted: Sequence[int], most: int) -> Ranked:
+    """Return what is said of the last tokens that were read."""
+    tops = (reply.meta_info.input_top_logprobs or [])[-len(wanted) :] if wanted and most else []
+    rows = [(top or [])[:most] for top in tops] if most else [[] for _ in wanted]
+    if len(rows) != len(wanted) or any(len(row) != most for row in rows):
+        raise LoradError("the server gave fewer tokens in a place than it was asked for")
+    return Ranked(
+        scores(reply, wanted),
+        np.array([[token for _, token, _ in row] for row in rows], np.int32).reshape(len(rows), most),
+        np.array([[value for value, _, _ in row] for row in rows], np.float32).reshape(len(rows), most),
+    )
 
 
 def _finite(logprobs: list[_Logprob], tokens: list[int]) -> list[float]:

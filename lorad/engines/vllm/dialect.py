@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSil
 from lorad.engines.vllm import command, replies
 from lorad.engines.vllm.memory import Memory
 from lorad.engines.vllm.replies import Events
-from lorad.protocol.batch import Sampling
+from lorad.protocol.batch import Ranked, Sampling
 
 _SAMPLE = "/v1/completions"
 _ABORT_ROUTES = ("/abort_requests", "/inference/v1/abort_requests")
@@ -89,6 +90,7 @@ class VllmDialect(Dialect):
             max_tokens=int(base["max_model_len"]) - command.CONTEXT_MARGIN,
             lora=lora,
             sleep=bool(info),
+            formats=True,
             scaled_logprobs=str(model.get("logprobs_mode", "raw_logprobs")).startswith("processed"),
             missing=tuple(_missing(info, route)),
         )
@@ -171,6 +173,15 @@ class VllmDialect(Dialect):
                 raise
             return np.full(len(completion), np.nan, np.float32)
 
+    async def ranked(
+        self, http: Http, request: str, version: str | None, text: Sequence[int], start: int, most: int
+    ) -> Ranked:
+        limits = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": most}
+        body = self._body(http, request, version, text) | limits
+        with _own_words():
+            found = replies.choice(await http.post(_SAMPLE, body), _SAMPLE)
+        return replies.ranked(found, text[start:], most)
+
     async def flush(self, http: Http) -> bool:
         reply = await http.post("/reset_prefix_cache", admin=True)
         return bool(reply["success"])
@@ -220,6 +231,7 @@ def _parameters(sampling: Sampling, seed: int) -> dict[str, Any]:
         "return_tokens_as_token_ids": True,
         "logprobs": 0,  # of the sampled token alone
         "stream": sampling.stream,
+        **({"structured_outputs": {"json": json.loads(sampling.schema)}} if sampling.schema else {}),
     }
 
 

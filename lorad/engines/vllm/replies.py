@@ -14,7 +14,7 @@ import numpy as np
 from lorad.engines.remote.dialect import Metrics, Piece
 from lorad.engines.remote.http import Http, NotFinite, ServerRefused
 from lorad.errors import LoradError
-from lorad.protocol.batch import Finish
+from lorad.protocol.batch import Finish, Ranked
 
 NOT_FINITE = "Out of range float"  # of JSON: what vLLM answers where a log-probability is NaN or infinite
 _LEAST = -9999.0  # what vLLM says for minus infinity
@@ -85,6 +85,24 @@ def scores(found: _Choice, completion: Sequence[int]) -> np.ndarray:
         value = (of_token or {}).get(str(token), _PromptLogprob()).logprob
         values.append(math.nan if value is None else value)
     return np.array(values, np.float32)
+
+
+def ranked(found: _Choice, wanted: Sequence[int], most: int) -> Ranked:
+    """Return what is said of the last tokens of the prompt."""
+    said = (found.prompt_logprobs or [])[-len(wanted) :] if wanted else []
+    rows = [
+        sorted(((one.logprob or 0.0, int(token)) for token, one in (place or {}).items()), reverse=True)[
+            :most
+        ]
+        for place in said
+    ]
+    if len(rows) != len(wanted) or any(len(row) != most for row in rows):
+        raise LoradError("vLLM gave fewer tokens in a place than it was asked for")
+    return Ranked(
+        scores(found, wanted) if wanted else np.zeros(0, np.float32),
+        np.array([[token for _, token in row] for row in rows], np.int32).reshape(len(rows), most),
+        np.array([[value for value, _ in row] for row in rows], np.float32).reshape(len(rows), most),
+    )
 
 
 def not_finite() -> NotFinite:

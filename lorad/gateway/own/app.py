@@ -1,4 +1,4 @@
-"""The routes: models, completions, chat completions; each answer names the version that made it."""
+"""The routes: models, completions, chat completions, tokens; each answer names the version that made it."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from lorad.box.paths import Home
 from lorad.errors import LoradError
 from lorad.gateway.access import Access
 from lorad.gateway.errors import from_lorad
-from lorad.gateway.guard import EVENT_STREAM, VERSION, answer, arrived, event, guard, send
+from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, answer, arrived, event, guard, send
 from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, Limits
 from lorad.gateway.models import add_models
 from lorad.gateway.own.bases import Bases, Peers
@@ -22,8 +22,20 @@ from lorad.gateway.own.generation import Asked, Generation, Generator, gathered
 from lorad.gateway.own.prompts import of_chat, of_completion
 from lorad.gateway.own.resolve import Resolver
 from lorad.gateway.own.shapes import ChatShape, CompletionShape, Shape
+from lorad.gateway.own.tokens import detokenized, tokenized
 from lorad.gateway.own.watchdog import watched
-from lorad.gateway.params import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatWish, CompletionWish, Wish, read
+from lorad.gateway.params import (
+    NEUTRAL_CHAT,
+    NEUTRAL_COMPLETION,
+    NEUTRAL_TOKENIZE,
+    ChatWish,
+    CompletionWish,
+    DetokenizeWish,
+    TokenizeWish,
+    Wish,
+    read,
+    read_plain,
+)
 from lorad.gateway.server import listening
 from lorad.gateway.traffic import Counted, Traffic, reporting
 from lorad.protocol import served, traffic
@@ -100,31 +112,41 @@ async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
 
 def _make_app(gateway: Gateway) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(gateway.access, gateway.limits)])
+    add_health(app)
     add_models(app, gateway.resolver.table, gateway.access)
     app.router.add_post("/v1/completions", partial(_complete, gateway))
     app.router.add_post("/v1/chat/completions", partial(_chat, gateway))
+    app.router.add_post("/tokenize", partial(_tokenize, gateway))
+    app.router.add_post("/detokenize", partial(_detokenize, gateway))
     return app
 
 
 async def _complete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body, meant = await arrived(request), gateway.meant(request)
     wish = read(body, CompletionWish, NEUTRAL_COMPLETION)
-    asked = Asked(partial(of_completion, wish), wish.logprobs is not None, len(body), meant)
+    asked = Asked(partial(of_completion, wish), wish.wants_logprobs, len(body), meant)
     with gateway.counted(wish) as counted:
         generation = await gateway.generator.open(wish, asked, counted)
-        shape = CompletionShape(wish, generation, logprobs=asked.logprobs, alternatives=bool(wish.logprobs))
-        return await _answered(request, wish, generation, shape, counted)
+        return await _answered(request, wish, generation, CompletionShape(wish, generation), counted)
 
 
 async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body, meant = await arrived(request), gateway.meant(request)
     wish = read(body, ChatWish, NEUTRAL_CHAT)
     with gateway.counted(wish) as counted:
-        asked = Asked(partial(of_chat, wish), wish.logprobs, len(body), meant)
+        asked = Asked(partial(of_chat, wish), wish.wants_logprobs, len(body), meant)
         generation = await gateway.generator.open(wish, asked, counted)
-        return await _answered(
-            request, wish, generation, ChatShape(wish, generation, logprobs=wish.logprobs), counted
-        )
+        return await _answered(request, wish, generation, ChatShape(wish, generation), counted)
+
+
+async def _tokenize(gateway: Gateway, request: web.Request) -> web.Response:
+    wish = read_plain(await arrived(request), TokenizeWish, NEUTRAL_TOKENIZE)
+    return answer(await tokenized(gateway.generator, wish, gateway.meant(request)))
+
+
+async def _detokenize(gateway: Gateway, request: web.Request) -> web.Response:
+    wish = read_plain(await arrived(request), DetokenizeWish, {})
+    return answer(await detokenized(gateway.generator, wish, gateway.meant(request)))
 
 
 async def _answered(
@@ -149,7 +171,7 @@ async def _stream(
 ) -> None:
     """Send server-sent events. An error can now only be sent as one of them; then `[DONE]` is missing."""
     try:
-        async with contextlib.aclosing(generation.pieces()) as all_pieces:
+        async with contextlib.aclosing(generation.pieces(streams=True)) as all_pieces:
             async for pieces in all_pieces:
                 await _send_events(response, [chunk for piece in pieces for chunk in shape.chunks(piece)])
         await _send_events(response, shape.last(), b"data: [DONE]\n\n")

@@ -44,20 +44,20 @@ class Bases:
 
 
 @dataclass(frozen=True)
-class _Peer:
-    """A pool that answers. max_tokens: of a prompt and its completion together."""
+class Peer:
+    """A pool that answers."""
 
     connection: AsyncConnection
-    max_tokens: int
+    info: PoolInfo
 
 
 class Peers:
     """Keeps one connection to each pool, opened when first needed and again after it was lost."""
 
     def __init__(self) -> None:
-        self._opening: dict[str, asyncio.Task[_Peer]] = {}
+        self._opening: dict[str, asyncio.Task[Peer]] = {}
 
-    async def get(self, socket: str) -> _Peer:
+    async def get(self, socket: str) -> Peer:
         """Raises PoolLost."""
         opening = self._opening.get(socket)
         if opening is None or (
@@ -73,11 +73,11 @@ class Peers:
             if not opening.cancelled() and not opening.exception():
                 await opening.result().connection.close()
 
-    async def _open(self, socket: str) -> _Peer:
+    async def _open(self, socket: str) -> Peer:
         connection = await AsyncConnection.open(Path(socket))
         try:
             info: PoolInfo = await connection.call("hello", Nothing())
         except BaseException:
             await connection.close()
             raise
-        return _Peer(connection, info.max_tokens)
+        return Peer(connection, info)

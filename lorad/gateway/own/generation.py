@@ -8,15 +8,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from msgspec import Struct
-
 from lorad.errors import EngineGone, NotFound, PoolLost
+from lorad.gateway.errors import refused
 from lorad.gateway.limits import POOL_SECONDS
-from lorad.gateway.own.bases import Base, Bases, Peers
+from lorad.gateway.own.bases import Base, Bases, Peer, Peers
 from lorad.gateway.own.prompts import new_tokens, prompts
+from lorad.gateway.own.ranking import Piece, Ranking, Token, after_sampling
 from lorad.gateway.own.resolve import Resolver
 from lorad.gateway.own.text import Detokenizer, StopCutter
-from lorad.gateway.params import ChatWish, Wish
+from lorad.gateway.params import UNSUPPORTED, ChatWish, Wish
 from lorad.gateway.traffic import Counted
 from lorad.protocol.batch import Chunk, Chunks, Prompt
 from lorad.protocol.calls import Generate
@@ -25,23 +25,6 @@ from lorad.protocol.served import Served
 _INLINE = 1 << 14  # bytes of a request whose tokens are made without another thread
 
 _Tokenize = Callable[[Base], list[list[int]]]
-
-
-class Token(NamedTuple):
-    """offset: of its text in that of the completion, in characters."""
-
-    text: str
-    logprob: float
-    offset: int
-
-
-class Piece(Struct, frozen=True):
-    """More text of completion `index`. finish: `stop` or `length`, set on its last piece."""
-
-    index: int
-    text: str
-    tokens: list[Token]
-    finish: str | None
 
 
 @dataclass
@@ -65,7 +48,9 @@ class _Completion:
         text, described = "", []
         for place, token in enumerate(tokens):
             described.append(
-                Token(self.base.token_text(token), float(chunk.logprobs[place]), self.length + len(text))
+                Token(
+                    token, self.base.token_text(token), float(chunk.logprobs[place]), self.length + len(text)
+                )
             )
             if place < len(spoken):
                 text += self.cutter.add(self.detokenizer.add([token]))
@@ -83,15 +68,21 @@ class _Completion:
 
 @dataclass
 class Generation:
-    """A request under way. items: of the pool, the first of which is there already."""
+    """A request under way.
+
+    items: of the pool, the first of which is there already. ready: the answer, where nothing is sampled.
+    """
 
     served: Served
+    base: Base
+    ranking: Ranking
     prompts: list[Prompt]
     completions: list[_Completion]
     first: Any
     items: AsyncGenerator[Any, None]
     counted: Counted
     per_prompt: int = field(default=1)
+    ready: list[Piece] | None = None
 
     @property
     def usage(self) -> dict[str, int]:
@@ -99,8 +90,17 @@ class Generation:
         read, made = sum(prompt.tokens.size for prompt in self.prompts), sum(c.made for c in self.completions)
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
-    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """Yield the pieces that the pool sent together.
+    def prompt_of(self, index: int) -> list[int]:
+        """Return the tokens of the prompt of a completion."""
+        found: list[int] = self.prompts[index // self.per_prompt].tokens.tolist()
+        return found
+
+    def made(self, piece: Piece) -> list[int]:
+        """Return the tokens of a piece without those of an echoed prompt."""
+        return [token.id for token in piece.tokens[self.ranking.echoed(piece) :]]
+
+    async def pieces(self, *, streams: bool) -> AsyncGenerator[list[Piece], None]:
+        """Yield the pieces that the pool sent together; with everything that is wanted, if they are sent on.
 
         Closing early ends its request. Raises what the pool raises.
         """
@@ -111,6 +111,8 @@ class Generation:
                     raise PoolLost(f"the pool answered with {item.version}, not {self.served.name}")
                 pieces = [self._completion(chunk).take(chunk) for chunk in item.split(self.prompts)]
                 self.counted.said(sum(len(piece.tokens) for piece in pieces))
+                if streams and self.ranking.ranks:
+                    pieces = await after_sampling(self.ranking, pieces)
                 yield pieces
                 item = await _following(self.items)
 
@@ -159,12 +161,34 @@ class Generator:
             raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
         base, peer = await self.bases.get(served.model_path), await self.peers.get(served.socket)
         tokens = await _tokenized(wish, asked, base)
-        most = new_tokens(wish, tokens, base, peer.max_tokens)
+        _check_engine(wish, peer)
+        most = new_tokens(wish, tokens, base, peer.info.max_tokens)
         made = prompts(wish, tokens)
+        ranking = Ranking(wish, peer, served.name, base, made)
+        completions = _completions(base, wish, len(made))
+        if not most:
+            ready = await ranking.added([Piece(one.index, "", [], "length") for one in completions])
+            return Generation(
+                served, base, ranking, made, completions, None, _nothing(), counted, wish.n, ready
+            )
         sampling = wish.sampling(most, tuple(base.tokenizer.eos_ids), logprobs=asked.logprobs)
         items = peer.connection.stream("serve", Generate(served.name, made, sampling))
         first = await _following(items)
-        return Generation(served, made, _completions(base, wish, len(made)), first, items, counted, wish.n)
+        return Generation(served, base, ranking, made, completions, first, items, counted, wish.n)
+
+
+def _check_engine(wish: Wish, peer: Peer) -> None:
+    if wish.schema and not peer.info.formats:
+        hint = (
+            " Start it with engine_args: {grammar-backend: xgrammar}." if peer.info.engine == "sglang" else ""
+        )
+        why = f"the engine {peer.info.engine} of this version follows no JSON schema.{hint}"
+        raise refused("response_format", why, UNSUPPORTED)
+
+
+async def _nothing() -> AsyncGenerator[Any, None]:
+    return
+    yield
 
 
 async def _tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
@@ -176,8 +200,9 @@ async def _tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
 
 
 def _completions(base: Base, wish: Wish, count: int) -> list[_Completion]:
+    decode = base.tokenizer.with_calls if wish.offered() else base.tokenizer.decode
     return [
-        _Completion(index, base, Detokenizer(base.tokenizer), StopCutter(wish.stops))
+        _Completion(index, base, Detokenizer(decode), StopCutter(wish.stops))
         for index in range(count * wish.n)
     ]
 
@@ -192,14 +217,17 @@ async def _following(items: AsyncGenerator[Any, None]) -> Any:
 
 
 async def gathered(generation: Generation) -> Sequence[Piece]:
-    """Each completion as one piece, in order."""
+    """Each completion as one piece, in order, with everything that is wanted."""
+    if generation.ready is not None:
+        return generation.ready
     texts: list[list[str]] = [[] for _ in generation.completions]
     tokens: list[list[Token]] = [[] for _ in generation.completions]
     finishes: list[str | None] = [None for _ in generation.completions]
-    async with aclosing(generation.pieces()) as all_pieces:
+    async with aclosing(generation.pieces(streams=False)) as all_pieces:
         async for pieces in all_pieces:
             for piece in pieces:
                 texts[piece.index].append(piece.text)
                 tokens[piece.index] += piece.tokens
                 finishes[piece.index] = piece.finish or finishes[piece.index]
-    return [Piece(index, "".join(text), tokens[index], finishes[index]) for index, text in enumerate(texts)]
+    found = [Piece(index, "".join(text), tokens[index], finishes[index]) for index, text in enumerate(texts)]
+    return await after_sampling(generation.ranking, found)

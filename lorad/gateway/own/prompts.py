@@ -9,10 +9,14 @@ import numpy as np
 from lorad.gateway.errors import ApiError, refused
 from lorad.gateway.limits import MOST_SAMPLES
 from lorad.gateway.own.bases import Base
-from lorad.gateway.params import ChatWish, CompletionWish, Wish
+from lorad.gateway.params import UNSUPPORTED, ChatWish, CompletionWish, TokenizeWish, Wish
 from lorad.protocol.batch import Prompt
+from lorad.rl.tools.specs import wrapped_all
 
 _SEEDS = 1 << 64
+_NO_TOOLS = (
+    "this model's chat template has no tools, or writes their calls in a form that lorad does not read."
+)
 _DEFAULT_NEW_TOKENS = 16  # for a completion; a chat continues as long as there is room
 
 
@@ -36,28 +40,55 @@ def of_completion(wish: CompletionWish, base: Base) -> list[list[int]]:
 
 def of_chat(wish: ChatWish, base: Base) -> list[list[int]]:
     """Raises ApiError, and SpecError when the template refuses the messages."""
-    if not wish.messages:
-        raise refused("messages", "there are none.")
-    if not base.tokenizer.has_chat_template:
-        raise ApiError(400, "This model has no chat template: use /v1/completions.", param="messages")
-    text = base.tokenizer.chat([_message(given) for given in wish.messages], wish.chat_template_kwargs)
+    text = _rendered(base, wish.messages, wish.offered(), wish.chat_template_kwargs)
     return [base.tokenizer.encode(text)]
 
 
-def _message(given: dict[str, Any]) -> dict[str, Any]:
+def of_tokenize(wish: TokenizeWish, base: Base) -> list[int]:
+    """Raises as `of_chat`."""
+    if (wish.prompt is None) == (wish.messages is None):
+        raise refused("prompt", "give either prompt or messages.")
+    if wish.messages is None:
+        return base.tokenizer.encode(wish.prompt or "", special=wish.add_special_tokens)
+    generate, tools = wish.add_generation_prompt, wrapped_all(wish.tools)
+    text = _rendered(base, wish.messages, tools, wish.chat_template_kwargs, generate=generate)
+    return base.tokenizer.encode(text)
+
+
+def _rendered(
+    base: Base,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    settings: dict[str, Any],
+    *,
+    generate: bool = True,
+) -> str:
+    if not messages:
+        raise refused("messages", "there are none.")
+    if not base.tokenizer.has_chat_template:
+        raise ApiError(400, "This model has no chat template: use /v1/completions.", param="messages")
+    if base.tokenizer.call_form is None and tools:
+        raise refused("tools", _NO_TOOLS, UNSUPPORTED)
+    chat = [_message(given, base) for given in messages]
+    return base.tokenizer.chat(chat, {**settings, "tools": tools} if tools else settings, generate=generate)
+
+
+def _message(given: dict[str, Any], base: Base) -> dict[str, Any]:
     """Return a message with its content as one string and its other keys as the client wrote them.
 
-    Raises ApiError if the content is not text.
+    Raises ApiError if the content is not text, or of tools where the model has none.
     """
     if not isinstance(given.get("role"), str):
         raise refused("messages", "every message needs a role.")
-    for key in ("tool_calls", "function_call", "audio"):
+    for key in ("function_call", "audio"):
         if given.get(key):
-            raise refused("messages", f"{key} is not supported.", "unsupported_parameter")
+            raise refused("messages", f"{key} is not supported.", UNSUPPORTED)
+    if base.tokenizer.call_form is None and (given.get("tool_calls") or given["role"] == "tool"):
+        raise refused("messages", _NO_TOOLS, UNSUPPORTED)
     content = given.get("content")
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise refused("messages", "only content of type text is supported.", "unsupported_parameter")
+            raise refused("messages", "only content of type text is supported.", UNSUPPORTED)
         content = "\n".join(part["text"] for part in content)  # as vLLM has it
     if content is not None and not isinstance(content, str):
         raise refused("messages", "content is a string, or a list of parts of type text.")
@@ -74,7 +105,7 @@ def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: i
     if isinstance(wish, ChatWish):
         wanted = wish.max_completion_tokens or wish.max_tokens or max(limit - longest, 1)
     else:
-        wanted = wish.max_tokens or _DEFAULT_NEW_TOKENS
+        wanted = _DEFAULT_NEW_TOKENS if wish.max_tokens is None else wish.max_tokens
     if longest + wanted > limit:
         raise ApiError(
             400,

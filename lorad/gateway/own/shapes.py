@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from lorad.gateway.own.generation import Generation, Piece, Token
+from lorad.gateway.own.generation import Generation
+from lorad.gateway.own.ranking import Piece, Token
 from lorad.gateway.own.text import BROKEN
-from lorad.gateway.params import Wish
+from lorad.gateway.own.tool_calls import CallReader
+from lorad.gateway.params import ChatWish, Wish
 
 _Json = dict[str, Any]  # parts of OpenAI's answers, which only a client reads
 
@@ -23,10 +25,9 @@ class Shape(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(
-        self, wish: Wish, generation: Generation, *, logprobs: bool, alternatives: bool = False
-    ) -> None:
-        self._generation, self._logprobs, self._alternatives = generation, logprobs, alternatives
+    def __init__(self, wish: Wish, generation: Generation) -> None:
+        self._generation, self._logprobs = generation, wish.wants_logprobs
+        self._alternatives, self._wants_ids = wish.alternatives, wish.return_token_ids
         self._wants_usage = wish.wants_usage
         self._begun: set[int] = set()
         self._about = {
@@ -62,6 +63,10 @@ class Shape(ABC):
             return []
         return [{**self._about, "object": self.chunk_object, "choices": [], "usage": self._generation.usage}]
 
+    def _ids(self, piece: Piece) -> _Json:
+        """Return the tokens that were made, if they are wanted."""
+        return {"token_ids": self._generation.made(piece)} if self._wants_ids else {}
+
     @abstractmethod
     def _choice(self, piece: Piece) -> _Json:
         """Return a choice of a whole answer."""
@@ -77,17 +82,25 @@ class CompletionShape(Shape):
 
     def _choice(self, piece: Piece) -> _Json:
         logprobs = self._logprobs_of(piece.tokens) if self._logprobs else None
-        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
+        about = {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": logprobs,
+            "finish_reason": piece.finish,
+        }
+        if self._wants_ids and piece.index not in self._begun:
+            about["prompt_token_ids"] = self._generation.prompt_of(piece.index)
+        return about | self._ids(piece)
 
     def _choices(self, piece: Piece) -> list[_Json]:
-        is_nothing = not piece.text and piece.finish is None and not self._logprobs
+        is_nothing = not piece.text and piece.finish is None and not self._logprobs and not self._wants_ids
         return [] if is_nothing else [self._choice(piece)]
 
     def _logprobs_of(self, tokens: Sequence[Token]) -> _Json:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{token.text: token.logprob} for token in tokens] if self._alternatives else None,
+            "top_logprobs": [_others(token) for token in tokens] if self._alternatives else None,
             "text_offset": [token.offset for token in tokens],
         }
 
@@ -96,32 +109,81 @@ class ChatShape(Shape):
     prefix = "chatcmpl"
     whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, wish: ChatWish, generation: Generation) -> None:
+        super().__init__(wish, generation)
+        form = generation.base.tokenizer.call_form if wish.offered() else None
+        self._readers = [CallReader(wish, form) for _ in range(wish.n)] if form else None
+
+    def whole(self, pieces: Sequence[Piece]) -> _Json:
+        prompt = {"prompt_token_ids": self._generation.prompt_of(0)} if self._wants_ids else {}
+        return super().whole(pieces) | prompt
+
+    def chunks(self, piece: Piece) -> list[_Json]:
+        is_first = not self._begun
+        chunks = super().chunks(piece)
+        if chunks and is_first and self._wants_ids:
+            chunks[0]["prompt_token_ids"] = self._generation.prompt_of(0)
+        return chunks
+
     def _choice(self, piece: Piece) -> _Json:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        text, calls, finish = self._said(piece)
+        message: _Json = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text if text.strip() else None, "tool_calls": calls}
         logprobs = self._logprobs_of(piece.tokens) if self._logprobs else None
-        return {"index": piece.index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish}
+        about = {"index": piece.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+        return about | self._ids(piece)
 
     def _choices(self, piece: Piece) -> list[_Json]:
         """The role comes first, the reason for the end last."""
+        text, calls, finish = self._said(piece)
         logprobs = self._logprobs_of(piece.tokens) if self._logprobs and piece.tokens else None
         deltas: list[tuple[_Json, _Json | None, str | None]] = []
         if piece.index not in self._begun:
             deltas.append(({"role": "assistant", "content": ""}, None, None))
-        if piece.text or logprobs:
-            deltas.append(({"content": piece.text}, logprobs, None))
-        if piece.finish is not None:
-            deltas.append(({}, None, piece.finish))
+        if text or logprobs or (self._wants_ids and piece.tokens):
+            deltas.append(({"content": text}, logprobs, None))
+        if calls:
+            numbered = [{"index": place, **call} for place, call in enumerate(calls)]
+            deltas.append(({"tool_calls": numbered}, None, None))
+        if finish is not None:
+            deltas.append(({}, None, finish))
+        ids = self._ids(piece)
         return [
             {"index": piece.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            | (ids if "content" in delta and "role" not in delta else {})
             for delta, logprobs, finish in deltas
         ]
 
+    def _said(self, piece: Piece) -> tuple[str, list[_Json], str | None]:
+        """Return (text to send, calls, reason for the end) of a piece."""
+        if self._readers is None:
+            return piece.text, [], piece.finish
+        reader = self._readers[piece.index]
+        text = reader.add(piece.text)
+        if piece.finish is None:
+            return text, [], None
+        rest, calls = reader.rest()
+        return text + rest, calls, "tool_calls" if calls and piece.finish == "stop" else piece.finish
+
     def _logprobs_of(self, tokens: Sequence[Token]) -> _Json:
         content = [
-            {"token": t.text, "logprob": t.logprob, "bytes": _bytes_of(t.text), "top_logprobs": []}
-            for t in tokens
+            {
+                **_described(token.text, token.logprob),
+                "top_logprobs": [_described(text, logprob) for text, logprob in token.top],
+            }
+            for token in tokens
         ]
         return {"content": content, "refusal": None}
+
+
+def _described(text: str, logprob: float | None) -> _Json:
+    return {"token": text, "logprob": logprob, "bytes": _bytes_of(text)}
+
+
+def _others(token: Token) -> dict[str, float] | None:
+    """Return the most likely tokens in a place with the one that is there; None for the first of a prompt."""
+    return None if token.logprob is None else {**dict(token.top), token.text: token.logprob}
 
 
 def _bytes_of(text: str) -> list[int] | None:

@@ -1,8 +1,6 @@
 """Turns tokens, as they come, into text that never has half a character or anything from a stop string on."""
 
-from collections.abc import Sequence
-
-from lorad.rl.tokenizer import Tokenizer
+from collections.abc import Callable, Sequence
 
 BROKEN = "\ufffd"  # what a decoder makes of a part of a character
 # tokens; no character is made of so many: what they say is not valid and is passed on as it is
@@ -14,10 +12,12 @@ class Detokenizer:
 
     Tokens are decoded together with those before them, as some tokenizers treat the beginning of a text
     differently. As in text-generation-inference and vLLM, a window slides along the text.
+
+    decode: makes text of tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._text_of = decode
         self._context: list[int] = []  # returned already
         self._pending: list[int] = []
 
@@ -34,8 +34,8 @@ class Detokenizer:
         return self._decode(is_last=True)
 
     def _decode(self, *, is_last: bool) -> str:
-        before = self._tokenizer.decode(self._context)
-        text = self._tokenizer.decode(self._context + self._pending)[len(before) :]
+        before = self._text_of(self._context)
+        text = self._text_of(self._context + self._pending)[len(before) :]
         is_whole = text and not text.endswith(BROKEN)
         if not is_whole and not is_last and len(self._pending) < MOST_PENDING:
             return ""

@@ -23,7 +23,7 @@ from lorad.client.shapes import ServingOwner
 from lorad.errors import PoolLost
 from lorad.gateway.access import Access
 from lorad.gateway.errors import ApiError, from_lorad, no_such_model
-from lorad.gateway.guard import EVENT_STREAM, VERSION, arrived, event, guard, send
+from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, arrived, event, guard, send
 from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, Limits
 from lorad.gateway.models import add_models
 from lorad.gateway.params import unfit
@@ -188,9 +188,10 @@ def _files() -> int:
 
 def _make_app(front: _Front) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(front.access, front.limits)])
+    add_health(app)
     add_models(app, front.routes.table, front.access)
-    app.router.add_post("/v1/completions", partial(_forward, front))
-    app.router.add_post("/v1/chat/completions", partial(_forward, front))
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        app.router.add_post(path, partial(_forward, front))
     return app
 
 

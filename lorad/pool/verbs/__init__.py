@@ -34,5 +34,6 @@ PLAIN: dict[str, _Plain] = {
     "load_version": versions.load_version,
     "attest_again": versions.attest_again,
     "let_go": versions.let_go,
+    "rank": generate.rank,
 }
 STREAMS: dict[str, _Stream] = {"generate": generate.generate, "serve": generate.serve}

@@ -1,5 +1,5 @@
 """`generate` for a run, `serve` for everybody else: streams of chunks, each of the version that was asked
-for.
+for; and `rank`, log-probabilities of texts.
 
 Each chunk goes out as it comes, unless nobody reads chunks or samples as they come: then all of them
 together.
@@ -10,12 +10,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import cast
 
+import numpy as np
+
 from lorad.engines.base import BASE
-from lorad.errors import AttestationFailed
+from lorad.errors import AttestationFailed, LoradError
 from lorad.models.turns import caller
 from lorad.pool.state import Pool
-from lorad.protocol.batch import Chunk, Chunks
-from lorad.protocol.calls import Call, Generate, Generated
+from lorad.protocol.batch import Chunk, Chunks, Ranked
+from lorad.protocol.calls import Call, Generate, Generated, Rank
 
 _Items = AsyncGenerator[Chunks | Generated, None]
 
@@ -42,6 +44,19 @@ async def serve(pool: Pool, call: Call, args: Generate) -> _Items:
     with pool.loaded.use(args.version) as entry:
         async for item in _stream(pool, "", request, entry.engine_name, args, lambda: None):
             yield item
+
+
+async def rank(pool: Pool, _call: Call, args: Rank) -> Ranked:
+    """Raises NotFound for a version that is not loaded."""
+    async with pool.phases.serving():
+        if args.version == BASE:
+            found = await pool.engine.ranked(BASE, args.texts, args.starts, args.most)
+        else:
+            with pool.loaded.use(args.version) as entry:
+                found = await pool.engine.ranked(entry.engine_name, args.texts, args.starts, args.most)
+    if not np.isfinite(found.logprobs).all() or not np.isfinite(found.top_logprobs).all():
+        raise LoradError(f"{args.version} gives no finite log-probabilities of this text", hint="Check it.")
+    return found
 
 
 async def _stream(

@@ -17,7 +17,7 @@ from lorad.engines.base import (
     LoadedVersion,
     Scorer,
 )
-from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 
 _numbers = itertools.count()
 
@@ -63,6 +63,11 @@ class OwnNames(Engine):
 
     async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
         return await self.engine.scores(self._inner(version), batch)
+
+    async def ranked(
+        self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
+    ) -> Ranked:
+        return await self.engine.ranked(self._inner(version), texts, starts, most)
 
     def settled(self) -> AbstractAsyncContextManager[None]:
         return self.engine.settled()

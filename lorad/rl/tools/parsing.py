@@ -1,0 +1,268 @@
+"""Calls of tools in the text of a model's turn."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.rl.tools.calls import Call, CallForm
+
+_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_XML_BLOCK = re.compile(
+    r"(?:<tool_call>|(?=<function=))(.*?)(?:</function>\s*</tool_call>|</function>|</tool_call>|\Z)",
+    re.DOTALL,
+)
+_XML_NAME = re.compile(r"\s*<function=([^>\s]*)>")
+_XML_ARGUMENT = re.compile(r"<parameter=([^>]*)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_MISTRAL_NAME = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*")
+_MARKS: Mapping[CallForm, tuple[str, ...]] = {
+    "hermes": ("<tool_call>",),
+    "glm": ("<tool_call>",),
+    "xml": ("<tool_call>", "<function="),
+    "mistral": ("[TOOL_CALLS]",),
+    "llama": ("<|python_tag|>", "{"),
+}
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+_DECODER = json.JSONDecoder()
+_MOST_ERROR = 200  # characters
+_Tools = Mapping[str, Mapping[str, Any]]
+"""The schemas of the parameters of each tool, by name."""
+_Found = tuple[int, int, list[Call]]
+"""Where a part of the text begins and ends, and the calls in it."""
+
+
+class _Said(Struct, frozen=True):
+    """A turn of a model.
+
+    Attributes:
+        text: what is outside of calls.
+        calls: in the order in which they were written; also those that cannot be made.
+    """
+
+    text: str
+    calls: list[Call]
+
+
+def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _Said:
+    """Read the calls in a turn; what the model thought is never a call.
+
+    tools: what it may call, in OpenAI's wrapped form.
+    """
+    schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
+    begin = _end_of_thought(text)
+    kept, calls, end = [text[:begin]], list[Call](), begin
+    for start, stop, found in _READERS[form](text, begin, schemas):
+        outside = text[end:start]
+        kept.append(outside if not calls or outside.strip() else "")
+        calls += found
+        end = stop
+    rest = text[end:]
+    kept.append(rest if not calls or rest.strip() else "")
+    return _Said("".join(kept), calls)
+
+
+class Splitter:
+    """Splits a turn that arrives piece by piece: text outside of calls goes out at once."""
+
+    def __init__(self, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._form, self._tools = form, tools
+        self._text, self._sent = "", 0
+
+    def add(self, text: str) -> str:
+        """Return what can be shown now."""
+        self._text += text
+        end = max(self._sent, min(self._certain(), len(self._text)))
+        shown, self._sent = self._text[self._sent : end], end
+        return shown
+
+    def rest(self) -> _Said:
+        """Return what is left when the turn is over: text that was not shown yet, and the calls."""
+        said = parse(self._text, self._form, self._tools)
+        return _Said(said.text[self._sent :], said.calls)
+
+    def _certain(self) -> int:
+        """Return up to where no call can begin."""
+        begin = _end_of_thought(self._text)
+        if self._form == "llama":  # a call is the whole turn
+            turn = self._text[begin:].lstrip()
+            return begin if not turn or _begins(turn, _MARKS["llama"]) else len(self._text)
+        behind = self._text[begin:]
+        places = [place for mark in _MARKS[self._form] if (place := behind.find(mark)) >= 0]
+        parts = [_part_at_end(behind, mark) for mark in _MARKS[self._form]]
+        return begin + min([*places, *(len(behind) - part for part in parts)])
+
+
+def _begins(text: str, marks: Sequence[str]) -> bool:
+    return any(text.startswith(mark) or mark.startswith(text) for mark in marks)
+
+
+def _part_at_end(text: str, mark: str) -> int:
+    """Return how many of the last characters are the first of `mark`."""
+    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+
+
+def _end_of_thought(text: str) -> int:
+    place = text.find(_THOUGHT_END)
+    if place >= 0:
+        return place + len(_THOUGHT_END)
+    return len(text) if text.lstrip().startswith(_THOUGHT) else 0
+
+
+def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = function.get("parameters", {}).get("properties", {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _hermes(text: str, begin: int, tools: _Tools) -> list[_Found]:
+    """Read JSON first: a string in it may have the mark of the end."""
+    found = []
+    mark = _MARKS["hermes"][0]
+    while (start := text.find(mark, begin)) >= 0:
+        inside = start + len(mark)
+        value, end, error = _json_at(text, inside)
+        closed = text.find("</tool_call>", inside if error else end)
+        stop = len(text) if closed < 0 else closed + len("</tool_call>")
+        behind = text[end : len(text) if closed < 0 else closed]
+        if not error and behind.strip():
+            error = f"there is more behind its JSON: {behind.strip()[:_MOST_ERROR]}"
+        found.append((start, stop, [_call(value, error, text[start:stop], tools)]))
+        begin = stop
+    return found
+
+
+def _llama(text: str, begin: int, tools: _Tools) -> list[_Found]:
+    """Read a turn that is JSON with a name, or several with `;` between them; other JSON is an answer."""
+    start = len(text) - len(text[begin:].lstrip())
+    place = start + len("<|python_tag|>") if text.startswith("<|python_tag|>", start) else start
+    calls: list[Call] = []
+    while place < len(text) and text[place] == "{":
+        value, end, error = _json_at(text, place)
+        if error and not re.match(r'\{\s*"(name|type)"', text[place:]):
+            return []
+        if not error and not (isinstance(value, dict) and "name" in value):
+            return []
+        end = len(text) if error else end
+        calls.append(_call(value, error, text[place:end], tools))
+        place = end + len(text[end:]) - len(text[end:].lstrip("; \n"))
+    return [(start, place, calls)] if calls else []
+
+
+def _mistral(text: str, begin: int, tools: _Tools) -> list[_Found]:
+    mark = _MARKS["mistral"][0]
+    found = []
+    while (start := text.find(mark, begin)) >= 0:
+        place = start + len(mark)
+        stop = text.find(mark, place) if text.find(mark, place) >= 0 else len(text)
+        written = text[start:stop]
+        named = _MISTRAL_NAME.match(text, place, stop)
+        value, _, error = _json_at(text, named.end() if named else place)
+        if named:
+            calls = [_call({"name": named[1], "arguments": value}, error, written, tools)]
+        elif error:
+            calls = [_call(None, error, written, tools)]
+        else:
+            some = value if isinstance(value, list) else [value]
+            calls = [_call(one, "", written, tools) for one in some]
+        found.append((start, stop, calls))
+        begin = stop
+    return found
+
+
+def _xml(text: str, begin: int, tools: _Tools) -> list[_Found]:
+    found = []
+    for block in _XML_BLOCK.finditer(text, begin):
+        named = _XML_NAME.match(block[1])
+        if named is None:
+            call = _call(None, "a call begins with <function=name>", block[0], tools)
+        else:
+            call = _call_of_texts(named[1], _XML_ARGUMENT.findall(block[1]), block[0], tools)
+        found.append((block.start(), block.end(), [call]))
+    return found
+
+
+def _glm(text: str, begin: int, tools: _Tools) -> list[_Found]:
+    return [
+        (
+            block.start(),
+            block.end(),
+            [
+                _call_of_texts(
+                    block[1].partition("<arg_key>")[0].strip(),
+                    _GLM_ARGUMENT.findall(block[1]),
+                    block[0],
+                    tools,
+                )
+            ],
+        )
+        for block in _BLOCK.finditer(text, begin)
+    ]
+
+
+_READERS: Mapping[CallForm, Callable[[str, int, _Tools], list[_Found]]] = {
+    "hermes": _hermes,
+    "llama": _llama,
+    "mistral": _mistral,
+    "xml": _xml,
+    "glm": _glm,
+}
+
+
+def _json_at(text: str, place: int) -> tuple[Any, int, str]:
+    """Return (value, where it ends, what was wrong) of the JSON at a place, white space before it aside."""
+    place += len(text[place:]) - len(text[place:].lstrip())
+    try:
+        value, end = _DECODER.raw_decode(text, place)
+    except (ValueError, RecursionError) as error:
+        return None, place, f"it is no JSON: {getattr(error, 'msg', error)}"
+    return value, end, ""
+
+
+def _call(value: Any, error: str, written: str, tools: _Tools) -> Call:
+    """Make a call of its JSON. error: what was wrong with it, if it could not be read."""
+    name = value.get("name") if isinstance(value, dict) else None
+    named = name if isinstance(name, str) else ""
+    if error:
+        return Call(named, None, f"the call cannot be read: {error}", "invalid_json", written)
+    if not named:
+        return Call("", None, 'the call has no "name"', "invalid_json", written)
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        arguments, _, error = _json_at(arguments, 0)
+    if error or not isinstance(arguments or {}, dict):
+        why = error or "they are no JSON object"
+        return Call(named, None, f"the arguments of {named} cannot be read: {why}", "invalid_json", written)
+    return _known(named, arguments or {}, written, tools)
+
+
+def _call_of_texts(name: str, given: Sequence[tuple[str, str]], written: str, tools: _Tools) -> Call:
+    """Make a call of arguments that were written as text; what is no string by its schema is JSON."""
+    arguments: dict[str, Any] = {}
+    for key, text in given:
+        if _is_text(tools.get(name, {}).get(key.strip())):
+            arguments[key.strip()] = text
+            continue
+        value, end, error = _json_at(text, 0)
+        if error or text[end:].strip():
+            why = f"the argument {key.strip()} of {name} cannot be read: {error or 'it is no JSON'}"
+            return Call(name, None, why, "invalid_json", written)
+        arguments[key.strip()] = value
+    return _known(name, arguments, written, tools)
+
+
+def _known(name: str, arguments: dict[str, Any], written: str, tools: _Tools) -> Call:
+    if name in tools:
+        return Call(name, arguments, written=written)
+    names = ", ".join(sorted(tools)) or "none"
+    return Call(name, arguments, f"there is no tool {name!r}; there are: {names}", "unknown_tool", written)
+
+
+def _is_text(schema: Any) -> bool:
+    """Return whether a string fits; so also where the schema says nothing."""
+    if not isinstance(schema, Mapping):
+        return True
+    kinds = schema.get("type", [part.get("type") for part in schema.get("anyOf", []) if part])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return not kinds or "string" in kinds

@@ -1,0 +1,143 @@
+"""Descriptions of tools in OpenAI's form, from Python functions or as somebody wrote them."""
+
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from lorad.errors import SpecError
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HINT = 'Write {"type": "function", "function": {"name": …, "description": …, "parameters": {JSON schema}}}.'
+_ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.+)")
+_SECTION = re.compile(r"(Args|Arguments|Parameters|Returns?|Raises|Yields|Examples?|Notes?):\s*$")
+
+
+def tool_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Describe a function by its name, docstring and type hints.
+
+    The docstring's text before its first section is the description; lines `name: words` under `Args:`
+    describe parameters. Raises SpecError for a parameter without a type, or of one that JSON
+    does not have.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    description, about = _read_docstring(inspect.getdoc(function) or "")
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as error:
+        raise _refused(name, str(error)) from error
+    properties, required = {}, []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise _refused(name, f"*{parameter.name} takes any number of values")
+        if parameter.name not in hints:
+            raise _refused(name, f"{parameter.name} has no type")
+        schema = _schema(name, parameter.name, hints[parameter.name])
+        words = about.get(parameter.name)
+        properties[parameter.name] = schema if words is None else {**schema, "description": words}
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return wrapped({"name": name, "description": description, "parameters": parameters})
+
+
+def wrapped(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description in the wrapped form, in which chat templates show tools as models were trained.
+
+    Raises SpecError.
+    """
+    function = given.get("function", given) if given.get("type", "function") == "function" else None
+    if not isinstance(function, Mapping):
+        raise SpecError(f"a tool of type {given.get('type')!r} is no function", hint=_HINT)
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise SpecError(f"{name!r} is no name of a tool: letters, digits, _, . and - only", hint=_HINT)
+    if not isinstance(function.get("parameters", {}), Mapping):
+        raise SpecError(f"the parameters of tool {name} are no JSON schema", hint=_HINT)
+    return {"type": "function", "function": dict(function)}
+
+
+def wrapped_all(given: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return all of them, functions and mappings mixed. Raises SpecError; also when two have one name."""
+    tools = [wrapped(tool) if isinstance(tool, Mapping) else tool_of(tool) for tool in given]
+    names = [tool["function"]["name"] for tool in tools]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SpecError(f"two tools have the name {twice[0]}", hint="Give each tool a name of its own.")
+    return tools
+
+
+def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose calls have their arguments as objects, as chat templates want them; clients send
+    them as a string of JSON. Raises SpecError.
+    """
+    return [
+        {**message, "tool_calls": [_read_call(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _read_call(given: Any) -> dict[str, Any]:
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise SpecError(
+            "tool_calls of a message: a call needs a function with a name",
+            hint='Write {"id": …, "type": "function", "function": {"name": …, "arguments": "{…}"}}.',
+        )
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise _bad_arguments(function["name"], f"are no JSON: {error}") from None
+    if not isinstance(arguments, Mapping):
+        raise _bad_arguments(function["name"], "are no JSON object")
+    return {**given, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _bad_arguments(name: str, why: str) -> SpecError:
+    return SpecError(
+        f"tool_calls of a message: the arguments of {name} {why}", hint='Write them as "{\\"key\\": value}".'
+    )
+
+
+def _schema(tool: str, parameter: str, hint: Any) -> dict[str, Any]:
+    try:
+        schema = msgspec.json.schema(hint)
+    except (TypeError, RecursionError) as error:
+        raise _refused(tool, f"{parameter}: {error}") from None
+    if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+        return {"type": "string", **schema}
+    return schema
+
+
+def _refused(tool: str, why: str) -> SpecError:
+    return SpecError(
+        f"tool {tool} cannot be described to a model: {why}",
+        hint="Give each parameter a type: str, int, float, bool, list[…], dict[str, …], Literal, or None.",
+    )
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return (description, words about each parameter)."""
+    description: list[str] = []
+    about: dict[str, str] = {}
+    section, last = "", ""
+    for line in text.splitlines():
+        if found := _SECTION.match(line.strip()):
+            section, last = found[1], ""
+        elif not section:
+            description.append(line)
+        elif section in ("Args", "Arguments", "Parameters") and line.strip():
+            entry = _ENTRY.match(line.strip())
+            if entry:
+                last = entry[1]
+                about[last] = entry[2]
+            elif last:
+                about[last] += " " + line.strip()
+    return " ".join("\n".join(description).split()), about
