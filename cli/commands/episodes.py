@@ -12,6 +12,7 @@ from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
 from lorad.client.shapes import Sample
 from lorad.envs.host import Host
+from lorad.envs.programs import is_program
 from lorad.envs.protocol import Turn, shown
 from lorad.errors import Conflict
 from lorad.spec.env import EnvSpec
@@ -35,6 +36,8 @@ def replay(
     env = msgspec.convert(details.spec.get("env") or {}, EnvSpec)
     if env.name is None:
         raise Conflict(f"{run} plays no episodes", hint="Only runs with `env` in their spec have any.")
+    if is_program(env, Path(details.cwd or ".")):
+        raise Conflict(f"{env.name} is an agent program: its episodes cannot be played again")
     samples = [sample for sample in client.samples(run, step=step, limit=_EPISODES) if sample.turns]
     host = Host(env, Path(details.cwd or "."))
     try:
@@ -74,6 +77,8 @@ def _differences(host: Host, samples: Sequence[Sample]) -> Iterator[dict[str, An
                 why = f"reward {answer.reward:g}, recorded {turn.reward:g}"
             elif not why and not last and now != turn.observation:
                 why = f"{now!r}, recorded {turn.observation!r}"
+            elif not why and not last and sample.turns[number + 1].row > turn.row and not answer.replaces:
+                why = "it adds to the history, recorded: it replaces it"
             if why:
                 yield {
                     "prompt_id": sample.prompt_id,

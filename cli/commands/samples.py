@@ -99,7 +99,8 @@ def _whole(sample: Sample) -> list[tuple[str, str]]:
     texts = {"prompt": sample.prompt, "answer": sample.answer}
     for number, turn in enumerate(sample.turns, 1):
         texts |= {f"turn {number}": turn.text, f"reward {number}": output.number(turn.reward)}
-        texts |= {f"observation {number}": turn.observation.strip("\n")}
+        is_replaced = number < len(sample.turns) and sample.turns[number].row > turn.row
+        texts |= {f"{'new context' if is_replaced else 'observation'} {number}": turn.observation.strip("\n")}
     texts |= {} if sample.turns else {"completion": sample.completion}
     fields = {"step": sample.step, **figures, **named, **texts}
     return [(name, str(value)) for name, value in fields.items() if value not in (None, "")]

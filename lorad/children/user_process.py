@@ -245,6 +245,17 @@ def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str
     return {**found, "PYTHONPATH": python_path(given.get("PYTHONPATH"))}
 
 
+def interpreter(name: str | None, cwd: Path, key: str) -> Path | None:
+    """Return the interpreter that the spec names. Raises SpecError, which blames `key`, for no program."""
+    if name is None:
+        return None
+    found = (cwd / Path(name).expanduser()).absolute()
+    if not (found.is_file() and os.access(found, os.X_OK)):
+        hint = "Name an interpreter, such as ~/venvs/mine/bin/python."
+        raise SpecError(f"there is no program {found}", key=key, hint=hint)
+    return found
+
+
 def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
     """Read the file of `path/to/file.py:function`. memory: bytes that it may have; 0: half of the machine's.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
+from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.protocol.preflight import Rate
 from lorad.protocol.traffic import Figures
 
@@ -198,6 +198,8 @@ class Sample(Struct, frozen=True):
     task: Task | None = None  # of an episode
     turns: list[EpisodeTurn] = []
     end: EpisodeEnd | None = None
+    rows: int = 1  # in which it is trained: one more for each time that the history was replaced
+    forks: list[Fork] = []
 
 
 class LogPart(Struct, frozen=True):

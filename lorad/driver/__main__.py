@@ -22,7 +22,7 @@ with quick_imports():
     from lorad.driver.session import Session, State, StopFlag, load_spec
     from lorad.driver.user.functions import UserFunctions
     from lorad.envs.format import Format
-    from lorad.envs.host import Hosts
+    from lorad.envs.programs import open_hosts
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
@@ -120,7 +120,9 @@ def open_session(
     tokenizer.close()  # all prompts are rendered
     rewarder = stack.enter_context(Rewarder(spec.rewards, cwd))
     own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
-    hosts = stack.enter_context(Hosts(spec.env, cwd, Format(spec, tokenizer))) if spec.env.name else None
+    hosts = open_hosts(spec.env, cwd, Format(spec, tokenizer)) if spec.env.name else None
+    if hosts is not None:
+        stack.callback(hosts.close)
     scores_evals = _can_score(spec, rewarder, eval_data)
     pool = connect(params, stop)
     if pool is None:

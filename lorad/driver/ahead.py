@@ -77,6 +77,8 @@ class Ahead:
         """Break off what is under way."""
         self._pool.abort()
         self._session.rewarder.close()  # it may be at work in the thread, for as long as user code likes
+        if self._session.hosts is not None:
+            self._session.hosts.training.close()  # and so may these
         self._thread.shutdown(cancel_futures=True)
         self._pool.close()
 

@@ -42,7 +42,7 @@ def estimate(
     """(advantages, float32 [T], what the critic is to learn). worth: [S], what each sample is worth at its
     end. penalty: [T], taken from the reward of each token; None: nothing is.
     """
-    algorithm, lengths = session.spec.algorithm, known.batch.target_lengths
+    algorithm, lengths = session.spec.algorithm, known.lengths
     before = np.zeros(0, np.float32) if known.values is None else known.values
     rewards = np.zeros(before.size) if penalty is None else -penalty
     rewards[np.cumsum(lengths) - 1] += worth
@@ -70,7 +70,7 @@ def metrics(known: Known, targets: ValueTargets | None, updates: list[CriticUpda
     """
     found: dict[str, float] = {}
     if targets is not None and targets.values.size:
-        lengths = known.batch.target_lengths
+        lengths = known.lengths
         found["value"] = float(targets.values[np.cumsum(lengths) - lengths].mean())
         explained = explained_variance(targets.values, targets.returns)
         found |= {} if math.isnan(explained) else {"explained_variance": explained}

@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace as changed
 
 from lorad.driver.rewards import Score, Scoring
-from lorad.driver.session import Plan, Rollout, Sample, Session
+from lorad.driver.session import Episode, Plan, Rollout, Sample, Session
+from lorad.envs.episode import Fork
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
 from lorad.rl.data import Example
@@ -26,7 +28,10 @@ class _Kept(Struct, frozen=True):
     """A rollout. places: of its prompts behind `position`; digest: of them. consumed, sampled, made: see
     `Rollout`, whose `tokens` is `made`. Of its samples, in order: tokens, int32, and logprobs,
     float32, little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a
-    resume scores them again, perhaps with a reward that was mended."""
+    resume scores them again, perhaps with a reward that was mended.
+
+    Of episodes besides: episodes and their forks; masks, bool, which tokens were sampled; beginnings: the
+    prompt of each as text and tokens."""
 
     step: int
     position: int
@@ -44,6 +49,10 @@ class _Kept(Struct, frozen=True):
     scores: list[Score] | None
     seconds: float
     waited: float
+    episodes: list[Episode] = []
+    forks: list[tuple[Fork, ...]] = []
+    masks: bytes = b""
+    beginnings: list[tuple[str, list[int]]] = []
 
 
 def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
@@ -87,8 +96,9 @@ def _usable(session: Session, found: list[_Kept]) -> Iterator[Rollout]:
     for kept in found:
         looked = session.train_data.take(kept.position, kept.places[-1] + 1)
         examples = [looked[place] for place in kept.places]
+        is_changed = _digest(examples, of_rows=bool(kept.episodes)) != kept.digest
         why = "is older than rollout.max_staleness allows" if kept.step - kept.trained > limit else ""
-        why = why or ("saw other prompts than there are now" if _digest(examples) != kept.digest else "")
+        why = why or ("saw other prompts than there are now" if is_changed else "")
         if why:
             session.warn(
                 f"the version that made the samples in the checkpoint for step {kept.step + 1} {why}: "
@@ -100,6 +110,8 @@ def _usable(session: Session, found: list[_Kept]) -> Iterator[Rollout]:
 
 def _kept(rollout: Rollout) -> _Kept:
     wanted, samples, scores = rollout.plan, rollout.samples, rollout.scoring.scores()
+    examples = [group[0].example for group in rollout.groups]
+    episodes = [sample.episode for sample in samples if sample.episode is not None]
     return _Kept(
         step=wanted.step,
         position=wanted.position,
@@ -109,7 +121,7 @@ def _kept(rollout: Rollout) -> _Kept:
         consumed=rollout.consumed,
         sampled=rollout.sampled,
         made=rollout.tokens,
-        digest=_digest([group[0].example for group in rollout.groups]),
+        digest=_digest(examples, of_rows=bool(episodes)),
         lengths=[sample.tokens.size for sample in samples],
         finishes=[sample.finish for sample in samples],
         tokens=np.concatenate([sample.tokens for sample in samples]).astype("<i4").tobytes(),
@@ -117,18 +129,25 @@ def _kept(rollout: Rollout) -> _Kept:
         scores=None if any(score.value is None for score in scores) else scores,
         seconds=rollout.seconds,
         waited=rollout.waited,
+        episodes=episodes,
+        forks=[sample.forks for sample in samples] if episodes else [],
+        masks=b"".join(sample.sampled.tobytes() for sample in samples if sample.sampled is not None),
+        beginnings=[(s.example.prompt, s.example.tokens) for s in samples] if episodes else [],
     )
 
 
 def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
-    version, size = session.name_of(kept.version), len(kept.lengths) // len(kept.places)
-    cuts = np.cumsum(kept.lengths)[:-1]
-    tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)
-    logprobs = np.split(np.frombuffer(kept.logprobs, "<f4").astype(np.float32), cuts)
-    texts = [session.tokenizer.completion(part.tolist(), session.spec.rollout.stop) for part in tokens]
-    columns = enumerate(zip(tokens, logprobs, kept.finishes, texts, strict=True))
-    samples = [Sample(examples[i // size], i % size, version, *column) for i, column in columns]
+    size = len(kept.lengths) // len(kept.places)
+    each = [example for example in examples for _ in range(size)]
+    if kept.episodes:
+        begun = zip(each, kept.beginnings, strict=True)
+        each = [changed(example, prompt=text, tokens=tokens) for example, (text, tokens) in begun]
+    samples = _samples(session, kept, each)
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
+    if kept.episodes:
+        scoring = Scoring.of([episode.score for episode in kept.episodes])
+    else:
+        scoring = Scoring.of(kept.scores) if kept.scores else session.rewarder.begin(_inputs(groups))
     wanted = Plan(kept.step, examples, kept.position, kept.version, kept.trained)
     return Rollout(
         plan=wanted,
@@ -139,13 +158,32 @@ def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
         tokens=kept.made,
         seconds=kept.seconds,
         waited=kept.waited,
-        scoring=Scoring.of(kept.scores) if kept.scores else session.rewarder.begin(_inputs(groups)),
+        scoring=scoring,
     )
+
+
+def _samples(session: Session, kept: _Kept, examples: list[Example]) -> list[Sample]:
+    """examples: one of each sample."""
+    version, size = session.name_of(kept.version), len(kept.lengths) // len(kept.places)
+    cuts = np.cumsum(kept.lengths)[:-1]
+    tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)
+    logprobs = np.frombuffer(kept.logprobs, "<f4").astype(np.float32)
+    if not kept.episodes:
+        texts = [session.tokenizer.completion(part.tolist(), session.spec.rollout.stop) for part in tokens]
+        rows = zip(examples, tokens, np.split(logprobs, cuts), kept.finishes, texts, strict=True)
+        return [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(rows)]
+    masks = np.split(np.frombuffer(kept.masks, np.bool_), cuts)
+    parts = np.split(logprobs, np.cumsum([mask.sum() for mask in masks])[:-1])
+    texts = [episode.text for episode in kept.episodes]
+    played = zip(examples, tokens, parts, kept.finishes, texts, masks, kept.episodes, kept.forks, strict=True)
+    return [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(played)]
 
 
 def _inputs(groups: list[list[Sample]]) -> list[list[RewardInput]]:
     return [[sample.for_reward() for sample in group] for group in groups]
 
 
-def _digest(examples: Sequence[Example]) -> str:
-    return hashlib.sha256(msgspec.json.encode([(e.id, e.tokens, e.answer) for e in examples])).hexdigest()
+def _digest(examples: Sequence[Example], *, of_rows: bool) -> str:
+    """Return a digest of prompts or, where an environment makes a prompt of it, of rows."""
+    given = [(e.id, e.row if of_rows else e.tokens, e.answer) for e in examples]
+    return hashlib.sha256(msgspec.json.encode(given, enc_hook=str)).hexdigest()

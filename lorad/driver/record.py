@@ -172,8 +172,9 @@ def _policy_metrics(
 
 
 def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
-    """Return means over episodes: turns, tokens of observations, seconds of the environment, and what the
-    environment itself measured, as `env/NAME`, over those that have it. None of completions.
+    """Return means over episodes: turns, rows where any forks, tokens of observations, seconds of the
+    environment, and what the environment itself measured, as `env/NAME`, over those that have it. None of
+    completions.
     """
     episodes = [sample.episode for sample in samples if sample.episode is not None]
     if not episodes:
@@ -183,6 +184,8 @@ def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
         "observation_tokens": float(np.mean([sum(t.observed for t in e.turns) for e in episodes])),
         "seconds_env": float(np.mean([sum(t.seconds for t in e.turns) for e in episodes])),
     }
+    if any(sample.forks for sample in samples):
+        found["rows"] = float(np.mean([1 + len(sample.forks) for sample in samples]))
     for name in sorted({name for episode in episodes for name in episode.metrics}):
         values = [episode.metrics[name] for episode in episodes if name in episode.metrics]
         found[f"env/{name}"] = float(np.mean(values))
@@ -248,7 +251,8 @@ def _of_episode(sample: Sample) -> dict[str, Any]:
     """Return what the line of an episode has besides."""
     if (episode := sample.episode) is None:
         return {}
-    return {"task": episode.task, "turns": episode.turns, "end": episode.end}
+    found = {"task": episode.task, "turns": episode.turns, "end": episode.end}
+    return found | ({"rows": 1 + len(sample.forks), "forks": sample.forks} if sample.forks else {})
 
 
 def write_samples(session: Session, step: int, samples: list[dict[str, Any]]) -> tuple[str, str]:

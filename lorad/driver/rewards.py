@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from lorad.box.machine import read_machine
-from lorad.children.user_process import code_of, environment
+from lorad.children.user_process import code_of, environment, interpreter
 from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
@@ -124,9 +124,9 @@ class _Function:
         self.builtin = builtin(spec.name) if self.setup.name and spec.name != "regex" else None
         if self.builtin is None:
             count = spec.workers or (min(read_machine().cores, _MOST_WORKERS) if self.setup.file else 1)
-            self.workers = Workers(
-                self.setup, environment(os.environ, spec.env), count, spec.concurrency, _python(spec, cwd)
-            )
+            python = interpreter(spec.python, cwd, "reward.python")
+            variables = environment(os.environ, spec.env)
+            self.workers = Workers(self.setup, variables, count, spec.concurrency, python)
 
     def start(self) -> list[str]:
         """Return the columns that it requires. Raises SpecError."""
@@ -277,17 +277,6 @@ def _calls(groups: Sequence[int], least: int) -> list[range]:
             found.append(range(begin, end))
             begin = end
     return [*found, range(begin, end)] if end > begin else found
-
-
-def _python(spec: RewardSpec, cwd: Path) -> Path | None:
-    """Raises SpecError for what is no program."""
-    if spec.python is None:
-        return None
-    found = (cwd / Path(spec.python).expanduser()).absolute()
-    if not (found.is_file() and os.access(found, os.X_OK)):
-        hint = "Name an interpreter, such as ~/venvs/rewards/bin/python."
-        raise SpecError(f"there is no program {found}", key="reward.python", hint=hint)
-    return found
 
 
 def _setup(spec: RewardSpec, cwd: Path) -> Setup:

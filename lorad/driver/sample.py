@@ -10,11 +10,15 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
+from lorad.driver.door.play import play_programs
 from lorad.driver.rewards import Score, Scoring
 from lorad.driver.sampling.episodes import play
+from lorad.driver.sampling.free import play_freely
 from lorad.driver.sampling.generate import generate, joined, seeds_of
 from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
+from lorad.envs.host import Hosts
+from lorad.envs.programs import ProgramHosts
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
@@ -162,7 +166,7 @@ def _complete(
     """
     version = session.name_of(wanted.version)
     if session.hosts is not None:
-        groups, made = play(session, session.hosts, pool, wanted, n, how)
+        groups, made = _play(session, session.hosts, pool, wanted, n, how)
         return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
     seeds, prompts = seeds_of(session.spec.seed, wanted, n), []
     for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):
@@ -179,6 +183,15 @@ def _complete(
     made = generate(pool, version, prompts, how, ended)
     places = range(0, n * len(prompts), n)
     return [[samples[place + i] for i in range(n)] for place in places], made, scoring
+
+
+def _play(
+    session: Session, hosts: Hosts | ProgramHosts, pool: Connection, wanted: Plan, n: int, how: Sampling
+) -> tuple[list[list[Sample]], Generated]:
+    if isinstance(hosts, ProgramHosts):
+        return play_programs(session, hosts, pool, wanted, n, how)
+    plays = play_freely if session.plays_freely else play
+    return plays(session, hosts, pool, wanted, n, how)
 
 
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:

@@ -16,8 +16,9 @@ from msgspec import Struct
 from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.user.functions import UserFunctions
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
+from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.envs.host import Hosts
+from lorad.envs.programs import ProgramHosts
 from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
@@ -98,8 +99,9 @@ class Session:
     """One attempt of one run.
 
     own: the user's loss and advantage, where there are any.
-    hosts: the environments; None where a sample is one completion.
+    hosts: the environments, or agent programs; None where a sample is one completion.
     ahead: None where no sampling runs ahead of training.
+    plays_freely: whether episodes wait for nothing but their own turns, so that a resume makes others.
     scores_evals: whether held-out problems have what the reward needs.
     current_sha256: of the current version's tensors.
     reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
@@ -115,11 +117,12 @@ class Session:
     eval_data: list[Example]
     rewarder: Rewarder
     own: UserFunctions
-    hosts: Hosts | None
+    hosts: Hosts | ProgramHosts | None
     stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
+    plays_freely: bool = False
     scores_evals: bool = True
     current_sha256: str = ""
     reference: Path | None = None
@@ -167,6 +170,10 @@ class Episode(Struct, frozen=True):
     error: str = ""
 
     @property
+    def text(self) -> str:
+        return "".join(f"{turn.text}{turn.observation}" for turn in self.turns)
+
+    @property
     def score(self) -> Score:
         seconds = sum(turn.seconds for turn in self.turns)
         reward = None if self.end == "failed" else math.fsum(turn.reward for turn in self.turns)
@@ -178,7 +185,7 @@ class Sample(Struct, frozen=True, eq=False):
 
     tokens: int32 [t], all behind the prompt. logprobs: float32 [m], the engine's, of those that it sampled.
     sampled: bool [t], which these are; None: all.
-    episode: None of a completion.
+    episode: None of a completion. forks: where further rows of it begin, in order.
     """
 
     example: Example
@@ -190,6 +197,7 @@ class Sample(Struct, frozen=True, eq=False):
     text: str
     sampled: np.ndarray | None = None
     episode: "Episode | None" = None
+    forks: tuple[Fork, ...] = ()
 
     @property
     def size(self) -> int:
@@ -272,10 +280,13 @@ class Scored:
 
 @dataclass(frozen=True)
 class Known:
-    """The samples that are trained on, group by group, and their log-probabilities; all float32 [T].
+    """The samples that are trained on, group by group, and their log-probabilities; all float32 [T], of the
+    tokens that the policy sampled.
 
     rows: int [S], their places among the samples of the rollout.
     groups: int [G], the places of their groups.
+    lengths: int [S], sampled tokens of each. sizes: int [G], samples of each group.
+    offsets: int [G + 1], where the groups begin among those of the batch, see `sampling/rows.py`.
     old: the trainer's before the first update; None where those of the update's own pass serve.
     reference: None without a KL term.
     values: the critic's; None without one.
@@ -285,9 +296,25 @@ class Known:
     rows: np.ndarray
     groups: np.ndarray
     sampler: np.ndarray
+    lengths: np.ndarray
+    sizes: np.ndarray
+    offsets: np.ndarray
     old: np.ndarray | None = None
     reference: np.ndarray | None = None
     values: np.ndarray | None = None
+
+    def part(self, groups: slice) -> Batch:
+        """Return the tokens of some of the groups."""
+        return self.batch.part(slice(int(self.offsets[groups.start]), int(self.offsets[groups.stop])))
+
+    def samples(self, groups: slice) -> slice:
+        """Return which samples those of some of the groups are."""
+        return slice(*np.cumsum([0, *self.sizes])[[groups.start, groups.stop]].tolist())
+
+    def tokens(self, groups: slice) -> slice:
+        """Return which of the sampled tokens are theirs."""
+        samples = self.samples(groups)
+        return slice(*np.cumsum([0, *self.lengths])[[samples.start, samples.stop]].tolist())
 
 
 @dataclass(frozen=True)

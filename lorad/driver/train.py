@@ -7,9 +7,10 @@ from msgspec import structs
 
 from lorad.driver import critic
 from lorad.driver.critic import CriticUpdate
+from lorad.driver.sampling.rows import batch_of
 from lorad.driver.session import Rollout, Scored, Session, Weighed
 from lorad.driver.update import Update, current_rate, update
-from lorad.driver.weigh import batch_of, importance_cap, logprobs, minibatch_ranges, needs_old, within
+from lorad.driver.weigh import importance_cap, logprobs, minibatch_ranges, needs_old, within
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueTargets
 from lorad.protocol.calls import ForwardBackward, Stepped
 from lorad.rl.levels import normaliser
@@ -62,6 +63,7 @@ class _MiniBatch:
     """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost
     only.
 
+    lengths: int [S], sampled tokens of each sample. sizes: int [G], samples of each group.
     has_gradient: False where it is zero for certain: all advantages are 0, and nothing else acts.
     critic: what the critic gets; None without one.
     """
@@ -69,6 +71,8 @@ class _MiniBatch:
     batch: Batch
     targets: PolicyTargets
     normaliser: float
+    lengths: np.ndarray
+    sizes: np.ndarray
     has_gradient: bool
     critic: ValueTargets | None = None
 
@@ -131,9 +135,12 @@ def _must_measure(session: Session, rollout: Rollout, minibatches: list[_MiniBat
     return _is_current(session, rollout) and says_nothing
 
 
-def _measured(session: Session, rollout: Rollout) -> _Mismatch:
-    """Measure the mismatch on the first group only, which is cheap and enough for an alarm."""
-    group = rollout.groups[0]
+def _measured(session: Session, rollout: Rollout) -> _Mismatch | None:
+    """Measure the mismatch on the first group that has any token, which is cheap and enough for an alarm."""
+    said = [[sample for sample in group if sample.size] for group in rollout.groups]
+    group = next((group for group in said if group), [])
+    if not group:
+        return None
     difference = np.abs(
         logprobs(session, "slot", batch_of([group])) - np.concatenate([s.logprobs for s in group])
     )
@@ -201,8 +208,8 @@ def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[
         ref=targets.reference_logprobs,
         advantages=targets.advantages,
         mask=weights > 0,
-        lengths=m.batch.target_lengths,
-        groups=m.batch.group_sizes,
+        lengths=m.lengths,
+        groups=m.sizes,
     )
     value, derivative = own.derivatives(given, session.spec.seed)
     derivative = np.where(weights > 0, derivative, 0.0)
@@ -236,9 +243,7 @@ def _minibatch(
     inside = within(known.groups, first, end)
     if inside.start == inside.stop:
         return None
-    batch = known.batch.part(inside)
-    start = int(known.batch.part(slice(0, inside.start)).targets.size)
-    tokens = slice(start, start + batch.targets.size)
+    tokens = known.tokens(inside)
     targets = weighed.targets.part(tokens)
     sizes = [len(group) for group in rollout.groups]
     mine = slice(sum(sizes[:first]), sum(sizes[:end]))
@@ -252,9 +257,11 @@ def _minibatch(
         length=session.spec.rollout.max_new_tokens,
     )
     return _MiniBatch(
-        batch,
+        known.part(inside),
         targets,
         total,
+        known.lengths[known.samples(inside)],
+        known.sizes[inside],
         has_gradient=_has_terms(session.spec) or bool(targets.advantages.any()),
         critic=None if weighed.critic is None else weighed.critic.part(tokens),
     )

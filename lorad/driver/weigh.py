@@ -1,11 +1,13 @@
 """Verb three: turn rewards into what the trainer weighs each token with."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from lorad.driver import critic
-from lorad.driver.session import Known, Rollout, Sample, Scored, Session, Weighed
+from lorad.driver.sampling.rows import batch_of, offsets_of
+from lorad.driver.session import Known, Rollout, Scored, Session, Weighed
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import Logprobs, LogprobsOf
 from lorad.rl.advantage import advantages, returns_to_go, whiten
@@ -61,36 +63,32 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
     rows = np.flatnonzero(scored.trained)
     groups = np.unique(owner[rows])
     samples = rollout.samples
-    batch = batch_of([[samples[row] for row in rows[owner[rows] == group]] for group in groups])
-    sampler = np.concatenate([np.zeros(0, np.float32), *(samples[row].logprobs for row in rows)])
+    members = [[samples[row] for row in rows[owner[rows] == group]] for group in groups]
+    known = Known(
+        batch=batch_of(members),
+        rows=rows,
+        groups=groups,
+        sampler=np.concatenate([np.zeros(0, np.float32), *(samples[row].logprobs for row in rows)]),
+        lengths=np.array([samples[row].size for row in rows], np.int32),
+        sizes=np.array([len(some) for some in members], np.int32),
+        offsets=offsets_of(members),
+    )
     if not rows.size:
-        return Known(batch, rows, groups, sampler)
+        return known
     algorithm, ranges = session.spec.algorithm, minibatch_ranges(session.spec, rollout)
-    parts = [batch.part(within(groups, *each)) for each in ranges]
+    parts = [known.part(within(groups, *each)) for each in ranges]
 
     def each(ask: Callable[[Batch], np.ndarray]) -> np.ndarray:
         """Ask for each mini-batch by itself: groups of others change no bit of it."""
         return np.concatenate([ask(part) for part in parts if part.targets.size])
 
     with session.timed("train"):
-        return Known(
-            batch,
-            rows,
-            groups,
-            sampler,
+        return replace(
+            known,
             old=each(lambda part: logprobs(session, "slot", part)) if needs_old(session.spec) else None,
             reference=each(lambda part: _reference(session, part)) if algorithm.has_reference else None,
             values=each(lambda part: critic.values(session, part)) if algorithm.has_critic else None,
         )
-
-
-def batch_of(groups: list[list[Sample]]) -> Batch:
-    """Return the tokens of samples; those of a group are of one prompt."""
-    masks = [sample.sampled for group in groups for sample in group]
-    return Batch.of(
-        [(np.array(group[0].example.tokens, np.int32), [s.tokens for s in group]) for group in groups],
-        [mask for mask in masks if mask is not None] or None,
-    )
 
 
 def minibatch_ranges(spec: Spec, rollout: Rollout) -> list[tuple[int, int]]:
@@ -107,7 +105,7 @@ def within(groups: np.ndarray, first: int, end: int) -> slice:
 def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> Weighed:
     """Advantages, weights and corrections of each token."""
     algorithm = session.spec.algorithm
-    lengths = known.batch.target_lengths
+    lengths = known.lengths
     with session.timed("weigh"):
         penalty, kl = _penalty(session, known)
         values = None
@@ -127,7 +125,7 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> W
             sampler_logprobs=known.sampler,
             old_logprobs=known.old,
             reference_logprobs=known.reference if algorithm.kl_place == "loss" or algorithm.loss else None,
-            weights=level_weights(lengths, algorithm.parts.level, known.batch.group_sizes),
+            weights=level_weights(lengths, algorithm.parts.level, known.sizes),
         )
     return Weighed(known, targets, mean, importance, kl, values)
 
@@ -142,7 +140,7 @@ def _token_advantages(
     its own alone (Agarwal et al., 2024, arXiv 2306.13649; Thinking Machines, 2025, "On-policy distillation").
     """
     algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
-    lengths = known.batch.target_lengths
+    lengths = known.lengths
     if parts.surrogate == "nll":
         return np.ones(int(lengths.sum()), np.float32)
     if not algorithm.reads_reward and penalty is not None:

@@ -50,6 +50,7 @@ class Answer(Struct, frozen=True):
     error: str = ""
     seconds: float = 0.0
     is_last: bool = False
+    replaces: bool = False
 
 
 def main(lifeline: int) -> None:
@@ -86,7 +87,9 @@ class _Episodes:
             return Answer(error=failure, is_last=isinstance(error, MemoryError))
         messages = found.messages if isinstance(found.messages, str | None) else [*found.messages]
         seconds = time.monotonic() - started
-        return Answer(messages, float(found.reward), dict(found.metrics), seconds=seconds)
+        return Answer(
+            messages, float(found.reward), dict(found.metrics), seconds=seconds, replaces=found.replaces
+        )
 
     def _heard(self, ask: Ask) -> Any:
         env, heard = self._there.get(ask.episode, (None, 0))

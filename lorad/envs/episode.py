@@ -19,8 +19,10 @@ class Task(Struct, frozen=True):
 class EpisodeTurn(Struct, frozen=True):
     """A turn of the model, and what the environment answered.
 
-    tokens, observed: tokens of either. observation: as text; "" where the episode was over.
+    tokens, observed: tokens of either; 0 of an observation that a new row begins with.
+    observation: as text; "" where the episode was over.
     seconds: that the environment took.
+    row: of the episode's rows, from 0, the one that the turn is in.
     """
 
     text: str
@@ -30,3 +32,11 @@ class EpisodeTurn(Struct, frozen=True):
     observation: str = ""
     observed: int = 0
     seconds: float = 0.0
+    row: int = 0
+
+
+class Fork(Struct, frozen=True):
+    """The beginning of a further row of an episode: its tokens from `at` on are behind `prompt`."""
+
+    at: int
+    prompt: list[int]

@@ -1,6 +1,7 @@
 """Observations as tokens. The tokens of an episode only ever grow: none is made twice from text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lorad.envs.protocol import Message
 from lorad.errors import SpecError
@@ -10,6 +11,8 @@ from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.spec.model import Spec
 
+_Tools = Sequence[Mapping[str, Any]]
+"""In OpenAI's wrapped form."""
 _TURN = "lorad turn"
 _DUMMY = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _TURN}]
 _TEXT = "env.format: text takes observations as they are."
@@ -31,11 +34,11 @@ class Format:
         self._ends = {number: tokenizer.decode([number], skip_special=False) for number in tokenizer.eos_ids}
         self._end = self._behind("a")[1] if self.is_chat else -1
 
-    def first(self, messages: str | Sequence[Message]) -> tuple[str, list[int]]:
-        """Return (text, tokens) of the first observation. Raises SpecError."""
+    def first(self, messages: str | Sequence[Message], tools: _Tools = ()) -> tuple[str, list[int]]:
+        """Return (text, tokens) of the first observation. tools: shown to the model. Raises SpecError."""
         if self.is_chat:
             chat = with_system(self._data, _chat(messages))
-            text = self._tokenizer.chat(chat, self._data.chat_template_kwargs)
+            text = self._tokenizer.chat(chat, self._settings(tools))
             return text, self._tokenizer.encode(text)
         text = _text(messages)
         return text, self._tokenizer.encode(text, special=True)
@@ -44,15 +47,15 @@ class Format:
         """Return whether something can follow a turn that ends with this token."""
         return not self.is_chat or token == self._end
 
-    def following(self, messages: str | Sequence[Message]) -> list[int]:
+    def following(self, messages: str | Sequence[Message], tools: _Tools = ()) -> list[int]:
         """Return the tokens between a turn of the model and the next. Raises SpecError."""
         if not self.is_chat:
             return self._tokenizer.encode(_text(messages))
-        return self._tokenizer.encode(self._behind(messages)[0])
+        return self._tokenizer.encode(self._behind(messages, tools)[0])
 
-    def _behind(self, messages: str | Sequence[Message]) -> tuple[str, int]:
+    def _behind(self, messages: str | Sequence[Message], tools: _Tools = ()) -> tuple[str, int]:
         """Return (what the template writes behind the end token of a made-up turn, that token)."""
-        text = self._render([*_DUMMY, *_chat(messages)], generate=True)
+        text = self._render([*_DUMMY, *_chat(messages)], tools)
         _, turn, rest = text.rpartition(_TURN)
         ends = [(rest.find(end), number) for number, end in self._ends.items() if turn and end in rest]
         if not ends or rest[: min(ends)[0]].strip():
@@ -64,9 +67,12 @@ class Format:
         place, number = min(ends)
         return rest[place + len(self._ends[number]) :], number
 
-    def _render(self, chat: Sequence[Message], *, generate: bool) -> str:
+    def _settings(self, tools: _Tools) -> dict[str, Any]:
+        return {**self._data.chat_template_kwargs, **({"tools": [*tools]} if tools else {})}
+
+    def _render(self, chat: Sequence[Message], tools: _Tools) -> str:
         try:
-            return self._tokenizer.chats([chat], self._data.chat_template_kwargs, generate=generate)[0]
+            return self._tokenizer.chats([chat], self._settings(tools))[0]
         except Refused as error:
             raise refusal(error, "an observation") from error
 

@@ -2,23 +2,27 @@
 it had not been.
 """
 
+import itertools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import asdict
+from msgspec.structs import replace as changed
 
 from lorad.box.machine import read_machine
-from lorad.children.user_process import Lost, UserProcess, code_of, environment
+from lorad.children.user_process import Lost, UserProcess, code_of, environment, interpreter
 from lorad.children.user_serve import Ready
 from lorad.envs.builtin import BUILTIN
 from lorad.envs.child import Answer, Ask, Setup
 from lorad.envs.episode import Task
 from lorad.envs.format import Format
+from lorad.envs.lending import Lending
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
@@ -26,15 +30,19 @@ from lorad.spec.env import EnvSpec
 
 
 class Heard(Struct):
-    """An episode as its environment knows it: the turns that it heard, or is to hear next."""
+    """An episode as its environment knows it: the turns that it heard, or is to hear next.
+
+    seconds: that its environment took for them.
+    """
 
     number: int
     task: Task
     turns: list[Turn] = []
+    seconds: float = 0.0
 
 
 class Hosts:
-    """The environments of training, and those of evals: neither waits for the other's. A context manager.
+    """The environments of training, and those of evals: neither waits for the other's.
 
     format: how their observations become tokens.
     """
@@ -47,12 +55,6 @@ class Hosts:
     def close(self) -> None:
         self.training.close()
         self.evals.close()
-
-    def __enter__(self) -> "Hosts":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class Host:
@@ -69,17 +71,22 @@ class Host:
         self._setup = _setup(spec, cwd)
         self.file = Path(self._setup.file) if self._setup.file else None
         self.source = self._setup.source  # what runs, whatever becomes of the file
-        self._workers = [_Worker(self._setup, spec) for _ in range(spec.workers)]
-        self._next = 0
+        python = interpreter(spec.python, cwd, "env.python")
+        self._workers = [_Worker(self._setup, spec, python) for _ in range(spec.workers)]
+        self._lending = Lending(spec.workers)
+        self._numbers = itertools.count()
 
     def start(self) -> None:
         """Load the class now. Raises SpecError when it cannot be loaded."""
         self._workers[0].start()
 
+    def new(self, task: Task) -> Heard:
+        """Return an episode that is to be reset."""
+        return Heard(next(self._numbers), task)
+
     def begin(self, tasks: Sequence[Task]) -> list[tuple[Heard, Answer]]:
         """Make an episode of each task and reset it."""
-        made = [Heard(self._next + i, task) for i, task in enumerate(tasks)]
-        self._next += len(made)
+        made = [self.new(task) for task in tasks]
         return [*zip(made, self.answers(made), strict=True)]
 
     def answers(self, episodes: Sequence[Heard]) -> list[Answer]:
@@ -104,10 +111,25 @@ class Host:
                     future.result()
         return [found[place] for place in range(len(episodes))]
 
+    def answer(self, heard: Heard) -> Answer:
+        """What it says to its last turn, by the first process that has time. Safe between threads.
+
+        Blocks; never raises for what user code does.
+        """
+        number, before = self._lending.take(heard.number, heard.seconds)
+        if before is not None:
+            self._workers[before].over.append(heard.number)
+        try:
+            return self._workers[number].answer(heard)
+        finally:
+            self._lending.give(number)
+
     def forget(self, episodes: Sequence[Heard]) -> None:
         """Say which episodes are over: their environments are closed at the next occasion."""
         for heard in episodes:
-            self._workers[heard.number % len(self._workers)].over.append(heard.number)
+            lent = self._lending.forget(heard.number)
+            number = heard.number % len(self._workers) if lent is None else lent
+            self._workers[number].over.append(heard.number)
 
     def close(self) -> None:
         """Kill the processes, also under `answers` in another thread, whose remaining episodes then fail."""
@@ -118,20 +140,21 @@ class Host:
 class _Worker:
     """One process. over: episodes that it need not hold any more; _held: those that it holds."""
 
-    def __init__(self, setup: Setup, spec: EnvSpec) -> None:
-        self._setup, self._spec = setup, spec
+    def __init__(self, setup: Setup, spec: EnvSpec, python: Path | None) -> None:
+        self._setup, self._spec, self._python = setup, spec, python
         self._environment = environment(os.environ, spec.pass_env)
         self._child: UserProcess | None = None
         self._closed = False
         self._busy = threading.Lock()
         self._held: set[int] = set()
-        self.over: list[int] = []
+        self.over: deque[int] = deque()
 
     def start(self) -> UserProcess:
         """Raises SpecError."""
         self._stop()
-        self.over, self._held = [], set()
-        child = self._child = UserProcess("lorad.envs.child", "environment", self._environment)
+        self.over.clear()
+        self._held = set()
+        child = self._child = UserProcess("lorad.envs.child", "environment", self._environment, self._python)
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
         try:
@@ -145,7 +168,7 @@ class _Worker:
         with self._busy:
             for _ in range(1 + self._spec.retry):
                 answer = self._answer(heard)
-                if not answer.error or self._closed:
+                if not answer.error or self._closed or heard.seconds >= self._spec.episode_timeout:
                     break
             return answer
 
@@ -159,20 +182,31 @@ class _Worker:
     def _answer(self, heard: Heard) -> Answer:
         if self._closed:
             return Answer(error="the environments are closed")
-        started = time.monotonic()
+        started, made, left = time.monotonic(), 1, self._spec.episode_timeout - heard.seconds
+        if left <= 0:
+            return Answer(error=self._too_long)
         try:
             child = self._child if self._child is not None and self._child.alive else self.start()
-            ask = Ask(heard.number, heard.task, heard.turns, self.over)
+            over = [self.over.popleft() for _ in range(len(self.over))]
+            self._held.difference_update(over)
             made = 1 if heard.number in self._held else max(len(heard.turns), 1)
-            answer = child.ask(ask, Answer, self._spec.timeout * made)
-            self._held = {*self._held, heard.number}.difference(self.over)
-            self.over = []
+            limit = min(self._spec.timeout, left) * made
+            started = time.monotonic()
+            answer = child.ask(Ask(heard.number, heard.task, heard.turns, over), Answer, limit)
+            self._held.add(heard.number)
             if answer.error:
                 self._held.discard(heard.number)
-            return answer
         except (SpecError, Lost) as error:
             self._stop()
-            return Answer(error=str(error), seconds=time.monotonic() - started)
+            answer = Answer(error=str(error), seconds=time.monotonic() - started)
+        heard.seconds += answer.seconds / made  # what others made necessary again does not count
+        if answer.error and heard.seconds >= self._spec.episode_timeout:
+            return changed(answer, error=self._too_long)
+        return answer
+
+    @property
+    def _too_long(self) -> str:
+        return f"its turns took {self._spec.episode_timeout:g} s (env.episode_timeout)"
 
     def _stop(self) -> None:
         if self._child is not None:

@@ -22,11 +22,13 @@ class Observation(Struct, frozen=True):
     messages: what the model reads next, as text or as chat messages; None: the episode is over.
     reward: of this turn; those of an episode are added up.
     metrics: numbers by name; each step of the run shows the mean over the episodes that have them.
+    replaces: `messages` are all that the model reads from here on, in place of what it has read and said.
     """
 
     messages: str | Sequence[Message] | None
     reward: float = 0.0
     metrics: Mapping[str, float] = {}
+    replaces: bool = False
 
 
 def shown(messages: str | Sequence[Message]) -> str:

@@ -30,7 +30,6 @@ with quick_imports():
     from lorad.box.paths import Home, default_home
     from lorad.driver.rewards import Rewarder
     from lorad.driver.user.functions import UserFunctions
-    from lorad.envs.host import Host
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.models.directory import read_config, weight_files
     from lorad.models.facts import ModelFacts, read_facts
@@ -47,7 +46,7 @@ with quick_imports():
         check_sizes,
         check_trainer,
     )
-    from lorad.preflight.user_code import check_env, check_functions, refuse_unset
+    from lorad.preflight.user_code import check_env, check_functions, open_env, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
@@ -96,7 +95,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
         *(partial(_there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
         lambda: Rewarder(spec.rewards, cwd),
         lambda: UserFunctions(spec.algorithm, cwd),
-        lambda: Host(spec.env, cwd) if spec.env.name else None,
+        lambda: open_env(spec.env, cwd),
     ]
     if spec.lora.adapter_path is not None:
         looks.append(partial(read_peft, cwd / Path(spec.lora.adapter_path).expanduser()))

@@ -9,11 +9,13 @@ from lorad.envs.child import Answer
 from lorad.envs.episode import Task
 from lorad.envs.format import Format
 from lorad.envs.host import Host
+from lorad.envs.programs import Programs, is_program
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
 from lorad.rl.data import Example
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.algorithm import Algorithm
+from lorad.spec.env import EnvSpec
 from lorad.spec.model import Spec
 
 _UNSET = (
@@ -36,14 +38,26 @@ def check_functions(algorithm: Algorithm, cwd: Path) -> None:
             function.try_out(with_reference=algorithm.has_reference)
 
 
+def open_env(env: EnvSpec, cwd: Path) -> Host | Programs | None:
+    """Return what plays episodes, not started. Raises SpecError for what is missing on disk."""
+    if env.name is None:
+        return None
+    return Programs(env, cwd) if is_program(env, cwd) else Host(env, cwd)
+
+
 def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> None:
-    """The environment begins with words that fit, and answers two episodes of the first row alike.
+    """The environment begins with words that fit, and answers two episodes of the first row alike; an agent
+    program can be loaded.
 
     Raises SpecError.
     """
     env = spec.env
     refuse_unset(env.pass_env, "env.pass_env")
-    form, host = Format(spec, tokenizer), Host(env, cwd)
+    form, host = Format(spec, tokenizer), open_env(env, cwd)
+    assert host is not None
+    if isinstance(host, Programs):
+        _check_program(spec, form, host)
+        return
     try:
         host.start()
         task = Task(example.row, spec.seed)
@@ -66,6 +80,26 @@ def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> 
             form.following(said)
     finally:
         host.close()
+
+
+def _check_program(spec: Spec, form: Format, programs: Programs) -> None:
+    """Raises SpecError."""
+    if spec.deterministic is not False:
+        raise SpecError(
+            f"{spec.env.name} is an agent program, whose episodes cannot be made again",
+            key="deterministic",
+            hint="Write `deterministic: false`, or an environment with reset and step.",
+        )
+    if not form.is_chat:
+        raise SpecError(
+            f"{spec.env.name} is an agent program, which speaks in chats",
+            key="env.format",
+            hint="Use a model with a chat template, and leave env.format out.",
+        )
+    try:
+        programs.start()
+    finally:
+        programs.close()
 
 
 def _alike(answers: Sequence[Answer], verb: str, name: str | None) -> Answer:

@@ -122,6 +122,15 @@ class Generated(Struct, frozen=True):
     seconds: float
     waited: float = 0.0
 
+    def beside(self, other: "Generated") -> "Generated":
+        """Return the sums with a call of the same time; they waited as long as the longer of both."""
+        return Generated(
+            self.samples + other.samples,
+            self.tokens + other.tokens,
+            self.seconds + other.seconds,
+            max(self.waited, other.waited),
+        )
+
 
 class Rank(Struct, frozen=True):
     """Compute log-probabilities of the tokens of texts, and of the `most` most likely in their places.

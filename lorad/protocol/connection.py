@@ -36,9 +36,11 @@ class Connection:
         most: int = frames.MAX_BODY,
     ) -> None:
         self.run, self.attempt = run, attempt
+        self._path, self._others = path, list[Connection]()
         self._ids = itertools.count(1)
         self._seq = 0
         self._most = most
+        self._is_aborted = False
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
@@ -81,12 +83,35 @@ class Connection:
                 if answer.kind == "result":
                     return
 
+    def another(self) -> "Connection":
+        """Open one more of the same run and attempt, for verbs that change nothing; it is aborted and closed
+        with this one. Raises PoolLost.
+        """
+        other = Connection(self._path, run=self.run, attempt=self.attempt, most=self._most)
+        self._others.append(other)
+        if self._is_aborted:  # by another thread, which may not have seen it
+            other.abort()
+        return other
+
     def abort(self) -> None:
-        """Let the thread that waits for an answer have PoolLost now."""
+        """Let the thread that waits for an answer have PoolLost now, and those of further connections."""
+        self._is_aborted = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        self.abort_others()
+
+    def abort_others(self) -> None:
+        """Let the threads that wait for answers to further connections have PoolLost now."""
+        for connection in [*self._others]:
+            connection.abort()
+
+    def close_others(self) -> None:
+        """Close what `another` opened."""
+        while self._others:
+            self._others.pop().close()
 
     def close(self) -> None:
+        self.close_others()
         self._socket.close()
 
     def __enter__(self) -> Self:

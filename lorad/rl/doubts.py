@@ -54,12 +54,6 @@ def _of_env(spec: Spec) -> Iterator[SpecError]:
             key="reward",
             hint="Leave it out, and let the environment compute it.",
         )
-    if spec.rollout.max_staleness:
-        yield SpecError(
-            "episodes are played with the current version, not ahead of training",
-            key="rollout.max_staleness",
-            hint="Leave it out.",
-        )
 
 
 def _of_parts(spec: Spec) -> Iterator[SpecError]:

@@ -13,17 +13,22 @@ class EnvSpec(Part, frozen=True):
     """The environment in which a sample is an episode of several turns, with a reward of its own.
 
     Attributes:
-        name: `lookup`, or `path/to/file.py:Class`; null is none: a sample is one completion.
-        args: keywords of its constructor.
+        name: `lookup`, `path/to/file.py:Class`, or `path/to/file.py:function` of an agent program, an
+            `async def`; null is none: a sample is one completion.
+        args: keywords of its constructor, or of the function.
         turns: most turns of the model in an episode.
         max_tokens: most tokens of an episode, prompt included; null is what the model has room for. An
             episode ends where a further turn would not fit.
         format: how observations become tokens. chat renders them with the chat template, text takes them as
             they are; auto does what data.chat_template has done with the prompts.
         timeout: seconds for one turn; then its process is killed.
+        episode_timeout: seconds that the environment may take for all turns of an episode together; for an
+            agent program, from its call to its end.
         retry: how often an episode that got no answer is brought back to its turn and asked again. Then it is
             left out of the step, like a sample whose reward failed.
-        workers: processes, of training and of evals each.
+        workers: processes, of training and of evals each. A process runs one agent program at a time.
+        python: interpreter that runs it, with packages of its own, from Python 3.10 on; for a class it needs
+            msgspec. null is that of lorad.
         pass_env: variables that the environment finds beside those that every program needs; no secret is
             there unless named here.
         memory: limit of each process, in bytes or as in `4GiB`; null is half of the machine's memory.
@@ -35,8 +40,10 @@ class EnvSpec(Part, frozen=True):
     max_tokens: Positive | None = None
     format: Literal["auto", "text", "chat"] = "auto"
     timeout: PositiveFloat = 30.0
+    episode_timeout: PositiveFloat = 600.0
     retry: Annotated[int, Meta(ge=0, le=10)] = 1
     workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    python: str | None = None
     pass_env: list[EnvName] = msgspec.field(default_factory=list)
     memory: int | str | None = None
 

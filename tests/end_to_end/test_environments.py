@@ -64,6 +64,7 @@ def calm() -> Iterator[tuple[World, dict[str, Any]]]:
     with world() as made:
         made.run("calm", text=SPEC)
         (made.root / "envs.py").write_text(MINE)
+        (made.root / "agent.py").write_text("async def run(base_url, task): ...\n")
         yield made, made.facts("calm")
 
 
@@ -150,8 +151,11 @@ def test_hanging_episodes_are_left_out(calm: tuple[World, dict[str, Any]]) -> No
         (("env=null",), "data.train: its rows are for the environment lookup"),
         (("env.name=envs.py:Clock",), "step answered two episodes of one row otherwise"),
         (("reward=gsm8k",), "reward: the environment lookup gives the reward"),
-        (("rollout.max_staleness=1",), "rollout.max_staleness: episodes are played with the current version"),
         (("algorithm=sft",), "env.name: sft trains on the completions"),
+        (("env.name=agent.py:run",), "deterministic: agent.py:run is an agent program"),
+        (("env.name=agent.py:run", "deterministic=false"), "env.format: agent.py:run is an agent program"),
+        (("env.name=agent.py:runs", "deterministic=false"), "agent.py has no function runs"),
+        (("env.python=/bin/none",), "env.python: there is no program /bin/none"),
         (("env.max_tokens=15",), "env.max_tokens: the first observation has "),
         (("env.max_tokens=100000",), "positions of the model"),
         (("env.format=chat",), "env.format: the chat template"),

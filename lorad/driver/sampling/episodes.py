@@ -14,7 +14,7 @@ from msgspec.structs import replace as changed
 from lorad.driver.sampling.generate import Seed, generate, joined, seed_of, seeds_of
 from lorad.driver.session import Episode, Plan, Sample, Session
 from lorad.envs.child import Answer
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Task
+from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.envs.format import Format
 from lorad.envs.host import Heard, Hosts
 from lorad.envs.protocol import Turn, shown
@@ -26,8 +26,8 @@ from lorad.rl.data import EVAL_SEED, Example
 
 
 @dataclass
-class _Live:
-    """An episode, as it grows. context: of all tokens so far. end: None while it is under way.
+class Live:
+    """An episode, as it grows. context: what the model reads next. end: None while it is under way.
 
     parts: (tokens, whether the policy sampled them).
     """
@@ -38,6 +38,7 @@ class _Live:
     heard: Heard
     context: list[int] = field(default_factory=list)
     parts: list[tuple[np.ndarray, bool]] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
     logprobs: list[np.ndarray] = field(default_factory=list)
     turns: list[EpisodeTurn] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class _Live:
         self.context += tokens.tolist()
         self.parts.append((tokens, True))
         self.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
-        self.turns.append(EpisodeTurn(text_of(tokens.tolist()), finish, tokens.size))
+        self.turns.append(EpisodeTurn(text_of(tokens.tolist()), finish, tokens.size, row=len(self.forks)))
         self.heard.turns.append(Turn(self.turns[-1].text, finish))
 
     def observe(self, text: str, tokens: list[int]) -> None:
@@ -64,6 +65,12 @@ class _Live:
         self.context += tokens
         self.parts.append((np.array(tokens, np.int32), False))
         self.turns[-1] = changed(self.turns[-1], observation=text, observed=len(tokens))
+
+    def fork(self, text: str, tokens: list[int]) -> None:
+        """Begin a new row with what replaces all that the model has read."""
+        self.context = [*tokens]
+        self.forks.append(Fork(sum(part.size for part, _ in self.parts), tokens))
+        self.turns[-1] = changed(self.turns[-1], observation=text)
 
 
 def play(
@@ -76,72 +83,68 @@ def play(
     version = session.name_of(wanted.version)
     seed = session.spec.seed if how.temperature else EVAL_SEED
     tasks = [Task(e.row, seed_of(seed, 0, e.id, 0)) for e in wanted.examples for _ in range(n)]
-    begun = host.begin(tasks)
+    resets = host.begin(tasks)
+    answers = [answer for _, answer in resets]
     seeds = [seed for some in seeds_of(session.spec.seed, wanted, n) for seed in some]
     episodes = [
-        _Live(i // n, i % n, seed, heard)
-        for i, (seed, (heard, _)) in enumerate(zip(seeds, begun, strict=True))
+        Live(i // n, i % n, seed, heard)
+        for i, (seed, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
     ]
-    examples = _first(session, hosts.format, wanted, episodes, [answer for _, answer in begun], n)
+    mine = [slice(place * n, place * n + n) for place in range(len(wanted.examples))]
+    examples = [
+        begun(session, hosts.format, example, episodes[part], answers[part])
+        for example, part in zip(wanted.examples, mine, strict=True)
+    ]
     made = Generated(0, 0, 0.0)
     turn = 0
     while live := [episode for episode in episodes if episode.end is None]:
         made = _speak(session, pool, version, live, turn, how, made)
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
-            _hear(session, hosts.format, episode, answer)
+            hear(session, hosts.format, episode, answer)
         turn += 1
     host.forget([episode.heard for episode in episodes])
-    samples = [_sample(examples[e.place], version, e) for e in episodes]
-    return [samples[start : start + n] for start in range(0, len(samples), n)], made
+    samples = [sample_of(examples[e.place], version, e) for e in episodes]
+    return [samples[part] for part in mine], made
 
 
-def _first(
+def begun(
     session: Session,
     format: Format,
-    wanted: Plan,
-    episodes: Sequence[_Live],
+    example: Example,
+    episodes: Sequence[Live],
     answers: Sequence[Answer],
-    n: int,
-) -> list[Example]:
-    """Begin the episodes of each example with the words of its environment; returns the examples with these
-    as prompts.
-    """
+) -> Example:
+    """Begin the episodes of an example with the words of its environment; returns it with these as prompt."""
     limit = session.spec.env.max_tokens
     assert limit is not None  # fitted to the model
-    found = []
-    for place, example in enumerate(wanted.examples):
-        mine = slice(place * n, place * n + n)
-        said = next((a.messages for a in answers[mine] if a.messages is not None and not a.error), None)
-        if said is not None:
-            text, tokens = format.first(said)
-            example = changed(example, prompt=text, tokens=tokens)
-        for episode, answer in zip(episodes[mine], answers[mine], strict=True):
-            if answer.error:
-                episode.fail(answer.error)
-            elif answer.messages is None:
-                episode.fail("reset ended the episode: it returned an Observation without messages")
-            elif answer.messages != said:
-                episode.fail("reset began with other words than in another episode of the same row")
-            elif len(example.tokens) + session.spec.rollout.max_new_tokens > limit:
-                episode.fail(
-                    f"its first observation of {len(example.tokens)} tokens leaves no room for a turn"
-                )
-            episode.context = [*example.tokens]
-        found.append(example)
-    return found
+    said = next((a.messages for a in answers if a.messages is not None and not a.error), None)
+    if said is not None:
+        text, tokens = format.first(said)
+        example = changed(example, prompt=text, tokens=tokens)
+    for episode, answer in zip(episodes, answers, strict=True):
+        if answer.error:
+            episode.fail(answer.error)
+        elif answer.messages is None:
+            episode.fail("reset ended the episode: it returned an Observation without messages")
+        elif answer.messages != said:
+            episode.fail("reset began with other words than in another episode of the same row")
+        elif len(example.tokens) + session.spec.rollout.max_new_tokens > limit:
+            episode.fail(f"its first observation of {len(example.tokens)} tokens leaves no room for a turn")
+        episode.context = [*example.tokens]
+    return example
 
 
 def _speak(
     session: Session,
     pool: Connection,
     version: str,
-    live: Sequence[_Live],
+    live: Sequence[Live],
     turn: int,
     how: Sampling,
     made: Generated,
 ) -> Generated:
     """Have the model speak in each episode; returns what it made until now, these turns included."""
-    shared: dict[int, list[_Live]] = {}
+    shared: dict[int, list[Live]] = {}
     for number, episode in enumerate(live):  # those of one example begin with the same words
         shared.setdefault(episode.place if turn == 0 else number, []).append(episode)
     spoken = [*shared.values()]
@@ -165,7 +168,7 @@ def _speak(
     )
 
 
-def _hear(session: Session, format: Format, episode: _Live, answer: Answer) -> None:
+def hear(session: Session, format: Format, episode: Live, answer: Answer) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec, said = session.spec, answer.messages
     limit = spec.env.max_tokens
@@ -178,25 +181,29 @@ def _hear(session: Session, format: Format, episode: _Live, answer: Answer) -> N
         episode.fail(answer.error)
     elif said is None:
         episode.end = "done"
-    elif turn.finish == "length" or not format.ends_turn(last):
+    elif not answer.replaces and (turn.finish == "length" or not format.ends_turn(last)):
         episode.end = "length"
     elif len(episode.turns) == spec.env.turns:
         episode.end = "turns"
     else:
         try:
-            tokens = format.following(said)
+            context = format.first(said)[1] if answer.replaces else episode.context + format.following(said)
         except SpecError as error:
             episode.fail(str(error))
             return
-        if len(episode.context) + len(tokens) + spec.rollout.max_new_tokens > limit:
+        known = len(episode.context)
+        if len(context) + spec.rollout.max_new_tokens > limit:
             episode.end = "tokens"
+        elif context[:known] == episode.context:
+            episode.observe(shown(said), context[known:])
         else:
-            episode.observe(shown(said), tokens)
+            episode.fork(shown(said), context)
 
 
-def _sample(example: Example, version: str, episode: _Live) -> Sample:
+def sample_of(example: Example, version: str, episode: Live) -> Sample:
     assert episode.end is not None
     empty = np.zeros(0, np.int32)
+    kept = Episode(episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error)
     return Sample(
         example=example,
         index=episode.index,
@@ -204,9 +211,10 @@ def _sample(example: Example, version: str, episode: _Live) -> Sample:
         tokens=np.concatenate([empty, *(tokens for tokens, _ in episode.parts)]),
         logprobs=np.concatenate([np.zeros(0, np.float32), *episode.logprobs]),
         finish="length" if episode.end in ("length", "tokens") else "stop",
-        text="".join(f"{turn.text}{turn.observation}" for turn in episode.turns),
+        text=kept.text,
         sampled=np.concatenate(
             [np.zeros(0, np.bool_), *(np.full(tokens.size, mine) for tokens, mine in episode.parts)]
         ),
-        episode=Episode(episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error),
+        episode=kept,
+        forks=tuple(episode.forks),
     )

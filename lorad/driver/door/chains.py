@@ -1,0 +1,190 @@
+"""What an agent program and the model said to each other, as rows of tokens.
+
+A request whose messages begin with a chat that was answered before continues that chat's tokens, as they were
+sampled. It continues the row where that chat is its end; else, and where nothing is known, it begins a row.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace as changed
+
+from lorad.driver.sampling.generate import joined
+from lorad.envs.episode import EpisodeTurn, Fork
+from lorad.envs.format import Format
+from lorad.envs.protocol import Message, shown
+from lorad.errors import SpecError
+from lorad.protocol.batch import Chunk
+
+_Tools = Sequence[Mapping[str, Any]]
+
+
+class _Chat(Struct):
+    """A chat that ends with an answer. context: all of its tokens. row: whose end it is, if it still is."""
+
+    messages: list[Message]
+    tools: _Tools
+    context: list[int]
+    row: int
+    is_open: bool
+
+
+class _Row(Struct):
+    """parts: (tokens, whether they were sampled). last: the chat at its end. busy: it is being continued."""
+
+    prompt: list[int]
+    text: str
+    parts: list[tuple[np.ndarray, bool]]
+    logprobs: list[np.ndarray]
+    turns: list[EpisodeTurn]
+    last: _Chat
+    busy: bool = False
+
+
+class Place(NamedTuple):
+    """Where a request goes on. row: None begins one. known: tokens of the context that the row has."""
+
+    context: list[int]
+    row: int | None
+    known: int
+    messages: list[Message]
+    tools: _Tools
+    text: str
+
+
+class Rows(NamedTuple):
+    """All that was said. prompt: text and tokens of the first row; None: nothing was said."""
+
+    prompt: tuple[str, list[int]] | None
+    tokens: np.ndarray
+    sampled: np.ndarray
+    logprobs: np.ndarray
+    forks: tuple[Fork, ...]
+    turns: list[EpisodeTurn]
+
+
+class Chains:
+    """The rows of one episode. Safe between threads."""
+
+    def __init__(self, format: Format) -> None:
+        self._format = format
+        self._rows: list[_Row] = []
+        self._chats: list[_Chat] = []
+        self._lock = threading.Lock()
+
+    def place(self, messages: Sequence[Message], tools: _Tools) -> Place:
+        """Find where a request goes on; a row that it continues is its own until `say` or `leave`.
+
+        Raises SpecError where the chat template refuses the messages.
+        """
+        given = [plain(message) for message in messages]
+        with self._lock:
+            known = [
+                chat
+                for chat in self._chats
+                if chat.is_open and chat.tools == tools and given[: len(chat.messages)] == chat.messages
+            ]
+        for chat in sorted(known, key=lambda chat: len(chat.messages), reverse=True):
+            if len(chat.messages) == len(given):
+                continue
+            news = messages[len(chat.messages) :]
+            try:
+                following = self._format.following(news, tools)
+            except SpecError:  # the template does not say what follows: all of it is written anew
+                break
+            return self._at(chat, chat.context + following, given, tools, shown(news))
+        text, context = self._format.first(messages, tools)
+        with self._lock:
+            ends = [row.last for row in self._rows if context[: len(row.last.context)] == row.last.context]
+        if ends:
+            longest = max(ends, key=lambda chat: len(chat.context))
+            return self._at(longest, context, given, tools, text)
+        return Place(context, None, 0, given, tools, text)
+
+    def _at(self, chat: _Chat, context: list[int], given: list[Message], tools: _Tools, text: str) -> Place:
+        with self._lock:
+            row = self._rows[chat.row]
+            if row.last is not chat or row.busy:
+                return Place(context, None, 0, given, tools, text)
+            row.busy = True
+            return Place(context, chat.row, len(chat.context), given, tools, text)
+
+    def leave(self, place: Place) -> None:
+        """Give a place up: nothing was said."""
+        if place.row is not None:
+            with self._lock:
+                self._rows[place.row].busy = False
+
+    def say(self, place: Place, chunks: Sequence[Chunk], text: str, answer: Message) -> None:
+        """Add an answer of the model. answer: as the program gets it."""
+        tokens = joined([chunk.tokens for chunk in chunks])
+        with self._lock:
+            number = len(self._rows) if place.row is None else place.row
+            chat = _Chat(
+                [*place.messages, plain(answer)],
+                place.tools,
+                [*place.context, *tokens.tolist()],
+                number,
+                self._format.ends_turn(int(tokens[-1])) and chunks[-1].finish == "stop",
+            )
+            self._chats.append(chat)
+            if place.row is None:
+                self._rows.append(_Row(place.context, place.text, [], [], [], chat))
+            row = self._rows[number]
+            if place.row is not None:
+                told = place.context[place.known :]
+                row.parts.append((np.array(told, np.int32), False))
+                row.turns[-1] = changed(row.turns[-1], observation=place.text, observed=len(told))
+            row.parts.append((tokens, True))
+            row.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
+            row.turns.append(EpisodeTurn(text, str(chunks[-1].finish), tokens.size, row=number))
+            row.last, row.busy = chat, False
+
+    def rows(self) -> Rows:
+        """Return what was said until now."""
+        with self._lock:
+            rows = [*self._rows]
+        parts = [part for row in rows for part in row.parts]
+        forks, turns, at = list[Fork](), list[EpisodeTurn](), 0
+        for row in rows:
+            if turns:
+                forks.append(Fork(at, row.prompt))
+                turns[-1] = changed(turns[-1], observation=row.text)
+            turns += row.turns
+            at += sum(tokens.size for tokens, _ in row.parts)
+        masks = [np.full(tokens.size, mine) for tokens, mine in parts]
+        return Rows(
+            (rows[0].text, rows[0].prompt) if rows else None,
+            np.concatenate([np.zeros(0, np.int32), *(tokens for tokens, _ in parts)]),
+            np.concatenate([np.zeros(0, np.bool_), *masks]),
+            np.concatenate([np.zeros(0, np.float32), *(part for row in rows for part in row.logprobs)]),
+            tuple(forks),
+            turns,
+        )
+
+
+def plain(message: Message) -> Message:
+    """Return a message as it is compared: what clients write in several ways, in one."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "\n".join(str(part.get("text", "")) for part in content)
+    found = {"role": message.get("role"), "content": content}
+    if message.get("tool_call_id"):
+        found["tool_call_id"] = message["tool_call_id"]
+    if message.get("name"):
+        found["name"] = message["name"]
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_plain_call(call) for call in calls]
+    return found
+
+
+def _plain_call(call: Mapping[str, Any]) -> list[Any]:
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments, enc_hook=str).decode()
+    return [call.get("id"), function.get("name"), arguments]

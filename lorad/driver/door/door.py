@@ -1,0 +1,163 @@
+"""The door: HTTP on the loopback, with a secret for each episode in its address."""
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from lorad.driver.door.chains import Chains
+from lorad.driver.door.chat import Chat, Refusal, answer_of, as_template, message_of, read_chat, streamed
+from lorad.errors import LoradError, SpecError
+from lorad.protocol.batch import Chunk, Sampling
+from lorad.rl.tools.calls import CallForm
+
+_MOST_BYTES = 16 << 20  # of a request
+
+
+@dataclass(eq=False)
+class Visit:
+    """An episode whose program may speak with the model.
+
+    speak: samples a turn behind a context, as (context, number of the turn, most tokens).
+    text_of: of a turn's tokens, with the calls in it.
+    refused: the last limit that the program ran into, "turns" or "tokens".
+    """
+
+    chains: Chains
+    version: str
+    how: Sampling
+    turns: int
+    max_tokens: int
+    form: CallForm | None
+    speak: Callable[[list[int], int, int], list[Chunk]]
+    text_of: Callable[[list[int]], str]
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    begun: int = 0
+    refused: str = ""
+    failed: Exception | None = None
+
+    def answer(self, chat: Chat) -> dict[str, Any]:
+        """Let the model answer. Raises Refusal, and what the pool raises."""
+        if self.begun == self.turns:
+            self.refused = "turns"
+            raise Refusal(f"The episode has had its {self.turns} turns (env.turns).", code="turns_exceeded")
+        if chat.tools and self.form is None:
+            raise Refusal("tools: lorad does not know how this model writes calls of tools.", "tools")
+        turn, self.begun = self.begun, self.begun + 1
+        try:
+            place = self.chains.place(as_template(chat.messages), chat.tools)
+        except SpecError as error:
+            raise Refusal(str(error), "messages") from None
+        try:
+            size = len(place.context)
+            if size + self.how.max_new_tokens > self.max_tokens:
+                self.refused = "tokens"
+                raise Refusal(
+                    f"A turn behind {size} tokens does not fit into {self.max_tokens} (env.max_tokens).",
+                    "messages",
+                    "context_length_exceeded",
+                )
+            chunks = self.speak(place.context, turn, chat.most)
+            tokens = [token for chunk in chunks for token in chunk.tokens.tolist()]
+            text = self.text_of(tokens)
+            message = message_of(text, self.form, chat.tools)
+        except BaseException:
+            self.chains.leave(place)
+            raise
+        self.chains.say(place, chunks, text, message)
+        return answer_of(self.version, message, str(chunks[-1].finish), size, len(tokens))
+
+
+class Door:
+    """Answers the programs of the episodes that are let in. A context manager, with a thread of its own."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        """threads: where the model speaks."""
+        self._threads = threads
+        self._visits: dict[str, Visit] = {}
+        self._begun: Future[int] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._live, name="door")
+        self._thread.start()
+        self._port = self._begun.result()
+
+    def let_in(self, visit: Visit) -> str:
+        """Return the base URL of an episode."""
+        self._visits[visit.secret] = visit
+        return f"http://127.0.0.1:{self._port}/episodes/{visit.secret}/v1"
+
+    def send_away(self, visit: Visit) -> None:
+        """Refuse what comes from now on: the episode is over."""
+        self._visits.pop(visit.secret, None)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    def __enter__(self) -> "Door":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _live(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            if self._begun.done():
+                raise
+            self._begun.set_exception(error)
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        app = web.Application(client_max_size=_MOST_BYTES)
+        app.router.add_post("/episodes/{secret}/v1/chat/completions", self._chat)
+        app.router.add_get("/episodes/{secret}/v1/models", self._models)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self._begun.set_result(int(runner.addresses[0][1]))
+            await self._ended.wait()
+        finally:
+            await runner.cleanup()
+            await asyncio.sleep(0)  # for transports to close their sockets
+
+    async def _models(self, request: web.Request) -> web.Response:
+        visit = self._visits.get(request.match_info["secret"])
+        if visit is None:
+            return _over()
+        model = {"id": visit.version, "object": "model", "created": 0, "owned_by": "lorad"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        visit = self._visits.get(request.match_info["secret"])
+        if visit is None:
+            return _over()
+        try:
+            chat = read_chat(await request.read(), visit.how)
+            answer = await self._loop.run_in_executor(self._threads, visit.answer, chat)
+        except Refusal as refusal:
+            return web.json_response(refusal.body, status=400)
+        except LoradError as error:  # of the pool: the episode cannot go on
+            visit.failed = error
+            return web.json_response(
+                {"error": {"message": str(error), "type": "server_error", "param": None, "code": None}},
+                status=503,
+            )
+        if chat.is_stream:
+            body = streamed(answer, wants_usage=chat.wants_usage)
+            return web.Response(body=body, content_type="text/event-stream")
+        return web.json_response(answer)
+
+
+def _over() -> web.Response:
+    refusal = Refusal("There is no such episode, or it is over.", code="episode_over")
+    return web.json_response(refusal.body, status=404)

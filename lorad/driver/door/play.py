@@ -1,0 +1,165 @@
+"""Episodes of agent programs: each speaks with the version of the plan through the door, until it returns."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from msgspec.structs import replace as changed
+
+from lorad.driver.door.chains import Chains, Rows
+from lorad.driver.sampling.free import first_failure
+from lorad.driver.sampling.generate import Seed, generate, seed_of, seeds_of
+from lorad.driver.session import Episode, Plan, Sample, Session
+from lorad.envs.episode import EpisodeEnd, Task
+from lorad.envs.programs import Play, Played, ProgramHosts
+from lorad.protocol.batch import Chunk, Prompt, Sampling
+from lorad.protocol.calls import Generated
+from lorad.protocol.connection import Connection
+from lorad.protocol.heartbeat import HEART
+from lorad.rl.data import EVAL_SEED, Example
+
+_MOST = 256  # turns that are sampled at once
+
+
+def play_programs(
+    session: Session, hosts: ProgramHosts, pool: Connection, wanted: Plan, n: int, how: Sampling
+) -> tuple[list[list[Sample]], Generated]:
+    """Play `n` episodes of each example; returns them in order, and the sums of the pool's summaries.
+
+    One whose program fails is played again, `env.retry` times at most.
+    """
+    speakers = _Speakers(session, pool, session.name_of(wanted.version), how)
+    seed = session.spec.seed if how.temperature else EVAL_SEED
+    seeds = seeds_of(session.spec.seed, wanted, n)
+    count = min(session.spec.env.workers, n * len(wanted.examples))
+    with ThreadPoolExecutor(count, "episode") as players:
+        try:
+            with HEART.waits():
+                futures = [
+                    [
+                        players.submit(
+                            speakers.play,
+                            hosts,
+                            example,
+                            index,
+                            mine,
+                            Task(example.row, seed_of(seed, 0, example.id, 0)),
+                        )
+                        for index, mine in enumerate(some)
+                    ]
+                    for example, some in zip(wanted.examples, seeds, strict=True)
+                ]
+                first_failure([future for group in futures for future in group])
+            return [[future.result() for future in group] for group in futures], speakers.made
+        finally:
+            players.shutdown(wait=False, cancel_futures=True)
+            speakers.close()
+
+
+class _Speakers:
+    """Threads in which the model speaks, each with a connection of its own, and the door that asks them."""
+
+    def __init__(self, session: Session, pool: Connection, version: str, how: Sampling) -> None:
+        from lorad.driver.door.door import Door  # aiohttp, where it is needed alone
+
+        self._session, self._pool, self._version, self._how = session, pool, version, how
+        self._threads = ThreadPoolExecutor(_MOST, "episode-turn")
+        self._door = Door(self._threads)
+        self._of_thread = threading.local()
+        self._lock = threading.Lock()
+        self.made = Generated(0, 0, 0.0)
+
+    def close(self) -> None:
+        """Break off what is under way, if anything is."""
+        self._door.close()
+        self._pool.abort_others()
+        self._threads.shutdown()
+        self._pool.close_others()
+
+    def play(self, hosts: ProgramHosts, example: Example, index: int, seed: Seed, task: Task) -> Sample:
+        """Raises what the pool raised."""
+        from lorad.driver.door.door import Visit
+
+        spec, programs = self._session.spec, hosts.training if self._how.temperature else hosts.evals
+        assert spec.env.max_tokens is not None  # fitted to the model
+        sampling = {
+            "model": self._version,
+            "temperature": self._how.temperature,
+            "top_p": self._how.top_p,
+            "max_tokens": self._how.max_new_tokens,
+        }
+        for _ in range(1 + spec.env.retry):
+            visit = Visit(
+                chains=Chains(hosts.format),
+                version=self._version,
+                how=self._how,
+                turns=spec.env.turns,
+                max_tokens=spec.env.max_tokens,
+                form=self._session.tokenizer.call_form,
+                speak=partial(self._speak, seed),
+                text_of=self._text_of,
+            )
+            played = programs.play(Play(self._door.let_in(visit), example.row, sampling))
+            self._door.send_away(visit)
+            if visit.failed is not None:
+                raise visit.failed
+            rows = visit.chains.rows()
+            if not played.error and not rows.turns:
+                played = Played(error="it returned without a request", seconds=played.seconds)
+            if not played.error:
+                break
+        return _sample(example, index, self._version, task, rows, played, visit.refused)
+
+    def _speak(self, seed: Seed, context: list[int], turn: int, most: int) -> list[Chunk]:
+        if not hasattr(self._of_thread, "pool"):
+            self._of_thread.pool = self._pool.another()
+        found: list[Chunk] = []
+        made = generate(
+            self._of_thread.pool,
+            self._version,
+            [Prompt("0", np.array(context, np.int32), np.array([seed(turn)], np.uint64))],
+            changed(self._how, max_new_tokens=most),
+            lambda _place, _index, chunks: found.extend(chunks),
+        )
+        with self._lock:
+            self.made = self.made.beside(made)
+        return found
+
+    def _text_of(self, tokens: list[int]) -> str:
+        text = self._session.tokenizer.with_calls(tokens)
+        stops = self._session.spec.rollout.stop
+        return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+
+def _sample(
+    example: Example, index: int, version: str, task: Task, rows: Rows, played: Played, refused: str
+) -> Sample:
+    """A program's reward counts as that of its last turn."""
+    turns, end = rows.turns, _end(rows, played, refused)
+    if turns:
+        turns[-1] = changed(turns[-1], reward=played.reward or 0.0, seconds=played.seconds)
+    if rows.prompt is not None:
+        text, tokens = rows.prompt
+        example = changed(example, prompt=text, tokens=tokens)
+    kept = Episode(task, turns, end, error=played.error)
+    return Sample(
+        example=example,
+        index=index,
+        version=version,
+        tokens=rows.tokens,
+        logprobs=rows.logprobs,
+        finish="length" if end in ("length", "tokens") else "stop",
+        text=kept.text,
+        sampled=rows.sampled,
+        episode=kept,
+        forks=rows.forks,
+    )
+
+
+def _end(rows: Rows, played: Played, refused: str) -> EpisodeEnd:
+    if played.error:
+        return "failed"
+    if refused:
+        return "turns" if refused == "turns" else "tokens"
+    return "length" if rows.turns[-1].finish == "length" else "done"

@@ -1,0 +1,74 @@
+"""Which process answers which episode, where each episode goes on by itself."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class _Waiter:
+    """An episode that waits. worker: the one that it got."""
+
+    episode: int
+    since: float
+    cost: float
+    worker: int | None = None
+    called: threading.Event = field(default_factory=threading.Event)
+
+
+class Lending:
+    """Lends so many workers to episodes, each to one at a time. Safe between threads.
+
+    An episode comes to the worker that knows it. While that one is busy with another it waits, but for no
+    longer than a free worker would need to be brought to the same place: so a slow episode holds up no other.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._busy = [False] * count
+        self._knows: dict[int, int] = {}  # episode -> worker
+        self._waiting: list[_Waiter] = []
+        self._lock = threading.Lock()
+
+    def take(self, episode: int, cost: float = 0.0) -> tuple[int, int | None]:
+        """Wait for a worker; returns it, and the one that knew the episode where that is another.
+
+        cost: seconds that a worker which does not know the episode would need.
+        """
+        waiter = _Waiter(episode, time.monotonic(), cost)
+        with self._lock:
+            before = self._knows.get(episode)
+            if not self._serve(waiter):
+                self._waiting.append(waiter)
+        while waiter.worker is None:
+            left = waiter.since + cost - time.monotonic()
+            waiter.called.wait(left if left > 0 else None)
+            with self._lock:
+                if waiter in self._waiting and self._serve(waiter):
+                    self._waiting.remove(waiter)
+        return waiter.worker, before if before not in (None, waiter.worker) else None
+
+    def give(self, worker: int) -> None:
+        """Take a worker back, for the first that waits for it."""
+        with self._lock:
+            self._busy[worker] = False
+            if next_one := next((waiter for waiter in self._waiting if self._serve(waiter)), None):
+                self._waiting.remove(next_one)
+                next_one.called.set()
+
+    def forget(self, episode: int) -> int | None:
+        """Return the worker that knows an episode which is over."""
+        with self._lock:
+            return self._knows.pop(episode, None)
+
+    def _serve(self, waiter: _Waiter) -> bool:
+        known = self._knows.get(waiter.episode)
+        if known is not None and not self._busy[known]:
+            chosen = known
+        else:
+            idle = [worker for worker, busy in enumerate(self._busy) if not busy]
+            if not idle or (known is not None and time.monotonic() - waiter.since < waiter.cost):
+                return False
+            loads = [*self._knows.values()]
+            chosen = min(idle, key=loads.count)
+        self._busy[chosen], self._knows[waiter.episode], waiter.worker = True, chosen, chosen
+        return True
