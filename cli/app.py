@@ -53,6 +53,7 @@ _COMMANDS = {
     "export": _Verb("versions:export", "a version as a PEFT directory"),
     "verify": _Verb("files:verify", "is all of it what it was?"),
     "samples": _Verb("samples:samples", "what the model wrote"),
+    "try": _Verb("episodes:try_", "a few samples of a spec that is not queued"),
     "replay": _Verb("episodes:replay", "recorded episodes against fresh environments"),
     "plot": _Verb("plot:plot", "curves in the terminal, or as PNG"),
     "metrics": _Verb("metrics:metrics", "all that it measured: as a table, CSV or Parquet"),

@@ -49,7 +49,7 @@ def samples(
     rows = Client().samples(run, step=step, limit=limit if sample is None else sample)
     if sample is not None:
         one = _chosen(rows, sample, run)
-        output.print_json(one) if as_json else table.print_fields(_whole(one))
+        output.print_json(one) if as_json else table.print_fields(whole(one))
     elif as_json:
         output.print_json(rows)
     else:
@@ -87,7 +87,8 @@ def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
     return shown
 
 
-def _whole(sample: Sample) -> list[tuple[str, str]]:
+def whole(sample: Sample) -> list[tuple[str, str]]:
+    """Return the fields of a sample in full, an episode turn by turn."""
     figures = {"reward": output.number(sample.reward), "advantage": output.number(sample.advantage)}
     parts = "  ".join(f"{name} {output.number(value)}" for name, value in sample.rewards.items())
     named = {

@@ -64,7 +64,7 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
     """
     started = time.perf_counter()
     refill, size = session.spec.algorithm.refill, session.spec.algorithm.group_size
-    groups, made, scoring = _complete(session, pool, wanted, size, _sampling(session))
+    groups, made, scoring = complete(session, pool, wanted, size, sampling(session))
     count, waited, tokens = len(wanted.examples), made.waited, made.tokens
     places = list(range(count))
     if refill is None:
@@ -82,7 +82,7 @@ def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
             break
         examples = session.train_data.take(wanted.position + looked, asked)
         asked_for = replace(wanted, examples=examples)
-        more, made, scoring = _complete(session, pool, asked_for, size, _sampling(session))
+        more, made, scoring = complete(session, pool, asked_for, size, sampling(session))
         groups, waited, tokens = groups + more, waited + made.waited, tokens + made.tokens
         scores += _by_group(scoring.scores(), size)
         batches, looked = batches + 1, looked + asked
@@ -140,7 +140,7 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
         )
 
 
-def _sampling(session: Session, *, greedy: bool = False) -> Sampling:
+def sampling(session: Session, *, greedy: bool = False) -> Sampling:
     """A reward of user code gets samples as they end; without one all come together, which is cheaper."""
     how = sampling_of(session.spec.rollout, session.tokenizer.eos_ids, greedy=greedy)
     return structs.replace(how, as_they_end=session.rewarder.runs_user_code)
@@ -158,7 +158,7 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
     )
 
 
-def _complete(
+def complete(
     session: Session, pool: Connection, wanted: Plan, n: int, how: Sampling
 ) -> tuple[list[list[Sample]], Generated, Scoring]:
     """Sample `n` completions of each example with the plan's version; returns them in order, the pool's
@@ -222,7 +222,7 @@ def evaluate(session: Session, nll: float | None = None, accuracy: float | None 
     score, failed, problems = None, 0, len(session.eval_data)
     if session.scores_evals:
         wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
-        scoring = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))[2]
+        scoring = complete(session, session.pool, wanted, 1, sampling(session, greedy=True))[2]
         values = [s.value for s in scoring.scores() if s.value is not None]
         score, failed = sum(values) / len(values) if values else None, problems - len(values)
     fact = EvalFact(state.version, score, problems, failed, nll, accuracy)
