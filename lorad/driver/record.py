@@ -173,8 +173,8 @@ def _policy_metrics(
 
 def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
     """Return means over episodes: turns, rows where any forks, tokens of observations, seconds of the
-    environment, and what the environment itself measured, as `env/NAME`, over those that have it. None of
-    completions.
+    environment, calls of tools and those that went wrong where there are tools, and what the environment
+    itself measured, as `env/NAME`, over those that have it. None of completions.
     """
     episodes = [sample.episode for sample in samples if sample.episode is not None]
     if not episodes:
@@ -184,6 +184,9 @@ def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
         "observation_tokens": float(np.mean([sum(t.observed for t in e.turns) for e in episodes])),
         "seconds_env": float(np.mean([sum(t.seconds for t in e.turns) for e in episodes])),
     }
+    if called := [episode for episode in episodes if episode.has_tools]:
+        found["tool_calls"] = float(np.mean([sum(len(t.calls) for t in e.turns) for e in called]))
+        found["tool_errors"] = float(np.mean([sum(t.tool_errors for t in e.turns) for e in called]))
     if any(sample.forks for sample in samples):
         found["rows"] = float(np.mean([1 + len(sample.forks) for sample in samples]))
     for name in sorted({name for episode in episodes for name in episode.metrics}):

@@ -160,7 +160,7 @@ class Session:
 
 class Episode(Struct, frozen=True):
     """What became of an episode. metrics: the last of each name that the environment gave. error: why it
-    failed.
+    failed. has_tools: whether the model could call any.
     """
 
     task: Task
@@ -168,6 +168,7 @@ class Episode(Struct, frozen=True):
     end: EpisodeEnd
     metrics: dict[str, float] = {}
     error: str = ""
+    has_tools: bool = False
 
     @property
     def text(self) -> str:

@@ -19,8 +19,11 @@ with quick_imports():
     from lorad.children.user_serve import Code, serve
     from lorad.envs.builtin import BUILTIN
     from lorad.envs.episode import Task
+    from lorad.envs.factory import Factory, is_factory
     from lorad.envs.protocol import Env, Message, Observation, Turn
+    from lorad.envs.tools import stepped
     from lorad.errors import LoradError
+    from lorad.rl.tools.specs import wrapped_all
 
 
 class Setup(Code):
@@ -33,16 +36,23 @@ class Ask(Struct, frozen=True):
     """Bring an episode to where it has heard these turns; the last observation is the answer.
 
     over: episodes that are not asked for again.
+    at_limit: the turns are answered, and a limit has ended the episode: what does it earn?
     """
 
     episode: int
     task: Task
     turns: list[Turn]
     over: list[int] = []
+    at_limit: bool = False
 
 
 class Answer(Struct, frozen=True):
-    """What the environment said last, or what went wrong. seconds: of all turns that were made for it."""
+    """What the environment said last, or what went wrong.
+
+    seconds: of all turns that were made for it.
+    tools: of an episode that begins, in OpenAI's form.
+    scores_at_limit: whether it is to be asked what an episode earns that a limit ends.
+    """
 
     messages: str | list[Message] | None = None
     reward: float = 0.0
@@ -51,6 +61,9 @@ class Answer(Struct, frozen=True):
     seconds: float = 0.0
     is_last: bool = False
     replaces: bool = False
+    tools: list[dict[str, Any]] = []
+    tool_errors: int = 0
+    scores_at_limit: bool = False
 
 
 def main(lifeline: int) -> None:
@@ -59,6 +72,9 @@ def main(lifeline: int) -> None:
 
 def _load(setup: Setup) -> tuple[Callable[[bytes], Answer], list[str]]:
     kind = import_function(setup) if setup.file else BUILTIN[setup.function]
+    if is_factory(kind):
+        episodes = _Episodes(setup, lambda **args: Factory(kind, args))
+        return lambda line: episodes.answer(msgspec.json.decode(line, type=Ask)), []
     if missing := [name for name in ("reset", "step", "close") if not hasattr(kind, name)]:
         raise LoradError(
             f"{setup.function} has no {', '.join(missing)}",
@@ -80,7 +96,9 @@ class _Episodes:
         try:
             for episode in ask.over:
                 self._close(episode)
-            found = _checked(self._heard(ask))
+            env, found = self._heard(ask)
+            found = _checked(found)
+            tools = [] if ask.turns else wrapped_all(getattr(env, "tools", ()))
         except BaseException as error:
             self._there.pop(ask.episode, None)
             failure = describe(error, self._setup)
@@ -88,20 +106,30 @@ class _Episodes:
         messages = found.messages if isinstance(found.messages, str | None) else [*found.messages]
         seconds = time.monotonic() - started
         return Answer(
-            messages, float(found.reward), dict(found.metrics), seconds=seconds, replaces=found.replaces
+            messages,
+            float(found.reward),
+            dict(found.metrics),
+            seconds=seconds,
+            replaces=found.replaces,
+            tools=tools,
+            tool_errors=found.tool_errors,
+            scores_at_limit=hasattr(env, "at_limit"),
         )
 
-    def _heard(self, ask: Ask) -> Any:
+    def _heard(self, ask: Ask) -> tuple[Env, Any]:
         env, heard = self._there.get(ask.episode, (None, 0))
         found: Any = None
-        if env is None or heard != len(ask.turns) - 1:
+        if env is None or heard != len(ask.turns) - (not ask.at_limit):
             self._close(ask.episode)
             env, heard = self._kind(**self._setup.args), 0
             found = env.reset(ask.task.row, ask.task.seed)
         for turn in ask.turns[heard:]:
-            found = env.step(turn)
+            found = stepped(env, turn)
         self._there[ask.episode] = (env, len(ask.turns))
-        return found
+        if ask.at_limit:
+            scored: Any = env
+            found = Observation(None, float(scored.at_limit()))
+        return env, found
 
     def _close(self, episode: int) -> None:
         if episode in self._there:

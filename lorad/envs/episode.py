@@ -4,9 +4,13 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from lorad.rl.tools.calls import Call
+
 EpisodeEnd = Literal["done", "turns", "tokens", "length", "failed"]
 """done: the environment ended it. turns, tokens: env.turns or env.max_tokens did. length: a turn was cut off.
 failed: the environment gave no answer."""
+
+LIMITS: tuple[EpisodeEnd, ...] = ("turns", "tokens", "length")
 
 
 class Task(Struct, frozen=True):
@@ -23,6 +27,7 @@ class EpisodeTurn(Struct, frozen=True):
     observation: as text; "" where the episode was over.
     seconds: that the environment took.
     row: of the episode's rows, from 0, the one that the turn is in.
+    calls: of tools; also those that could not be made. tool_errors: how many of them went wrong.
     """
 
     text: str
@@ -33,6 +38,8 @@ class EpisodeTurn(Struct, frozen=True):
     observed: int = 0
     seconds: float = 0.0
     row: int = 0
+    calls: tuple[Call, ...] = ()
+    tool_errors: int = 0
 
 
 class Fork(Struct, frozen=True):

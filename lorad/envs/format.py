@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lorad.envs.protocol import Message
+from lorad.envs.protocol import Message, Turn
 from lorad.errors import SpecError
 from lorad.rl.data import with_system
 from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
+from lorad.rl.tools.parsing import parse
 from lorad.spec.model import Spec
 
 _Tools = Sequence[Mapping[str, Any]]
@@ -16,6 +17,7 @@ _Tools = Sequence[Mapping[str, Any]]
 _TURN = "lorad turn"
 _DUMMY = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _TURN}]
 _TEXT = "env.format: text takes observations as they are."
+_Tools = Sequence[Mapping[str, Any]]
 
 
 class Format:
@@ -27,7 +29,7 @@ class Format:
 
     def __init__(self, spec: Spec, tokenizer: Tokenizer) -> None:
         """Raises SpecError where the chat template does not say what follows a turn."""
-        self._tokenizer, self._data = tokenizer, spec.data
+        self._tokenizer, self._data, self._stops = tokenizer, spec.data, spec.rollout.stop
         has_template = tokenizer.has_chat_template and spec.data.chat_template == "auto"
         has_template = has_template and spec.data.train not in TASKS  # whose prompts are plain text
         self.is_chat = spec.env.format == "chat" or (spec.env.format == "auto" and has_template)
@@ -36,12 +38,21 @@ class Format:
 
     def first(self, messages: str | Sequence[Message], tools: _Tools = ()) -> tuple[str, list[int]]:
         """Return (text, tokens) of the first observation. tools: shown to the model. Raises SpecError."""
+        if tools:
+            self._refuse_unreadable()
         if self.is_chat:
             chat = with_system(self._data, _chat(messages))
             text = self._tokenizer.chat(chat, self._settings(tools))
             return text, self._tokenizer.encode(text)
         text = _text(messages)
         return text, self._tokenizer.encode(text, special=True)
+
+    def turn(self, tokens: Sequence[int], finish: str, tools: _Tools = ()) -> Turn:
+        """Return what the model said with these tokens."""
+        text = self._tokenizer.completion(tokens, self._stops, calls=bool(tools))
+        form = self._tokenizer.call_form
+        calls = parse(text, form, tools).calls if form and tools else []
+        return Turn(text, finish, tuple(calls))
 
     def ends_turn(self, token: int) -> bool:
         """Return whether something can follow a turn that ends with this token."""
@@ -69,6 +80,20 @@ class Format:
 
     def _settings(self, tools: _Tools) -> dict[str, Any]:
         return {**self._data.chat_template_kwargs, **({"tools": [*tools]} if tools else {})}
+
+    def _refuse_unreadable(self) -> None:
+        if not self.is_chat:
+            raise SpecError(
+                "the environment has tools, and only a chat template shows them to the model",
+                key="env.format",
+                hint="Use a model with a chat template, and leave env.format and data.chat_template at auto.",
+            )
+        if self._tokenizer.call_form is None:
+            raise SpecError(
+                "the environment has tools, and the chat template shows none in a form that lorad reads",
+                key="env.name",
+                hint="Use a model that calls tools, such as Qwen3, or a chat template with tools.",
+            )
 
     def _render(self, chat: Sequence[Message], tools: _Tools) -> str:
         try:

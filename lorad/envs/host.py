@@ -33,12 +33,14 @@ class Heard(Struct):
     """An episode as its environment knows it: the turns that it heard, or is to hear next.
 
     seconds: that its environment took for them.
+    at_limit: a limit has ended it; the next answer is what it earns by that.
     """
 
     number: int
     task: Task
     turns: list[Turn] = []
     seconds: float = 0.0
+    at_limit: bool = False
 
 
 class Hosts:
@@ -192,7 +194,9 @@ class _Worker:
             made = 1 if heard.number in self._held else max(len(heard.turns), 1)
             limit = min(self._spec.timeout, left) * made
             started = time.monotonic()
-            answer = child.ask(Ask(heard.number, heard.task, heard.turns, over), Answer, limit)
+            answer = child.ask(
+                Ask(heard.number, heard.task, heard.turns, over, heard.at_limit), Answer, limit
+            )
             self._held.add(heard.number)
             if answer.error:
                 self._held.discard(heard.number)

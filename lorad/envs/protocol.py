@@ -5,15 +5,22 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from lorad.rl.tools.calls import Call
+
 Message = dict[str, Any]
 """`{role, content}`, as the chat template takes it."""
 
 
 class Turn(Struct, frozen=True):
-    """What the model said. text: without special tokens. finish: `stop`, or `length` where it was cut off."""
+    """What the model said.
+
+    text: without special tokens, calls of tools included. finish: `stop`, or `length` where it was cut off.
+    calls: of the environment's tools, by name and arguments; only those that can be made.
+    """
 
     text: str
     finish: str
+    calls: tuple[Call, ...] = ()
 
 
 class Observation(Struct, frozen=True):
@@ -23,12 +30,14 @@ class Observation(Struct, frozen=True):
     reward: of this turn; those of an episode are added up.
     metrics: numbers by name; each step of the run shows the mean over the episodes that have them.
     replaces: `messages` are all that the model reads from here on, in place of what it has read and said.
+    tool_errors: calls of the turn that went wrong.
     """
 
     messages: str | Sequence[Message] | None
     reward: float = 0.0
     metrics: Mapping[str, float] = {}
     replaces: bool = False
+    tool_errors: int = 0
 
 
 def shown(messages: str | Sequence[Message]) -> str:
@@ -44,6 +53,10 @@ class Env(Protocol):
 
     It answers equal turns of one task with equal observations. So its process may be killed at any time: the
     turns so far bring a new one to the same place. All episodes of a task begin with the same words.
+
+    It may have `tools`, which the chat template shows to the model once it is reset: functions with typed
+    parameters and a docstring, or their descriptions in OpenAI's form. It may have `at_limit()`: what an
+    episode earns that a limit of the run ends, beside the rewards of its turns.
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> Observation:

@@ -11,6 +11,7 @@ from lorad.envs.format import Format
 from lorad.envs.host import Host
 from lorad.envs.programs import Programs, is_program
 from lorad.envs.protocol import Turn
+from lorad.envs.tools import result_of
 from lorad.errors import SpecError
 from lorad.rl.data import Example
 from lorad.rl.tokenizer import Tokenizer
@@ -62,10 +63,13 @@ def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> 
         host.start()
         task = Task(example.row, spec.seed)
         both, begun = zip(*host.begin([task, task]), strict=True)
-        messages = _alike(begun, "reset", env.name).messages
+        answer = _alike(begun, "reset", env.name)
+        messages = answer.messages
         if messages is None:
             raise _wrong(env.name, "reset returned an Observation without messages, so nothing is to be done")
-        _, tokens = form.first(messages)
+        _, tokens = form.first(messages, answer.tools)
+        if answer.tools:
+            form.following([result_of(answer.tools[0]["function"]["name"], "1")])
         if len(tokens) + spec.rollout.max_new_tokens > (env.max_tokens or 0):
             raise SpecError(
                 f"the first observation has {len(tokens)} tokens, and with a turn of "
@@ -107,7 +111,7 @@ def _alike(answers: Sequence[Answer], verb: str, name: str | None) -> Answer:
     first, second = answers
     if first.error:
         raise SpecError(first.error, key="env.name", hint="Mend the file.")
-    if (first.messages, first.reward) != (second.messages, second.reward):
+    if (first.messages, first.reward, first.tools) != (second.messages, second.reward, second.tools):
         raise _wrong(name, f"{verb} answered two episodes of one row otherwise, with equal turns")
     return first
 

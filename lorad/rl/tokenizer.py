@@ -105,11 +105,11 @@ class Tokenizer:
         }
         return self.decode([number for number in ids if number not in dropped], skip_special=False)
 
-    def completion(self, ids: Sequence[int], stops: Sequence[str]) -> str:
+    def completion(self, ids: Sequence[int], stops: Sequence[str], *, calls: bool = False) -> str:
         """Decode a completion without special tokens, and without the first stop string and what follows, as
-        OpenAI and vLLM do.
+        OpenAI and vLLM do. calls: keep special tokens that are part of calls of tools.
         """
-        text = self.decode(ids)
+        text = self.with_calls(ids) if calls else self.decode(ids)
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
     def chat(

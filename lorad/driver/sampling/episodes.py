@@ -4,9 +4,9 @@ answer.
 So the step alone decides what is computed with what, and a resume makes the same episodes again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace as changed
@@ -14,10 +14,10 @@ from msgspec.structs import replace as changed
 from lorad.driver.sampling.generate import Seed, generate, joined, seed_of, seeds_of
 from lorad.driver.session import Episode, Plan, Sample, Session
 from lorad.envs.child import Answer
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
+from lorad.envs.episode import LIMITS, EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.envs.format import Format
 from lorad.envs.host import Heard, Hosts
-from lorad.envs.protocol import Turn, shown
+from lorad.envs.protocol import shown
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
@@ -30,6 +30,8 @@ class Live:
     """An episode, as it grows. context: what the model reads next. end: None while it is under way.
 
     parts: (tokens, whether the policy sampled them).
+    tools: that the model may call, in OpenAI's form.
+    scores_at_limit: whether the environment says what it earns where a limit ends it.
     """
 
     place: int
@@ -44,11 +46,13 @@ class Live:
     metrics: dict[str, float] = field(default_factory=dict)
     end: EpisodeEnd | None = None
     error: str = ""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    scores_at_limit: bool = False
 
     def fail(self, error: str) -> None:
         self.end, self.error = "failed", error
 
-    def say(self, chunks: list[Chunk], text_of: Callable[[list[int]], str]) -> None:
+    def say(self, chunks: list[Chunk], format: Format) -> None:
         """Add a turn of the model."""
         tokens = joined([chunk.tokens for chunk in chunks])
         finish = chunks[-1].finish
@@ -57,8 +61,10 @@ class Live:
         self.context += tokens.tolist()
         self.parts.append((tokens, True))
         self.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
-        self.turns.append(EpisodeTurn(text_of(tokens.tolist()), finish, tokens.size, row=len(self.forks)))
-        self.heard.turns.append(Turn(self.turns[-1].text, finish))
+        turn = format.turn(tokens.tolist(), finish, self.tools)
+        row = len(self.forks)
+        self.turns.append(EpisodeTurn(turn.text, finish, tokens.size, row=row, calls=turn.calls))
+        self.heard.turns.append(turn)
 
     def observe(self, text: str, tokens: list[int]) -> None:
         """Add what the environment wrote."""
@@ -98,9 +104,12 @@ def play(
     made = Generated(0, 0, 0.0)
     turn = 0
     while live := [episode for episode in episodes if episode.end is None]:
-        made = _speak(session, pool, version, live, turn, how, made)
+        made = _speak(session, hosts.format, pool, version, live, turn, how, made)
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
             hear(session, hosts.format, episode, answer)
+        limited = [episode for episode in live if episode.heard.at_limit]
+        for episode, answer in zip(limited, host.answers([e.heard for e in limited]), strict=True):
+            earn(episode, answer)
         turn += 1
     host.forget([episode.heard for episode in episodes])
     samples = [sample_of(examples[e.place], version, e) for e in episodes]
@@ -117,25 +126,28 @@ def begun(
     """Begin the episodes of an example with the words of its environment; returns it with these as prompt."""
     limit = session.spec.env.max_tokens
     assert limit is not None  # fitted to the model
-    said = next((a.messages for a in answers if a.messages is not None and not a.error), None)
+    started = next((a for a in answers if a.messages is not None and not a.error), None)
+    said, tools = (None, []) if started is None else (started.messages, started.tools)
     if said is not None:
-        text, tokens = format.first(said)
+        text, tokens = format.first(said, tools)
         example = changed(example, prompt=text, tokens=tokens)
     for episode, answer in zip(episodes, answers, strict=True):
         if answer.error:
             episode.fail(answer.error)
         elif answer.messages is None:
             episode.fail("reset ended the episode: it returned an Observation without messages")
-        elif answer.messages != said:
-            episode.fail("reset began with other words than in another episode of the same row")
+        elif (answer.messages, answer.tools) != (said, tools):
+            episode.fail("reset began with other words or tools than in another episode of the same row")
         elif len(example.tokens) + session.spec.rollout.max_new_tokens > limit:
             episode.fail(f"its first observation of {len(example.tokens)} tokens leaves no room for a turn")
-        episode.context = [*example.tokens]
+        episode.context, episode.tools = [*example.tokens], tools
+        episode.scores_at_limit = answer.scores_at_limit
     return example
 
 
 def _speak(
     session: Session,
+    format: Format,
     pool: Connection,
     version: str,
     live: Sequence[Live],
@@ -156,9 +168,8 @@ def _speak(
         )
         for place, some in enumerate(spoken)
     ]
-    text_of = partial(session.tokenizer.completion, stops=session.spec.rollout.stop)
     more = generate(
-        pool, version, prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, text_of)
+        pool, version, prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, format)
     )
     return Generated(
         made.samples + more.samples,
@@ -174,7 +185,9 @@ def hear(session: Session, format: Format, episode: Live, answer: Answer) -> Non
     limit = spec.env.max_tokens
     assert limit is not None  # fitted to the model
     turn = episode.turns[-1]
-    episode.turns[-1] = changed(turn, reward=answer.reward, seconds=answer.seconds)
+    episode.turns[-1] = changed(
+        turn, reward=answer.reward, seconds=answer.seconds, tool_errors=answer.tool_errors
+    )
     episode.metrics |= answer.metrics
     last = int(episode.parts[-1][0][-1])
     if answer.error:
@@ -187,7 +200,10 @@ def hear(session: Session, format: Format, episode: Live, answer: Answer) -> Non
         episode.end = "turns"
     else:
         try:
-            context = format.first(said)[1] if answer.replaces else episode.context + format.following(said)
+            if answer.replaces:
+                _, context = format.first(said, episode.tools)
+            else:
+                context = episode.context + format.following(said)
         except SpecError as error:
             episode.fail(str(error))
             return
@@ -198,12 +214,24 @@ def hear(session: Session, format: Format, episode: Live, answer: Answer) -> Non
             episode.observe(shown(said), context[known:])
         else:
             episode.fork(shown(said), context)
+    episode.heard.at_limit = episode.scores_at_limit and episode.end in LIMITS
+
+
+def earn(episode: Live, answer: Answer) -> None:
+    """Add what an episode earns that a limit has ended."""
+    turn = episode.turns[-1]
+    if answer.error:
+        episode.fail(answer.error)
+    reward, seconds = turn.reward + answer.reward, turn.seconds + answer.seconds
+    episode.turns[-1] = changed(turn, reward=reward, seconds=seconds)
 
 
 def sample_of(example: Example, version: str, episode: Live) -> Sample:
     assert episode.end is not None
     empty = np.zeros(0, np.int32)
-    kept = Episode(episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error)
+    kept = Episode(
+        episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error, bool(episode.tools)
+    )
     return Sample(
         example=example,
         index=episode.index,

@@ -5,12 +5,11 @@ anyway.
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lorad.driver.sampling.episodes import Live, begun, hear, sample_of
+from lorad.driver.sampling.episodes import Live, begun, earn, hear, sample_of
 from lorad.driver.sampling.generate import generate, seed_of, seeds_of
 from lorad.driver.session import Plan, Sample, Session
 from lorad.envs.child import Answer
@@ -62,7 +61,6 @@ class _Players:
                 zip(wanted.examples, seeds_of(session.spec.seed, wanted, n), strict=True)
             )
         ]
-        self._text_of = partial(session.tokenizer.completion, stops=session.spec.rollout.stop)
         self._resets: list[dict[int, Answer]] = [{} for _ in self._examples]
         self._threads = ThreadPoolExecutor(min(_MOST, n * len(self._examples)), "episode")
         self._of_thread = threading.local()
@@ -105,6 +103,8 @@ class _Players:
             self._speak(episode, turn)
             hear(self._session, self._format, episode, self._host.answer(episode.heard))
             turn += 1
+        if episode.heard.at_limit:
+            earn(episode, self._host.answer(episode.heard))
 
     def _speak(self, episode: Live, turn: int) -> None:
         if not hasattr(self._of_thread, "pool"):
@@ -115,7 +115,7 @@ class _Players:
             self._version,
             [Prompt("0", context, seed)],
             self._how,
-            lambda _place, _index, chunks: episode.say(chunks, self._text_of),
+            lambda _place, _index, chunks: episode.say(chunks, self._format),
         )
         with self._lock:
             self.made = self.made.beside(made)

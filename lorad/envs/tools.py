@@ -1,0 +1,45 @@
+"""Calls of an environment's tools: what is made of them, and what the model reads."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace as changed
+
+from lorad.envs.protocol import Env, Message, Observation, Turn
+from lorad.rl.tools.calls import Call
+
+
+def result_of(name: str, content: str) -> Message:
+    """Return the message with which a tool answers."""
+    return {"role": "tool", "name": name, "content": content}
+
+
+def make_calls(calls: Sequence[Call], tools: Mapping[str, Callable[..., Any]]) -> tuple[list[Message], int]:
+    """Call the tools in order; returns what they answer, and how many raised: the error is the answer."""
+    answers, errors = list[Message](), 0
+    for call in calls:
+        try:
+            result = tools[call.name](**call.arguments or {})
+        except Exception as error:
+            result, errors = {"error": str(error)}, errors + 1
+        answers.append(result_of(call.name, str(result)))
+    return answers, errors
+
+
+def stepped(env: Env, turn: Turn) -> Any:
+    """Have the environment answer a turn. Calls that cannot be made are answered with what is wrong; where
+    there are no others, the environment does not hear of the turn.
+    """
+    wrong = [call for call in turn.calls if call.error]
+    if not wrong:
+        return env.step(turn)
+    errors = [result_of(call.name or "unknown", str({"error": call.error})) for call in wrong]
+    good = tuple(call for call in turn.calls if not call.error)
+    found: Any = env.step(changed(turn, calls=good)) if good else Observation(errors)
+    if not isinstance(found, Observation):
+        return found
+    messages = found.messages
+    if good and messages is not None and not found.replaces:
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        messages = [*errors, *said]
+    return changed(found, messages=messages, tool_errors=found.tool_errors + len(wrong))
