@@ -36,6 +36,7 @@ class _Verb(NamedTuple):
 
 _COMMANDS = {
     "run": _Verb("run:run", "check a spec, start a run, follow it"),
+    "try": _Verb("episodes:try_", "a few episodes or samples of a spec, before it is queued"),
     "list": _Verb("list:list_", "runs, and why they wait"),
     "show": _Verb("show:show", "everything about a run"),
     "logs": _Verb("logs:logs", "what its processes print, or the daemon, or the gateway"),
@@ -48,12 +49,12 @@ _COMMANDS = {
         "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
     ),
     "fork": _Verb("run:fork", "start a new run from a version of another one"),
+    "eval": _Verb("serve:evaluate", "a version on rows of yours, by a reward"),
     "adapters": _Verb("versions:adapters", "versions"),
     "checkpoints": _Verb("files:checkpoints", "what it can be resumed from"),
     "export": _Verb("versions:export", "a version as a PEFT directory"),
     "verify": _Verb("files:verify", "is all of it what it was?"),
     "samples": _Verb("samples:samples", "what the model wrote"),
-    "try": _Verb("episodes:try_", "a few samples of a spec that is not queued"),
     "replay": _Verb("episodes:replay", "recorded episodes against fresh environments"),
     "plot": _Verb("plot:plot", "curves in the terminal, or as PNG"),
     "metrics": _Verb("metrics:metrics", "all that it measured: as a table, CSV or Parquet"),

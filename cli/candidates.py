@@ -48,6 +48,8 @@ def _metrics_of(client: Client, ctx: Any) -> list[str]:
     names = ctx.params.get("runs") or _run_names(client)[:1]
     found = {"eval"}
     for run in client.named(list(names)):
+        for evaluation in client.evals(run.name)[-1:]:
+            found |= evaluation.figures.keys()
         for step in client.steps(run.name, after=max(run.step - 1, 0)):
             found |= step.metrics.keys()
     return sorted(found)
@@ -65,8 +67,8 @@ _sweeps = _asked(lambda client, ctx: [sweep.sweep for sweep in client.sweeps()])
 
 
 def versions(ctx: Any, incomplete: str) -> list[str]:
-    """RUN@N of a run that is typed whole or is the only one that begins so, newest first; else runs and
-    aliases.
+    """RUN@N of a run that is typed whole or is the only one that begins so, newest first, and RUN@best; else
+    runs and aliases.
     """
     client = Client(timeout=_SECONDS)
     name, at, _ = incomplete.partition("@")
@@ -74,6 +76,7 @@ def versions(ctx: Any, incomplete: str) -> list[str]:
     others = [] if at else [alias for alias in _alias_names(client) if alias.startswith(name)]
     of_one = client.adapters(names[0])[-_MOST:] if len(names) == 1 else []
     numbered = [f"{version.run}@{version.version}" for version in reversed(of_one)]
+    numbered += [f"{names[0]}@best"] if of_one else []
     return [name for name in ([] if at else [*names, *others]) + numbered if name.startswith(incomplete)]
 
 

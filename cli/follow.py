@@ -187,7 +187,8 @@ def _evaluation(found: Evaluation) -> str:
     score = "" if found.score is None else f" {output.number(found.score)} on {scored} problems{failed}"
     nll = "" if found.nll is None else f" nll {found.nll:.4f}, perplexity {output.number(found.perplexity)}"
     pairs = "" if found.accuracy is None else f" {found.accuracy:.0%} of pairs right"
-    return f"held-out eval at step {found.step}:{','.join(filter(None, (score, nll, pairs))) or ' -'}"
+    sets = "".join(f"; {name} {output.number(one.score) or '-'}" for name, one in found.sets.items())
+    return f"held-out eval at step {found.step}:{','.join(filter(None, (score, nll, pairs))) or ' -'}{sets}"
 
 
 def _conclusion(run: Run) -> str:
@@ -196,6 +197,7 @@ def _conclusion(run: Run) -> str:
     if run.state == "paused":
         return f"{name} is paused at {where}; `lorad resume {name}` continues."
     evals = f"; held-out eval {evals_in_words(run)}" if evals_in_words(run) else ""
-    detail = f": {run.detail}" if run.detail and run.reason not in _GOOD else ""
+    ended_early = run.reason == "completed" and run.step < run.steps
+    detail = f": {run.detail}" if run.detail and (ended_early or run.reason not in _GOOD) else ""
     failed = f"; {failures(run)}" if failures(run) else ""
     return f"{name} ended ({run.reason}) at {where}{evals}{failed}{detail}"

@@ -23,11 +23,20 @@ def from_here(overrides: Sequence[str]) -> list[str]:
 
 def changed(override: str, cwd: Path) -> str:
     key, equals, text = override.partition("=")
-    if not equals or key.strip() not in KEYS:
+    if not equals or _meaning(key.strip()) not in KEYS:
         return override
     # a sweep separates by commas
     values = [text] if text.lstrip()[:1] in ("'", '"', "{", "[") else text.split(",")
-    return f"{key}={','.join(_anchored(key.strip(), value, cwd) for value in values)}"
+    return f"{key}={','.join(_anchored(_meaning(key.strip()), value, cwd) for value in values)}"
+
+
+def _meaning(key: str) -> str:
+    """Return the key of the run that a key of a set of held-out problems stands for."""
+    section, _, last = key.rpartition(".")
+    if not section.startswith("eval.sets."):
+        return key
+    same = {"data": "data.eval", "reward": "reward", "name": "reward.name", "python": "reward.python"}
+    return same.get(last, key)
 
 
 def _anchored(key: str, text: str, cwd: Path) -> str:

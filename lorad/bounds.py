@@ -42,6 +42,7 @@ LINE_CHARACTERS = 16 * _KIB  # of one line of a log
 # Answers of pools, which are processes of users
 POOL_BYTES = 64 * MIB  # in one frame
 STATUS_BYTES = 1 * MIB  # what it says of itself; 64 versions and as many runs are 20 KiB
+TRIAL_SAMPLES = 256  # of one trial of a spec
 POOL_TOKENS = 1 << 22  # of all completions of one request to the daemon
 
 # Files of adapters and models

@@ -76,5 +76,6 @@ _KINDS: dict[str, Callable[[_Data], str]] = {
     "alias": _alias,
     "forked": _forked,
     "exported": lambda data: f"@{data['version']} is exported to {data['directory']}{_by(data)}",
+    "evaluated": lambda data: f"@{data['version']} was evaluated on {data['data']}{_by(data)}",
     "serving": _serving,
 }

@@ -1,30 +1,139 @@
-"""lorad replay RUN and try SPEC: recorded episodes against fresh environments, and first ones of a spec."""
+"""lorad try SPEC: a few samples before anything is queued; lorad replay RUN: recorded episodes against fresh
+environments.
+"""
 
-from collections import Counter
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
-from lorad.cli import candidates, output, table
+from lorad.bounds import TRIAL_SAMPLES
+from lorad.cli import candidates, launch, output, table
 from lorad.cli.commands.run import read_spec
 from lorad.cli.commands.samples import whole
 from lorad.cli.options import AsJson, Run
 from lorad.cli.overrides import from_here
-from lorad.client import trial
 from lorad.client.client import Client
-from lorad.client.shapes import Sample
-from lorad.envs.host import Host
+from lorad.client.shapes import Sample, TrialEvent
+from lorad.envs.child import Answer
+from lorad.envs.episode import LIMITS
+from lorad.envs.host import Heard, Host
 from lorad.envs.programs import is_program
-from lorad.envs.replay import Difference, differences
+from lorad.envs.protocol import Turn, shown
 from lorad.errors import Conflict
 from lorad.spec.env import EnvSpec
 from lorad.spec.text import load_task
+from lorad.text import duration
 
 _EPISODES = 10_000  # of a step, at most
+_TRIED = (
+    *("sample", "end", table.Column("turns", 3), "reward", table.Column("tokens", 2)),
+    *(table.Column("seconds_env", 3), "again", table.Column("error", kind="fold")),
+)
 _COLUMNS = ("prompt_id", "index", "turn", table.Column("differs", kind="fold"))
+
+
+def try_(
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar="SPEC",
+            help="A YAML file, or - for stdin.",
+            show_default=False,
+            autocompletion=candidates.specs,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…",
+            help="Any key of the spec: env.turns=4",
+            autocompletion=candidates.overrides,
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="How many rows of the data.", min=1, max=TRIAL_SAMPLES)] = 4,
+    as_json: AsJson = False,
+) -> None:
+    """Play an episode of each of the first rows, or sample and score them, with what the run would begin
+    with.
+
+    Nothing is queued and nothing is kept. Every reset and turn is then played again to fresh environments, to
+    see whether they answer alike. The exit code is 1 where one does not, or an episode or reward failed.
+    """
+    text, source, cwd = read_spec(spec)
+    given = from_here(overrides or [])
+    env = load_task(text, source=source, overrides=given).env
+    client = launch.connected()
+    samples, seconds = _followed(client.trial(text, source=source, cwd=str(cwd), overrides=given, n=n))
+    differing = _compared(env, cwd, samples) if env.name is not None else []
+    if as_json:
+        output.print_json({"samples": samples, "seconds": seconds, "differences": differing})
+    else:
+        _print_tried(samples, seconds, differing)
+    failed = sum(sample.reward is None for sample in samples)
+    if failed:
+        output.note(f"{failed} of {len(samples)} have no reward")
+    raise typer.Exit(1 if differing or failed else 0)
+
+
+def _followed(events: Iterator[TrialEvent]) -> tuple[list[Sample], float]:
+    """Show how far a trial is; returns its samples, and the seconds that they took."""
+    began, samples, last = time.monotonic(), list[Sample](), ""
+    for event in events:
+        if event.kind == "sample" and event.sample is not None:
+            samples.append(event.sample)
+        elif event.kind == "end":
+            return samples, event.seconds
+        elif event.kind == "phase":
+            last = event.text
+            output.note(last)
+        elif sys.stderr.isatty():
+            output.note(f"{last}: {duration(time.monotonic() - began)}")
+    return samples, 0.0
+
+
+def _compared(env: EnvSpec, cwd: Path, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Play what was played to fresh environments; returns where they answer otherwise, or begin so."""
+    played = [sample for sample in samples if sample.task is not None and sample.turns]
+    output.note(f"{len(played)} episodes are played again")
+    host = Host(env, cwd)
+    try:
+        host.start()
+        tasks = [sample.task for sample in played if sample.task]
+        resets = zip(played, host.begin(tasks), host.begin(tasks), strict=True)
+        found = [
+            {"prompt_id": sample.prompt_id, "index": sample.index, "turn": 0, "differs": "reset"}
+            for sample, (_, first), (_, second) in resets
+            if (first.messages, first.reward, first.tools) != (second.messages, second.reward, second.tools)
+        ]
+        return [*found, *_differences(host, played)]
+    finally:
+        host.close()
+
+
+def _print_tried(samples: Sequence[Sample], seconds: float, differing: Sequence[dict[str, Any]]) -> None:
+    """Print each sample in full, then all of them as a table."""
+    differ = {(one["prompt_id"], one["index"]): one for one in differing}
+    rows = []
+    for place, sample in enumerate(samples, 1):
+        print(f"-- sample {place}")
+        table.print_fields(whole(sample))
+        one = differ.get((sample.prompt_id, sample.index))
+        again = f"differs at turn {one['turn']}" if one else "same" if sample.turns else ""
+        figures = (str(len(sample.turns) or 1), output.number(sample.reward, 2), str(len(sample.logprobs)))
+        seconds_env = f"{sum(turn.seconds for turn in sample.turns):.3f}" if sample.turns else ""
+        end = str(sample.end or sample.finish)
+        rows.append((str(place), end, *figures, seconds_env, again, str(sample.error or "")))
+    print()
+    output.print_table(_TRIED, rows, empty="")
+    for one in differing:
+        output.note(f"{one['prompt_id']}, turn {one['turn']}: {one['differs']}")
+    output.note(f"{len(samples)} samples in {seconds:.1f} s of the pool; nothing was queued")
 
 
 def replay(
@@ -48,90 +157,76 @@ def replay(
     host = Host(env, Path(details.cwd or "."))
     try:
         host.start()
-        found = [*differences(host, samples)]
+        found = [*_differences(host, samples)]
     finally:
         host.close()
     number = samples[0].step if samples else step
     if as_json:
         output.print_json({"step": number, "episodes": len(samples), "differences": found})
     else:
-        _print(found)
-        output.note(f"{len(samples)} episodes of step {number} played again, {len(found)} differ")
+        rows = [tuple(str(value) for value in one.values()) for one in found]
+        output.print_table(_COLUMNS, rows, empty="")
+        episodes = len({(one["prompt_id"], one["index"]) for one in found})
+        output.note(f"{len(samples)} episodes of step {number} played again, {episodes} differ")
     raise typer.Exit(1 if found else 0)
 
 
-def try_(
-    spec: Annotated[
-        str,
-        typer.Argument(
-            metavar="SPEC",
-            help="A YAML file, or - for stdin.",
-            show_default=False,
-            autocompletion=candidates.specs,
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]…",
-            help="Any key of the spec: env.turns=4",
-            autocompletion=candidates.overrides,
-        ),
-    ] = None,
-    count: Annotated[
-        int, typer.Option("--count", "-n", help="How many rows, each with one sample.", min=1, max=256)
-    ] = 4,
-    as_json: AsJson = False,
-) -> None:
-    """Sample a spec's first rows before it is queued: prints them in full, with ends, rewards and seconds.
-
-    They are made with the base, or with lora.adapter_path, by the spec's own rollout backend in a pool that
-    ends with this command. Episodes are played a second time, to fresh environments: what answers otherwise
-    cannot be rebuilt after a kill. The exit code is 1 where an episode differs or a sample has no reward.
-    """
-    text, source, cwd = read_spec(spec)
-    wanted = load_task(text, source=source, overrides=from_here(overrides or []))
-    samples: list[Sample] = []
-    last = trial.Line()
-    for line in trial.attempt(wanted, cwd=cwd, count=count):
-        last = line
-        if line.progress:
-            output.note(line.progress)
-        if line.sample is not None:
-            samples.append(line.sample)
-            if not as_json:
-                output.note(f"-- {line.sample.prompt_id}")
-                table.print_fields(whole(line.sample))
-    found = last.differences
-    if as_json:
-        output.print_json({"samples": samples, "differences": found})
-    else:
-        _print(found or [])
-        output.note(_summary(samples, found))
-    raise typer.Exit(1 if found or any(sample.reward is None for sample in samples) else 0)
+def _differences(host: Host, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+    """Yield the first difference of each episode that has one."""
+    played = [
+        (s, heard, answer)
+        for s, (heard, answer) in zip(samples, host.begin([s.task for s in samples if s.task]), strict=True)
+    ]
+    live = [(sample, heard) for sample, heard, _ in played]
+    scored = {heard.number for _, heard, answer in played if answer.scores_at_limit}
+    number = 0
+    while live:
+        answers = _again(host, live, number, scored)
+        left = []
+        for (sample, heard), answer in zip(live, answers, strict=True):
+            if why := _difference(sample, number, answer):
+                yield {
+                    "prompt_id": sample.prompt_id,
+                    "index": sample.index,
+                    "turn": number + 1,
+                    "differs": why,
+                }
+            elif number < len(sample.turns) - 1:
+                left.append((sample, heard))
+        live, number = left, number + 1
 
 
-def _print(found: Sequence[Difference]) -> None:
-    rows = [(one.prompt_id, str(one.index), str(one.turn), one.differs) for one in found]
-    output.print_table(_COLUMNS, rows, empty="")
+def _again(
+    host: Host, live: Sequence[tuple[Sample, Heard]], number: int, scored: Collection[int]
+) -> list[Answer]:
+    """Play a turn of each again. scored: episodes that are asked what they earn where a limit ends them."""
+    for sample, heard in live:
+        said = sample.turns[number]
+        heard.turns.append(Turn(said.text, said.finish, said.calls))
+    answers = host.answers([heard for _, heard in live])
+    limited = [
+        place
+        for place, (sample, heard) in enumerate(live)
+        if heard.number in scored and sample.end in LIMITS and number == len(sample.turns) - 1
+    ]
+    for place in limited:
+        live[place][1].at_limit = True
+    for place, earned in zip(limited, host.answers([live[place][1] for place in limited]), strict=True):
+        answer = answers[place]
+        reward, error = answer.reward + earned.reward, answer.error or earned.error
+        answers[place] = replace(answer, reward=reward, error=error)
+    return answers
 
 
-def _summary(samples: Sequence[Sample], found: Sequence[Difference] | None) -> str:
-    """found: None where nothing was played again."""
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
-    ends = Counter(str(sample.end or sample.finish) for sample in samples)
-    seconds = [turn.seconds for sample in samples for turn in sample.turns]
-    parts = [f"{len(samples)} {'episodes' if seconds else 'samples'}"]
-    if rewards:
-        parts.append(f"mean reward {output.number(sum(rewards) / len(rewards))}")
-    if len(rewards) < len(samples):
-        parts.append(f"{len(samples) - len(rewards)} without a reward")
-    parts.append("ends: " + ", ".join(f"{count} {end}" for end, count in ends.most_common()))
-    if seconds:
-        mean = sum(seconds) / len(seconds)
-        parts.append(
-            f"{len(seconds)} turns, of {mean:.3g} s in the environment, at most {max(seconds):.3g} s"
-        )
-    if found is not None:
-        parts.append(f"played again: {len(found)} differ")
-    return "; ".join(parts)
+def _difference(sample: Sample, number: int, answer: Answer) -> str:
+    """Return in what a turn was answered otherwise; "" where it was not."""
+    turn, last = sample.turns[number], number == len(sample.turns) - 1
+    now = "" if answer.messages is None else shown(answer.messages)
+    why = answer.error if sample.end != "failed" or not last else ""
+    if not why and not answer.error and answer.reward != turn.reward:
+        return f"reward {answer.reward:g}, recorded {turn.reward:g}"
+    if not why and not last and now != turn.observation:
+        return f"{now!r}, recorded {turn.observation!r}"
+    if not why and not last and sample.turns[number + 1].row > turn.row and not answer.replaces:
+        return "it adds to the history, recorded: it replaces it"
+    return why

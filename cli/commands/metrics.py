@@ -27,8 +27,8 @@ def metrics(
 ) -> None:
     """Print what a run measured: a line for each metric, or all values as CSV, JSON or Parquet.
 
-    One row a step, with the evaluation at that step as `eval`; steps that a resume took back are left out. A
-    metric that was not measured is empty, one that was not finite is nan.
+    One row a step, with the evaluation at that step as `eval`, and `eval/NAME` of a set; steps that a resume
+    took back are left out. A metric that was not measured is empty, one that was not finite is nan.
     """
     rows = _rows(Client(), run)
     if parquet is None and not as_csv and not as_json:
@@ -92,8 +92,7 @@ def _rows(client: Client, run: str) -> list[_Row]:
         after = page[-1].step
     for evaluation in client.evals(run):
         row = found.setdefault(evaluation.step, {key: getattr(evaluation, key) for key in _ABOUT})
-        if evaluation.score is not None:
-            row["eval"] = evaluation.score
+        row |= {name: v for name, v in evaluation.figures.items() if name.startswith("eval")}
     return [found[step] for step in sorted(found)]
 
 

@@ -54,9 +54,11 @@ def plot(
 def _series(client: Client, run: str, metric: str) -> Series:
     """Return a metric over the steps that count. Raises NotFound with the metrics that exist."""
     series = Series()
-    if metric == "eval":
-        for evaluation in client.evals(run):
-            series.add(evaluation.step, evaluation.score)
+    evals = client.evals(run) if metric.partition("/")[0] == "eval" or metric in ("nll", "accuracy") else []
+    if metric == "eval" or any(metric in evaluation.figures for evaluation in evals):
+        for evaluation in evals:
+            if metric in evaluation.figures or metric == "eval":
+                series.add(evaluation.step, evaluation.figures.get(metric))
         return series
     steps = client.steps(run)
     measured = {name for step in steps for name in step.metrics}  # not each step has all of them

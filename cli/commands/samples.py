@@ -9,7 +9,7 @@ from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
 from lorad.client.shapes import Sample
-from lorad.errors import NotFound
+from lorad.errors import NotFound, SpecError
 
 _SAMPLES = (
     *(
@@ -31,6 +31,16 @@ _SAMPLES = (
 def samples(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Default: the last step.")] = None,
+    eval: Annotated[
+        str | None,
+        typer.Option(
+            "--eval", metavar="SET", help="Of an evaluation: a set of eval.sets, or main.", show_default=False
+        ),
+    ] = None,
+    prompt: Annotated[
+        int | None,
+        typer.Option("--prompt", "-p", help="With --eval: only this prompt, at each step.", min=1),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many.")] = 24,
     sample: Annotated[
         int | None,
@@ -41,12 +51,16 @@ def samples(
     """Print prompts and completions of a step, with their reward and advantage; with --sample one of them in
     full.
 
-    Of an episode, that is each turn with what the environment answered.
+    Of an episode, that is each turn with what the environment answered. With --eval they are completions of
+    held-out problems; --prompt shows how one of them changed from step to step.
 
     A prompt and its answer appear at the first of its samples. Long text is cut in the middle to fit the
     terminal.
     """
-    rows = Client().samples(run, step=step, limit=limit if sample is None else sample)
+    if prompt is not None and eval is None:
+        raise SpecError("--prompt is the number of a problem of --eval", hint="Give --eval main as well.")
+    most = limit if sample is None else sample
+    rows = Client().samples(run, step=step, limit=most, eval=eval, problem=prompt)
     if sample is not None:
         one = _chosen(rows, sample, run)
         output.print_json(one) if as_json else table.print_fields(whole(one))
@@ -56,6 +70,9 @@ def samples(
         output.print_table(
             _SAMPLES, _cells(rows, grouped=table.terminal_width() is not None), empty="No samples yet."
         )
+        if eval is not None and prompt is None and rows:
+            numbers = f"{rows[0].problem} to {rows[-1].problem}"
+            output.note(f"Problems {numbers}; `--eval {eval} --prompt N` shows one at each step.")
 
 
 def _chosen(rows: Sequence[Sample], sample: int, run: str) -> Sample:
@@ -88,7 +105,6 @@ def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
 
 
 def whole(sample: Sample) -> list[tuple[str, str]]:
-    """Return the fields of a sample in full, an episode turn by turn."""
     figures = {"reward": output.number(sample.reward), "advantage": output.number(sample.advantage)}
     parts = "  ".join(f"{name} {output.number(value)}" for name, value in sample.rewards.items())
     named = {

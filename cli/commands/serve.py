@@ -1,17 +1,24 @@
-"""lorad serve and generate: serve adapters on a base that stays warm, and try a version."""
+"""lorad serve, generate and eval: serve adapters on a base that stays warm, and try a version."""
 
 import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from lorad.cli import candidates, launch, output
-from lorad.cli.options import AsJson
+from lorad.cli.options import AsJson, Version
 from lorad.client.client import Client
-from lorad.client.requests import AdapterRequest, Sampling
-from lorad.client.shapes import StoppedServing
-from lorad.errors import NotFound, SpecError
+from lorad.client.requests import AdapterRequest, ResultRequest, Sampling
+from lorad.client.shapes import Result, StoppedServing
+from lorad.errors import LoradError, NotAllowed, NotFound, SpecError, from_wire
+from lorad.protocol.evaluation import Evaluated, Wanted
+from lorad.rl.tasks import TASKS
+from lorad.spec.numbers import COUNT_LIMIT
 
 
 def serve(
@@ -125,3 +132,106 @@ def generate(
         return
     for completion in answer.completions:
         print(output.printable(completion.text))
+
+
+def evaluate(
+    version: Version,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DATA]",
+            help="A builtin task, a file of rows, or a hub dataset; none: print the results that are kept.",
+            show_default=False,
+        ),
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(help="A builtin reward, or FILE.py:FUNCTION; default: the run's.", show_default=False),
+    ] = None,
+    problems: Annotated[
+        int | None, typer.Option(help="The first so many rows; default: all of a file, 256 of a task.", min=1)
+    ] = None,
+    n: Annotated[
+        int, typer.Option("-n", "--n", help="Completions of each problem, for avg@n and pass@k.", min=1)
+    ] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0 is all.")] = 0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Default: the run's.", show_default=False)
+    ] = None,
+    pass_at: Annotated[float, typer.Option(help="Reward from which a completion has passed.")] = 1.0,
+    prompt_key: Annotated[str | None, typer.Option(help="Column of the prompts.", show_default=False)] = None,
+    answer_key: Annotated[str | None, typer.Option(help="Column of the answers.", show_default=False)] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the completions there, as JSON lines.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a version on rows: sample completions, score them, and keep the figures with the version.
+
+    Its pool is started if it is not warm. Seeds are those of eval.sets: with the same rows, reward and
+    sampling the figures are those that the run has measured.
+    """
+    client = launch.connected()
+    if data is None:
+        found = client.results(version.partition("@")[0])
+        output.print_json(found) if as_json else _print_results(found)
+        return
+    settings: dict[str, Any] = {
+        "data": data, "reward": reward, "problems": problems or (256 if data in TASKS else COUNT_LIMIT),
+        "n": n, "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens,
+        "pass_at": pass_at, "prompt_key": prompt_key, "answer_key": answer_key,
+    }  # fmt: skip
+    wanted = Wanted(version=version, settings=settings, cwd=str(Path.cwd()), out=out or "")
+    answer = _evaluated(wanted)
+    settings = {key: value for key, value in answer.settings.items() if key != "data" and value is not None}
+    about = ResultRequest(data, "data", settings, answer.metrics, answer.problems, answer.failed)
+    try:
+        result = client.keep_result(answer.version, about)
+    except NotAllowed as error:  # a version of somebody else
+        output.note(f"The result is not kept: {error.message}")
+        name, _, number = answer.version.rpartition("@")
+        result = Result(name, int(number), metrics=answer.metrics, data=data, problems=answer.problems)
+    output.print_json(result) if as_json else _print_results([result])
+
+
+def _evaluated(wanted: Wanted) -> Evaluated:
+    """Ask a process of its own, which shows how far it is. Raises what it raised."""
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "lorad.evaluation"],
+        input=msgspec.json.encode(wanted) + b"\n",
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    lines = process.stdout.splitlines()
+    if not lines:
+        raise LoradError(f"the evaluation ended with code {process.returncode} and said nothing")
+    answer = msgspec.json.decode(lines[-1], type=Evaluated)
+    if answer.error is not None:
+        raise from_wire(msgspec.to_builtins(answer.error))
+    return answer
+
+
+def _print_results(results: Sequence[Result]) -> None:
+    named = sorted({name for one in results for name in one.metrics if name != "score"}, key=_by_k)
+    columns = ("version", "data", "n", "problems", "failed", "score", *named, "age")
+    rows = [
+        (
+            f"{one.run}@{one.version}",
+            one.data,
+            one.settings.get("n", ""),
+            one.problems,
+            one.failed or "",
+            output.number(one.metrics.get("score")),
+            *(output.number(one.metrics.get(name)) for name in named),
+            output.age(one.at) if one.at else "",
+        )
+        for one in results
+    ]
+    output.print_table(columns, rows, empty="Nothing was evaluated yet.")
+
+
+def _by_k(name: str) -> tuple[str, int]:
+    head, _, k = name.partition("@")
+    return head, int(k) if k.isdigit() else 0

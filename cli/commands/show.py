@@ -9,8 +9,16 @@ from lorad.box.config import config_of
 from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
-from lorad.client.shapes import Attempt, Reference, Trainable
-from lorad.client.words import evals_in_words, failures, likelihood_in_words, rate_in_words
+from lorad.client.shapes import Attempt, Reference, Result, RunDetails, Trainable
+from lorad.client.words import (
+    evals_in_words,
+    failures,
+    likelihood_in_words,
+    rate_in_words,
+    sets_in_words,
+)
+
+_RESULTS = 10  # that are shown
 
 
 def show(run: Run, as_json: AsJson = False) -> None:
@@ -31,6 +39,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "reward": output.number(data.reward),
         "eval": evals_in_words(data),
         "held out": likelihood_in_words(data),
+        "best": _best(data),
         "version": None if data.version is None else f"{data.name}@{data.version}",
         "speed": f"{output.number(rates.tokens_per_second, 0)} tok/s, "
         f"{output.number(rates.step_seconds, 2)} s a step"
@@ -56,7 +65,22 @@ def show(run: Run, as_json: AsJson = False) -> None:
     raised = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
     spec = [("spec", line) for line in _spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]
-    table.print_fields([*fields, *attempts, *warnings, *troubles, *raised, *spec])
+    sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
+    results = [("result", _result(one)) for one in data.results[-_RESULTS:]]
+    table.print_fields([*fields, *sets, *results, *attempts, *warnings, *troubles, *raised, *spec])
+
+
+def _result(one: Result) -> str:
+    figures = "  ".join(f"{name} {output.number(value)}" for name, value in one.metrics.items())
+    return f"{one.run}@{one.version} on {one.data}: {figures} ({one.problems} problems)"
+
+
+def _best(data: RunDetails) -> str:
+    """Say which version is the best, where it is another one than the current; "" otherwise."""
+    best = data.best
+    if best is None or best.version == data.version:
+        return ""
+    return f"{data.name}@{best.version}, {best.metric} {output.number(best.value)} at step {best.step}"
 
 
 def _algorithm(spec: Mapping[str, Any]) -> str:  # a spec as plain data, with any keys

@@ -8,6 +8,7 @@ import typer
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Version
 from lorad.client.client import Client
+from lorad.client.shapes import Result
 
 _VERSIONS = (
     *(
@@ -26,6 +27,8 @@ _VERSIONS = (
     table.Column("path", 9, "whole"),
 )
 
+_SHOWN = 3  # results of a version
+
 
 def adapters(
     run: Annotated[
@@ -41,6 +44,8 @@ def adapters(
     if as_json:
         output.print_json(versions)
         return
+    results = {v.sha256: ", ".join(map(_in_words, v.results[-_SHOWN:])) for v in versions}
+    has_results = any(results.values())
     rows = [
         (
             f"{v.run}@{v.version}",
@@ -51,12 +56,18 @@ def adapters(
             ", ".join(["pinned"] * v.pinned + v.aliases),
             "yes" if v.loaded else "",
             v.attested,
+            *([results[v.sha256]] if has_results else []),
             output.age(v.created_at),
             v.path or "(files pruned)",
         )
         for v in versions
     ]
-    output.print_table(_VERSIONS, rows, empty="No versions yet.")
+    evals = [table.Column("evals", 2)] if has_results else []
+    output.print_table((*_VERSIONS[:-2], *evals, *_VERSIONS[-2:]), rows, empty="No versions yet.")
+
+
+def _in_words(result: Result) -> str:
+    return f"{result.data} {output.number(next(iter(result.metrics.values()), None)) or '-'}"
 
 
 def export(

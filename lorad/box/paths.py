@@ -193,6 +193,11 @@ class RunDir:
         return self.root / "samples"
 
     @property
+    def evals(self) -> Path:
+        """Return the directory of the completions of evaluations."""
+        return self.root / "evals"
+
+    @property
     def loggers(self) -> Path:
         """Return the directory of the cursors of experiment loggers, see `lorad/loggers/cursor.py`."""
         return self.root / "loggers"

@@ -15,8 +15,8 @@ import msgspec
 
 from lorad.box.paths import Home, default_home
 from lorad.client import box_shapes, requests, shapes
-from lorad.client.transport import Transport
-from lorad.errors import LoradError, NotFound
+from lorad.client.transport import RESTART, Transport
+from lorad.errors import DaemonUnreachable, LoradError, NotFound, from_wire
 
 T = TypeVar("T")
 
@@ -140,10 +140,21 @@ class Client:
         return _as(builtins.list[shapes.Evaluation], self._http.list_of(f"{_path(run)}/evals"))
 
     def samples(
-        self, run: str, *, step: int | None = None, limit: int = 1000
+        self,
+        run: str,
+        *,
+        step: int | None = None,
+        limit: int = 1000,
+        eval: str | None = None,
+        problem: int | None = None,
     ) -> builtins.list[shapes.Sample]:
-        """Read the samples of one step; by default those of the last."""
-        query = {"limit": limit} | ({} if step is None else {"step": step})
+        """Read the samples of one step; by default those of the last.
+
+        eval: the completions of this set of problems instead, `main` for that of data.eval. problem: those of
+        one problem, by its number, at all steps.
+        """
+        given = {"step": step, "eval": eval, "problem": problem}
+        query = {"limit": limit} | {key: value for key, value in given.items() if value is not None}
         return _as(
             builtins.list[shapes.Sample], self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}")
         )
@@ -262,10 +273,48 @@ class Client:
         request = requests.ForkRequest([*overrides], name, steps, fresh)
         return _as(shapes.Forked, self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", request))
 
+    def trial(
+        self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], n: int
+    ) -> Iterator[shapes.TrialEvent]:
+        """Try a spec on `n` rows of its data; events as they happen (NDJSON), `idle` when nothing does.
+
+        Raises what ended it.
+        """
+        request = requests.TrialRequest(spec, source, cwd, [*overrides], n)
+        for line in self._http.stream("POST", "/v1/try", request):
+            event = _as(shapes.TrialEvent, line)
+            if event.error is not None:
+                raise from_wire(line["error"])
+            yield event
+            if event.kind == "end":
+                return
+        raise DaemonUnreachable("the daemon ended during the trial", hint=RESTART)
+
     def generate(self, version: str, prompt: str, sampling: requests.Sampling) -> shapes.Generated:
         """Complete a prompt. `version`: an alias, run@number, or a run's name for its current version."""
         request = requests.GenerateRequest(version, prompt, sampling)
         return _as(shapes.Generated, self._http.post("/v1/generate", request))
+
+    def complete(
+        self,
+        version: str,
+        prompts: builtins.list[builtins.list[int]],
+        seeds: builtins.list[builtins.list[int]],
+        sampling: requests.Sampling,
+    ) -> shapes.Generated:
+        """Complete several prompts of token ids; the completions of each follow each other."""
+        request = requests.GenerateRequest(version, "", sampling, prompts, seeds)
+        return _as(shapes.Generated, self._http.post("/v1/generate", request))
+
+    def keep_result(self, version: str, result: requests.ResultRequest) -> shapes.Result:
+        """Keep what a version came to when it was evaluated."""
+        path = f"/v1/versions/{quote(version, safe='')}/results"
+        return _as(shapes.Result, self._http.post(path, result))
+
+    def results(self, run: str | None = None) -> builtins.list[shapes.Result]:
+        """List what the versions of a run, or the last ones of all, came to when they were evaluated."""
+        query = urlencode({"run": run} if run else {})
+        return _as(builtins.list[shapes.Result], self._http.list_of(f"/v1/results?{query}"))
 
 
 def _as(kind: type[T], answer: Any) -> T:

@@ -4,10 +4,11 @@ A daemon ignores fields that it does not know, except those of `Sampling`, and h
 client leaves out.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from lorad.bounds import TRIAL_SAMPLES
 from lorad.spec.numbers import NonNegative, NonNegativeFloat, Positive, Seed
 
 
@@ -22,6 +23,14 @@ class RunRequest(Struct, frozen=True):
     cwd: str  # where relative paths of the spec begin
     overrides: list[str] = []  # `key=value`
     name: str | None = None
+
+
+class TrialRequest(Struct, frozen=True):
+    spec: str  # the text of the file
+    source: str  # the file's name for messages
+    cwd: str  # where relative paths of the spec begin
+    overrides: list[str] = []  # `key=value`
+    n: Annotated[int, Meta(ge=1, le=TRIAL_SAMPLES)] = 4
 
 
 class HalvingRequest(Struct, frozen=True):
@@ -98,6 +107,24 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerateRequest(Struct, frozen=True):
+    """A prompt to complete, or several of them as tokens.
+
+    seeds: of the completions of each of `prompts`; none: they follow from `sampling.seed`.
+    """
+
     version: str
-    prompt: str
+    prompt: str = ""
     sampling: Sampling = Sampling()
+    prompts: list[list[Annotated[int, Meta(ge=0, lt=2**31)]]] = []
+    seeds: list[list[Annotated[int, Meta(ge=0)]]] = []
+
+
+class ResultRequest(Struct, frozen=True):
+    """What a version came to, to be kept with it; the fields are those of `Result`."""
+
+    data: str
+    suite: Literal["data", "lm_eval", "inspect"] = "data"
+    settings: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
+    problems: NonNegative = 0
+    failed: NonNegative = 0

@@ -11,7 +11,8 @@ from typing import Any
 from msgspec import Struct
 
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
-from lorad.protocol.preflight import Rate
+from lorad.protocol.evals import SetScore, figures
+from lorad.protocol.preflight import ErrorSaid, Rate
 from lorad.protocol.traffic import Figures
 
 _Number = int | float  # keeps its JSON type: a count stays an integer
@@ -111,6 +112,31 @@ class Trainable(Struct, frozen=True):
     share: float | None = None  # share of all parameters
 
 
+class Best(Struct, frozen=True):
+    """The version that RUN@best names."""
+
+    version: int
+    step: int = 0
+    metric: str = ""
+    value: float = 0.0
+
+
+class Result(Struct, frozen=True):
+    """What a version came to when somebody evaluated it."""
+
+    run: str
+    version: int
+    sha256: str = ""
+    at: float = 0.0
+    by: str = ""
+    suite: str = "data"  # or lm_eval, inspect
+    data: str = ""  # the rows, or the task of the suite
+    settings: dict[str, Any] = {}  # reward, sampling and the like
+    metrics: dict[str, float] = {}
+    problems: int = 0
+    failed: int = 0
+
+
 class RunDetails(Run, frozen=True):
     """A run as `lorad show` shows it."""
 
@@ -126,6 +152,9 @@ class RunDetails(Run, frozen=True):
     trainable: Trainable | None = None  # as the newest attempt has it
     warnings: list[str] = []
     rate: Rate | None = None  # what trainer.lr is where it is not given
+    best: Best | None = None  # None before the first evaluation
+    sets: dict[str, list[SetScore]] = {}  # of eval.sets, the first and the last evaluation of each
+    results: list[Result] = []  # what its versions came to when somebody evaluated them
 
 
 class Forked(Run, frozen=True):
@@ -178,6 +207,12 @@ class Evaluation(Struct, frozen=True):
     nll: float | None = None  # of the held-out completions, nats per token
     perplexity: float | None = None  # exp(nll)
     accuracy: float | None = None  # share of held-out pairs that are the right way round
+    sets: dict[str, SetScore] = {}  # of eval.sets, by name
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Return what was measured, by name: eval, eval/NAME, eval/NAME/pass@4, nll, accuracy."""
+        return figures(self.score, self.nll, self.accuracy, self.sets)
 
 
 class Sample(Struct, frozen=True):
@@ -200,6 +235,24 @@ class Sample(Struct, frozen=True):
     end: EpisodeEnd | None = None
     rows: int = 1  # in which it is trained: one more for each time that the history was replaced
     forks: list[Fork] = []
+    set: str = ""  # of an evaluation: the set of problems
+    problem: int | None = None  # of an evaluation: its number in the set, from 1
+
+
+class TrialEvent(Struct, frozen=True):
+    """What happens in a trial of a spec.
+
+    kind: `phase`, `sample`, `idle` when nothing happens, `end`.
+    text: of a phase.
+    seconds: at the end: that the pool took.
+    error: why it ended, where it did not end well.
+    """
+
+    kind: str
+    text: str = ""
+    sample: Sample | None = None
+    seconds: float = 0.0
+    error: ErrorSaid | None = None
 
 
 class LogPart(Struct, frozen=True):
@@ -240,6 +293,7 @@ class Version(Struct, frozen=True):
     attestation: str = ""
     bytes: int = 0
     loaded: bool = False
+    results: list[Result] = []
 
 
 class Checkpoint(Struct, frozen=True):

@@ -1,8 +1,10 @@
 """Describe a run in one line."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 from lorad.client.shapes import Run, RunDetails
+from lorad.protocol.evals import SetScore
 from lorad.text import number
 
 _LARGEST = 99.0  # nats per token, of which a perplexity is told
@@ -29,6 +31,17 @@ def evals_in_words(run: Run, arrow: str = " -> ") -> str:
     if run.eval_first is not None or run.nll_first is None:
         return "" if run.eval_first is None else f"{number(run.eval_first)}{arrow}{number(run.eval_last)}"
     return f"nll {number(run.nll_first)}{arrow}{number(run.nll_last)}"
+
+
+def sets_in_words(sets: Mapping[str, Sequence[SetScore]]) -> dict[str, str]:
+    """Say what each set came to, by name: its first and its last evaluation."""
+    found = {}
+    for name, (first, *_, last) in sets.items():
+        passed = "".join(f", {key} {number(value)}" for key, value in last.passed.items())
+        failed = f", {last.failed} rewards failed" if last.failed else ""
+        avg = f" (avg@{last.n})" if last.n > 1 else ""
+        found[name] = f"{number(first.score) or '-'} -> {number(last.score) or '-'}{avg}{passed}{failed}"
+    return found
 
 
 def likelihood_in_words(run: Run) -> str:

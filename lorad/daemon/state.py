@@ -73,12 +73,14 @@ class RequestState:
 
     parting: held by a request to end the daemon until it is answered.
     waiting: connections to pools on which threads wait for answers.
+    trials: names under which specs are tried, see `api/verbs/trial.py`.
     """
 
     bounds: Bounds = field(default_factory=Bounds)
     meter: Meter = field(default_factory=Meter)
     parting: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: set[Connection] = field(default_factory=set)
+    trials: set[str] = field(default_factory=set)
 
 
 @dataclass

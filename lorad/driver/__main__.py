@@ -18,6 +18,7 @@ with quick_imports():
     from lorad.box.paths import AttemptDir, RunDir
     from lorad.driver.begin import connect
     from lorad.driver.driver import drive
+    from lorad.driver.evals.problems import load_problems
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
     from lorad.driver.user.functions import UserFunctions
@@ -30,10 +31,9 @@ with quick_imports():
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.journal import EndFact, JournalWriter
     from lorad.protocol.structs import learn_structs
-    from lorad.rl.completions.targets import load_held_out, load_train
-    from lorad.rl.data import Example
+    from lorad.rl.completions.targets import load_train
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.spec.model import Spec, fitted
+    from lorad.spec.model import fitted
 
 _JOURNAL_LOST = 74  # EX_IOERR
 
@@ -116,29 +116,19 @@ def open_session(
     HEART.progress()
     train_data = load_train(spec, tokenizer, cwd)
     HEART.progress()
-    eval_data = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
-    tokenizer.close()  # all prompts are rendered
     rewarder = stack.enter_context(Rewarder(spec.rewards, cwd))
+    problems = load_problems(spec, tokenizer, cwd, rewarder, stack)
+    tokenizer.close()  # all prompts are rendered
     own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
     hosts = open_hosts(spec.env, cwd, Format(spec, tokenizer)) if spec.env.name else None
     if hosts is not None:
         stack.callback(hosts.close)
-    scores_evals = _can_score(spec, rewarder, eval_data)
     pool = connect(params, stop)
     if pool is None:
         return None
     stack.enter_context(pool)
-    data = (train_data, eval_data)
-    session = Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, hosts, stop)
-    session.scores_evals = scores_evals
-    return session
-
-
-def _can_score(spec: Spec, rewarder: Rewarder, examples: list[Example]) -> bool:
-    """Return whether held-out problems have what the reward needs; rl has checked that before."""
-    if spec.algorithm.kind == "rl" or not examples:
-        return True
-    return not rewarder.lacking(examples[0].row, has_answers=bool(examples[0].answer))
+    data = (train_data, problems)
+    return Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, hosts, stop)
 
 
 if __name__ == "__main__":

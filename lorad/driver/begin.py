@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from lorad.backends.setup import AXES, modules_of
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
+from lorad.driver.evals import progress
+from lorad.driver.evals.evaluate import evaluate, evaluation_due
 from lorad.driver.publish import publish
-from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Session, State, StopFlag
 from lorad.driver.supervised import LINEAR, held_out_nll
 from lorad.driver.train import policy_loss
@@ -83,6 +84,7 @@ def begin(session: Session) -> PoolInfo:
     for field in State.__struct_fields__:
         setattr(session.state, field, getattr(restored.state if restored else State(), field))
     session.reference = restored.reference if restored else None
+    progress.restore(session, facts if restored else [], session.state.step)
     if restored is None and (critic := _critic(session, None)) is not None and critic.resume_from:
         session.state.critic_steps = session.spec.algorithm.critic.warmup_steps
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
@@ -288,6 +290,9 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     """
     found: dict[str, Input] = {}
     code = {key: (file, source) for key, file, source in session.rewarder.files}
+    for problems in session.problems:
+        own = problems.rewarder.files if problems.rewarder else []
+        code |= {f"eval.sets.{problems.name}.{one.key}": (one.file, one.source) for one in own}
     code |= {function.key: (function.file, function.source) for function in session.own.all}
     if session.hosts is not None and (file := session.hosts.training.file) is not None:
         code["env.name"] = (file, session.hosts.training.source)
@@ -297,6 +302,7 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
         mtime = file.stat().st_mtime_ns if file.exists() else 0
         found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
     data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
+    data |= {f"eval.sets.{name}.data": one.data for name, one in session.spec.eval.sets.items()}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub
             found |= (

@@ -8,10 +8,12 @@ import time
 
 from lorad.driver import checkpoint, supervised
 from lorad.driver.begin import begin
+from lorad.driver.evals.evaluate import evaluate, evaluation_due
+from lorad.driver.evals.progress import is_among_best
 from lorad.driver.preferences import Preferences
 from lorad.driver.publish import publish, publish_changes, reset_reference
 from lorad.driver.record import record
-from lorad.driver.sample import evaluate, evaluation_due, sample
+from lorad.driver.sample import sample
 from lorad.driver.score import choose, score, too_many_failed
 from lorad.driver.session import Rollout, Scored, Session
 from lorad.driver.train import adapt_kl, train, untrained
@@ -30,16 +32,18 @@ def drive(session: Session) -> EndFact:
     info = begin(session)
     objective = _objective(session, info)
     with session.ahead or contextlib.nullcontext():
-        while session.steps_left and not session.stop.wanted:
+        while session.steps_left and not (session.stop.wanted or session.standstill):
             _step(session) if objective is None else supervised.step(session, objective)
             _keep(session)
-        if session.state.step and not checkpoint.is_due(session):
+        if session.state.step and not checkpoint.is_written(session):
             publish_changes(session, session.state.step)
             checkpoint.checkpoint(session)
     closed: Closed = session.pool.call("close", Nothing())
     if closed.base_checksum != info.base_checksum:
         raise LoradError("the base's weights changed during the run; nothing of this attempt can be trusted")
     done = f"{session.state.step} of {session.params.steps} steps"
+    if session.standstill and session.steps_left:
+        return EndFact("completed", f"{done}, ended early by eval.stop: {session.standstill}")
     return EndFact("stopped", done) if session.steps_left else EndFact("completed", done)
 
 
@@ -83,7 +87,7 @@ def _step(session: Session) -> None:
 def _keep(session: Session) -> None:
     """Checkpoint a step where that is due. Raises LoradError where too many steps in a row were skipped."""
     endless = _endless_skips(session)
-    if endless or checkpoint.is_due(session):
+    if endless or checkpoint.is_due(session) or is_among_best(session):
         publish_changes(session, session.state.step)
         checkpoint.checkpoint(session)
     if endless:

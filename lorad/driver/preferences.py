@@ -47,7 +47,7 @@ class Preferences:
         return done, self._metrics(session, examples, found)
 
     def held_out(self, session: Session) -> Metrics:
-        examples = [example for example in session.eval_data if example.targets]
+        examples = [example for example in session.held_out if example.targets]
         if not examples:
             return {}
         batch = batch_of(examples)

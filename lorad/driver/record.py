@@ -5,6 +5,7 @@ a line into the log.
 import hashlib
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -258,9 +259,14 @@ def _of_episode(sample: Sample) -> dict[str, Any]:
     return found | ({"rows": 1 + len(sample.forks), "forks": sample.forks} if sample.forks else {})
 
 
-def write_samples(session: Session, step: int, samples: list[dict[str, Any]]) -> tuple[str, str]:
-    """JSON lines, one for each sample; (path relative to the run, sha256)."""
-    directory = session.run_dir.samples
+def write_samples(
+    session: Session, step: int, samples: list[dict[str, Any]], directory: Path | None = None
+) -> tuple[str, str]:
+    """JSON lines, one for each sample; (path relative to the run, sha256).
+
+    directory: None for that of the samples of steps.
+    """
+    directory = directory or session.run_dir.samples
     directory.mkdir(exist_ok=True)
     path = directory / f"{step:06d}-a{session.params.attempt}.jsonl"
     data = b"\n".join(map(msgspec.json.encode, samples)) + b"\n"

@@ -16,10 +16,10 @@ from lorad.children.user_process import code_of, environment, interpreter
 from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.reward import MATH, RewardInput, builtin, lacking
+from lorad.rl.reward import PACKAGED, RewardInput, builtin, lacking
 from lorad.spec.reward import RewardSpec
 
-_MATH_FILE = Path(__file__).parent / "user" / "math_reward.py"
+_PACKAGED = Path(__file__).parent / "user"
 _MOST_WORKERS = 8  # where the spec names no number
 
 
@@ -280,8 +280,8 @@ def _calls(groups: Sequence[int], least: int) -> list[range]:
 
 
 def _setup(spec: RewardSpec, cwd: Path) -> Setup:
-    if ":" in spec.name or spec.name == MATH:
-        name = f"{_MATH_FILE}:math" if spec.name == MATH else spec.name
+    if ":" in spec.name or spec.name in PACKAGED:
+        name = f"{_PACKAGED}/{PACKAGED[spec.name]}" if spec.name in PACKAGED else spec.name
         code = code_of(name, cwd, "reward", spec.memory_bytes)
         return Setup(**asdict(code) | {"memory_key": "reward.memory", "timeout": spec.timeout})
     builtin(spec.name, spec.pattern)

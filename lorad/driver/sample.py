@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import structs
 
 from lorad.driver.door.play import play_programs
-from lorad.driver.rewards import Score, Scoring
+from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.free import play_freely
 from lorad.driver.sampling.generate import generate, joined, seeds_of
@@ -23,11 +23,8 @@ from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
-from lorad.protocol.heartbeat import HEART
-from lorad.protocol.journal import EvalFact
 from lorad.rl.data import Example
 from lorad.spec.model import Rollout as RolloutSpec
-from lorad.text import number
 
 
 def sample(session: Session) -> Rollout:
@@ -140,9 +137,9 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
         )
 
 
-def sampling(session: Session, *, greedy: bool = False) -> Sampling:
+def sampling(session: Session) -> Sampling:
     """A reward of user code gets samples as they end; without one all come together, which is cheaper."""
-    how = sampling_of(session.spec.rollout, session.tokenizer.eos_ids, greedy=greedy)
+    how = sampling_of(session.spec.rollout, session.tokenizer.eos_ids)
     return structs.replace(how, as_they_end=session.rewarder.runs_user_code)
 
 
@@ -159,20 +156,30 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
 
 
 def complete(
-    session: Session, pool: Connection, wanted: Plan, n: int, how: Sampling
+    session: Session,
+    pool: Connection,
+    wanted: Plan,
+    n: int,
+    how: Sampling,
+    rewarder: Rewarder | None = None,
+    *,
+    seed: int | None = None,
 ) -> tuple[list[list[Sample]], Generated, Scoring]:
     """Sample `n` completions of each example with the plan's version; returns them in order, the pool's
     summary, and their scores, which are being made.
+
+    rewarder, seed: of an evaluation; None for those of the run.
     """
-    version = session.name_of(wanted.version)
+    version, rewarder = session.name_of(wanted.version), rewarder or session.rewarder
+    is_eval, seed = seed is not None, session.spec.seed if seed is None else seed
     if session.hosts is not None:
-        groups, made = _play(session, session.hosts, pool, wanted, n, how)
+        groups, made = _play(session, session.hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
         return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
-    seeds, prompts = seeds_of(session.spec.seed, wanted, n), []
+    seeds, prompts = seeds_of(seed, wanted, n), []
     for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):
         tokens = np.array(example.tokens, np.int32)
         prompts.append(Prompt(str(place), tokens, np.array([seed(0) for seed in some], np.uint64)))
-    scoring = session.rewarder.scoring([n] * len(prompts))
+    scoring = rewarder.scoring([n] * len(prompts))
     samples: dict[int, Sample] = {}
 
     def ended(prompt: int, index: int, chunks: list[Chunk]) -> None:
@@ -186,12 +193,20 @@ def complete(
 
 
 def _play(
-    session: Session, hosts: Hosts | ProgramHosts, pool: Connection, wanted: Plan, n: int, how: Sampling
+    session: Session,
+    hosts: Hosts | ProgramHosts,
+    pool: Connection,
+    wanted: Plan,
+    n: int,
+    how: Sampling,
+    *,
+    seed: int,
+    is_eval: bool,
 ) -> tuple[list[list[Sample]], Generated]:
     if isinstance(hosts, ProgramHosts):
-        return play_programs(session, hosts, pool, wanted, n, how)
+        return play_programs(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
     plays = play_freely if session.plays_freely else play
-    return plays(session, hosts, pool, wanted, n, how)
+    return plays(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
 
 
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:
@@ -203,33 +218,3 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
     tokens, logprobs = joined([c.tokens for c in chunks]), joined([c.logprobs for c in chunks])
     text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)
     return Sample(example, index, last.version, tokens, logprobs, last.finish, text)
-
-
-def evaluation_due(session: Session, step: int | None = None) -> bool:
-    """Before training, every `every` steps and after the last step. step: None is the present one."""
-    every, step = session.spec.eval.every, session.state.step if step is None else step
-    return bool(session.eval_data) and every > 0 and (step % every == 0 or step >= session.params.steps)
-
-
-def evaluate(session: Session, nll: float | None = None, accuracy: float | None = None) -> None:
-    """Journal the mean reward of greedy completions, of those that have one: None where all rewards failed,
-    or there is no reward for this data.
-
-    nll, accuracy: see `EvalFact`.
-    """
-    HEART.work("evaluate")
-    state = session.state
-    score, failed, problems = None, 0, len(session.eval_data)
-    if session.scores_evals:
-        wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
-        scoring = complete(session, session.pool, wanted, 1, sampling(session, greedy=True))[2]
-        values = [s.value for s in scoring.scores() if s.value is not None]
-        score, failed = sum(values) / len(values) if values else None, problems - len(values)
-    fact = EvalFact(state.version, score, problems, failed, nll, accuracy)
-    session.journal.append("eval", state.step, fact)
-    likely = "" if nll is None else f", nll {nll:.4f}"
-    missing = f", {failed} rewards failed" if failed else ""
-    print(
-        f"eval at step {state.step}: {number(score) or '-'} on {problems} problems{likely}{missing}",
-        flush=True,
-    )

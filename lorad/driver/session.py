@@ -27,6 +27,7 @@ from lorad.protocol.journal import JournalWriter
 from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput
 from lorad.rl.tokenizer import Tokenizer
+from lorad.spec.kept import MAIN, EvalSet
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
 
@@ -94,6 +95,21 @@ class _Sampler(Protocol):
         """Wait for the rollouts of versions before the current one. Raises what their making raised."""
 
 
+@dataclass(frozen=True)
+class Problems:
+    """A set of held-out problems, and how they are sampled.
+
+    rewarder: None for the run's.
+    is_scored: whether the data have what the reward needs.
+    """
+
+    name: str
+    settings: EvalSet
+    examples: list[Example]
+    rewarder: Rewarder | None = None
+    is_scored: bool = True
+
+
 @dataclass
 class Session:
     """One attempt of one run.
@@ -102,7 +118,10 @@ class Session:
     hosts: the environments, or agent programs; None where a sample is one completion.
     ahead: None where no sampling runs ahead of training.
     plays_freely: whether episodes wait for nothing but their own turns, so that a resume makes others.
-    scores_evals: whether held-out problems have what the reward needs.
+    problems: the sets that are evaluated, the one of data.eval first.
+    evals: step and figures of the evaluations that count.
+    standstill: why the run ends before its last step; "" while it does not.
+    patient_from: the step at which it ended so before, from which eval.stop counts.
     current_sha256: of the current version's tensors.
     reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
     """
@@ -114,7 +133,7 @@ class Session:
     journal: JournalWriter
     tokenizer: Tokenizer
     train_data: Dataset
-    eval_data: list[Example]
+    problems: list[Problems]
     rewarder: Rewarder
     own: UserFunctions
     hosts: Hosts | ProgramHosts | None
@@ -123,9 +142,16 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
     plays_freely: bool = False
-    scores_evals: bool = True
+    evals: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    standstill: str = ""
+    patient_from: int = 0
     current_sha256: str = ""
     reference: Path | None = None
+
+    @property
+    def held_out(self) -> list[Example]:
+        """Return the problems of data.eval; their completions are those of the data, where it has any."""
+        return next((one.examples for one in self.problems if one.name == MAIN), [])
 
     @property
     def steps_left(self) -> bool:

@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from lorad.driver import checkpoint
+from lorad.driver.evals.evaluate import evaluate, evaluation_due
 from lorad.driver.publish import publish_changes
 from lorad.driver.record import count_skips, finish, trainer_metrics, write_samples
-from lorad.driver.sample import evaluate, evaluation_due
 from lorad.driver.session import Plan, Session
 from lorad.driver.update import Update, current_rate, update
 from lorad.driver.weigh import logprobs
@@ -88,7 +88,7 @@ def step(session: Session, objective: Objective) -> None:
 
 def held_out_nll(session: Session) -> float | None:
     """Return the negative log-likelihood of the held-out completions, see `nll_of`; None without any."""
-    examples = [example for example in session.eval_data if example.targets]
+    examples = [example for example in session.held_out if example.targets]
     if not examples:
         return None
     return nll_of(session, examples, logprobs(session, "slot", batch_of(examples)))

@@ -17,7 +17,6 @@ _Tools = Sequence[Mapping[str, Any]]
 _TURN = "lorad turn"
 _DUMMY = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _TURN}]
 _TEXT = "env.format: text takes observations as they are."
-_Tools = Sequence[Mapping[str, Any]]
 
 
 class Format:
@@ -37,7 +36,10 @@ class Format:
         self._end = self._behind("a")[1] if self.is_chat else -1
 
     def first(self, messages: str | Sequence[Message], tools: _Tools = ()) -> tuple[str, list[int]]:
-        """Return (text, tokens) of the first observation. tools: shown to the model. Raises SpecError."""
+        """Return (text, tokens) of the first observation. Raises SpecError.
+
+        tools: what the model may call.
+        """
         if tools:
             self._refuse_unreadable()
         if self.is_chat:
@@ -78,9 +80,6 @@ class Format:
         place, number = min(ends)
         return rest[place + len(self._ends[number]) :], number
 
-    def _settings(self, tools: _Tools) -> dict[str, Any]:
-        return {**self._data.chat_template_kwargs, **({"tools": [*tools]} if tools else {})}
-
     def _refuse_unreadable(self) -> None:
         if not self.is_chat:
             raise SpecError(
@@ -94,6 +93,9 @@ class Format:
                 key="env.name",
                 hint="Use a model that calls tools, such as Qwen3, or a chat template with tools.",
             )
+
+    def _settings(self, tools: _Tools) -> dict[str, Any]:
+        return {**self._data.chat_template_kwargs, **({"tools": [*tools]} if tools else {})}
 
     def _render(self, chat: Sequence[Message], tools: _Tools) -> str:
         try:

@@ -15,7 +15,7 @@ from lorad.loggers.cursor import Cursor, CursorFile
 from lorad.loggers.logger import Logger, Point, Segment
 from lorad.protocol.journal import Record, read
 
-_OF_EVAL = frozenset({"version", "problems", "failed"})  # facts of an evaluation that no curve shows
+_OF_EVAL = ("score", "nll", "accuracy")  # facts of an evaluation that have a curve
 
 
 class Follower:
@@ -136,7 +136,10 @@ def values(record: Record) -> dict[str, float]:
         return {f"train/{name}": _number(value) for name, value in record.data["metrics"].items()} | {
             "lorad/version": float(record.data["version"])
         }
-    return dict(_flat("eval", {k: v for k, v in record.data.items() if k not in _OF_EVAL}))
+    found = {key: record.data.get(key) for key in _OF_EVAL}
+    for name, one in record.data.get("sets", {}).items():
+        found[name] = {"score": one["score"], **one["passed"]}
+    return dict(_flat("eval", found))
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, float]]:

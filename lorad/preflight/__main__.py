@@ -46,7 +46,7 @@ with quick_imports():
         check_sizes,
         check_trainer,
     )
-    from lorad.preflight.user_code import check_env, check_functions, open_env, refuse_unset
+    from lorad.preflight.user_code import check_env, check_functions, check_sets, open_env, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
@@ -92,7 +92,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
     """Yield an error for everything that the spec names and that is missing or unreadable on disk."""
     looks: list[Callable[[], object]] = [
         lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
-        *(partial(_there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
+        *(partial(_there, source, cwd) for source in _sources(spec)),
         lambda: Rewarder(spec.rewards, cwd),
         lambda: UserFunctions(spec.algorithm, cwd),
         lambda: open_env(spec.env, cwd),
@@ -106,6 +106,12 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
             yield error
         except (AdapterRefused, OSError):  # said by `checked`, once the rest is right
             pass
+
+
+def _sources(spec: Spec) -> list[str]:
+    """List the data that a spec names."""
+    named = (spec.data.train, spec.data.eval, *(one.data for one in spec.eval.sets.values()))
+    return [source for source in named if source]
 
 
 def _there(source: str, cwd: Path) -> None:
@@ -156,6 +162,7 @@ def _checked(
     data = load_train(spec, tokenizer, cwd)
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
     is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
+    check_sets(spec, tokenizer, cwd)
     base = _base_facts(adapter, model, teacher)
     if spec.rollout.backend in SERVERS:
         check = server_check()
@@ -311,7 +318,7 @@ def _warnings(
             tokenizer.eos_ids or spec.rollout.stop
         ),
         "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
-        and not held_out,
+        and not (held_out or spec.eval.sets),
         f"data: {data.dropped} {rows} are longer than data.{limit} and are left out": data.dropped > 0,
         f"data: {data.size} {rows} are fewer than data.prompts_per_step; a step sees some of them "
         "twice": data.size is not None and data.size < spec.data.prompts_per_step,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from lorad.driver.rewards import Rewarder
 from lorad.driver.user.functions import UserFunctions
 from lorad.envs.child import Answer
 from lorad.envs.episode import Task
@@ -13,11 +14,12 @@ from lorad.envs.programs import Programs, is_program
 from lorad.envs.protocol import Turn
 from lorad.envs.tools import result_of
 from lorad.errors import SpecError
-from lorad.rl.data import Example
+from lorad.rl.data import Example, load_set
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.env import EnvSpec
 from lorad.spec.model import Spec
+from lorad.spec.reward import rewards_of
 
 _UNSET = (
     "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does not count."
@@ -44,6 +46,30 @@ def open_env(env: EnvSpec, cwd: Path) -> Host | Programs | None:
     if env.name is None:
         return None
     return Programs(env, cwd) if is_program(env, cwd) else Host(env, cwd)
+
+
+def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> None:
+    """The problems of each set of `eval.sets` are there, and have what its reward asks for.
+
+    Raises SpecError.
+    """
+    for name in spec.eval.sets if spec.eval.every else ():
+        first = load_set(spec, name, tokenizer, cwd)[0]
+        if spec.env.name is not None:
+            check_env(spec, first, tokenizer, cwd)
+            continue
+        key, given = f"eval.sets.{name}.reward", spec.eval.sets[name].reward
+        rewards = rewards_of(spec.reward if given is None else given)
+        for reward in rewards:
+            refuse_unset(reward.env, f"{key}.env")
+        with Rewarder(rewards, cwd) as rewarder:
+            lacking = rewarder.lacking(first.row, has_answers=bool(first.answer))
+        for reward_name, missing in lacking.items():
+            raise SpecError(
+                f"{reward_name} needs {', '.join(missing)}, which the data of {name} does not have",
+                key=key,
+                hint=f"Name another reward, or the column of answers in eval.sets.{name}.answer_key.",
+            )
 
 
 def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> None:

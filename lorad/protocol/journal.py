@@ -26,6 +26,7 @@ from msgspec import Struct
 from lorad.bounds import RECORD_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
 from lorad.files import fsync, names, open_file
+from lorad.protocol.evals import SetScore
 from lorad.protocol.inputs import Input
 
 _VERSION = 1
@@ -146,6 +147,8 @@ class EvalFact(Struct, frozen=True):
     nll: negative log-likelihood of the held-out completions, nats per token, of preferences of those that are
         wanted; None where there are none.
     accuracy: share of held-out pairs that are the right way round; None without pairs.
+    sets: the further sets that were due, by name.
+    samples: the file of the completions, relative to the run directory; "" where nothing was sampled.
     """
 
     version: int
@@ -154,6 +157,9 @@ class EvalFact(Struct, frozen=True):
     failed: int
     nll: float | None = None
     accuracy: float | None = None
+    sets: dict[str, SetScore] = {}
+    samples: str = ""
+    samples_sha256: str = ""
 
 
 class CheckpointFact(Struct, frozen=True):

@@ -5,25 +5,29 @@ it.
 import hashlib
 import json
 import random
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from lorad.errors import SpecError
+from lorad.rl.generated.rows import generated_rows
 from lorad.rl.sources import Row, read_rows
 from lorad.rl.tasks import TASKS, Problem, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
-from lorad.spec.data import Data
+from lorad.spec.data import GENERATED, Data
+from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
 _GROUND_TRUTHS = ("reward_model.ground_truth", "reward_spec.ground_truth")  # in rows for verl and SkyRL
+_IN_BRACES = re.compile(r"\{([\w.-]+)\}")
 CHUNK = 1024  # prompts tokenised at once
 
 
@@ -181,16 +185,14 @@ class _RowDataset(Dataset):
         """Return the prompts as text; with a chat template a string is what the user says."""
         if not self._templated:
             return [self._plain(row) for row in rows]
-        chats = [
-            with_system(self._data, messages_of(value_of(row, self._data, "prompt_key"), row)) for row in rows
-        ]
+        chats = [with_system(self._data, messages_of(prompt_of(row, self._data), row)) for row in rows]
         try:
             return self._tokenizer.chats(chats, self._data.chat_template_kwargs)
         except Refused as error:
             raise refusal(error, rows[error.index].where) from error
 
     def _plain(self, row: Row) -> str:
-        value = value_of(row, self._data, "prompt_key")
+        value = prompt_of(row, self._data)
         messages_of(value, row)
         if isinstance(value, str):
             return value
@@ -211,16 +213,19 @@ def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed:
         return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
     if not tokenizer.has_chat_template:
         refuse_for_chats(data, "the model has no chat template")
-    return _RowDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed)
+    is_generated = source.startswith(GENERATED)
+    rows = generated_rows(source, split, data, cwd) if is_generated else read_rows(source, split, cwd)
+    return _RowDataset(Path(source).name, rows, data, tokenizer, seed)
 
 
 def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> list[Example]:
     """Return the first `problems` held-out problems, the same for every run; empty when the spec has no eval.
 
-    Without `data.eval` they are the test split of the builtin task in `data.train`; a file is taken in its
+    Without `data.eval` they are the test split of the task in `data.train`; a file is taken in its
     order.
     """
-    source = data.eval or (data.train if data.train in TASKS else None)
+    has_split = data.train in TASKS or data.train.startswith(GENERATED)
+    source = data.eval or (data.train if has_split else None)
     if source is None:
         return []
     if source in TASKS:
@@ -228,6 +233,25 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
     ordered = Data(**{**{name: getattr(data, name) for name in data.__struct_fields__}, "shuffle": False})
     found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
     return found.take(0, min(problems, found.size or problems))
+
+
+def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
+    """Return the problems of a set of `eval.sets`, in their order and the same for every run.
+
+    Raises SpecError.
+    """
+    one = spec.eval.sets[name]
+    keys: dict[str, Any] = {
+        key: value for key in ("prompt_key", "answer_key") if (value := getattr(one, key)) is not None
+    }
+    if not one.data.startswith(GENERATED):
+        keys |= {"args": {}, "python": None}
+    data = structs.replace(spec.data, train=one.data, eval=one.data, **keys)
+    try:
+        return load_eval(data, tokenizer, one.problems or spec.eval.problems, cwd)
+    except SpecError as error:
+        place = f"eval.sets.{name}.data"
+        raise SpecError(f"{error.problem}", key=place, hint=error.hint) from error
 
 
 def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -251,6 +275,22 @@ def digest_of(rows: Iterable[Row]) -> str:
     return digest.hexdigest()
 
 
+def prompt_of(row: Row, data: Data) -> Any:
+    """Return a text, or what a row has for a list of messages. Raises SpecError."""
+    if data.prompt_format is None:
+        return value_of(row, data, "prompt_key")
+
+    def column(found: re.Match[str]) -> str:
+        if (value := _look_up(row.values, found[1])) is None:
+            raise SpecError(
+                f"{row.where}: data.prompt_format names {found[1]!r}, which the row does not have",
+                hint=f"There is {', '.join(map(str, row.values))}.",
+            )
+        return text_of(value)
+
+    return _IN_BRACES.sub(column, data.prompt_format)
+
+
 def value_of(row: Row, data: Data, setting: str) -> Any:
     """Return the value of the column that `setting` names. Raises SpecError."""
     if (value := find_value(row, data, setting)) is None:
@@ -271,12 +311,16 @@ def find_value(row: Row, data: Data, setting: str) -> Any:
     key = getattr(data, setting)
     others = _GROUND_TRUTHS if setting == "answer_key" and key == Data().answer_key else ()
     for name in (key, *others):
-        found: Any = row.values
-        for part in [name] if name in row.values else name.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        if found is not None:
+        if (found := _look_up(row.values, name)) is not None:
             return found
     return None
+
+
+def _look_up(values: Mapping[str, Any], name: str) -> Any:
+    found: Any = values
+    for part in [name] if name in values else name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def text_of(answer: Any) -> str:

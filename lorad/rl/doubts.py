@@ -1,21 +1,29 @@
 """What a spec says by itself that cannot be meant, and what is allowed and probably not meant. Pure."""
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 
 from lorad.errors import SpecError
+from lorad.protocol.evals import ks
 from lorad.rl.idle import idle_keys
 from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Algorithm, Kind
 from lorad.spec.env import EnvSpec
+from lorad.spec.kept import MAIN
 from lorad.spec.model import Spec
-from lorad.spec.reward import RewardSpec
+from lorad.spec.reward import RewardSpec, rewards_of
 from lorad.spec.user_code import UserCode
+
+_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+_TAKEN = (MAIN, "score", "nll", "accuracy")
+_MOST_SETS = 32
+_COLDEST = 0.01  # below, scores divided by it overflow
 
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    kinds = (_of_rate, _of_env, idle_keys, *_OF_KIND[spec.algorithm.kind])
+    kinds = (_of_rate, _of_env, _of_eval, _of_best, idle_keys, *_OF_KIND[spec.algorithm.kind])
     for error in chain.from_iterable(kind(spec) for kind in kinds):
         raise error
 
@@ -53,6 +61,80 @@ def _of_env(spec: Spec) -> Iterator[SpecError]:
             f"the environment {env.name} gives the reward of an episode",
             key="reward",
             hint="Leave it out, and let the environment compute it.",
+        )
+
+
+def _of_eval(spec: Spec) -> Iterator[SpecError]:
+    """Sets of held-out problems that are named, timed or sampled as they cannot be."""
+    every = spec.eval.every
+    if len(spec.eval.sets) > _MOST_SETS:
+        yield SpecError(
+            f"{len(spec.eval.sets)} sets are more than {_MOST_SETS}", key="eval.sets", hint="Leave some out."
+        )
+    for given in [name for name in ("sets", "stop") if getattr(spec.eval, name) and not every]:
+        yield SpecError(
+            "eval.every is 0, so that nothing is evaluated",
+            key=f"eval.{given}",
+            hint="Leave it out, or set eval.every.",
+        )
+    for name, one in spec.eval.sets.items():
+        key = f"eval.sets.{name}"
+        if name in _TAKEN or not _SET_NAME.fullmatch(name):
+            why = "is a figure of the main evaluation" if name in _TAKEN else "is no name for a set"
+            hint = "Choose letters, digits, dot, dash and underscore, at most 40."
+            yield SpecError(f"{name[:80]} {why}", key="eval.sets", hint=hint)
+        if one.every and every and one.every % every:
+            yield SpecError(
+                f"{one.every} is no multiple of eval.every, {every}",
+                key=f"{key}.every",
+                hint=f"Set it to {-(-one.every // every) * every}, or change eval.every.",
+            )
+        if one.n > 1 and not one.temperature:
+            yield SpecError(
+                f"{one.n} completions at temperature 0 are all the same",
+                key=f"{key}.n",
+                hint=f"Set {key}.temperature, for example to {spec.rollout.temperature:g}.",
+            )
+        if 0 < one.temperature < _COLDEST:
+            yield SpecError(
+                f"{one.temperature:g} is neither greedy nor a temperature",
+                key=f"{key}.temperature",
+                hint=f"Set it to 0, or to {_COLDEST} or more.",
+            )
+        task = TASKS.get(one.data)
+        if task is not None and task.env is not None and spec.env.name is None:
+            yield SpecError(
+                f"its rows are for the environment {task.env}", key=f"{key}.data", hint="Choose another task."
+            )
+        curves = [reward.curve for reward in rewards_of(one.reward or [])]
+        if twice := sorted({curve for curve in curves if curves.count(curve) > 1}):
+            yield SpecError(
+                f"two rewards are called {twice[0]}", key=f"{key}.reward", hint="Give one another label."
+            )
+        if one.reward is not None and spec.env.name is not None:
+            yield SpecError(
+                f"the environment {spec.env.name} gives the reward of an episode",
+                key=f"{key}.reward",
+                hint="Leave it out.",
+            )
+
+
+def _of_best(spec: Spec) -> Iterator[SpecError]:
+    """What the best version cannot be found by."""
+    kept, sets = spec.checkpoint, spec.eval.sets
+    if (kept.keep_best or kept.best_by) and not spec.eval.every:
+        key = "checkpoint.keep_best" if kept.keep_best else "checkpoint.best_by"
+        hint = "Leave it out, or set eval.every."
+        yield SpecError("eval.every is 0, so that no version is the best", key=key, hint=hint)
+    known = ["eval", *(f"eval/{name}" for name in sets)]
+    known += [f"eval/{name}/pass@{k}" for name, one in sets.items() for k in ks(one.n)]
+    if spec.algorithm.kind != "rl":
+        known += ["nll"] + ["accuracy"] * (spec.algorithm.kind == "preference")
+    if kept.best_by is not None and kept.best_by not in known:
+        yield SpecError(
+            f"{kept.best_by[:80]} is not measured by this run",
+            key="checkpoint.best_by",
+            hint=f"Choose one of: {', '.join(known)}.",
         )
 
 

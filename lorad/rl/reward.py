@@ -26,8 +26,11 @@ class RewardInput(Struct, frozen=True):
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 _Reward = Callable[[RewardInput], float]
 _ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
-MATH = "math"  # a file of lorad's, run as one of the user's is
-BUILTIN = (*_ANSWERED, "regex", MATH)
+PACKAGED = {  # files of lorad's that are run as one of the user's is: they need packages
+    "math": "math_reward.py:math",
+    "reasoning_gym": "reasoning_gym_reward.py:score",
+}
+BUILTIN = (*_ANSWERED, "regex", *PACKAGED)
 _MARK = "####"
 _NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 

@@ -6,6 +6,7 @@ import msgspec
 
 from lorad.spec.numbers import Part, Positive
 
+GENERATED = "reasoning_gym:"  # a source of rows that an interpreter makes
 DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
 
 
@@ -14,9 +15,12 @@ class Data(Part, frozen=True):
 
     Attributes:
         train: a builtin task (`sort`, `reverse`, `lookup`), a file of rows (.jsonl,
-            .parquet, .csv, .json), or a hub dataset.
-        eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
-            evaluation for a file.
+            .parquet, .csv, .json), a hub dataset, or `reasoning_gym:TASK`, whose rows reasoning-gym makes.
+        eval: held-out problems, named in the same way. null is the held-out split of a builtin task
+            and of reasoning_gym, and no evaluation for a file.
+        args: arguments of a reasoning_gym task, such as `{size: 8192, max_word_len: 7}`; without a size there
+            are 4096 rows, of which one in 16 is held out.
+        python: interpreter that makes the rows of reasoning_gym; null is lorad's.
         prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft and dpo it
             is the number of rows of a step.
         format: what a row of sft or dpo is. messages is a chat, of which every assistant turn is trained;
@@ -24,6 +28,8 @@ class Data(Part, frozen=True):
             chosen and a rejected completion, with a prompt or as whole chats, whose common turns are the
             prompt then; labels is a prompt, a completion, and true or false. auto looks at the first row.
         prompt_key: column that holds the prompt; `a.b` is the key b of the column a, here and below.
+        prompt_format: the prompt as text with columns in braces, as in `Q: {question}` or `{a.b}`; null takes
+            the column of prompt_key.
         completion_key: column that holds the completion.
         messages_key: column that holds the chat.
         chosen_key: column that holds the chosen completion.
@@ -42,9 +48,12 @@ class Data(Part, frozen=True):
 
     train: str = "sort"
     eval: str | None = None
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+    python: str | None = None
     prompts_per_step: Positive = 16
     format: DataFormat = "auto"
     prompt_key: str = "prompt"
+    prompt_format: str | None = None
     completion_key: str = "completion"
     messages_key: str = "messages"
     chosen_key: str = "chosen"
@@ -60,6 +69,10 @@ class Data(Part, frozen=True):
     shuffle: bool = True
 
     def __post_init__(self) -> None:
+        if (self.args or self.python) and not any(
+            (source or "").startswith(GENERATED) for source in (self.train, self.eval)
+        ):
+            raise ValueError("args and python are for reasoning_gym:TASK, and neither train nor eval is one")
         if self.chat_template == "never" and (self.chat_template_kwargs or self.system):
             raise ValueError(
                 "system and chat_template_kwargs need the chat template, and chat_template is never"

@@ -27,12 +27,33 @@ def without_unknown(
         if key not in fields:
             wrong.append(SpecError("unknown key", key=f"{prefix}{key}", hint=_meant(part, str(key), prefix)))
             continue
-        section = _section(fields[key])
+        section, named = _section(fields[key]), _named_section(fields[key])
         if section is not None and isinstance(value, dict):
             value, more = without_unknown(value, section, f"{prefix}{key}.")
             wrong += more
+        elif named is not None and isinstance(value, dict):
+            value, more = _sound(value, named, f"{prefix}{key}.")
+            wrong += more
         known[key] = value
     return known, wrong
+
+
+def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[str, Any], list[SpecError]]:
+    """Return the sections that are right, by name, and an error for what is wrong in each of the others."""
+    sound, wrong = dict[str, Any](), list[SpecError]()
+    for name, value in data.items():
+        known, more = value, list[SpecError]()
+        if isinstance(value, dict):
+            known, more = without_unknown(value, part, f"{prefix}{name}.")
+        try:
+            msgspec.convert(known, part)
+            sound |= {} if more else {name: known}
+        except msgspec.ValidationError as error:
+            inner = readable(str(error))
+            key, hint = f"{prefix}{name}.{inner.path}", f"Its keys: {', '.join(part.__struct_fields__)}."
+            more = more or [SpecError(inner.problem, key=key.removesuffix("."), hint=hint)]
+        wrong += more
+    return sound, wrong
 
 
 def _meant(part: type[Struct], key: str, prefix: str) -> str:
@@ -72,8 +93,14 @@ def without(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _section(kind: Any) -> type[Struct] | None:
-    candidates = (kind, *getattr(kind, "__args__", ()))
+    """Return the section that a key holds, where it can hold one; None also for sections by name."""
+    candidates = () if get_origin(kind) is dict else (kind, *getattr(kind, "__args__", ()))
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, Struct)), None)
+
+
+def _named_section(kind: Any) -> type[Struct] | None:
+    """Return the section that is below each name of a key such as eval.sets."""
+    return _section(get_args(kind)[1]) if get_origin(kind) is dict else None
 
 
 def advice(spec: type[Struct], key: str) -> str:
@@ -96,6 +123,9 @@ def _field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
     kind: Any = spec
     default: Any = None
     for part in key.split("."):
+        if (named := _named_section(kind)) is not None:
+            kind, default = named, None
+            continue
         fields = {field.name: field for field in msgspec.structs.fields(_section(kind) or spec)}
         if part not in fields:
             return None

@@ -30,7 +30,7 @@ from lorad.spec.numbers import (
     Probability,
     Seed,
 )
-from lorad.spec.reward import RewardSpec
+from lorad.spec.reward import RewardSpec, rewards_of
 from lorad.spec.trainer import Trainer
 
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
@@ -215,8 +215,7 @@ class Spec(Part, frozen=True):
 
     @property
     def rewards(self) -> list[RewardSpec]:
-        given = self.reward if isinstance(self.reward, list) else [self.reward]
-        return [RewardSpec(name=one) if isinstance(one, str) else one for one in given]
+        return rewards_of(self.reward)
 
     @property
     def max_failures(self) -> float:
@@ -279,19 +278,23 @@ def fitted(spec: Spec, positions: int) -> Spec:
                 hint=f"Set it to {positions} or less.",
             )
         spec = replace(spec, data=replace(spec.data, max_sample_tokens=positions))
-    given, new = spec.data.max_prompt_tokens, spec.rollout.max_new_tokens
+    given = spec.data.max_prompt_tokens
+    longest = {"rollout.max_new_tokens": spec.rollout.max_new_tokens}
+    longest |= {
+        f"eval.sets.{name}.max_new_tokens": s.max_new_tokens or 0 for name, s in spec.eval.sets.items()
+    }
+    key, new = max(longest.items(), key=lambda one: one[1])
     if given + new <= positions:
         return spec
     if new >= positions:
         raise SpecError(
             f"{new} leaves no room for a prompt in the {positions} positions of the model",
-            key="rollout.max_new_tokens",
+            key=key,
             hint=f"Set it to {positions // 2} or less.",
         )
     if given != Data().max_prompt_tokens:
         raise SpecError(
-            f"{given} with rollout.max_new_tokens {new} is {given + new} tokens, the model has {positions} "
-            "positions",
+            f"{given} with {key} {new} is {given + new} tokens, the model has {positions} positions",
             key="data.max_prompt_tokens",
             hint=f"Lower one of the two; without data.max_prompt_tokens it is {positions - new}.",
         )

@@ -16,7 +16,7 @@ class RewardSpec(Part, frozen=True):
     """How samples are scored; a name alone stands for `{name: …}`.
 
     Attributes:
-        name: `exact_match`, `gsm8k`, `math`, `regex`, or `path/to/file.py:function`.
+        name: `exact_match`, `gsm8k`, `math`, `regex`, `reasoning_gym`, or `path/to/file.py:function`.
         label: name of its curve where there are several rewards; null is the function's name.
         weight: what it is multiplied with.
         pattern: the regular expression of `regex`.
@@ -53,8 +53,10 @@ class RewardSpec(Part, frozen=True):
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name != "regex":
             raise ValueError(f"pattern is for regex, not for {self.name}")
-        if self.python is not None and ":" not in self.name and self.name != "math":
-            raise ValueError(f"python is for math and for a function of a file, not for {self.name}")
+        if self.python is not None and ":" not in self.name and self.name not in ("math", "reasoning_gym"):
+            raise ValueError(
+                f"python is for math, reasoning_gym and a function of a file, not for {self.name}"
+            )
         if not math.isfinite(self.weight):
             raise ValueError("weight is no number")
         memory_bytes(self.memory)
@@ -68,3 +70,9 @@ class RewardSpec(Part, frozen=True):
     def memory_bytes(self) -> int:
         """Return the limit of `memory`; 0 where none is given."""
         return memory_bytes(self.memory)
+
+
+def rewards_of(given: str | RewardSpec | list[str | RewardSpec]) -> list[RewardSpec]:
+    """Return the rewards that a key holds."""
+    several = given if isinstance(given, list) else [given]
+    return [RewardSpec(name=one) if isinstance(one, str) else one for one in several]

@@ -13,6 +13,7 @@ import msgspec
 
 from lorad.bounds import EVENT_BYTES, METRIC_NAME, METRICS, TEXT
 from lorad.errors import IntegrityError
+from lorad.protocol.evals import SetScore
 from lorad.protocol.journal import Record
 from lorad.store.db import Row, Rows
 
@@ -20,12 +21,13 @@ _PATHS = {
     "version": ("path", "versions"),
     "checkpoint": ("path", "checkpoints"),
     "step": ("samples", "samples"),
+    "eval": ("samples", "evals"),
 }
 _NUMBERS = (
     *("version", "parent", "rank", "bytes", "problems", "failed", "position", "consumed"),
     *("to", "resumed_from"),
 )
-_OPTIONAL = ("nll", "accuracy")  # facts of an older lorad lack them
+_OPTIONAL = {"nll": None, "accuracy": None, "samples": "", "samples_sha256": ""}  # an older lorad lacks them
 _WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha", *_OPTIONAL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _MOST_STEPS, _MOST_ATTEMPTS, _MOST = 10**12, 10**6, 2**53
@@ -33,7 +35,7 @@ _LATEST = 4.0e9  # Unix seconds
 _AGES = {"versions": "created_at", "checkpoints": "created_at"}  # where a table keeps the record's `at`
 _COLUMNS = {
     "step": ("steps", ("version", "samples", "samples_sha256")),
-    "eval": ("evals", ("version", "score", "problems", "failed", "nll", "accuracy")),
+    "eval": ("evals", ("version", "score", "problems", "failed", *_OPTIONAL)),
     "version": (
         "versions",
         ("version", "sha256", "parent", "path", "rank", "alpha", "bytes", "attested", "attestation"),
@@ -46,10 +48,16 @@ _SIGNALS = (
     "pair_accuracy",
 )
 RECENT = 24  # steps
+# without problems of data.eval, the first set stands for them
+_SCORE = (
+    "CASE WHEN problems THEN score ELSE (SELECT json_extract(value, '$.score') FROM json_each(sets) LIMIT 1) "
+    "END AS score"
+)
+_SETS = 32  # of an evaluation, and figures of each
 _MOST_NAMES = 8  # metrics that are listed by name
 _TABLES = tuple(table for table, _ in _COLUMNS.values())
 _OF_FACTS = {column for _, columns in _COLUMNS.values() for column in columns}
-_KNOWN = {"metrics", "message", "reason", "detail", "hint", "to", "resumed_from", *_OF_FACTS}
+_KNOWN = {"metrics", "sets", "message", "reason", "detail", "hint", "to", "resumed_from", *_OF_FACTS}
 _TOO_MUCH = f"of a record of more than {EVENT_BYTES} bytes, only what lorad knows is kept"
 _LEFT_OUT = (
     f"of the metrics of a step, only {METRICS} are kept, the first by name: numbers whose names have at most "
@@ -84,7 +92,7 @@ def strange(record: Record) -> str:
         return f"its time is {record.at}"
     if record.kind in _PATHS:
         key, directory = _PATHS[record.kind]
-        if key in record.data and not _is_below(record.data[key], directory):
+        if record.data.get(key) and not _is_below(record.data[key], directory):
             return f"{key} {str(record.data[key])[:200]!r} is not in {directory}/"
     if wrong := next((key for key in _WORDS if isinstance(record.data.get(key), dict | list)), ""):
         return f"{wrong} is {str(record.data[wrong])[:80]!r}"
@@ -162,9 +170,10 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
     """
     where = "WHERE run = ? AND lineage = 1 ORDER BY step"
     last = store.row(f"SELECT step, at, metrics FROM steps {where} DESC, attempt DESC LIMIT 1", (run,))
-    first_eval = store.row(f"SELECT score, nll FROM evals {where}, attempt LIMIT 1", (run,))
+    score = _SCORE
+    first_eval = store.row(f"SELECT {score}, nll FROM evals {where}, attempt LIMIT 1", (run,))
     last_eval = store.row(
-        f"SELECT score, nll, accuracy FROM evals {where} DESC, attempt DESC LIMIT 1", (run,)
+        f"SELECT {score}, nll, accuracy FROM evals {where} DESC, attempt DESC LIMIT 1", (run,)
     )
     sql = "SELECT version, attested FROM versions WHERE run = ? AND lineage = 1 ORDER BY version DESC LIMIT 1"
     current = store.row(sql, (run,))
@@ -229,15 +238,29 @@ def _recent(store: Rows, run: str) -> str:
 def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
     table, columns = _COLUMNS[record.kind]
     row: Row = {"run": run, "attempt": record.attempt, "step": record.step, "seq": record.seq, "lineage": 1}
-    data = dict.fromkeys(_OPTIONAL) | record.data
+    data = _OPTIONAL | record.data
     row |= {_AGES.get(table, "at"): record.at} | {column: data[column] for column in columns}
     if table == "steps":
         row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
+    if table == "evals":
+        row["sets"] = msgspec.json.encode(_sets_of(record.data)).decode()
     names, values = ", ".join(row), ", ".join(f":{column}" for column in row)
     sets = ", ".join(f"{column} = excluded.{column}" for column in row)
     connection.execute(
         f"INSERT INTO {table} ({names}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}", row
     )
+
+
+def _sets_of(data: Row) -> dict[str, SetScore]:
+    """Return the sets of an evaluation, no more than a spec may have; none where somebody else wrote what is
+    no such thing.
+    """
+    try:
+        found = msgspec.convert(data.get("sets", {}), dict[str, SetScore])
+    except msgspec.ValidationError:
+        return {}
+    sound = [name for name, one in found.items() if len(name) <= METRIC_NAME and len(one.passed) <= _SETS]
+    return {name: found[name] for name in sound[:_SETS]}
 
 
 def bounded(record: Record) -> tuple[Record, str]:
@@ -246,6 +269,8 @@ def bounded(record: Record) -> tuple[Record, str]:
     told = ""
     if record.kind == "step" and "metrics" in data:
         data["metrics"], told = _metrics(record)
+    if record.kind == "eval" and "sets" in data:
+        data["sets"] = msgspec.to_builtins(_sets_of(data))
     if len(msgspec.json.encode({**data, "prompts": None})) > EVENT_BYTES:
         data, told = {key: value for key, value in data.items() if key in _KNOWN}, _TOO_MUCH
     return msgspec.structs.replace(record, data=data), told

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
+from lorad.protocol.evals import best_first, chosen
 from lorad.states import ACTIVE, RunState
 from lorad.store.db import Rows
-from lorad.store.rows import EvalRow, StepRow, step_row
+from lorad.store.rows import EvalRow, StepRow, eval_row, step_row
 
 _LARGEST = 2**63 - 1  # what SQLite takes
 
@@ -47,7 +48,7 @@ def evals(store: Rows, run: str) -> list[EvalRow]:
     """List the evals of a run that count, in order of steps."""
     columns = ", ".join(EvalRow.__struct_fields__)
     sql = f"SELECT {columns} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt"
-    return [EvalRow(**row) for row in store.rows(sql, (run,))]
+    return [eval_row(row) for row in store.rows(sql, (run,))]
 
 
 class _SamplesFile(Struct, frozen=True):
@@ -82,7 +83,18 @@ def newest_eval(store: Rows, run: str, first: int, last: int) -> EvalRow | None:
         "AND step BETWEEN ? AND ? ORDER BY step DESC, attempt DESC LIMIT 1"
     )
     row = store.row(sql, (run, first, last))
-    return None if row is None else EvalRow(**row)
+    return None if row is None else eval_row(row)
+
+
+def best_evals(store: Rows, run: str, best_by: str | None) -> tuple[str, list[EvalRow]]:
+    """Read the evaluations that count, the best first, and the metric that they are compared by.
+
+    best_by: `checkpoint.best_by`. Returns "" and nothing where nothing was measured.
+    """
+    rows = evals(store, run)
+    known = [row.figures for row in rows]
+    metric = chosen(best_by, known)
+    return ("", []) if metric is None else (metric, [rows[place] for place in best_first(metric, known)])
 
 
 def best_eval(store: Rows, run: str) -> float | None:

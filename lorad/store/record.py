@@ -23,6 +23,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "aliases": ("alias",),
     "alias_moves": ("id",),
     "sweeps": ("sweep",),
+    "results": ("id",),
     "events": ("id",),
 }
 _ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of these is in journals of runs

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.box.paths import AttemptDir, RunDir
+from lorad.protocol.evals import SetScore, figures
 from lorad.states import EndReason, RunState
 from lorad.store.record import Row
 
@@ -213,7 +214,7 @@ class EvalRow(Struct, frozen=True, kw_only=True):
 
     problems: how many were tried.
     failed: those whose reward could not be computed.
-    nll, accuracy: see `EvalFact`.
+    nll, accuracy, sets, samples: see `EvalFact`.
     """
 
     step: int
@@ -225,6 +226,48 @@ class EvalRow(Struct, frozen=True, kw_only=True):
     failed: int
     nll: float | None
     accuracy: float | None
+    sets: dict[str, SetScore] = {}
+    samples: str = ""
+    samples_sha256: str = ""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Return what was measured, by name."""
+        return figures(self.score, self.nll, self.accuracy, self.sets)
+
+
+def eval_row(raw: Row) -> EvalRow:
+    return EvalRow(**raw | {"sets": msgspec.json.decode(raw["sets"], type=dict[str, SetScore])})
+
+
+class ResultRow(Struct, frozen=True, kw_only=True):
+    """What a version came to when somebody evaluated it.
+
+    sha256: of its tensors; another version with the same ones has the same results.
+    by: who asked.
+    suite: `data` for rows, else the suite.
+    data: the rows, or the task of the suite.
+    settings: reward, sampling and the like.
+    metrics: figures by name.
+    """
+
+    id: int
+    sha256: str
+    run: str
+    version: int
+    at: float
+    by: str
+    suite: str
+    data: str
+    settings: dict[str, Any]
+    metrics: dict[str, float]
+    problems: int
+    failed: int
+
+
+def result_row(raw: Row) -> ResultRow:
+    decoded = {key: msgspec.json.decode(raw[key]) for key in ("settings", "metrics")}
+    return ResultRow(**raw | decoded)
 
 
 class PoolRow(Struct, frozen=True, kw_only=True):

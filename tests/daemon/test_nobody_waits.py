@@ -202,10 +202,10 @@ def test_an_answer_of_gigabytes_is_not_waited_for(ctx: Context) -> None:
 
 
 def test_completions_beyond_what_was_asked_for_are_refused() -> None:
-    found = {0: Completion("", [1])}
+    found = {("p", 0): Completion("", [1])}
     tokens = np.arange(2, dtype=np.int32)
     take(Chunk("p", 0, "a@1", tokens, np.zeros(2, np.float32)), found, 3)
-    assert found[0].tokens == [1, 0, 1]
+    assert found["p", 0].tokens == [1, 0, 1]
     for index in (0, 7):
         with pytest.raises(PoolLost, match="more than it was asked for"):
             take(Chunk("p", index, "a@1", tokens, np.zeros(2, np.float32)), found, 3)

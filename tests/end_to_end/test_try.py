@@ -1,72 +1,107 @@
-"""`lorad try`: samples of a spec before it is queued, without a daemon, and without anything left behind."""
+"""lorad try: a spec on a few rows before it is queued, of which nothing is left."""
 
 import os
 import signal
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
+import pytest
 
-from tests.kit.pool_kit import until
-from tests.kit.world import REPOSITORY, World
+from tests.kit.world import REPOSITORY, World, world
 
 SPEC = """
-data: {train: lookup}
-env: {name: "envs.py:Moody", turns: 3}
+algorithm: {group_size: 4}
+data: {train: lookup, prompts_per_step: 4}
+env: {name: lookup, turns: 3}
+trainer: {lr: 2.0e-3, steps: 8}
 rollout: {max_new_tokens: 12}
 """
-MOODY = """
-import os
+ENVS = """
+import random, time
 from lorad.envs.lookup import Lookup
 from lorad.envs.protocol import Observation
 
-class Moody(Lookup):
-    '''Answers by the process that it is in, once the model has said something.'''
+class Rolls(Lookup):
+    '''Its second answer is as the dice fall, which the preflight does not see.'''
+    heard = 0
     def step(self, turn):
-        return Observation(f"{os.getpid()}=" if turn.text else "?")
+        self.heard += 1
+        return super().step(turn) if self.heard < 2 else Observation(f"{random.random()}=")
+
+class Hangs(Lookup):
+    '''Answers nothing that the model says.'''
+    def step(self, turn):
+        while turn.text:
+            time.sleep(1)
+        return super().step(turn)
 """
 
 
-def left(directory: Path) -> list[list[str]]:
-    """Command lines of processes that belong to trials with their files in `directory`."""
-    found = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
-    return [line for line in found if any(part.startswith(f"{directory}/lorad-try-") for part in line)]
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world() as made:
+        (made.root / "envs.py").write_text(ENVS)
+        made.spec(SPEC)
+        yield made
 
 
-def test_episodes_are_shown_and_played_again() -> None:
-    made = World()
-    tried: dict[str, Any] = made.json("try", made.spec(SPEC), "env.name=lookup", "-n", 3)
-    assert len(tried["samples"]) == 3 and tried["differences"] == []
-    for sample in tried["samples"]:
-        assert sample["end"] in ("done", "length", "turns") and sample["turns"][0]["text"]
-        assert sample["reward"] == sum(turn["reward"] for turn in sample["turns"])
-    assert not made.home.socket.exists() and left(Path(tempfile.gettempdir())) == []
+def processes(made: World) -> list[str]:
+    """What runs of a trial: pool, driver, environments."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words = " ".join(process.info["cmdline"] or [])
+        is_ours = (process.info["environ"] or {}).get("LORAD_HOME") == str(made.home.root)
+        if is_ours and ("lorad.pool" in words or "driver.trial" in words or "envs.child" in words):
+            found.append(words)
+    return found
 
 
-def test_moody_environment_is_found() -> None:
-    made = World()
-    (made.root / "envs.py").write_text(MOODY)
-    told = made.lorad("try", made.spec(SPEC), "-n", 2, expect=1)
-    assert "turn 1" in told.stdout and "recorded" in told.stdout and "played again: 2 differ" in told.stderr
+def nothing_left(made: World) -> bool:
+    return not processes(made) and not [*(made.home.root / "runs").iterdir()]
 
 
-def test_killed_trial_leaves_no_process(tmp_path: Path) -> None:
-    made, place = World(), Path(tempfile.mkdtemp(prefix="try-", dir="/tmp"))
-    command = [sys.executable, "-m", "lorad", "try", str(made.spec("data: {train: sort}")), "-n", "256"]
-    environment = {"LORAD_HOME": str(made.home.root), "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(place)}
-    process = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.DEVNULL)
-    until(lambda: bool(left(place)))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    until(lambda: not left(place))
+def test_episodes_are_tried_and_played_again(made: World) -> None:
+    told = made.json("try", "spec.yaml", "-n", 3)
+    assert len(told["samples"]) == 3 and told["differences"] == []
+    assert all(2 <= len(sample["turns"]) <= 3 for sample in told["samples"])
+    assert made.client.list(all=True) == []
+    made.until(lambda: nothing_left(made), "nothing is left")
 
 
-def test_what_cannot_be_tried_is_refused() -> None:
-    made = World()
-    told = made.lorad("try", made.spec("data: {train: sort}"), "algorithm=sft", expect=2).stderr
-    assert "algorithm: sft trains on completions in the data" in told
-    told = made.lorad("try", made.spec(SPEC), expect=2).stderr
-    assert "env.name" in told and "envs.py" in told
+def test_prompts_are_sampled_and_scored(made: World) -> None:
+    told = made.json("try", "spec.yaml", "env=null", "data.train=sort", "-n", 5)
+    assert [sample["reward"] is not None for sample in told["samples"]] == [True] * 5
+    assert [sample["turns"] for sample in told["samples"]] == [[]] * 5
+
+
+def test_what_is_not_replayable_is_named(made: World) -> None:
+    done = made.lorad("try", "spec.yaml", "env.name=envs.py:Rolls", "-n", 2, expect=1)
+    assert "turn 2  " in done.stdout and "differs at turn 2" in done.stdout
+    assert "recorded" in done.stderr and "nothing was queued" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("env.name=envs.py:Nope",), "env.name: "),
+        (("algorithm=sft", "env=null", "data.train=sort"), "algorithm.name: sft trains on completions"),
+        (("rollout.backend=nothing",), "rollout.backend: "),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(made: World, overrides: tuple[str, ...], says: str) -> None:
+    assert says in made.lorad("try", "spec.yaml", *overrides, expect=2).stderr
+
+
+def test_interrupted_trial_leaves_no_process(made: World) -> None:
+    slow = "env={name: 'envs.py:Hangs', timeout: 60}"
+    command = [sys.executable, "-m", "lorad", "try", "spec.yaml", slow]
+    env = os.environ | {"LORAD_HOME": str(made.home.root), "PYTHONPATH": str(REPOSITORY)}
+    with Path(os.devnull).open("wb") as nowhere:
+        child = subprocess.Popen(command, cwd=made.root, env=env, stdout=nowhere, stderr=nowhere)
+    made.until(lambda: any("driver.trial" in words for words in processes(made)), "episodes are played")
+    child.send_signal(signal.SIGINT)
+    assert child.wait() == 130
+    made.until(lambda: nothing_left(made), "nothing is left")

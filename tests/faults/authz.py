@@ -104,6 +104,10 @@ EXPECTED: dict[Route, list[Case]] = {
         Case(f"/v1/versions/{RUN}@1004/pin", OWNERS, {}),
         Case(f"/v1/versions/{RUN}@1004/pin?run={THEIRS}", OWNERS, {}),  # the path says what it is about
     ],
+    ("POST", "/v1/versions/{version}/results"): [
+        Case(f"/v1/versions/{RUN}@1004/results", OWNERS, {"data": "sort", "metrics": {"score": 0.5}})
+    ],
+    ("GET", "/v1/results"): [Case("/v1/results", READ_LIST), Case(f"/v1/results?run={RUN}", READERS)],
     ("POST", "/v1/versions/{version}/unpin"): [Case(f"/v1/versions/{RUN}@1002/unpin", OWNERS, {})],
     ("POST", "/v1/versions/{version}/fork"): [
         Case(f"/v1/versions/{RUN}@1004/fork", "422 422 403 422 422", {"overrides": ["lora.rank=3"]})

@@ -53,7 +53,7 @@ def extent(tracks: Iterable[Track]) -> tuple[int, int] | None:
 
 def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int) -> tuple[Plot, str]:
     """Return the plot and a note on what was left out or transformed."""
-    smooth = 0.0 if metric == "eval" else look.smooth
+    smooth = 0.0 if metric.partition("/")[0] == "eval" else look.smooth
     front, ground, bad, left = list[Curve](), list[Curve](), 0, 0
     for place, track in reversed(list(enumerate(tracks))):
         series = track.within(first, last).of(metric)
@@ -106,9 +106,10 @@ def nearby(metric: str, track: Track, step: int | None) -> float | None:
     """The value at a step, or at the nearest one that is kept; of evals, the last one until then."""
     if step is None:
         return None
-    if metric == "eval":
-        i = between(track.evals.xs, 0, step)[1]
-        return track.evals.ys[i - 1] if i else None
+    if metric.partition("/")[0] == "eval":
+        series = track.of(metric)
+        i = between(series.xs, 0, step)[1]
+        return series.ys[i - 1] if i else None
     track = track.within(step, step)
     return track.of(metric).at(step, track.every // 2)
 

@@ -103,7 +103,7 @@ class Track:
         self.every = every
         self.steps = array("q")
         self.series: dict[str, Series] = {}
-        self.evals = Series()
+        self.sets: dict[str, Series] = {}  # of evaluations, `eval` first
         self.detail: Detail | None = None
 
     def add(self, steps: Iterable[Step]) -> None:
@@ -131,8 +131,13 @@ class Track:
         for series in self.series.values():
             series.keep(every)
 
+    @property
+    def evals(self) -> Series:
+        """Return the series of the main evaluation."""
+        return self.sets.get("eval") or Series()
+
     def of(self, metric: str) -> Series:
-        return self.evals if metric == "eval" else self.series.get(metric) or Series()
+        return self.sets.get(metric) or self.series.get(metric) or Series()
 
     def within(self, first: int, last: int) -> Track:
         """Return the finest track that covers the window."""

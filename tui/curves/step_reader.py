@@ -26,7 +26,7 @@ class Part:
     reset: bool = False
     every: int = 1
     steps: Track | None = None
-    evals: Series | None = None
+    evals: dict[str, Series] | None = None
     detail: Detail | None = None
     finer: Track | None = None
     more: bool = False
@@ -44,7 +44,7 @@ class Part:
         if self.steps is not None:
             track.join(self.steps)
         if self.evals is not None:
-            track.evals = self.evals
+            track.sets = self.evals
         if self.detail is not None:
             track.detail = self.detail
         if self.finer is not None and track.detail is not None:
@@ -160,8 +160,12 @@ class StepReader:
         return track if track.steps else None
 
 
-def _scores(evals: list[Evaluation]) -> Series:
-    series = Series()
+def _scores(evals: list[Evaluation]) -> dict[str, Series]:
+    """Return a series of the main evaluation, and of each figure of a set."""
+    found = {"eval": Series()}
     for one in evals:
-        series.add(one.step, one.score)
-    return series
+        found["eval"].add(one.step, one.score)
+        for name, value in one.figures.items():
+            if name.startswith("eval/"):
+                found.setdefault(name, Series()).add(one.step, value)
+    return found

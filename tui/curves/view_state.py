@@ -71,7 +71,7 @@ class Scene:
 
     def known(self) -> list[str]:
         """All metrics that there are, those that are shown first."""
-        return [*self.metrics, *sorted(set(self.track.series) - set(self.metrics) - set(FACTS))]
+        return [*self.metrics, *sorted({*self.track.series, *self.track.sets} - {*self.metrics, *FACTS})]
 
     def shown(self, places: int) -> range:
         """Return the places of the metrics that fit on the page with the current one."""

@@ -1,6 +1,7 @@
 """Rows as clients see them: the shapes of `lorad.client`."""
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -12,8 +13,10 @@ from lorad.box.paths import AttemptDir
 from lorad.client.box_shapes import Engine, Pool, PoolRun, Runtime, Trainer
 from lorad.client.shapes import (
     Attempt,
+    Best,
     Rates,
     Reference,
+    Result,
     Run,
     RunDetails,
     RunProcess,
@@ -28,12 +31,15 @@ from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.preempt import told_of
 from lorad.daemon.runs.versions import has_files, is_loaded
 from lorad.errors import LoradError
+from lorad.protocol.evals import SetScore
 from lorad.protocol.preflight import Rate
 from lorad.protocol.status import PoolStatus
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
 from lorad.store import events, runs
 from lorad.store.db import Rows
+from lorad.store.metrics import best_evals, evals
+from lorad.store.results import results
 from lorad.store.rows import RunRow, RunSummary, VersionRow
 
 _WARNINGS = 20
@@ -47,6 +53,9 @@ class _History(Struct, frozen=True):
     attempts: list[Attempt]
     trainable: Trainable | None
     warnings: list[str]
+    best: Best | None
+    sets: dict[str, list[SetScore]]
+    results: list[Result]
 
 
 _SIGNALS = msgspec.json.Decoder(Signals)
@@ -92,7 +101,28 @@ def history(rows: Rows, row: RunRow) -> _History:
     """Read what took place in a run; it takes its time where that was much."""
     warnings = events.of_kind(rows, row.name, "warning", since=row.created_at, limit=_WARNINGS)
     messages = [warning.get("message", "") for warning in reversed(warnings)]
-    return _History(_attempts_of(rows, row), _trainable(rows, row), messages)
+    best, sets = _best_of(rows, row), _sets_of(rows, row)
+    made = [of_row(Result, one) for one in results(rows, row.name)]
+    return _History(_attempts_of(rows, row), _trainable(rows, row), messages, best, sets, made)
+
+
+def _best_of(rows: Rows, row: RunRow) -> Best | None:
+    """Find the best evaluation, by `checkpoint.best_by`; None without any, or for a spec of another lorad."""
+    try:
+        best_by = from_json(row.spec.encode()).checkpoint.best_by
+    except msgspec.MsgspecError:
+        return None
+    metric, found = best_evals(rows, row.name, best_by)
+    return Best(found[0].version, found[0].step, metric, found[0].figures[metric]) if found else None
+
+
+def _sets_of(rows: Rows, row: RunRow) -> dict[str, list[SetScore]]:
+    """Read the first and the last evaluation of each set."""
+    found: dict[str, list[SetScore]] = {}
+    for evaluation in evals(rows, row.name):
+        for name, score in evaluation.sets.items():
+            found[name] = [found.get(name, [score])[0], score]
+    return found
 
 
 def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
@@ -108,7 +138,7 @@ def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
         spec=json.loads(row.spec),
         data_format=_format_of(row),
         processes=_processes_of(ctx, row),
-        **asdict(history),
+        **{key: getattr(history, key) for key in history.__struct_fields__},
     )
 
 
@@ -210,9 +240,10 @@ def _processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
     return found
 
 
-def version_view(ctx: Context, row: VersionRow) -> Version:
+def version_view(ctx: Context, row: VersionRow, results: Sequence[Result] = ()) -> Version:
     """Describe a version; `path` is None while there are no files, or after they were deleted."""
-    return of_row(Version, row, loaded=is_loaded(ctx, row), path=row.path if has_files(row.path) else None)
+    path = row.path if has_files(row.path) else None
+    return of_row(Version, row, loaded=is_loaded(ctx, row), path=path, results=[*results])
 
 
 def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:

@@ -258,7 +258,7 @@ def _abandoned(ctx: Context, pool: Pool) -> list[Evict]:
     """List slots of attempts that are over: their drivers died without closing them."""
     tenants = pool.status.tenants if pool.status else []
     active = runs.in_states(ctx.store, *(state for state in RunState if state.is_active))
-    at_work = {(run.name, run.attempt) for run in active}
+    at_work = {(run.name, run.attempt) for run in active} | {(name, 1) for name in ctx.requests.trials}
     return [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
 
 

@@ -30,6 +30,7 @@ class Commands:
     pool: followed by the pool's directory.
     gateway: followed by the home.
     loggers: followed by the directory of its table.
+    trial: followed by its attempt's directory, and a number of samples.
     """
 
     driver: tuple[str, ...] = _module("lorad.driver")
@@ -37,6 +38,7 @@ class Commands:
     preflight: tuple[str, ...] = _module("lorad.preflight")
     gateway: tuple[str, ...] = _module("lorad.gateway")
     loggers: tuple[str, ...] = _module("lorad.loggers")
+    trial: tuple[str, ...] = _module("lorad.driver.trial")
 
     def environment(
         self, home: Home, *, runtime: Runtime = _LIGHT, pythonpath: str | None = None

@@ -37,6 +37,7 @@ class Subject:
     needed: frozenset[int]
     checkpoints: frozenset[str]
     keep_samples: int
+    keep_evals: int
     works: bool
     spared: bool
 
@@ -50,7 +51,8 @@ def check_files(run: Subject) -> list[Check]:
         partial(_check_journal, run, lines),
         partial(_check_versions, run, records),
         partial(_check_checkpoints, run, records),
-        partial(_check_samples, run, records),
+        partial(_check_samples, run, records, "step", run.keep_samples),
+        partial(_check_samples, run, records, "eval", run.keep_evals),
         partial(_check_audit, run),
     )
     return [_timed(check) for check in checks]
@@ -157,10 +159,14 @@ def _check_checkpoints(run: Subject, records: list[Record]) -> Check:
     return Check("checkpoints", _without(counted(len(facts), "checkpoint"), gone), problems)
 
 
-def _check_samples(run: Subject, records: list[Record]) -> Check:
-    """Check the samples. The oldest are pruned first: what is missing between others was taken away."""
+def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) -> Check:
+    """Check the samples of steps or evaluations. The oldest are pruned first: what is missing between others
+    was taken away.
+    """
     facts = {
-        record.data["samples"]: record.data["samples_sha256"] for record in records if record.kind == "step"
+        record.data["samples"]: record.data["samples_sha256"]
+        for record in records
+        if record.kind == kind and record.data.get("samples")
     }
     paths = {run.directory.root / relative: sha256 for relative, sha256 in facts.items()}
     oldest = min((age(path) for path in paths if path.exists()), default=None)
@@ -170,12 +176,13 @@ def _check_samples(run: Subject, records: list[Record]) -> Check:
             found = hashlib.sha256(path.read_bytes()).hexdigest()
         except FileNotFoundError:
             gone += 1
-            if not run.keep_samples or oldest is None or (age(path) > oldest and not run.works):
+            if not keep or oldest is None or (age(path) > oldest and not run.works):
                 problems.append(f"{path}: missing")
             continue
         if found != sha256:
             problems.append(f"{path}: changed bytes: sha256 {found}, the journal says {sha256}")
-    return Check("samples", _without(counted(len(paths), "file"), gone), problems)
+    what = "samples" if kind == "step" else "evals"
+    return Check(what, _without(counted(len(paths), "file"), gone), problems)
 
 
 def _check_audit(run: Subject) -> Check:

@@ -24,6 +24,7 @@ from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
 
 _Result = TypeVar("_Result")
+_LINE_BYTES = 1 << 16
 _PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
 _END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
@@ -79,9 +80,12 @@ async def _checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path
 
 
 @contextlib.asynccontextmanager
-async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[Process]:
+async def guarded(
+    argv: Sequence[str], env: Mapping[str, str], *, limit: int = _LINE_BYTES
+) -> AsyncIterator[Process]:
     """A process that ends, with whatever user code started from it, when this is left or the daemon is gone.
 
+    limit: bytes of a line that can be read of it.
     Its guard is the daemon's own, also where `argv` becomes another user: nobody but the daemon can end it.
     """
     ours, theirs = socket.socketpair()
@@ -96,6 +100,7 @@ async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[
                 env=env,
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
+                limit=limit,
             )
             # asyncio kills a process whose start is cancelled; this one is a guard, which then would end
             # nothing

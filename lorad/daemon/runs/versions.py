@@ -11,28 +11,33 @@ from pathlib import Path
 
 from lorad.adapters.directory import verify
 from lorad.adapters.peft import WEIGHTS
-from lorad.daemon.context import Context
+from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import refresh
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.states import RunState
 from lorad.store import aliases, runs
+from lorad.store.metrics import best_evals
 from lorad.store.rows import VersionRow
 from lorad.store.versions import get_version
 
+_BEST = "best"  # in place of a number
 _WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's back
 _POLL_SECONDS = 0.05
 
 
 def find_version(ctx: Context, name: str) -> VersionRow:
-    """Find a version by `run@number`, by an alias, or as a run's current one; an alias goes before a run.
+    """Find a version by `run@number`, as the best of a run (`run@best`), by an alias, or as a run's current
+    one; an alias goes before a run.
 
     Raises NotFound, SpecError.
     """
     run, at, number = name.partition("@")
+    if at and number == _BEST:
+        return _best_version(ctx, run)
     if at:
         if not re.fullmatch(r"[0-9]{1,9}", number):
-            hint = "A version is written run@number, as in sorter@12."
+            hint = "A version is written run@number, as in sorter@12, or run@best."
             raise SpecError(f"{name} is not a version", hint=hint)
         return get_version(ctx.store, run, int(number))
     if alias := aliases.find(ctx.store, name):
@@ -43,6 +48,16 @@ def find_version(ctx: Context, name: str) -> VersionRow:
     if there.version is None:
         raise NotFound(f"run {name} has no version yet", hint=f"`lorad logs {name}` shows how far it is.")
     return get_version(ctx.store, name, there.version)
+
+
+def _best_version(ctx: Context, run: str) -> VersionRow:
+    """Find the version with the best evaluation, by `checkpoint.best_by`. Raises NotFound."""
+    row = runs.get(ctx.store, run)
+    _, evals = best_evals(ctx.store, run, spec_of(row).checkpoint.best_by)
+    if not evals:
+        hint = f"`lorad show {run}` shows what it measured; checkpoint.best_by says what counts."
+        raise NotFound(f"run {run} has no evaluation, so that no version is its best", hint=hint)
+    return get_version(ctx.store, run, evals[0].version)
 
 
 @contextlib.contextmanager
@@ -116,7 +131,7 @@ def files_gone(version: VersionRow) -> Conflict:
     return Conflict(
         f"the files of {version.name} are gone: {version.path}",
         hint=f"`lorad adapters {run}` shows which versions have theirs; checkpoint.keep_versions says how "
-        "many stay.",
+        "many stay, checkpoint.keep_best keeps the best.",
     )
 
 

@@ -18,7 +18,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.state import LOOK_SECONDS
 from lorad.daemon.storage.disk_usage import measure, used
 from lorad.daemon.storage.garbage import everything, still
-from lorad.daemon.storage.prune import VERSION, Doomed, age, delete, is_free, listed
+from lorad.daemon.storage.prune import VERSION, Doomed, age, best_numbers, delete, is_free, listed
 from lorad.states import EndReason, RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
@@ -89,16 +89,17 @@ def _spare(ctx: Context) -> Iterator[Doomed]:
     """
     names = runs.names_first_ended(ctx.store, _AT_ONCE)
     for name in names:
-        for path in sorted(listed(runs.get(ctx.store, name).dir.samples), key=age)[:-1]:
-            yield Doomed(
-                name, path, "samples", "disk_budget: the oldest samples of ended runs go first", True
-            )
+        run = runs.get(ctx.store, name)
+        for directory in (run.dir.samples, run.dir.evals):
+            for path in sorted(listed(directory), key=age)[:-1]:
+                why = "disk_budget: the oldest samples of ended runs go first"
+                yield Doomed(name, path, "samples", why, True)
     for name in names:
         yield from versions(ctx, runs.get(ctx.store, name))
 
 
 def versions(ctx: Context, run: RunRow) -> Iterator[Doomed]:
-    kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
+    kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version} | best_numbers(ctx, run)
     named = named_by_users(ctx.store)
     for path in listed(run.dir.versions):
         if VERSION.fullmatch(path.name) and int(path.name) not in kept and _is_spare(ctx, run, path, named):

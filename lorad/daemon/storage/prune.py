@@ -25,6 +25,7 @@ from lorad.errors import Conflict, NotFound
 from lorad.states import RunState
 from lorad.store import aliases, runs
 from lorad.store.checkpoints import checkpoints, ever_made, mark_deleted
+from lorad.store.metrics import best_evals
 from lorad.store.rows import CheckpointRow, RunRow
 from lorad.store.runs import attempts
 from lorad.store.versions import get_version
@@ -100,10 +101,27 @@ def discard_all(paths: Iterable[Path]) -> None:
 def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
     if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run.resume_step is not None:
         return []
-    kept = checkpoints(ctx.store, run.name)[-spec_of(run).checkpoint.keep :]
+    kept = _kept_checkpoints(ctx, run)
     paths = leftovers_in(run.dir, before=_begun_at(ctx, run))
     leftovers = [Doomed(run.name, path, "leftover", "its writer died") for path in paths]
-    return [*leftovers, *_old_checkpoints(ctx, run, kept), *_old_versions(ctx, run, kept), *_old_samples(run)]
+    old = (*_old_checkpoints(ctx, run, kept), *_old_versions(ctx, run, kept))
+    return [*leftovers, *old, *_old_samples(run, "samples"), *_old_samples(run, "evals")]
+
+
+def _kept_checkpoints(ctx: Context, run: RunRow) -> list[CheckpointRow]:
+    """List the checkpoints that stay: the newest, and those of the best versions."""
+    present, best = checkpoints(ctx.store, run.name), best_numbers(ctx, run)
+    newest = present[-spec_of(run).checkpoint.keep :]
+    return [row for row in present if row in newest or row.version in best]
+
+
+def best_numbers(ctx: Context, run: RunRow) -> set[int]:
+    """Find the versions that checkpoint.keep_best keeps."""
+    kept = spec_of(run).checkpoint
+    if not kept.keep_best:
+        return set()
+    _, evals = best_evals(ctx.store, run.name, kept.best_by)
+    return {row.version for row in evals[: kept.keep_best]}
 
 
 def _begun_at(ctx: Context, run: RunRow) -> float:
@@ -142,7 +160,7 @@ def _old_versions(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> l
         return []
     directory, why = run.dir.versions, f"checkpoint.keep_versions is {keep}"
     present = [name for name in names_in(directory) if VERSION.fullmatch(name)]
-    needed = {row.version for row in kept} | {run.version}
+    needed = {row.version for row in kept} | {run.version} | best_numbers(ctx, run)
     free = [name for name in present[:-keep] if int(name) not in needed and is_free(ctx, run, int(name))]
     return [Doomed(run.name, directory / name, "version", why) for name in free]
 
@@ -163,11 +181,13 @@ def is_free(ctx: Context, run: RunRow, number: int) -> bool:
     return (run.name, number) not in aliases.rollbacks(ctx.store).values()
 
 
-def _old_samples(run: RunRow) -> list[Doomed]:
-    keep = spec_of(run).checkpoint.keep_samples
-    names = names_in(run.dir.samples) if keep else []
-    old = sorted((run.dir.samples / name for name in names), key=age)[:-keep] if len(names) > keep else []
-    return [Doomed(run.name, path, "samples", f"checkpoint.keep_samples is {keep}") for path in old]
+def _old_samples(run: RunRow, of: Literal["samples", "evals"]) -> list[Doomed]:
+    """List the files of old steps, or of old evaluations."""
+    key, directory = f"keep_{of}", run.dir.root / of
+    keep: int = getattr(spec_of(run).checkpoint, key)
+    names = names_in(directory) if keep else []
+    old = sorted((directory / name for name in names), key=age)[:-keep] if len(names) > keep else []
+    return [Doomed(run.name, path, "samples", f"checkpoint.{key} is {keep}") for path in old]
 
 
 def age(samples: Path) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class _Row(Struct):
     busy: bool = False
 
 
-class Place(NamedTuple):
+class _Place(NamedTuple):
     """Where a request goes on. row: None begins one. known: tokens of the context that the row has."""
 
     context: list[int]
@@ -76,12 +76,12 @@ class Chains:
         self._chats: list[_Chat] = []
         self._lock = threading.Lock()
 
-    def place(self, messages: Sequence[Message], tools: _Tools) -> Place:
+    def place(self, messages: Sequence[Message], tools: _Tools) -> _Place:
         """Find where a request goes on; a row that it continues is its own until `say` or `leave`.
 
         Raises SpecError where the chat template refuses the messages.
         """
-        given = [plain(message) for message in messages]
+        given = [_plain(message) for message in messages]
         with self._lock:
             known = [
                 chat
@@ -103,29 +103,29 @@ class Chains:
         if ends:
             longest = max(ends, key=lambda chat: len(chat.context))
             return self._at(longest, context, given, tools, text)
-        return Place(context, None, 0, given, tools, text)
+        return _Place(context, None, 0, given, tools, text)
 
-    def _at(self, chat: _Chat, context: list[int], given: list[Message], tools: _Tools, text: str) -> Place:
+    def _at(self, chat: _Chat, context: list[int], given: list[Message], tools: _Tools, text: str) -> _Place:
         with self._lock:
             row = self._rows[chat.row]
             if row.last is not chat or row.busy:
-                return Place(context, None, 0, given, tools, text)
+                return _Place(context, None, 0, given, tools, text)
             row.busy = True
-            return Place(context, chat.row, len(chat.context), given, tools, text)
+            return _Place(context, chat.row, len(chat.context), given, tools, text)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: _Place) -> None:
         """Give a place up: nothing was said."""
         if place.row is not None:
             with self._lock:
                 self._rows[place.row].busy = False
 
-    def say(self, place: Place, chunks: Sequence[Chunk], text: str, answer: Message) -> None:
+    def say(self, place: _Place, chunks: Sequence[Chunk], text: str, answer: Message) -> None:
         """Add an answer of the model. answer: as the program gets it."""
         tokens = joined([chunk.tokens for chunk in chunks])
         with self._lock:
             number = len(self._rows) if place.row is None else place.row
             chat = _Chat(
-                [*place.messages, plain(answer)],
+                [*place.messages, _plain(answer)],
                 place.tools,
                 [*place.context, *tokens.tolist()],
                 number,
@@ -167,7 +167,7 @@ class Chains:
         )
 
 
-def plain(message: Message) -> Message:
+def _plain(message: Message) -> Message:
     """Return a message as it is compared: what clients write in several ways, in one."""
     content = message.get("content") or ""
     if isinstance(content, list):

@@ -12,26 +12,35 @@ from lorad.driver.sampling.free import first_failure
 from lorad.driver.sampling.generate import Seed, generate, seed_of, seeds_of
 from lorad.driver.session import Episode, Plan, Sample, Session
 from lorad.envs.episode import EpisodeEnd, Task
-from lorad.envs.programs import Play, Played, ProgramHosts
+from lorad.envs.format import Format
+from lorad.envs.programs import Play, Played, ProgramHosts, Programs
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.data import EVAL_SEED, Example
+from lorad.rl.data import Example
 
 _MOST = 256  # turns that are sampled at once
 
 
 def play_programs(
-    session: Session, hosts: ProgramHosts, pool: Connection, wanted: Plan, n: int, how: Sampling
+    session: Session,
+    hosts: ProgramHosts,
+    pool: Connection,
+    wanted: Plan,
+    n: int,
+    how: Sampling,
+    *,
+    seed: int,
+    is_eval: bool,
 ) -> tuple[list[list[Sample]], Generated]:
     """Play `n` episodes of each example; returns them in order, and the sums of the pool's summaries.
 
     One whose program fails is played again, `env.retry` times at most.
     """
     speakers = _Speakers(session, pool, session.name_of(wanted.version), how)
-    seed = session.spec.seed if how.temperature else EVAL_SEED
-    seeds = seeds_of(session.spec.seed, wanted, n)
+    programs = hosts.evals if is_eval else hosts.training
+    seeds = seeds_of(seed, wanted, n)
     count = min(session.spec.env.workers, n * len(wanted.examples))
     with ThreadPoolExecutor(count, "episode") as players:
         try:
@@ -40,7 +49,8 @@ def play_programs(
                     [
                         players.submit(
                             speakers.play,
-                            hosts,
+                            hosts.format,
+                            programs,
                             example,
                             index,
                             mine,
@@ -77,11 +87,13 @@ class _Speakers:
         self._threads.shutdown()
         self._pool.close_others()
 
-    def play(self, hosts: ProgramHosts, example: Example, index: int, seed: Seed, task: Task) -> Sample:
+    def play(
+        self, format: Format, programs: Programs, example: Example, index: int, seed: Seed, task: Task
+    ) -> Sample:
         """Raises what the pool raised."""
         from lorad.driver.door.door import Visit
 
-        spec, programs = self._session.spec, hosts.training if self._how.temperature else hosts.evals
+        spec = self._session.spec
         assert spec.env.max_tokens is not None  # fitted to the model
         sampling = {
             "model": self._version,
@@ -91,7 +103,7 @@ class _Speakers:
         }
         for _ in range(1 + spec.env.retry):
             visit = Visit(
-                chains=Chains(hosts.format),
+                chains=Chains(format),
                 version=self._version,
                 how=self._how,
                 turns=spec.env.turns,

@@ -22,7 +22,7 @@ from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
-from lorad.rl.data import EVAL_SEED, Example
+from lorad.rl.data import Example
 
 
 @dataclass
@@ -80,25 +80,33 @@ class Live:
 
 
 def play(
-    session: Session, hosts: Hosts, pool: Connection, wanted: Plan, n: int, how: Sampling
+    session: Session,
+    hosts: Hosts,
+    pool: Connection,
+    wanted: Plan,
+    n: int,
+    how: Sampling,
+    *,
+    seed: int,
+    is_eval: bool,
 ) -> tuple[list[list[Sample]], Generated]:
     """Play `n` episodes of each example with the plan's version; returns them in order, and the sums of the
     pool's summaries.
+
+    seed: where seeds of tasks and samples begin.
     """
-    host = hosts.training if how.temperature else hosts.evals  # evals are greedy
+    host = hosts.evals if is_eval else hosts.training
     version = session.name_of(wanted.version)
-    seed = session.spec.seed if how.temperature else EVAL_SEED
     tasks = [Task(e.row, seed_of(seed, 0, e.id, 0)) for e in wanted.examples for _ in range(n)]
     resets = host.begin(tasks)
     answers = [answer for _, answer in resets]
-    seeds = [seed for some in seeds_of(session.spec.seed, wanted, n) for seed in some]
+    seeds = [one for some in seeds_of(seed, wanted, n) for one in some]
     episodes = [
-        Live(i // n, i % n, seed, heard)
-        for i, (seed, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
+        Live(i // n, i % n, one, heard) for i, (one, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
     ]
     mine = [slice(place * n, place * n + n) for place in range(len(wanted.examples))]
     examples = [
-        begun(session, hosts.format, example, episodes[part], answers[part])
+        begun(session, hosts.format, example, episodes[part], answers[part], how)
         for example, part in zip(wanted.examples, mine, strict=True)
     ]
     made = Generated(0, 0, 0.0)
@@ -106,7 +114,7 @@ def play(
     while live := [episode for episode in episodes if episode.end is None]:
         made = _speak(session, hosts.format, pool, version, live, turn, how, made)
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
-            hear(session, hosts.format, episode, answer)
+            hear(session, hosts.format, episode, answer, how)
         limited = [episode for episode in live if episode.heard.at_limit]
         for episode, answer in zip(limited, host.answers([e.heard for e in limited]), strict=True):
             earn(episode, answer)
@@ -122,6 +130,7 @@ def begun(
     example: Example,
     episodes: Sequence[Live],
     answers: Sequence[Answer],
+    how: Sampling,
 ) -> Example:
     """Begin the episodes of an example with the words of its environment; returns it with these as prompt."""
     limit = session.spec.env.max_tokens
@@ -138,7 +147,7 @@ def begun(
             episode.fail("reset ended the episode: it returned an Observation without messages")
         elif (answer.messages, answer.tools) != (said, tools):
             episode.fail("reset began with other words or tools than in another episode of the same row")
-        elif len(example.tokens) + session.spec.rollout.max_new_tokens > limit:
+        elif len(example.tokens) + how.max_new_tokens > limit:
             episode.fail(f"its first observation of {len(example.tokens)} tokens leaves no room for a turn")
         episode.context, episode.tools = [*example.tokens], tools
         episode.scores_at_limit = answer.scores_at_limit
@@ -179,7 +188,7 @@ def _speak(
     )
 
 
-def hear(session: Session, format: Format, episode: Live, answer: Answer) -> None:
+def hear(session: Session, format: Format, episode: Live, answer: Answer, how: Sampling) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec, said = session.spec, answer.messages
     limit = spec.env.max_tokens
@@ -208,7 +217,7 @@ def hear(session: Session, format: Format, episode: Live, answer: Answer) -> Non
             episode.fail(str(error))
             return
         known = len(episode.context)
-        if len(context) + spec.rollout.max_new_tokens > limit:
+        if len(context) + how.max_new_tokens > limit:
             episode.end = "tokens"
         elif context[:known] == episode.context:
             episode.observe(shown(said), context[known:])

@@ -19,20 +19,27 @@ from lorad.protocol.batch import Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.data import EVAL_SEED
 
 _MOST = 256  # episodes under way at once
 
 
 def play_freely(
-    session: Session, hosts: Hosts, pool: Connection, wanted: Plan, n: int, how: Sampling
+    session: Session,
+    hosts: Hosts,
+    pool: Connection,
+    wanted: Plan,
+    n: int,
+    how: Sampling,
+    *,
+    seed: int,
+    is_eval: bool,
 ) -> tuple[list[list[Sample]], Generated]:
     """Play `n` episodes of each example with the plan's version; returns them in order, and the sums of the
     pool's summaries.
 
     The episodes of an example begin when the environments of all of them have, since they begin alike.
     """
-    players = _Players(session, hosts, pool, wanted, n, how)
+    players = _Players(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
     try:
         with HEART.waits():  # for environments and the pool
             groups = players.play()
@@ -45,21 +52,27 @@ class _Players:
     """Threads, each with an episode at a time and a connection of its own."""
 
     def __init__(
-        self, session: Session, hosts: Hosts, pool: Connection, wanted: Plan, n: int, how: Sampling
+        self,
+        session: Session,
+        hosts: Hosts,
+        pool: Connection,
+        wanted: Plan,
+        n: int,
+        how: Sampling,
+        *,
+        seed: int,
+        is_eval: bool,
     ) -> None:
         self._session, self._format, self._pool, self._how, self._n = session, hosts.format, pool, how, n
-        self._host: Host = hosts.training if how.temperature else hosts.evals  # evals are greedy
+        self._host: Host = hosts.evals if is_eval else hosts.training
         self._version = session.name_of(wanted.version)
         self._examples = [*wanted.examples]
-        seed = session.spec.seed if how.temperature else EVAL_SEED
         self._episodes = [
             [
                 Live(place, index, mine, self._host.new(Task(e.row, seed_of(seed, 0, e.id, 0))))
                 for index, mine in enumerate(some)
             ]
-            for place, (e, some) in enumerate(
-                zip(wanted.examples, seeds_of(session.spec.seed, wanted, n), strict=True)
-            )
+            for place, (e, some) in enumerate(zip(wanted.examples, seeds_of(seed, wanted, n), strict=True))
         ]
         self._resets: list[dict[int, Answer]] = [{} for _ in self._examples]
         self._threads = ThreadPoolExecutor(min(_MOST, n * len(self._examples)), "episode")
@@ -94,14 +107,14 @@ class _Players:
                 return
         group, example = self._episodes[episode.place], self._examples[episode.place]
         said = [answers[index] for index in range(self._n)]
-        self._examples[episode.place] = begun(self._session, self._format, example, group, said)
+        self._examples[episode.place] = begun(self._session, self._format, example, group, said, self._how)
         self._futures += [self._threads.submit(self._play, one) for one in group if one.end is None]
 
     def _play(self, episode: Live) -> None:
         turn = 0
         while episode.end is None:
             self._speak(episode, turn)
-            hear(self._session, self._format, episode, self._host.answer(episode.heard))
+            hear(self._session, self._format, episode, self._host.answer(episode.heard), self._how)
             turn += 1
         if episode.heard.at_limit:
             earn(episode, self._host.answer(episode.heard))

@@ -80,7 +80,9 @@ class MLflow(Logger):
         from mlflow.entities import Metric
 
         at = int(point.at * 1000)
-        self._rows += [Metric(name, value, at, point.step) for name, value in point.values.items()]
+        # MLflow takes no @ in a name
+        values = {name.replace("@", "_"): value for name, value in point.values.items()}
+        self._rows += [Metric(name, value, at, point.step) for name, value in values.items()]
 
     def flush(self) -> None:
         with self._as_user():

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from lorad.errors import SpecError
-from lorad.rl.data import messages_of, value_of
+from lorad.rl.data import messages_of, prompt_of, value_of
 from lorad.rl.sources import Row
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.data import Data, DataFormat
@@ -81,7 +81,7 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
                 return _apart(*(messages_of(value, row) for value in said))
         case _:
             said = [value_of(row, data, "completion_key")]
-    prompt = messages_of(value_of(row, data, "prompt_key"), row)
+    prompt = messages_of(prompt_of(row, data), row)
     return [Turns([*prompt, *_said(value, row)], len(prompt)) for value in said]
 
 
@@ -103,7 +103,7 @@ def plain_of(row: Row, data: Data, form: DataFormat, why: str) -> tuple[str, lis
         keys = ["prompt_key", "chosen_key", "rejected_key"]
     if form == "messages":
         keys = ["messages_key"]
-    texts = [value_of(row, data, key) for key in keys]
+    texts = [prompt_of(row, data) if key == "prompt_key" else value_of(row, data, key) for key in keys]
     for key, text in zip(keys, texts, strict=True):
         if not isinstance(text, str) or len(texts) == 1:
             raise SpecError(

@@ -17,6 +17,7 @@ from lorad.daemon.api.verbs import (
     serve,
     serving,
     sweeps,
+    trial,
     verify,
     versions,
 )
@@ -52,6 +53,8 @@ ROUTES = (
     ("POST", "/v1/versions/{version}/pin", versions.pin, _OWN),
     ("POST", "/v1/versions/{version}/unpin", versions.unpin, _OWN),
     ("POST", "/v1/versions/{version}/fork", fork.fork, _READ),
+    ("POST", "/v1/versions/{version}/results", versions.keep_result, _OWN),
+    ("GET", "/v1/results", versions.list_results, _ANY),
     ("GET", "/v1/aliases", aliases.list_aliases, _ANY),
     ("POST", "/v1/aliases/{alias}", aliases.swap, _OWN),
     ("DELETE", "/v1/aliases/{alias}", aliases.remove_alias, _READ),
@@ -64,5 +67,6 @@ ROUTES = (
     ("POST", "/v1/serving/owner", serving.find_owner, _ADMIN),
     ("POST", "/v1/sweeps", sweeps.sweep, _ANY),
     ("GET", "/v1/sweeps", sweeps.list_sweeps, _ANY),
+    ("POST", "/v1/try", trial.try_out, _ANY),
     ("POST", "/v1/generate", generate.generate, _READ),
 )

@@ -1,6 +1,7 @@
 """Ask one version for completions, in the pool of its base."""
 
 import contextlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from lorad.bounds import POOL_TOKENS
 from lorad.client.requests import GenerateRequest
+from lorad.client.requests import Sampling as Wish
 from lorad.client.shapes import Completion, Generated
 from lorad.daemon.access import must_see
 from lorad.daemon.api.call import Call
@@ -36,11 +38,9 @@ async def generate(ctx: Context, call: Call) -> Generated:
     Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses.
     """
     body = call.json(GenerateRequest)
-    if body.sampling.n * body.sampling.max_new_tokens > POOL_TOKENS:
-        message = (
-            f"{body.sampling.n} completions of {body.sampling.max_new_tokens} tokens are too many for "
-            "one request"
-        )
+    count = body.sampling.n * max(1, len(body.prompts))
+    if count * body.sampling.max_new_tokens > POOL_TOKENS:
+        message = f"{count} completions of {body.sampling.max_new_tokens} tokens are too many for one request"
         raise SpecError(message, hint="Ask several times, or for shorter ones.")
     version = find_version(ctx, body.version)
     run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
@@ -64,10 +64,11 @@ def _ask(
     process = None if user is None else (user.command([], Path("/")), user.environment)
     with as_user(user):
         tokenizer = Tokenizer(Path(pool.setup.model_path), user=process)
-    tokens = np.array(_tokenize(tokenizer, body.prompt, chat), np.int32)
+    asked = body.prompts or [_tokenize(tokenizer, body.prompt, chat)]
     with as_user(user):
-        _check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
-    prompts = [Prompt("prompt", tokens, wish.seed + np.arange(wish.n, dtype=np.uint64))]
+        for tokens in asked:
+            _check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
+    prompts = _prompts(asked, body.seeds, wish)
     sampling = Sampling(
         logprobs=False,
         max_new_tokens=wish.max_new_tokens,
@@ -78,7 +79,7 @@ def _ask(
         stop=tuple(wish.stop),
         stream=False,
     )
-    found = {i: Completion("") for i in range(wish.n)}
+    found = {(p.id, index): Completion("") for p in prompts for index in range(p.seeds.size)}
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         connection.call("load_version", load_of(version))
         for item in connection.stream("serve", Generate(version.name, prompts, sampling)):
@@ -87,14 +88,27 @@ def _ask(
     return [replace(one, text=tokenizer.completion(one.tokens, wish.stop)) for one in found.values()]
 
 
-def take(chunk: Chunk, found: dict[int, Completion], most: int) -> None:
+def _prompts(asked: Sequence[list[int]], seeds: Sequence[list[int]], wish: Wish) -> list[Prompt]:
+    """Raises SpecError for seeds that do not fit the prompts."""
+    usual = wish.seed + np.arange(wish.n, dtype=np.uint64)
+    if seeds and (len(seeds) != len(asked) or any(len(some) != wish.n for some in seeds)):
+        raise SpecError(f"the seeds are not {wish.n} of each prompt", hint="Leave them out.")
+    if any(seed >= 2**64 for some in seeds for seed in some):
+        raise SpecError("a seed has more than 64 bits", hint="Leave it out.")
+    return [
+        Prompt(str(place), np.array(tokens, np.int32), np.array(seeds[place], np.uint64) if seeds else usual)
+        for place, tokens in enumerate(asked)
+    ]
+
+
+def take(chunk: Chunk, found: dict[tuple[str, int], Completion], most: int) -> None:
     """Raises PoolLost for what no pool answers to the question: it is a process of a user's."""
-    one = found.get(chunk.index)
+    one = found.get((chunk.prompt, chunk.index))
     if one is None or len(one.tokens) + chunk.tokens.size > most:
         raise PoolLost(
             "the pool answers with more than it was asked for", hint="Is it another version of lorad?"
         )
-    found[chunk.index] = replace(
+    found[chunk.prompt, chunk.index] = replace(
         one, tokens=one.tokens + chunk.tokens.tolist(), finish=chunk.finish or one.finish
     )
 

@@ -39,6 +39,7 @@ def _subject(ctx: Context, run: RunRow) -> Subject:
         needed=frozenset(held if works else held | {row.version for row in kept}),
         checkpoints=frozenset(row.path for row in kept),
         keep_samples=spec_of(run).checkpoint.keep_samples or int(spared),
+        keep_evals=spec_of(run).checkpoint.keep_evals or int(spared),
         works=works,
         spared=spared,
     )

@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from lorad.adapters.directory import MANIFEST, amend, read_manifest, verify
 from lorad.adapters.peft import CONFIG
 from lorad.bounds import JSON_BYTES
-from lorad.client.requests import ExportRequest
-from lorad.client.shapes import Checkpoint, Exported, Version
+from lorad.client.requests import ExportRequest, ResultRequest
+from lorad.client.shapes import Checkpoint, Exported, Result, Version
 from lorad.daemon.access import seen_by_run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import of_row, version_view
@@ -23,10 +26,12 @@ from lorad.daemon.serving.table import write_table
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
 from lorad.files import read_file
 from lorad.models.directory import BUILTIN
-from lorad.store import events, runs
+from lorad.store import events, results, runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.rows import VersionRow
+from lorad.store.rows import ResultRow, VersionRow
 from lorad.store.versions import get_version, set_pinned, versions
+
+_MOST_METRICS = 256  # of one result
 
 
 async def list_versions(ctx: Context, call: Call) -> list[Version]:
@@ -36,8 +41,11 @@ async def list_versions(ctx: Context, call: Call) -> list[Version]:
         runs.get(ctx.store, run)
     await refresh(ctx)
     rows = seen_by_run(ctx, call.caller, await ctx.read(versions, run))
+    made: dict[str, list[Result]] = {}
+    for one in seen_by_run(ctx, call.caller, await ctx.read(results.results, run)):
+        made.setdefault(one.sha256, []).append(of_row(Result, one))
     # in a thread, as looking for the files of thousands of versions takes a while
-    return await asyncio.to_thread(lambda: [version_view(ctx, row) for row in rows])
+    return await asyncio.to_thread(lambda: [version_view(ctx, row, made.get(row.sha256, [])) for row in rows])
 
 
 async def list_checkpoints(ctx: Context, call: Call) -> list[Checkpoint]:
@@ -75,6 +83,29 @@ async def unpin(ctx: Context, call: Call) -> Version:
     """End a pin: the version goes when nothing else needs it. Raises NotFound."""
     version = find_version(ctx, call.request.match_info["version"])
     return version_view(ctx, _change(ctx, version, pinned=False, by=call.caller.name))
+
+
+async def keep_result(ctx: Context, call: Call) -> Result:
+    """Keep what a version came to when it was evaluated, with an event. Raises NotFound, SpecError."""
+    version = find_version(ctx, call.request.match_info["version"])
+    body = call.json(ResultRequest)
+    if len(body.metrics) > _MOST_METRICS or not all(map(math.isfinite, body.metrics.values())):
+        raise SpecError(f"metrics are not at most {_MOST_METRICS} finite numbers", hint="Leave some out.")
+    about = {key: getattr(version, key) for key in ("sha256", "run", "version")}
+    with ctx.store.write():
+        row = results.add(ctx.store, ResultRow(id=0, at=0.0, by=call.caller.name, **about, **asdict(body)))
+        told = {"version": version.version, "by": row.by, "data": row.data, "metrics": row.metrics}
+        events.append(ctx.store, version.run, "evaluated", told)
+    return of_row(Result, row)
+
+
+async def list_results(ctx: Context, call: Call) -> list[Result]:
+    """List the results of the versions of one run, or the last ones of all."""
+    run = call.text("run")
+    if run is not None:
+        runs.get(ctx.store, run)
+    rows = seen_by_run(ctx, call.caller, await ctx.read(results.results, run))
+    return [of_row(Result, row) for row in rows]
 
 
 async def export(ctx: Context, call: Call) -> Exported:

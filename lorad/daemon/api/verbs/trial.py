@@ -1,0 +1,193 @@
+"""Try a spec before it is queued: a few samples of its base, scored, on a pool as the run would have it.
+
+Nothing of it is kept: the directory is discarded, and a pool that was started for it ends.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+from msgspec.structs import replace
+
+from lorad.adapters.directory import TEMPORARY, discard
+from lorad.box.paths import AttemptDir, RunDir
+from lorad.client.requests import TrialRequest
+from lorad.client.shapes import TrialEvent
+from lorad.daemon.api.call import Call
+from lorad.daemon.context import Context, Request
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.as_owner import in_thread
+from lorad.daemon.pools.life import stop_pool
+from lorad.daemon.process.commands import secrets_of
+from lorad.daemon.process.processes import write_json
+from lorad.daemon.process.user_files import hand_over, make_attempt, make_run
+from lorad.daemon.queue.tenants import tenants_of
+from lorad.daemon.runs.create import anchored
+from lorad.daemon.runs.preflight import guarded, preflight
+from lorad.daemon.runs.rate import rated
+from lorad.daemon.serving.borrow_pool import guest
+from lorad.errors import LoradError, PoolLost, SpecError, to_wire
+from lorad.protocol.driver_params import FILE as PARAMS
+from lorad.protocol.driver_params import DriverParams
+from lorad.protocol.preflight import ErrorSaid
+from lorad.spec.model import Spec, to_json
+from lorad.spec.text import load_task
+from lorad.states import RunState
+from lorad.store.rows import RunRow
+
+log = logging.getLogger("lorad.daemon")
+
+_IDLE_SECONDS = 2.0  # after which a reader that went is noticed
+_LINE_BYTES = 64 << 20  # an episode in full
+_Events = asyncio.Queue[TrialEvent]
+
+
+async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
+    """Stream TrialEvents, one JSON line each; the last is `end`. What runs ends with the connection.
+
+    Raises SpecError.
+    """
+    body = call.json(TrialRequest)
+    uid = call.caller.uid
+    spec = await in_thread(ctx, uid, load_task, body.spec, source=body.source, overrides=body.overrides)
+    spec = await in_thread(ctx, uid, anchored, spec, Path(body.cwd), ctx.user(uid))
+    if spec.algorithm.kind != "rl":
+        problem = f"{spec.algorithm.name} trains on completions in the data: there is nothing to try"
+        raise SpecError(problem, key="algorithm.name", hint="`lorad run` checks the data before it starts.")
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    events = _Events()
+    work = asyncio.create_task(_played(ctx, uid, spec, body, events))
+    try:
+        await response.prepare(call.request)
+        while not ctx.loop.closing:
+            event = await _next(events)
+            await response.write(msgspec.json.encode(event) + b"\n")
+            if event.kind == "end":
+                break
+    except (ConnectionError, OSError):
+        pass  # the reader went
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+    return response
+
+
+async def _next(events: _Events) -> TrialEvent:
+    try:
+        async with asyncio.timeout(_IDLE_SECONDS):
+            return await events.get()
+    except TimeoutError:
+        return TrialEvent("idle")
+
+
+def _light(spec: Spec) -> Spec:
+    """Leave out what only training needs."""
+    return replace(
+        spec,
+        algorithm=replace(spec.algorithm, teacher=None),
+        eval=replace(spec.eval, every=0),
+        rollout=replace(spec.rollout, max_staleness=0),
+    )
+
+
+async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events: _Events) -> None:
+    """Put the events of a trial into the queue; the last is `end`."""
+    name = f"try-{uuid.uuid4().hex[:8]}"
+    staged = ctx.runs_root / f"{TEMPORARY}{name}"
+    try:
+        events.put_nowait(TrialEvent("phase", "the spec is being checked"))
+        facts = await preflight(ctx, spec, body.cwd, uid)
+        spec, facts = rated(_light(spec), facts)
+        model = facts.model_path, facts.model_dtype, facts.parameters
+        request = Request(body.cwd, body.source, body.overrides, *model, facts)
+        staged.mkdir(parents=True, mode=0o700)
+        make_run(RunDir(staged), ctx.user(uid))
+        write_json(staged / "request.json", msgspec.to_builtins(request))
+        row = RunRow(name=name, owner_uid=uid, state=RunState.ENDED, spec=to_json(spec).decode(),
+                     directory=str(staged))  # fmt: skip
+        async with _pool(ctx, row, events) as pool:
+            attempt = _attempt(ctx, row, spec, request, pool)
+            async for line in _lines(ctx, uid, attempt, body.n):
+                events.put_nowait(msgspec.json.decode(line, type=TrialEvent))
+    except Exception as error:
+        if not isinstance(error, LoradError):
+            log.exception("a trial")
+        events.put_nowait(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
+    finally:
+        discard(staged)
+
+
+@contextlib.asynccontextmanager
+async def _pool(ctx: Context, run: RunRow, events: _Events) -> AsyncIterator[Pool]:
+    """Hold a pool within the block; one that was started for it ends behind it."""
+    before = {pool.id for pool in ctx.pools.values() if pool.process.is_up}
+    events.put_nowait(TrialEvent("phase", f"a pool takes {_model_of(run)}"))
+    ctx.requests.trials.add(run.name)
+    held: Pool | None = None
+    try:
+        async with guest(ctx, run) as pool:
+            held = pool
+            yield pool
+    finally:
+        ctx.requests.trials.discard(run.name)
+        ours = [pool for pool in ctx.pools.values() if pool.id not in before] if held is None else [held]
+        for pool in ours:
+            is_used = pool.guests or pool.serves or tenants_of(ctx, pool)
+            if pool.id not in before and pool.process.is_up and not is_used:
+                stop_pool(ctx, pool)
+
+
+def _model_of(run: RunRow) -> str:
+    path: str = msgspec.json.decode(run.spec)["model"]["path"]
+    return path
+
+
+def _attempt(ctx: Context, run: RunRow, spec: Spec, request: Request, pool: Pool) -> AttemptDir:
+    """Make what the process of a trial reads."""
+    user, attempt = ctx.user(run.owner_uid), RunDir(Path(run.directory)).attempt(1)
+    make_attempt(attempt, user)
+    write_json(attempt.spec, msgspec.json.decode(run.spec))
+    params = DriverParams(
+        run=run.name,
+        run_dir=run.directory,
+        attempt=1,
+        steps=1,
+        pool=pool.setup.pool,
+        pool_socket=pool.setup.socket,
+        cwd=request.cwd,
+        pool_timeout=ctx.patience.pool_ready,
+        spec=str(attempt.work / attempt.spec.name),
+        date=datetime.now().isoformat(),
+    )
+    files = {PARAMS: msgspec.to_builtins(params), attempt.spec.name: msgspec.json.decode(run.spec)}
+    hand_over(attempt, files, user)
+    return attempt
+
+
+async def _lines(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncIterator[bytes]:
+    """Yield what the process prints. Raises PoolLost when it ends too early."""
+    user, argv = ctx.user(uid), [*ctx.processes.commands.trial, str(attempt.work), str(n)]
+    inherited = os.environ if user is None else user.environment
+    env = {**inherited, **ctx.processes.commands.environment(ctx.home), **secrets_of(ctx.config)}
+    argv = argv if user is None else user.command(argv, Path("/"))
+    async with guarded(argv, env, limit=_LINE_BYTES) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.close()
+        said = asyncio.create_task(process.stderr.read())
+        try:
+            is_over = False
+            while line := await process.stdout.readline():
+                yield line
+                is_over = line.startswith(b'{"kind":"end"')
+            if not is_over:
+                last = (await said).decode(errors="replace").strip().splitlines()[-1:]
+                raise PoolLost(f"the trial fell over: {' '.join(last)}", hint="Try again.")
+        finally:
+            said.cancel()

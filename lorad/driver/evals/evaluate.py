@@ -1,0 +1,115 @@
+"""Evaluate the current version on each set of held-out problems that is due."""
+
+from typing import Any
+
+from msgspec import structs
+
+from lorad.driver.evals import progress
+from lorad.driver.evals.problems import sampling
+from lorad.driver.record import write_samples
+from lorad.driver.rewards import Score
+from lorad.driver.sample import complete
+from lorad.driver.session import Plan, Problems, Sample, Session
+from lorad.protocol.evals import SetScore, ks, pass_at
+from lorad.protocol.heartbeat import HEART
+from lorad.protocol.journal import EvalFact
+from lorad.rl.data import EVAL_SEED
+from lorad.spec.kept import MAIN
+from lorad.text import number
+
+
+def evaluation_due(session: Session, step: int | None = None) -> bool:
+    """Before training, every `every` steps and after the last step. step: None is the present one."""
+    every, step = session.spec.eval.every, session.state.step if step is None else step
+    return bool(session.problems) and every > 0 and (step % every == 0 or step >= session.params.steps)
+
+
+def evaluate(session: Session, nll: float | None = None, accuracy: float | None = None) -> None:
+    """Journal what completions of the current version come to, and keep them; afterwards
+    `session.standstill` says whether the run is to end.
+
+    nll, accuracy: see `EvalFact`.
+    """
+    HEART.work("evaluate")
+    state = session.state
+    scores, lines = dict[str, SetScore](), list[dict[str, Any]]()
+    for problems in [one for one in session.problems if _is_due(session, one)]:
+        scores[problems.name], more = _evaluated(session, problems)
+        lines += more
+    main = scores.pop(MAIN, SetScore(None, 0, 0))
+    path, digest = write_samples(session, state.step, lines, session.run_dir.evals) if lines else ("", "")
+    figures = (main.score, main.problems, main.failed, nll, accuracy)
+    fact = EvalFact(state.version, *figures, sets=scores, samples=path, samples_sha256=digest)
+    session.journal.append("eval", state.step, fact)
+    progress.add(session, state.step, fact)
+    likely = "" if nll is None else f", nll {nll:.4f}"
+    missing = f", {main.failed} rewards failed" if main.failed else ""
+    print(
+        f"eval at step {state.step}: {number(main.score) or '-'} on {main.problems} problems{likely}{missing}"
+        + "".join(f"; {name} {number(one.score) or '-'}" for name, one in scores.items()),
+        flush=True,
+    )
+
+
+def _is_due(session: Session, problems: Problems) -> bool:
+    """Return whether a set is evaluated now: before training, at its own multiples, and last."""
+    every, step = problems.settings.every or session.spec.eval.every, session.state.step
+    return step % every == 0 or step >= session.params.steps
+
+
+def _evaluated(session: Session, problems: Problems) -> tuple[SetScore, list[dict[str, Any]]]:
+    """Sample and score the completions of one set; returns what they come to, and their lines."""
+    one, examples = problems.settings, problems.examples
+    if not problems.is_scored:
+        return SetScore(None, len(examples), 0), []
+    # the same seeds at each step and in each run: what differs are the versions
+    wanted = Plan(0, examples, 0, session.state.version, 0)
+    how = sampling(session.spec.rollout, one, tuple(session.tokenizer.eos_ids))
+    rewarder = problems.rewarder or session.rewarder
+    how = structs.replace(how, as_they_end=rewarder.runs_user_code)
+    groups, _, scoring = complete(session, session.pool, wanted, one.n, how, rewarder, seed=EVAL_SEED)
+    scores = scoring.scores()
+    by_problem = [scores[start : start + one.n] for start in range(0, len(scores), one.n)]
+    lines = [
+        _line(session, problems.name, place, sample, score)
+        for place, (group, some) in enumerate(zip(groups, by_problem, strict=True), 1)
+        for sample, score in zip(group, some, strict=True)
+    ]
+    return summary(one.n, one.pass_at, [[s.value for s in some] for some in by_problem]), lines
+
+
+def summary(n: int, passes: float, rewards: list[list[float | None]]) -> SetScore:
+    """Return what a set came to. rewards: of the completions of each problem; None where one failed.
+
+    passes: the reward from which a completion has passed.
+    """
+    known = [[value for value in some if value is not None] for some in rewards]
+    values = [value for some in known for value in some]
+    counts = [(len(some), sum(value >= passes for value in some)) for some in known]
+    passed = {f"pass@{k}": share for k in ks(n) if (share := pass_at(k, counts)) is not None}
+    score = sum(values) / len(values) if values else None
+    return SetScore(score, len(rewards), sum(map(len, rewards)) - len(values), n, passed)
+
+
+def _line(session: Session, name: str, problem: int, sample: Sample, score: Score) -> dict[str, Any]:
+    """Return what is kept of a completion. problem: its number in the set, from 1."""
+    line: dict[str, Any] = {
+        "set": name,
+        "problem": problem,
+        "step": session.state.step,
+        "version": sample.version,
+        "prompt_id": sample.example.id,
+        "index": sample.index,
+        "prompt": sample.example.prompt,
+        "completion": sample.text,
+        "answer": sample.example.answer,
+        "reward": score.value,
+        "finish": sample.finish,
+        "error": score.error,
+        "length": sample.size,
+    }
+    if score.parts:
+        line["rewards"] = score.parts
+    if (episode := sample.episode) is not None:
+        line |= {"task": episode.task, "turns": episode.turns, "end": episode.end}
+    return line

@@ -1,0 +1,108 @@
+"""`python -m lorad.driver.trial ATTEMPT_DIR N`: sample and score N prompts, or play N episodes, and train
+nothing.
+
+Prints TrialEvents, one JSON line each; the exit code is 0. The directory of the attempt is as that of a run.
+What is printed otherwise goes to stderr.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from lorad.startup import quick_imports
+
+with quick_imports():
+    import msgspec
+
+    from lorad.box.paths import RunDir
+    from lorad.client.shapes import Sample as SampleShape
+    from lorad.client.shapes import TrialEvent
+    from lorad.driver.__main__ import open_session
+    from lorad.driver.begin import begin
+    from lorad.driver.rewards import Score
+    from lorad.driver.sample import complete, sampling
+    from lorad.driver.session import Plan, Sample, Session, StopFlag
+    from lorad.errors import LoradError, to_wire
+    from lorad.protocol.calls import Nothing
+    from lorad.protocol.driver_params import read_params
+    from lorad.protocol.journal import JournalWriter
+    from lorad.protocol.preflight import ErrorSaid
+    from lorad.protocol.structs import learn_structs
+
+_Say = Callable[[TrialEvent], None]
+
+
+def main() -> int:
+    with os.fdopen(os.dup(1), "wb") as events:
+        os.dup2(2, 1)
+
+        def say(event: TrialEvent) -> None:
+            events.write(msgspec.json.encode(event) + b"\n")
+            events.flush()
+
+        learn_structs()
+        try:
+            _try_out(Path(sys.argv[1]), int(sys.argv[2]), say)
+        except Exception as error:
+            if not isinstance(error, LoradError):
+                traceback.print_exception(error)
+            say(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
+    return 0
+
+
+def _try_out(directory: Path, n: int, say: _Say) -> None:
+    params = read_params(directory)
+    run_dir = RunDir(Path(params.run_dir))
+    with contextlib.ExitStack() as stack:
+        journal = stack.enter_context(JournalWriter(run_dir.journal, params.run, params.attempt))
+        session = open_session(params, run_dir, journal, StopFlag(), stack)
+        assert session is not None  # nothing stops it
+        begin(session)
+        what = "prompts are sampled" if session.hosts is None else "episodes are played"
+        start = session.spec.lora.adapter_path or session.spec.model.path
+        say(TrialEvent("phase", f"{n} {what} with {start}"))
+        seconds = _sampled(session, n, say)
+        session.pool.call("close", Nothing())
+        say(TrialEvent("end", seconds=seconds))
+
+
+def _sampled(session: Session, n: int, say: _Say) -> float:
+    """Say each sample with its score; returns the seconds that the pool took."""
+    version = session.state.version
+    wanted = Plan(0, session.train_data.take(0, n), 0, version, 0)
+    groups, made, scoring = complete(session, session.pool, wanted, 1, sampling(session))
+    samples = [sample for group in groups for sample in group]
+    for sample, score in zip(samples, scoring.scores(), strict=True):
+        say(TrialEvent("sample", sample=_shape(sample, score)))
+    return made.seconds
+
+
+def _shape(sample: Sample, score: Score) -> SampleShape:
+    episode = sample.episode
+    return SampleShape(
+        step=0,
+        version=sample.version,
+        prompt_id=sample.example.id,
+        index=sample.index,
+        prompt=sample.example.prompt,
+        completion=sample.text,
+        answer=sample.example.answer,
+        reward=score.value,
+        finish=sample.finish,
+        error=score.error,
+        rewards=dict(score.parts),
+        tokens=sample.tokens.tolist(),
+        logprobs=sample.logprobs.tolist(),
+        task=episode.task if episode else None,
+        turns=episode.turns if episode else [],
+        end=episode.end if episode else None,
+        rows=1 + len(sample.forks),
+        forks=[*sample.forks],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

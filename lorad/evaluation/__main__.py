@@ -1,0 +1,37 @@
+"""`python -m lorad.evaluation` reads a Wanted on stdin and prints an Evaluated, see
+`lorad.protocol.evaluation`. What user code prints meanwhile goes to stderr. The exit code is 0.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+
+from lorad.startup import quick_imports
+
+with quick_imports():
+    import msgspec
+
+    from lorad.errors import to_wire
+    from lorad.evaluation.evaluate import evaluate
+    from lorad.protocol.evaluation import Evaluated, Wanted
+    from lorad.protocol.preflight import ErrorSaid
+
+
+def main() -> int:
+    answers = os.dup(1)  # user code is imported here: whatever it and what it starts print goes to stderr
+    os.dup2(2, 1)
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            answer = evaluate(msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted))
+        except Exception as error:
+            if not hasattr(error, "hint"):
+                traceback.print_exc()
+            answer = Evaluated(error=msgspec.convert(to_wire(error), ErrorSaid))
+    with open(answers, "wb") as file:
+        file.write(b"\n" + msgspec.json.encode(answer) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

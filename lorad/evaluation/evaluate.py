@@ -1,0 +1,147 @@
+"""Sample a version on rows through the daemon, as a run samples a set of `eval.sets`, and score that."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from lorad.bounds import POOL_TOKENS
+from lorad.client.client import Client
+from lorad.client.requests import Sampling
+from lorad.client.shapes import Completion
+from lorad.driver.evals.evaluate import summary
+from lorad.driver.rewards import Rewarder, Score
+from lorad.driver.sampling.generate import seeds_of
+from lorad.driver.session import Plan
+from lorad.errors import Conflict, SpecError
+from lorad.models.facts import read_facts
+from lorad.protocol.evaluation import Evaluated, Wanted
+from lorad.rl.data import EVAL_SEED, Example, load_set
+from lorad.rl.doubts import refuse_contradictions
+from lorad.rl.reward import RewardInput
+from lorad.rl.tokenizer import Tokenizer
+from lorad.spec.kept import Checkpoint
+from lorad.spec.model import Spec, convert, fitted
+from lorad.spec.reward import rewards_of
+
+_SECONDS = 24 * 3600.0  # for the completions of a batch, a pool that starts included
+_AT_ONCE = 256  # prompts of one request
+_TOKENS = 1 << 18  # of the prompts of one request
+_SET = "data"  # the name of the set that is evaluated
+
+
+def evaluate(wanted: Wanted) -> Evaluated:
+    """Evaluate a version. Raises SpecError for settings, rows and rewards that cannot be, and what the daemon
+    raises.
+    """
+    client = Client(timeout=_SECONDS)
+    serving = client.serving(wanted.version)
+    details = client.show(serving.run)
+    model, name = Path(serving.model_path), f"{serving.run}@{serving.version}"
+    spec = fitted(_spec(details.spec, wanted), read_facts(model).max_positions)
+    one, tokenizer = spec.eval.sets[_SET], Tokenizer(model)
+    examples = load_set(spec, _SET, tokenizer, Path(wanted.cwd))
+    tokenizer.close()
+    cwd = Path(wanted.cwd if one.reward is not None else details.cwd or wanted.cwd)
+    rewards = rewards_of(spec.reward if one.reward is None else one.reward)
+    sampling = Sampling(
+        n=one.n,
+        temperature=one.temperature,
+        top_p=one.top_p if one.temperature else 1.0,
+        top_k=one.top_k if one.temperature else 0,
+        max_new_tokens=one.max_new_tokens or spec.rollout.max_new_tokens,
+        stop=spec.rollout.stop,
+    )
+    with Rewarder(rewards, cwd) as rewarder:
+        _refuse_lacking(rewarder, examples[0])
+        made = [*_completed(client, name, examples, sampling)]
+        groups = [[_to_score(e, one) for one in some] for e, some in zip(examples, made, strict=True)]
+        scores = rewarder.begin(groups).scores()
+    by_problem = [scores[start : start + one.n] for start in range(0, len(scores), one.n)]
+    if wanted.out:
+        _write(Path(wanted.cwd, wanted.out), examples, made, by_problem)
+    found = summary(one.n, one.pass_at, [[score.value for score in some] for some in by_problem])
+    used = replace(one, reward=[*rewards], max_new_tokens=sampling.max_new_tokens)
+    return Evaluated(
+        version=name,
+        settings=msgspec.to_builtins(used),
+        metrics=({} if found.score is None else {"score": found.score}) | found.passed,
+        problems=found.problems,
+        failed=found.failed,
+    )
+
+
+def _spec(given: dict[str, Any], wanted: Wanted) -> Spec:
+    """Return the run's spec with one set, which has the settings that are wanted.
+
+    Raises SpecError for settings that cannot be, Conflict for a run that plays episodes.
+    """
+    spec = convert(given)
+    if spec.env.name is not None:
+        raise Conflict(
+            f"its run plays episodes in {spec.env.name}, which this command does not",
+            hint="Add a set to eval.sets of the run.",
+        )
+    plain = msgspec.to_builtins(replace(spec, checkpoint=Checkpoint()))
+    try:
+        spec = convert(plain | {"eval": {"every": 1, "sets": {_SET: wanted.settings}}})
+        refuse_contradictions(spec)
+    except SpecError as error:  # of an option, not of a key
+        key, hint = (text.replace(f"eval.sets.{_SET}.", "--") for text in (error.path, error.hint))
+        raise SpecError(error.problem, key=key, hint=hint) from None
+    return spec
+
+
+def _refuse_lacking(rewarder: Rewarder, first: Example) -> None:
+    """Raises SpecError where the rows lack what the reward asks for."""
+    for name, missing in rewarder.lacking(first.row, has_answers=bool(first.answer)).items():
+        raise Conflict(
+            f"{name} needs {', '.join(missing)}, which the data does not have",
+            hint="Give another --reward, or --answer-key.",
+        )
+
+
+def _completed(
+    client: Client, version: str, examples: Sequence[Example], sampling: Sampling
+) -> Iterator[list[Completion]]:
+    """Yield the completions of each example, in order; the seeds are those that a run would take."""
+    seeds = seeds_of(EVAL_SEED, Plan(0, [*examples], 0, 0, 0), sampling.n)
+    longest = max(len(example.tokens) for example in examples)
+    most = min(_AT_ONCE, _TOKENS // longest, POOL_TOKENS // (sampling.n * sampling.max_new_tokens))
+    step = max(1, most)
+    for first in range(0, len(examples), step):
+        some = examples[first : first + step]
+        numbers = [[seed(0) for seed in own] for own in seeds[first : first + step]]
+        answer = client.complete(version, [example.tokens for example in some], numbers, sampling)
+        print(f"{first + len(some)} of {len(examples)} problems", file=sys.stderr, flush=True)
+        for start in range(0, len(answer.completions), sampling.n):
+            yield answer.completions[start : start + sampling.n]
+
+
+def _to_score(example: Example, one: Completion) -> RewardInput:
+    return RewardInput(
+        prompt=example.prompt,
+        completion=one.text,
+        answer=example.answer,
+        finish=one.finish or "length",
+        row=example.row,
+    )
+
+
+def _write(
+    path: Path,
+    examples: Sequence[Example],
+    made: Sequence[Sequence[Completion]],
+    scores: Sequence[Sequence[Score]],
+) -> None:
+    """Write JSON lines, one for each completion."""
+    lines = [
+        {"problem": place, "index": index, "prompt": example.prompt, "answer": example.answer}
+        | {"completion": one.text, "finish": one.finish, "reward": score.value, "error": score.error}
+        for place, (example, some, earned) in enumerate(zip(examples, made, scores, strict=True), 1)
+        for index, (one, score) in enumerate(zip(some, earned, strict=True))
+    ]
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

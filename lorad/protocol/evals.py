@@ -1,0 +1,79 @@
+"""The figures of an evaluation, by the names that specs, tables and loggers have for them."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+LOWER_IS_BETTER = ("nll",)
+
+
+class SetScore(Struct, frozen=True):
+    """What one set of held-out problems came to.
+
+    score: mean reward of all completions that have one (avg@n); None without any.
+    problems: how many were tried.
+    failed: completions whose reward failed.
+    n: completions of each problem.
+    passed: by `pass@k`, the estimated share of problems of which one of k completions passes; with n > 1.
+    """
+
+    score: float | None
+    problems: int
+    failed: int
+    n: int = 1
+    passed: dict[str, float] = {}
+
+
+def figures(
+    score: float | None, nll: float | None, accuracy: float | None, sets: Mapping[str, SetScore]
+) -> dict[str, float]:
+    """Return what was measured, by name: `eval`, `eval/NAME`, `eval/NAME/pass@4`, nll, accuracy."""
+    of_sets: dict[str, float | None] = {}
+    for name, one in sets.items():
+        of_sets |= {f"eval/{name}": one.score} | {f"eval/{name}/{key}": v for key, v in one.passed.items()}
+    found = {"eval": score, **of_sets, "nll": nll, "accuracy": accuracy}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def chosen(best_by: str | None, evals: Sequence[Mapping[str, float]]) -> str | None:
+    """Return the metric that evaluations are compared by: `best_by`, else the first that was ever measured;
+    None without any.
+    """
+    if best_by is not None:
+        return best_by
+    scores = [name for one in evals for name in one if "@" not in name and name not in ("nll", "accuracy")]
+    first = "eval" if "eval" in scores else next(iter(scores), None)
+    return first or next((name for name in ("nll", "accuracy") if any(name in one for one in evals)), None)
+
+
+def is_better(metric: str, value: float, other: float, by: float = 0.0) -> bool:
+    """Return whether a value is better than another one, by more than `by`."""
+    return other - value > by if metric in LOWER_IS_BETTER else value - other > by
+
+
+def best_first(metric: str, evals: Sequence[Mapping[str, float]]) -> list[int]:
+    """Return the places of the evaluations that have the metric, the best first; of equal ones the first."""
+    sign = 1.0 if metric in LOWER_IS_BETTER else -1.0
+    found = [(sign * one[metric], place) for place, one in enumerate(evals) if metric in one]
+    return [place for _, place in sorted(found)]
+
+
+def ks(n: int) -> list[int]:
+    """Return the k of pass@k that are measured with n completions: powers of two, and n."""
+    return [] if n < 2 else sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
+
+
+def pass_at(k: int, counts: Sequence[tuple[int, int]]) -> float | None:
+    """Estimate the share of problems of which one of k completions passes (Chen et al., 2021, without bias).
+
+    counts: of each problem, its scored completions and those that passed. Problems with fewer than k are
+    left out; None where all are.
+    """
+    shares = []
+    for n, passed in counts:
+        if n >= k:
+            missed = 1.0
+            for i in range(k):
+                missed *= max(n - passed - i, 0) / (n - i)
+            shares.append(1.0 - missed)
+    return sum(shares) / len(shares) if shares else None

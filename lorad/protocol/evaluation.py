@@ -1,0 +1,38 @@
+"""What `lorad eval` asks the process that evaluates, and what it answers: one JSON line each way."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.protocol.preflight import ErrorSaid
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """A version to evaluate.
+
+    version: an alias, run@number, run@best, or a run's name.
+    settings: those of a set of `eval.sets` as plain data; what is left out is the run's.
+    cwd: the directory where relative paths of the settings begin.
+    out: a file for the completions; "" for none.
+    """
+
+    version: str
+    settings: dict[str, Any]
+    cwd: str
+    out: str = ""
+
+
+class Evaluated(Struct, frozen=True, kw_only=True):
+    """What it came to.
+
+    version: run@number.
+    settings: those that were used, resolved.
+    error: why there is nothing.
+    """
+
+    version: str = ""
+    settings: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
+    problems: int = 0
+    failed: int = 0
+    error: ErrorSaid | None = None

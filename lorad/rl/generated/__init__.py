@@ -1,0 +1,1 @@
+"""Rows that a package makes, in an interpreter that has it."""

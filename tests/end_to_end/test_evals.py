@@ -1,0 +1,85 @@
+"""Evaluations from the command line: kept completions, the best version, a version on rows of one's own."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.world import World, world
+
+SPEC = """
+seed: 3
+lora: {rank: 8, alpha: 16}
+algorithm: {group_size: 4}
+data: {train: sort, prompts_per_step: 4}
+trainer: {lr: 2.0e-3, steps: 6}
+rollout: {max_new_tokens: 12}
+eval: {every: 2, problems: 8, sets: {warm: {data: sort, n: 4, temperature: 0.8, problems: 6}}}
+checkpoint: {every: 2, keep: 1, keep_best: 1, best_by: eval/warm, keep_versions: 1, keep_evals: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world() as it:
+        it.run("sorter", text=SPEC)
+        yield it
+
+
+def best(made: World) -> tuple[int, float]:
+    scores = {e.version: e.sets["warm"].score or 0.0 for e in made.client.evals("sorter")}
+    return max(scores.items(), key=lambda one: (one[1], -one[0]))
+
+
+def test_best_version_has_a_name_and_stays(made: World) -> None:
+    number, score = best(made)
+    shown = made.client.show("sorter").best
+    assert shown is not None and (shown.version, shown.value, shown.metric) == (number, score, "eval/warm")
+    made.lorad("export", "sorter@best", made.root / "best")
+    assert made.client.pin("sorter@best").version == number
+    made.client.unpin("sorter@best")
+    made.lorad("gc")
+    assert number in {v.version for v in made.client.adapters("sorter") if v.path}
+    assert "warm: " in made.lorad("show", "sorter").stdout
+
+
+def test_one_problem_is_shown_step_by_step(made: World) -> None:
+    rows = made.json("samples", "sorter", "--eval", "warm", "--prompt", 2)
+    assert [row["step"] for row in rows] == [4] * 4 + [6] * 4
+    assert len({row["prompt_id"] for row in rows}) == 1 and {row["problem"] for row in rows} == {2}
+    assert len(made.json("samples", "sorter", "--eval", "main", "--step", 4)) == 8
+    assert "Its sets: main, warm." in made.lorad("samples", "sorter", "--eval", "cold", expect=3).stderr
+    assert "from 1 to 6" in made.lorad("samples", "sorter", "--eval", "warm", "-p", 7, expect=3).stderr
+
+
+def test_version_on_rows_equals_the_run(made: World) -> None:
+    last = made.client.evals("sorter")[-1]
+    same = ("--problems", 6, "-n", 4, "--temperature", 0.8)
+    result = made.json("eval", f"sorter@{last.version}", "sort", *same)
+    assert result["metrics"] == {"score": last.sets["warm"].score} | last.sets["warm"].passed
+    assert result["sha256"] == made.client.adapters("sorter")[-1].sha256
+    (kept,) = made.client.results("sorter")
+    assert kept.metrics == result["metrics"] and kept.settings["n"] == 4
+    assert "sort " in made.lorad("adapters", "sorter").stdout
+
+
+def test_rows_and_reward_may_be_of_ones_own(made: World) -> None:
+    Path(made.root, "rows.jsonl").write_text(json.dumps({"question": "S:21=", "answer": "12"}) + "\n")
+    Path(made.root, "size.py").write_text("def size(completion):\n    return float(len(completion))\n")
+    own = ("--prompt-key", "question", "--reward", "size.py:size", "--out", "got.jsonl")
+    result = made.json("eval", "sorter", "rows.jsonl", *own)
+    (line,) = map(json.loads, Path(made.root, "got.jsonl").read_text().splitlines())
+    assert result["metrics"] == {"score": len(line["completion"])} and line["answer"] == "12"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("sort", "-n", 4), "--n: 4 completions at temperature 0 are all the same"),
+        (("none.jsonl",), "there is no file"),
+        (("sort", "--reward", "nope"), "there is no builtin 'nope'"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(made: World, arguments: tuple[object, ...], told: str) -> None:
+    assert told in made.lorad("eval", "sorter", *arguments, expect=2).stderr
