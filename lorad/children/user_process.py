@@ -85,10 +85,15 @@ class UserProcess:
     latest. See `lorad/children/guard.py`."""
 
     def __init__(
-        self, module: str, what: str, environment: Mapping[str, str], python: Path | None = None
+        self,
+        module: str,
+        what: str,
+        environment: Mapping[str, str],
+        python: Path | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         """module: what is run. what: the name of the user's code in errors: "reward". python: another
-        interpreter, which gets nothing of lorad's but the module.
+        interpreter, which gets nothing of lorad's but the module. within: see `sandboxed`.
         """
         self._what = what
         watched, self._lifeline = os.pipe()
@@ -97,7 +102,7 @@ class UserProcess:
             guarded = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--"]
             try:
                 self._process = subprocess.Popen(
-                    [*guarded, *_command(module, python), str(watched)],
+                    [*guarded, *within, *_command(module, python), str(watched)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -67,6 +67,12 @@ class Programs:
     def __init__(self, spec: EnvSpec, cwd: Path) -> None:
         """Raises SpecError for an unknown file or interpreter."""
         assert spec.name is not None
+        if spec.sandbox != "none":
+            raise SpecError(
+                f"{spec.name} speaks with the model over the network, which the sandbox has none of",
+                key="env.sandbox",
+                hint="Leave it out.",
+            )
         code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
         self._setup = _Setup(**asdict(code) | {"memory_key": "env.memory", "args": spec.args})
         self.file, self.source = Path(code.file), code.source

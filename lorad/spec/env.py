@@ -31,6 +31,8 @@ class EnvSpec(Part, frozen=True):
             msgspec. null is that of lorad.
         pass_env: variables that the environment finds beside those that every program needs; no secret is
             there unless named here.
+        sandbox: bubblewrap runs the processes without network, home and other processes, and shows them the
+            system, the interpreter and the folder of the file, read-only; it has to be installed.
         memory: limit of each process, in bytes or as in `4GiB`; null is half of the machine's memory.
     """
 
@@ -45,6 +47,7 @@ class EnvSpec(Part, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=64)] = 2
     python: str | None = None
     pass_env: list[EnvName] = msgspec.field(default_factory=list)
+    sandbox: Literal["none", "bubblewrap"] = "none"
     memory: int | str | None = None
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The section `reward`: how samples are scored."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,8 @@ class RewardSpec(Part, frozen=True):
             lorad's.
         env: variables that user code finds beside those that every program needs; no secret is there unless
             named here.
+        sandbox: bubblewrap runs user code without network, home and other processes, and shows them the
+            system, the interpreter and the folder of the file, read-only; it has to be installed.
         memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's
             memory.
     """
@@ -48,6 +50,7 @@ class RewardSpec(Part, frozen=True):
     batch_size: Positive | None = None
     python: str | None = None
     env: list[EnvName] = msgspec.field(default_factory=list)
+    sandbox: Literal["none", "bubblewrap"] = "none"
     memory: int | str | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,96 @@
+"""A bubblewrap around a process of user code: no network, no home, no other processes, nothing written.
+
+It sees the system, its interpreter, lorad's modules and the folder of its own file, all read-only, and a
+/tmp of its own. https://github.com/containers/bubblewrap
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from lorad.box.paths import default_home
+from lorad.children import guard
+from lorad.errors import SpecError
+
+_SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ssl", "/etc/localtime"),
+    *("/etc/ld.so.cache", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"),
+)
+_TRIAL_SECONDS = 20.0
+_PREFIXES = "import sys; print(sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, sep='\\n')"
+_INSTALL = "Install bubblewrap (on Debian and Ubuntu: apt install bubblewrap), or leave the key out."
+
+
+def sandboxed(file: Path, python: Path | None, environment: Mapping[str, str], key: str) -> list[str]:
+    """Return the command that a process of user code is started with, before its own; tried once.
+
+    file: the user's. python: its interpreter, None for lorad's own.
+    Raises SpecError, which blames `key`, where bubblewrap is missing or may not do this here.
+    """
+    if (program := shutil.which("bwrap")) is None:
+        raise SpecError("there is no bwrap here", key=key, hint=_INSTALL)
+    folder = file.parent.resolve()
+    if folder in (Path("/"), Path.home().resolve()):
+        raise SpecError(
+            f"{file} lies in {folder}, all of which the sandbox would show",
+            key=key,
+            hint="Move it into a folder of its own.",
+        )
+    command = [program, "--unshare-all", "--die-with-parent", "--new-session"]
+    for path in _SYSTEM:
+        command += ["--ro-bind-try", path, path]
+    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for path in dict.fromkeys([*_prefixes(python), *_modules(environment, python), str(folder)]):
+        if Path(path) != Path("/usr"):
+            command += ["--ro-bind-try", path, path]
+    if (secrets := default_home().resolve()).is_dir():
+        command += ["--tmpfs", str(secrets)]
+    command += ["--chdir", str(folder), "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp"]
+    _try_out([*command, str(python or sys.executable), "-I", "-S", "-c", ""], key)
+    return command
+
+
+def _prefixes(python: Path | None) -> list[str]:
+    """Where an interpreter and its packages lie."""
+    if python is None:
+        found = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
+        return [*found, str(Path(sys.executable).resolve().parents[1])]
+    try:
+        asked = subprocess.run(
+            [str(python), "-I", "-c", _PREFIXES],
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return [str(python.resolve().parents[1])]  # the start of the process says what is wrong with it
+    return [*filter(None, asked.stdout.split("\n")), str(python.resolve().parents[1])]
+
+
+def _modules(environment: Mapping[str, str], python: Path | None) -> Iterator[str]:
+    """Where modules are imported from; another interpreter gets lorad's own package alone."""
+    lorad = Path(guard.__file__).parents[1]
+    if python is not None:
+        yield str(lorad)
+        return
+    yield str(lorad.parent)
+    yield from filter(os.path.isabs, environment.get("PYTHONPATH", "").split(os.pathsep))
+
+
+def _try_out(command: list[str], key: str) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=True)
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1]
+        raise SpecError(
+            f"bubblewrap does not work here: {said}",
+            key=key,
+            hint="It needs unprivileged user namespaces, which sysctl or AppArmor may forbid. Or leave the "
+            "key out.",
+        ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SpecError(f"bubblewrap does not work here: {error}", key=key, hint=_INSTALL) from None
