@@ -70,11 +70,12 @@ def try_(
     env = load_task(text, source=source, overrides=given).env
     client = launch.connected()
     samples, seconds = _followed(client.trial(text, source=source, cwd=str(cwd), overrides=given, n=n))
-    differing = _compared(env, cwd, samples) if env.name is not None else []
+    is_replayable = env.name is not None and not is_program(env, cwd)
+    differing = _compared(env, cwd, samples) if is_replayable else []
     if as_json:
         output.print_json({"samples": samples, "seconds": seconds, "differences": differing})
     else:
-        _print_tried(samples, seconds, differing)
+        _print_tried(samples, seconds, differing, compared=is_replayable)
     failed = sum(sample.reward is None for sample in samples)
     if failed:
         output.note(f"{failed} of {len(samples)} have no reward")
@@ -116,7 +117,9 @@ def _compared(env: EnvSpec, cwd: Path, samples: Sequence[Sample]) -> list[dict[s
         host.close()
 
 
-def _print_tried(samples: Sequence[Sample], seconds: float, differing: Sequence[dict[str, Any]]) -> None:
+def _print_tried(
+    samples: Sequence[Sample], seconds: float, differing: Sequence[dict[str, Any]], *, compared: bool
+) -> None:
     """Print each sample in full, then all of them as a table."""
     differ = {(one["prompt_id"], one["index"]): one for one in differing}
     rows = []
@@ -124,7 +127,7 @@ def _print_tried(samples: Sequence[Sample], seconds: float, differing: Sequence[
         print(f"-- sample {place}")
         table.print_fields(whole(sample))
         one = differ.get((sample.prompt_id, sample.index))
-        again = f"differs at turn {one['turn']}" if one else "same" if sample.turns else ""
+        again = f"differs at turn {one['turn']}" if one else "same" if compared and sample.turns else ""
         figures = (str(len(sample.turns) or 1), output.number(sample.reward, 2), str(len(sample.logprobs)))
         seconds_env = f"{sum(turn.seconds for turn in sample.turns):.3f}" if sample.turns else ""
         end = str(sample.end or sample.finish)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from lorad.cli import candidates, launch, output
 from lorad.cli.options import AsJson, Version
@@ -16,7 +17,7 @@ from lorad.client.client import Client
 from lorad.client.requests import AdapterRequest, ResultRequest, Sampling
 from lorad.client.shapes import Result, StoppedServing
 from lorad.errors import LoradError, NotAllowed, NotFound, SpecError, from_wire
-from lorad.protocol.evaluation import Evaluated, Wanted
+from lorad.protocol.evaluation import Evaluated, Suite, Wanted
 from lorad.rl.tasks import TASKS
 from lorad.spec.numbers import COUNT_LIMIT
 
@@ -163,8 +164,18 @@ def evaluate(
     pass_at: Annotated[float, typer.Option(help="Reward from which a completion has passed.")] = 1.0,
     prompt_key: Annotated[str | None, typer.Option(help="Column of the prompts.", show_default=False)] = None,
     answer_key: Annotated[str | None, typer.Option(help="Column of the answers.", show_default=False)] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SUITE:TASK", help="lm_eval:TASK or inspect:FILE, instead of DATA and a reward."
+        ),
+    ] = None,
+    python: Annotated[
+        str, typer.Option(help="The interpreter that has the suite.", show_default=False)
+    ] = sys.executable,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the completions there, as JSON lines.")
+        str | None,
+        typer.Option(metavar="FILE", help="Write completions there, as JSON lines; a suite: its directory."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -174,7 +185,7 @@ def evaluate(
     sampling the figures are those that the run has measured.
     """
     client = launch.connected()
-    if data is None:
+    if data is None and suite is None:
         found = client.results(version.partition("@")[0])
         output.print_json(found) if as_json else _print_results(found)
         return
@@ -184,16 +195,46 @@ def evaluate(
         "pass_at": pass_at, "prompt_key": prompt_key, "answer_key": answer_key,
     }  # fmt: skip
     wanted = Wanted(version=version, settings=settings, cwd=str(Path.cwd()), out=out or "")
-    answer = _evaluated(wanted)
+    if suite is not None:
+        wanted = replace(wanted, suite=_suite(suite, python), settings=_of_suite(settings, problems))
+    result = _kept(client, _evaluated(wanted), data or "", wanted.suite)
+    output.print_json(result) if as_json else _print_results([result])
+
+
+def _suite(text: str, python: str) -> Suite:
+    """Raises SpecError."""
+    kind, _, task = text.partition(":")
+    plain = {"kind": kind, "task": task, "python": str(Path(python).expanduser())}
+    try:
+        return msgspec.convert(plain, Suite)
+    except msgspec.ValidationError:
+        hint = "Write lm_eval:TASK or inspect:FILE."
+        raise SpecError(f"{text!r} is no suite", key="--suite", hint=hint) from None
+
+
+def _of_suite(given: dict[str, Any], problems: int | None) -> dict[str, Any]:
+    """Return the settings that a suite takes. Raises SpecError for others that were given."""
+    others = {"data": None, "reward": None, "n": 1, "top_p": 1.0, "top_k": 0, "pass_at": 1.0}
+    for key, usual in (others | {"prompt_key": None, "answer_key": None}).items():
+        if given[key] != usual:
+            raise SpecError(
+                "a suite has its own", key=f"--{key.replace('_', '-')}", hint="Leave it out, or --suite."
+            )
+    return {"problems": problems, **{key: given[key] for key in ("temperature", "max_new_tokens")}}
+
+
+def _kept(client: Client, answer: Evaluated, data: str, suite: Suite | None) -> Result:
+    """Keep what a version came to with it, if it is the caller's."""
     settings = {key: value for key, value in answer.settings.items() if key != "data" and value is not None}
     about = ResultRequest(data, "data", settings, answer.metrics, answer.problems, answer.failed)
+    if suite is not None:
+        about = replace(about, data=suite.task, suite=suite.kind)
     try:
-        result = client.keep_result(answer.version, about)
+        return client.keep_result(answer.version, about)
     except NotAllowed as error:  # a version of somebody else
         output.note(f"The result is not kept: {error.message}")
         name, _, number = answer.version.rpartition("@")
-        result = Result(name, int(number), metrics=answer.metrics, data=data, problems=answer.problems)
-    output.print_json(result) if as_json else _print_results([result])
+        return Result(name, int(number), metrics=answer.metrics, data=about.data, problems=answer.problems)
 
 
 def _evaluated(wanted: Wanted) -> Evaluated:

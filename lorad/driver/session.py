@@ -234,7 +234,12 @@ class Sample(Struct, frozen=True, eq=False):
     def for_reward(self) -> RewardInput:
         e = self.example
         return RewardInput(
-            prompt=e.prompt, completion=self.text, answer=e.answer, finish=self.finish, row=e.row
+            prompt=e.prompt,
+            completion=self.text,
+            answer=e.answer,
+            finish=self.finish,
+            row=e.row,
+            completion_ids=self.tokens.tolist(),
         )
 
 

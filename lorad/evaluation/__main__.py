@@ -14,6 +14,7 @@ with quick_imports():
 
     from lorad.errors import to_wire
     from lorad.evaluation.evaluate import evaluate
+    from lorad.evaluation.suites import run_suite
     from lorad.protocol.evaluation import Evaluated, Wanted
     from lorad.protocol.preflight import ErrorSaid
 
@@ -23,7 +24,8 @@ def main() -> int:
     os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            answer = evaluate(msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted))
+            wanted = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted)
+            answer = evaluate(wanted) if wanted.suite is None else run_suite(wanted, wanted.suite)
         except Exception as error:
             if not hasattr(error, "hint"):
                 traceback.print_exc()

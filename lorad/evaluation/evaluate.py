@@ -128,6 +128,7 @@ def _to_score(example: Example, one: Completion) -> RewardInput:
         answer=example.answer,
         finish=one.finish or "length",
         row=example.row,
+        completion_ids=one.tokens,
     )
 
 

@@ -1,10 +1,21 @@
 """What `lorad eval` asks the process that evaluates, and what it answers: one JSON line each way."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lorad.protocol.preflight import ErrorSaid
+
+
+class Suite(Struct, frozen=True):
+    """A suite that evaluates.
+
+    task: of lm-eval a name or a YAML file; of inspect-ai a file. python: the interpreter that has the suite.
+    """
+
+    kind: Literal["lm_eval", "inspect"]
+    task: Annotated[str, Meta(min_length=1)]
+    python: str
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -13,13 +24,15 @@ class Wanted(Struct, frozen=True, kw_only=True):
     version: an alias, run@number, run@best, or a run's name.
     settings: those of a set of `eval.sets` as plain data; what is left out is the run's.
     cwd: the directory where relative paths of the settings begin.
-    out: a file for the completions; "" for none.
+    out: a file for the completions, of a suite a directory for what it writes; "" for none.
+    suite: it evaluates instead of a reward on rows.
     """
 
     version: str
     settings: dict[str, Any]
     cwd: str
     out: str = ""
+    suite: Suite | None = None
 
 
 class Evaluated(Struct, frozen=True, kw_only=True):

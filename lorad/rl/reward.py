@@ -10,8 +10,12 @@ from msgspec import Struct
 from lorad.errors import SpecError
 
 
-class RewardInput(Struct, frozen=True):
-    """One finished sample. completion: its text without special tokens. finish: "stop" or "length".
+class RewardInput(Struct, frozen=True, omit_defaults=True):
+    """One finished sample.
+
+    completion: its text without special tokens.
+    finish: "stop" or "length".
+    completion_ids: its tokens; only for a function that asks for them.
 
     A reward function may ask by name for these, which win, and for the columns of the row.
     """
@@ -21,9 +25,10 @@ class RewardInput(Struct, frozen=True):
     answer: str
     finish: str
     row: dict[str, Any] = {}
+    completion_ids: list[int] = []
 
 
-SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
+SAMPLE_KEYS = {"prompt", "completion", "answer", "finish", "completion_ids"}
 _Reward = Callable[[RewardInput], float]
 _ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
 PACKAGED = {  # files of lorad's that are run as one of the user's is: they need packages

@@ -83,6 +83,21 @@ def test_scoring_begins_before_sampling_ends(running: Running, home: Path) -> No
         assert [s.value for s in rollout.scoring.scores()] == [1.0] * 16
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def ids(completion_ids): return sum(completion_ids)",
+        "def ids(completions, completion_ids): return [sum(ids) for ids in completion_ids]",
+        "def ids(completions, **columns): return [sum(ids) for ids in columns['completion_ids']]",
+    ],
+)
+def test_functions_get_tokens_they_ask_for(code: str, home: Path) -> None:
+    (home / "ids.py").write_text(code)
+    samples = [RewardInput("", "x", "", "stop", completion_ids=ids) for ids in ([3, 4], [5])]
+    with Rewarder([RewardSpec(name="ids.py:ids")], home) as rewarder:
+        assert [score.value for score in rewarder.begin([samples]).scores()] == [7.0, 5.0]
+
+
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter without any package."""

@@ -79,6 +79,10 @@ def test_rows_and_reward_may_be_of_ones_own(made: World) -> None:
         (("sort", "-n", 4), "--n: 4 completions at temperature 0 are all the same"),
         (("none.jsonl",), "there is no file"),
         (("sort", "--reward", "nope"), "there is no builtin 'nope'"),
+        (("--suite", "helm:x"), "'helm:x' is no suite"),
+        (("--suite", "lm_eval:x", "-n", 4), "--n: a suite has its own"),
+        (("--suite", "lm_eval:x"), "has no lm_eval"),
+        (("--suite", "inspect:x.py", "--python", "/bin/false"), "has no inspect_ai"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(made: World, arguments: tuple[object, ...], told: str) -> None:

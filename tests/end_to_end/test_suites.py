@@ -136,45 +136,38 @@ def run(served: Served, *command: object) -> None:
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
 
 
-def lm_eval(served: Served, task: str, text: str) -> dict[str, Any]:
-    root = served.world.root
-    (root / task).mkdir()
-    (root / task / f"{task}.yaml").write_text(text.replace("FILE", str(root / "test.jsonl")))
-    model = f"model=bot,base_url={served.url}/v1/completions,tokenizer={TINY},num_concurrent=4"
-    asked = ["lm_eval", "--model", "local-completions", "--model_args", model, "--tasks", task]
-    run(served, *asked, "--include_path", root / task, "--output_path", root / task / "out")
-    [found] = (root / task / "out").rglob("results_*.json")
-    result: dict[str, Any] = json.loads(found.read_text())["results"][task]
-    return result
+def task_file(served: Served, name: str, text: str) -> Path:
+    path = served.world.root / name
+    path.write_text(text.replace("FILE", str(served.world.root / "test.jsonl")))
+    return path
 
 
 def test_lm_eval_generates_what_lorad_does(served: Served) -> None:
-    found = lm_eval(served, "sorted", GENERATE)
-    assert found["exact_match,none"] == pytest.approx(served.score)
+    root = served.world.root
+    task = task_file(served, "sorted.yaml", GENERATE)
+    model = f"model=bot,base_url={served.url}/v1/completions,tokenizer={TINY},num_concurrent=4"
+    asked = ["lm_eval", "--model", "local-completions", "--model_args", model, "--tasks", task]
+    run(served, *asked, "--output_path", root / "out")
+    [found] = (root / "out").rglob("results_*.json")
+    result = json.loads(found.read_text())["results"]["sorted"]
+    assert result["exact_match,none"] == pytest.approx(served.score)
 
 
 def test_inspect_generates_what_lorad_does(served: Served) -> None:
-    root = served.world.root
-    (root / "sorting.py").write_text(INSPECT.replace("FILE", repr(str(root / "test.jsonl"))))
-    greedy = ["--temperature", 0, "--max-tokens", 12, "--log-format", "json", "--log-dir", root / "logs"]
-    run(
-        served,
-        "inspect_ai",
-        "eval",
-        "sorting.py",
-        "--model",
-        "openai-api/lorad/bot",
-        "--display",
-        "none",
-        *greedy,
-    )
-    [log] = (root / "logs").glob("*.json")
-    [score] = json.loads(log.read_text())["results"]["scores"]
-    assert score["metrics"]["accuracy"]["value"] == pytest.approx(served.score)
+    task = task_file(served, "sorting.py", INSPECT.replace("FILE", "'FILE'"))
+    asked = ("bot", "--suite", f"inspect:{task}", "--python", PYTHON, "--max-new-tokens", 12)
+    result = served.world.json("eval", *asked)
+    assert result["metrics"]["accuracy"] == result["metrics"]["score"] == pytest.approx(served.score)
+    assert (result["problems"], result["failed"], result["suite"]) == (PROBLEMS, 0, "inspect")
+    [kept] = [one for one in served.world.client.results(RUN) if one.suite == "inspect"]
+    assert f"{RUN}@{kept.version}" == served.version and kept.metrics == result["metrics"]
 
 
 def test_lm_eval_chooses_what_transformers_does(served: Served) -> None:
-    found = lm_eval(served, "choices", CHOOSE)
+    task = task_file(served, "choices.yaml", CHOOSE)
+    asked = ("bot", "--suite", f"lm_eval:{task}", "--python", PYTHON, "--out", "lm")
+    found = served.world.json("eval", *asked)["metrics"]
+    assert list((served.world.root / "lm").rglob("results_*.json"))
     base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     model, tokenizer = PeftModel.from_pretrained(base, str(served.path)).eval(), Tokenizer(TINY)
 
@@ -189,4 +182,4 @@ def test_lm_eval_chooses_what_transformers_does(served: Served) -> None:
         for problem in served.problems
     ]
     assert sum(right) > 0
-    assert found["acc,none"] == pytest.approx(sum(right) / len(right))
+    assert found["acc"] == pytest.approx(sum(right) / len(right))

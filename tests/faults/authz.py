@@ -145,6 +145,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ("POST", "/v1/generate"): [
         Case("/v1/generate", "422 422 403 422 422", {"version": ALIAS, "prompt": ""})  # an empty prompt
     ],
+    ("POST", "/v1/try"): [Case("/v1/try", "422 422 422 422 422", {})],
     ("POST", "/v1/shutdown"): [Case("/v1/shutdown", ADMINS, {})],
 }
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx2
 import openai as sdk
 import pytest
@@ -14,6 +15,7 @@ from openai import OpenAI
 
 from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
+from lorad.evaluation.door import opened
 from tests.kit.gateway_kit import World, entry, greedy, http, running_gateway, write_table
 from tests.kit.pool_kit import DEADLINE, TINY, until
 
@@ -98,6 +100,13 @@ SLOW = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
     "{{ messages[0].content }}{{ extra }}"
 )
+
+
+async def test_the_port_of_a_suite_wants_its_key(world: World) -> None:
+    async with opened(str(world.home.gateway_socket)) as door, aiohttp.ClientSession(door.url) as session:
+        for key, status in (("guess", 401), ("", 401), (door.key, 200)):
+            async with session.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) as answer:
+                assert answer.status == status
 
 
 def test_endless_template_is_cut(

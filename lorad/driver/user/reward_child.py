@@ -46,7 +46,12 @@ def main(lifeline: int) -> None:
         return
     _send(
         replies,
-        {"required": function.required, "is_batch": function.is_batch, "is_async": function.is_async},
+        {
+            "required": function.required,
+            "is_batch": function.is_batch,
+            "is_async": function.is_async,
+            "wants_ids": function.wants_ids,
+        },
     )
     if function.is_async:
         asyncio.run(_answer_as_they_end(function, requests, replies))
@@ -96,6 +101,7 @@ class _Function:
 
     required: columns that it cannot do without.
     is_batch: it takes all samples of a call at once, as lists. is_async: it is a coroutine function.
+    wants_ids: it asks for the tokens of completions.
     """
 
     def __init__(self, setup: Any, function: Callable[..., Any]) -> None:
@@ -103,6 +109,7 @@ class _Function:
         self._keywords = keywords_of(function, setup.function)
         self.timeout = setup.timeout
         self.is_batch = "completions" in self._keywords.names
+        self.wants_ids = "completion_ids" in self._keywords.names or self._keywords.takes_all
         self.is_async = inspect.iscoroutinefunction(function)
         lists = ("prompts", "completions", "groups") if self.is_batch else ()
         self.required = [name for name in self._keywords.required if name not in lists]
@@ -165,7 +172,7 @@ def _keywords(sample: dict[str, Any]) -> dict[str, Any]:
     """Return what a function may ask for by name: the columns of the row, and what the sample has itself,
     which wins.
     """
-    row: dict[str, Any] = sample.pop("row")
+    row: dict[str, Any] = sample.pop("row", {})
     return {**row, **sample}
 
 

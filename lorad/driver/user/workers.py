@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lorad.children.user_process import Lost, UserProcess
 from lorad.children.user_serve import Code, Ready
@@ -35,11 +36,16 @@ class Setup(Code):
 
 
 class Loaded(Ready):
-    """The function is there. is_batch: it takes lists, all samples of a call at once. is_async: many calls
-    may be under way in one process."""
+    """The function is there.
+
+    is_batch: it takes lists, all samples of a call at once.
+    is_async: many calls may be under way in one process.
+    wants_ids: it asks for the tokens of completions.
+    """
 
     is_batch: bool = False
     is_async: bool = False
+    wants_ids: bool = False
 
 
 class Reply(Struct, frozen=True):
@@ -299,7 +305,10 @@ class _Worker:
         self._count += 1
         grace = _GRACE_SECONDS * (self._workers.capacity > 1)
         self._under_way[self._count] = call, time.monotonic() + self._workers.timeout + grace
-        self.process.send(msgspec.json.encode(_Request(self._count, call.samples, call.groups), enc_hook=str))
+        samples = call.samples
+        if not self._workers.start().wants_ids:
+            samples = [replace(sample, completion_ids=[]) for sample in samples]
+        self.process.send(msgspec.json.encode(_Request(self._count, samples, call.groups), enc_hook=str))
 
     def _keep(self, process: UserProcess) -> None:
         self.process = process

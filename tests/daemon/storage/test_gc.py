@@ -66,6 +66,24 @@ async def test_gc_deletes_what_lost_pin_or_alias(home: Path) -> None:
         assert [c.step for c in await api("checkpoints", "a")] == [6]
 
 
+async def test_best_versions_and_their_checkpoints_stay(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        with api.ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoint.keep_best', 1)")
+            connection.execute("DELETE FROM evals")
+            connection.execute(
+                "INSERT INTO evals (run, attempt, step, seq, at, version, score, problems, failed) "
+                "SELECT run, attempt, step, -seq, created_at, version, 1.0 / step, 8, 0 FROM checkpoints"
+            )
+        (best, *_) = await api("checkpoints", "a")
+        await api("gc")
+        assert [c.step for c in await api("checkpoints", "a")] == [best.step, 6]
+        assert versions(home) == [f"{best.version:06d}", "001006"]
+        assert (await api("show", "a")).best.version == best.version
+
+
 async def test_keep_0_keeps_every_checkpoint(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)

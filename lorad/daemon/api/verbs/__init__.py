@@ -54,7 +54,7 @@ ROUTES = (
     ("POST", "/v1/versions/{version}/unpin", versions.unpin, _OWN),
     ("POST", "/v1/versions/{version}/fork", fork.fork, _READ),
     ("POST", "/v1/versions/{version}/results", versions.keep_result, _OWN),
-    ("GET", "/v1/results", versions.list_results, _ANY),
+    ("GET", "/v1/results", versions.list_results, _READ),
     ("GET", "/v1/aliases", aliases.list_aliases, _ANY),
     ("POST", "/v1/aliases/{alias}", aliases.swap, _OWN),
     ("DELETE", "/v1/aliases/{alias}", aliases.remove_alias, _READ),

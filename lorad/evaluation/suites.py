@@ -1,0 +1,200 @@
+"""lm-eval and inspect-ai as they are, in an interpreter of the user's: they ask through the gateway."""
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lorad.client.client import Client
+from lorad.errors import Conflict, LoradError, SpecError
+from lorad.evaluation.door import Door, opened
+from lorad.protocol.evaluation import Evaluated, Suite, Wanted
+from lorad.protocol.listener import answers
+
+_AT_ONCE = 8  # requests of a suite
+_SECONDS = 600.0  # for a pool to start
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # unless the user's environment says otherwise
+
+
+class _Asked(NamedTuple):
+    """What the command of a suite is made of. model: run@number. directory: of the base model."""
+
+    task: str
+    model: str
+    directory: str
+    door: Door
+    out: Path
+    settings: Mapping[str, Any]
+
+
+class _Kind(NamedTuple):
+    """One suite.
+
+    package: its distribution. environment: the variables with address and key. read: what it wrote.
+    """
+
+    package: str
+    command: Callable[[_Asked], Sequence[object]]
+    environment: Callable[[Door], dict[str, str]]
+    read: Callable[[Path], Evaluated]
+
+
+def run_suite(wanted: Wanted, suite: Suite) -> Evaluated:
+    """Raises SpecError for an interpreter without the suite, Conflict without a gateway, LoradError when the
+    suite fails.
+    """
+    kind = _KINDS[suite.kind]
+    version = _version_of(suite.python, kind.package)
+    task, cwd = _place(suite, wanted.cwd)
+    client = Client(timeout=_SECONDS)
+    serving, socket = client.serving(wanted.version), client.home.gateway_socket
+    name = f"{serving.run}@{serving.version}"
+    if not answers(socket):
+        raise Conflict(
+            "no gateway is up", hint=f"`lorad pin {name}` starts one, and keeps the version loaded."
+        )
+    with tempfile.TemporaryDirectory(prefix="lorad-suite-") as scratch:
+        out = Path(wanted.cwd, wanted.out) if wanted.out else Path(scratch)
+        out.mkdir(parents=True, exist_ok=True)
+        before = set(out.rglob("*.json"))
+
+        def asked(door: Door) -> _Asked:
+            return _Asked(task, name, serving.model_path, door, out, wanted.settings)
+
+        code = asyncio.run(_done(kind, str(socket), suite, asked, cwd))
+        made = [path for path in out.rglob("*.json") if path not in before]
+        if code or not made:
+            raise LoradError(
+                f"{suite.kind} ended with code {code} and no result", hint="Its words are above."
+            )
+        found = kind.read(max(made, key=lambda path: path.stat().st_mtime_ns))
+    used = {key: value for key, value in wanted.settings.items() if value is not None}
+    return Evaluated(
+        version=name,
+        settings=used | {"suite_version": version},
+        metrics=found.metrics,
+        problems=found.problems,
+        failed=found.failed,
+    )
+
+
+def _place(suite: Suite, cwd: str) -> tuple[str, str]:
+    """Return (the task, where it is run): inspect-ai takes a file from where it lies.
+
+    Raises SpecError.
+    """
+    if suite.kind != "inspect":
+        return suite.task, cwd
+    path = Path(cwd, suite.task)
+    if not path.with_name(path.name.partition("@")[0]).is_file():
+        raise SpecError(
+            f"there is no file {path}", key="--suite", hint="Write inspect:FILE or inspect:FILE@TASK."
+        )
+    return path.name, str(path.parent)
+
+
+async def _done(kind: _Kind, socket: str, suite: Suite, asked: Callable[[Door], _Asked], cwd: str) -> int:
+    """Run the suite to its end; returns its exit code."""
+    async with opened(socket) as door:
+        process = await asyncio.create_subprocess_exec(
+            suite.python,
+            *("-m", *map(str, kind.command(asked(door)))),
+            env=_OFFLINE | os.environ | kind.environment(door),
+            cwd=cwd,
+        )
+        return await process.wait()
+
+
+def _version_of(python: str, package: str) -> str:
+    """Raises SpecError where the interpreter does not have the distribution."""
+    asked = [python, "-c", f"import importlib.metadata as m; print(m.version({package!r}))"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+    except OSError as error:
+        raise SpecError(f"{python} does not run: {error.strerror}", key="--python") from error
+    if done.returncode:
+        raise SpecError(
+            f"{python} has no {package}",
+            key="--python",
+            hint=f"Name the interpreter of an environment with it: python -m venv, pip install {package}.",
+        )
+    return done.stdout.strip()
+
+
+def _lm_eval(asked: _Asked) -> list[object]:
+    model = {
+        "model": asked.model,
+        "base_url": f"{asked.door.url}/v1/completions",
+        "tokenizer": asked.directory,
+        "num_concurrent": _AT_ONCE,
+    }
+    command: list[object] = ["lm_eval", "--model", "local-completions", "--model_args", json.dumps(model)]
+    command += ["--tasks", asked.task, "--output_path", asked.out]
+    if asked.settings.get("problems"):
+        command += ["--limit", asked.settings["problems"]]
+    sampling: dict[str, Any] = {}
+    if asked.settings.get("max_new_tokens"):
+        sampling["max_gen_toks"] = asked.settings["max_new_tokens"]
+    if asked.settings.get("temperature"):
+        sampling |= {"temperature": asked.settings["temperature"], "do_sample": True}
+    return [*command, "--gen_kwargs", json.dumps(sampling)] if sampling else command
+
+
+def _read_lm_eval(path: Path) -> Evaluated:
+    """`acc,none` is acc; with several tasks each figure has the name of its task before it."""
+    data = json.loads(path.read_text())
+    metrics: dict[str, float] = {}
+    for task, figures in data["results"].items():
+        for name, value in figures.items():
+            if isinstance(value, int | float) and "_stderr" not in name and name != "sample_len":
+                short = name.removesuffix(",none")
+                metrics[short if len(data["results"]) == 1 else f"{task}/{short}"] = float(value)
+    counts = [samples["effective"] for samples in data.get("n-samples", {}).values()]
+    return Evaluated(metrics=_with_score(metrics), problems=sum(counts))
+
+
+def _inspect(asked: _Asked) -> list[object]:
+    command: list[object] = ["inspect_ai", "eval", asked.task, "--model", f"openai-api/lorad/{asked.model}"]
+    command += ["--log-format", "json", "--log-dir", asked.out, "--display", "plain"]
+    command += ["--max-connections", _AT_ONCE, "--temperature", asked.settings.get("temperature", 0.0)]
+    for key, option in (("problems", "--limit"), ("max_new_tokens", "--max-tokens")):
+        if asked.settings.get(key):
+            command += [option, asked.settings[key]]
+    return command
+
+
+def _read_inspect(path: Path) -> Evaluated:
+    """With several scorers each figure has the name of its scorer before it. Raises LoradError."""
+    data = json.loads(path.read_text())
+    if data["status"] != "success":
+        why = (data.get("error") or {}).get("message", "its log does not say why")
+        raise LoradError(f"inspect ended with {data['status']}: {why}")
+    found = data["results"]
+    metrics = {
+        name if len(found["scores"]) == 1 else f"{score['name']}/{name}": float(metric["value"])
+        for score in found["scores"]
+        for name, metric in score["metrics"].items()
+        if name != "stderr"
+    }
+    total, failed = found["total_samples"], found["total_samples"] - found["completed_samples"]
+    return Evaluated(metrics=_with_score(metrics), problems=total, failed=failed)
+
+
+def _with_score(metrics: dict[str, float]) -> dict[str, float]:
+    """Name the first figure `score` besides, as lorad's own evaluations do."""
+    return {"score": next(iter(metrics.values())), **metrics} if metrics else {}
+
+
+_KINDS = {
+    "lm_eval": _Kind("lm_eval", _lm_eval, lambda door: {"OPENAI_API_KEY": door.key}, _read_lm_eval),
+    "inspect": _Kind(
+        "inspect_ai",
+        _inspect,
+        lambda door: {"LORAD_API_KEY": door.key, "LORAD_BASE_URL": f"{door.url}/v1"},
+        _read_inspect,
+    ),
+}
