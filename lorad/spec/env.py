@@ -1,6 +1,6 @@
 """The section `env`: episodes of several turns."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +20,9 @@ class EnvSpec(Part, frozen=True):
         max_tokens: most tokens of an episode, prompt included; null is what the model has room for. An
             episode ends where a further turn would not fit.
         format: how observations become tokens. chat renders them with the chat template, text takes them as
-            they are; auto does what data.chat_template has done with the prompts.
+            they are; auto does what data.chat_template has done with the prompts. qwen3.5, glm-5, kimi-k2 and
+            other names are renderers (`lorad[envs]`), for templates that do not say what follows a turn; what
+            the model thought stays.
         timeout: seconds for one turn; then its process is killed.
         episode_timeout: seconds that the environment may take for all turns of an episode together; for an
             agent program, from its call to its end.
@@ -40,7 +42,7 @@ class EnvSpec(Part, frozen=True):
     args: dict[str, Any] = msgspec.field(default_factory=dict)
     turns: Positive = 8
     max_tokens: Positive | None = None
-    format: Literal["auto", "text", "chat"] = "auto"
+    format: Annotated[str, Meta(pattern=r"^[a-z0-9.-]+$")] = "auto"
     timeout: PositiveFloat = 30.0
     episode_timeout: PositiveFloat = 600.0
     retry: Annotated[int, Meta(ge=0, le=10)] = 1
