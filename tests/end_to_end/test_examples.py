@@ -39,7 +39,13 @@ def spec_of(recipe: str) -> Spec:
     return load_spec((EXAMPLES / f"{recipe}.yaml").read_text(), source=recipe)
 
 
-SMALL_ONES = ("demo", "own-loss", "lookup", "spell_backward")  # for a CPU; the others are for GPUs
+SMALL_ONES = (
+    "demo",
+    "own-loss",
+    "lookup",
+    "spell_backward",
+    "calculator",
+)  # with tests of their own, or for a CPU
 RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.yaml") if path.stem not in SMALL_ONES)
 
 
