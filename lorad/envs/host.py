@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 from msgspec.structs import replace as changed
 
 from lorad.box.machine import read_machine
+from lorad.children.sandbox import Sandbox
 from lorad.children.user_process import Lost, UserProcess, code_of, environment, interpreter
 from lorad.children.user_serve import Ready
 from lorad.envs.builtin import BUILTIN
@@ -145,6 +146,9 @@ class _Worker:
     def __init__(self, setup: Setup, spec: EnvSpec, python: Path | None) -> None:
         self._setup, self._spec, self._python = setup, spec, python
         self._environment = environment(os.environ, spec.pass_env)
+        self._sandbox = None
+        if spec.sandbox == "bubblewrap":
+            self._sandbox = Sandbox("env.sandbox", setup, self._environment, python)
         self._child: UserProcess | None = None
         self._closed = False
         self._busy = threading.Lock()
@@ -156,7 +160,9 @@ class _Worker:
         self._stop()
         self.over.clear()
         self._held = set()
-        child = self._child = UserProcess("lorad.envs.child", "environment", self._environment, self._python)
+        child = self._child = UserProcess(
+            "lorad.envs.child", "environment", self._environment, self._python, self._sandbox
+        )
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
         try:

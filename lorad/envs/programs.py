@@ -67,6 +67,12 @@ class Programs:
     def __init__(self, spec: EnvSpec, cwd: Path) -> None:
         """Raises SpecError for an unknown file or interpreter."""
         assert spec.name is not None
+        if spec.sandbox != "none":
+            raise SpecError(
+                f"{spec.name} is an agent program, which speaks to its model over the network",
+                key="env.sandbox",
+                hint="Leave it out, or write an environment with reset and step.",
+            )
         code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
         self._setup = _Setup(**asdict(code) | {"memory_key": "env.memory", "args": spec.args})
         self.file, self.source = Path(code.file), code.source

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from lorad.spec.numbers import Part, Positive, PositiveFloat
-from lorad.spec.user_code import EnvName, memory_bytes
+from lorad.spec.user_code import EnvName, Sandbox, memory_bytes
 
 
 class EnvSpec(Part, frozen=True):
@@ -29,6 +29,9 @@ class EnvSpec(Part, frozen=True):
         workers: processes, of training and of evals each. A process runs one agent program at a time.
         python: interpreter that runs it, with packages of its own, from Python 3.10 on; for a class it needs
             msgspec. null is that of lorad.
+        sandbox: bubblewrap runs the environment without network, without devices, and with no files but the
+            system's, its interpreter's and those in the folder of its own file, all read-only, beside an
+            empty /tmp. none: it may do what you may.
         pass_env: variables that the environment finds beside those that every program needs; no secret is
             there unless named here.
         memory: limit of each process, in bytes or as in `4GiB`; null is half of the machine's memory.
@@ -44,6 +47,7 @@ class EnvSpec(Part, frozen=True):
     retry: Annotated[int, Meta(ge=0, le=10)] = 1
     workers: Annotated[int, Meta(ge=1, le=64)] = 2
     python: str | None = None
+    sandbox: Sandbox = "none"
     pass_env: list[EnvName] = msgspec.field(default_factory=list)
     memory: int | str | None = None
 

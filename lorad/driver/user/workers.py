@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lorad.children.sandbox import Sandbox
 from lorad.children.user_process import Lost, UserProcess
 from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
@@ -105,11 +106,13 @@ class Workers:
         count: int,
         concurrency: int,
         python: Path | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
         """concurrency: calls under way in each process of a coroutine function. python: another interpreter
         to run it.
         """
         self._setup, self._environment, self._python = setup, environment, python
+        self._sandbox = sandbox
         self._concurrency = concurrency
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
@@ -141,7 +144,7 @@ class Workers:
     def open(self, keep: Callable[[UserProcess], None]) -> tuple[UserProcess, Loaded]:
         """Start a process and load the function there. Raises SpecError. keep: is given it before it loads,
         so that `close` finds it."""
-        process = UserProcess(_CHILD, "reward", self._environment, self._python)
+        process = UserProcess(_CHILD, "reward", self._environment, self._python, self._sandbox)
         keep(process)
         if self.closed:  # by another thread, which may not have seen the process
             process.signal()
