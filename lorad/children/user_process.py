@@ -23,7 +23,6 @@ from msgspec import Struct
 from lorad.box.machine import read_machine
 from lorad.box.paths import python_path
 from lorad.children import guard
-from lorad.children.sandbox import Sandbox
 from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
 
@@ -91,30 +90,26 @@ class UserProcess:
         what: str,
         environment: Mapping[str, str],
         python: Path | None = None,
-        sandbox: Sandbox | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         """module: what is run. what: the name of the user's code in errors: "reward". python: another
-        interpreter, which gets nothing of lorad's but the module. Raises SpecError where the machine does not
-        allow the sandbox.
+        interpreter, which gets nothing of lorad's but the module. within: see `sandboxed`.
         """
         self._what = what
-        command, variables = _command(module, python), dict(environment)
-        if sandbox is not None:
-            command, variables = sandbox.wrap(command)
         watched, self._lifeline = os.pipe()
         self._socket, theirs = socket.socketpair()
         with theirs:
             guarded = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--"]
             try:
                 self._process = subprocess.Popen(
-                    [*guarded, *command, str(watched)],
+                    [*guarded, *within, *_command(module, python), str(watched)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     bufsize=0,
                     pass_fds=[watched, theirs.fileno()],
                     process_group=0,
-                    env=_for_another(variables) if python else variables,
+                    env=_for_another(environment) if python else environment,
                 )
             finally:
                 os.close(watched)

@@ -22,8 +22,8 @@ with quick_imports():
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
     from lorad.driver.user.functions import UserFunctions
-    from lorad.envs.format import Format
     from lorad.envs.programs import open_hosts
+    from lorad.envs.rendered import open_format
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
@@ -120,7 +120,7 @@ def open_session(
     problems = load_problems(spec, tokenizer, cwd, rewarder, stack)
     tokenizer.close()  # all prompts are rendered
     own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
-    hosts = open_hosts(spec.env, cwd, Format(spec, tokenizer)) if spec.env.name else None
+    hosts = open_hosts(spec.env, cwd, open_format(spec, tokenizer)) if spec.env.name else None
     if hosts is not None:
         stack.callback(hosts.close)
     pool = connect(params, stop)

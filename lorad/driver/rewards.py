@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from lorad.box.machine import read_machine
-from lorad.children.sandbox import Sandbox
+from lorad.children.sandbox import sandboxed
 from lorad.children.user_process import code_of, environment, interpreter
 from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
@@ -127,10 +127,10 @@ class _Function:
             count = spec.workers or (min(read_machine().cores, _MOST_WORKERS) if self.setup.file else 1)
             python = interpreter(spec.python, cwd, "reward.python")
             variables = environment(os.environ, spec.env)
-            sandbox = None
-            if spec.sandbox == "bubblewrap":
-                sandbox = Sandbox("reward.sandbox", self.setup, variables, python)
-            self.workers = Workers(self.setup, variables, count, spec.concurrency, python, sandbox)
+            within: list[str] = []
+            if spec.sandbox != "none":
+                within = sandboxed(Path(self.setup.file or __file__), python, variables, "reward.sandbox")
+            self.workers = Workers(self.setup, variables, count, spec.concurrency, python, within)
 
     def start(self) -> list[str]:
         """Return the columns that it requires. Raises SpecError."""

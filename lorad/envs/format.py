@@ -1,6 +1,7 @@
 """Observations as tokens. The tokens of an episode only ever grow: none is made twice from text."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from lorad.envs.protocol import Message, Turn
@@ -12,11 +13,13 @@ from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.rl.tools.parsing import parse
 from lorad.spec.model import Spec
 
-_Tools = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 """In OpenAI's wrapped form."""
 _TURN = "lorad turn"
 _DUMMY = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _TURN}]
-_TEXT = "env.format: text takes observations as they are."
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {_TURN: 1}}}
+_CALLS = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_TEXT = "Name a renderer in env.format, such as qwen3.5 (lorad[envs]), or text: observations as they are."
 
 
 class Format:
@@ -35,7 +38,7 @@ class Format:
         self._ends = {number: tokenizer.decode([number], skip_special=False) for number in tokenizer.eos_ids}
         self._end = self._behind("a")[1] if self.is_chat else -1
 
-    def first(self, messages: str | Sequence[Message], tools: _Tools = ()) -> tuple[str, list[int]]:
+    def first(self, messages: str | Sequence[Message], tools: Tools = ()) -> tuple[str, list[int]]:
         """Return (text, tokens) of the first observation. Raises SpecError.
 
         tools: what the model may call.
@@ -43,13 +46,13 @@ class Format:
         if tools:
             self._refuse_unreadable()
         if self.is_chat:
-            chat = with_system(self._data, _chat(messages))
+            chat = with_system(self._data, chat_of(messages))
             text = self._tokenizer.chat(chat, self._settings(tools))
             return text, self._tokenizer.encode(text)
         text = _text(messages)
         return text, self._tokenizer.encode(text, special=True)
 
-    def turn(self, tokens: Sequence[int], finish: str, tools: _Tools = ()) -> Turn:
+    def turn(self, tokens: Sequence[int], finish: str, tools: Tools = ()) -> Turn:
         """Return what the model said with these tokens."""
         text = self._tokenizer.completion(tokens, self._stops, calls=bool(tools))
         form = self._tokenizer.call_form
@@ -60,20 +63,47 @@ class Format:
         """Return whether something can follow a turn that ends with this token."""
         return not self.is_chat or token == self._end
 
-    def following(self, messages: str | Sequence[Message], tools: _Tools = ()) -> list[int]:
-        """Return the tokens between a turn of the model and the next. Raises SpecError."""
+    def following(
+        self,
+        messages: str | Sequence[Message],
+        tools: Tools = (),
+        before: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    ) -> list[int]:
+        """Return the tokens between a turn of the model and the next. Raises SpecError.
+
+        before: what the model has read, and what it said last; for renderers, which may look at it.
+        """
         if not self.is_chat:
             return self._tokenizer.encode(_text(messages))
         return self._tokenizer.encode(self._behind(messages, tools)[0])
 
-    def _behind(self, messages: str | Sequence[Message], tools: _Tools = ()) -> tuple[str, int]:
+    def _behind(self, messages: str | Sequence[Message], tools: Tools = ()) -> tuple[str, int]:
         """Return (what the template writes behind the end token of a made-up turn, that token)."""
-        text = self._render([*_DUMMY, *_chat(messages)], tools)
-        _, turn, rest = text.rpartition(_TURN)
+        chat = chat_of(messages)
+        try:
+            text = self._render([*_DUMMY, *chat], tools)
+        except SpecError:  # of templates that want results behind calls alone
+            if not any(message.get("role") == "tool" for message in chat):
+                raise
+            return self._behind_call(chat, tools)
+        _, turn, rest = text.partition(_TURN)
         ends = [(rest.find(end), number) for number, end in self._ends.items() if turn and end in rest]
         if not ends or rest[: min(ends)[0]].strip():
             raise SpecError(
                 "the chat template ends the assistant's turn with no end token of the model",
+                key="env.format",
+                hint=_TEXT,
+            )
+        place, number = min(ends)
+        return rest[place + len(self._ends[number]) :], number
+
+    def _behind_call(self, chat: Sequence[Message], tools: Tools) -> tuple[str, int]:
+        """Return `_behind` of a made-up turn that calls a tool."""
+        rest = self._render([*_DUMMY[:1], _CALLS, *chat], tools).partition(_TURN)[2]
+        ends = [(rest.find(end), number) for number, end in self._ends.items() if end in rest]
+        if not ends:
+            raise SpecError(
+                "the chat template ends a call of a tool with no end token of the model",
                 key="env.format",
                 hint=_TEXT,
             )
@@ -93,18 +123,29 @@ class Format:
                 key="env.name",
                 hint="Use a model that calls tools, such as Qwen3, or a chat template with tools.",
             )
+        if not self._shows_results:
+            raise SpecError(
+                "the chat template does not show what a tool answers",
+                key="env.format",
+                hint="Name a renderer in env.format, such as qwen3.5 (lorad[envs]).",
+            )
 
-    def _settings(self, tools: _Tools) -> dict[str, Any]:
+    @cached_property
+    def _shows_results(self) -> bool:
+        return _TURN in self._behind([{"role": "tool", "name": "f", "content": _TURN}])[0]
+
+    def _settings(self, tools: Tools) -> dict[str, Any]:
         return {**self._data.chat_template_kwargs, **({"tools": [*tools]} if tools else {})}
 
-    def _render(self, chat: Sequence[Message], tools: _Tools) -> str:
+    def _render(self, chat: Sequence[Message], tools: Tools) -> str:
         try:
             return self._tokenizer.chats([chat], self._settings(tools))[0]
         except Refused as error:
             raise refusal(error, "an observation") from error
 
 
-def _chat(messages: str | Sequence[Message]) -> list[Message]:
+def chat_of(messages: str | Sequence[Message]) -> list[Message]:
+    """Return text as what a user says."""
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
 
 

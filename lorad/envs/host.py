@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from msgspec.structs import replace as changed
 
 from lorad.box.machine import read_machine
-from lorad.children.sandbox import Sandbox
+from lorad.children.sandbox import sandboxed
 from lorad.children.user_process import Lost, UserProcess, code_of, environment, interpreter
 from lorad.children.user_serve import Ready
 from lorad.envs.builtin import BUILTIN
@@ -75,7 +75,11 @@ class Host:
         self.file = Path(self._setup.file) if self._setup.file else None
         self.source = self._setup.source  # what runs, whatever becomes of the file
         python = interpreter(spec.python, cwd, "env.python")
-        self._workers = [_Worker(self._setup, spec, python) for _ in range(spec.workers)]
+        within: list[str] = []
+        if spec.sandbox != "none":
+            given = environment(os.environ, spec.pass_env)
+            within = sandboxed(self.file or Path(__file__), python, given, "env.sandbox")
+        self._workers = [_Worker(self._setup, spec, python, within) for _ in range(spec.workers)]
         self._lending = Lending(spec.workers)
         self._numbers = itertools.count()
 
@@ -143,12 +147,9 @@ class Host:
 class _Worker:
     """One process. over: episodes that it need not hold any more; _held: those that it holds."""
 
-    def __init__(self, setup: Setup, spec: EnvSpec, python: Path | None) -> None:
-        self._setup, self._spec, self._python = setup, spec, python
+    def __init__(self, setup: Setup, spec: EnvSpec, python: Path | None, within: Sequence[str]) -> None:
+        self._setup, self._spec, self._python, self._within = setup, spec, python, within
         self._environment = environment(os.environ, spec.pass_env)
-        self._sandbox = None
-        if spec.sandbox == "bubblewrap":
-            self._sandbox = Sandbox("env.sandbox", setup, self._environment, python)
         self._child: UserProcess | None = None
         self._closed = False
         self._busy = threading.Lock()
@@ -161,7 +162,7 @@ class _Worker:
         self.over.clear()
         self._held = set()
         child = self._child = UserProcess(
-            "lorad.envs.child", "environment", self._environment, self._python, self._sandbox
+            "lorad.envs.child", "environment", self._environment, self._python, self._within
         )
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()

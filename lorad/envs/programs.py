@@ -69,9 +69,9 @@ class Programs:
         assert spec.name is not None
         if spec.sandbox != "none":
             raise SpecError(
-                f"{spec.name} is an agent program, which speaks to its model over the network",
+                f"{spec.name} speaks with the model over the network, which the sandbox has none of",
                 key="env.sandbox",
-                hint="Leave it out, or write an environment with reset and step.",
+                hint="Leave it out.",
             )
         code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
         self._setup = _Setup(**asdict(code) | {"memory_key": "env.memory", "args": spec.args})

@@ -12,6 +12,7 @@ from lorad.envs.format import Format
 from lorad.envs.host import Host
 from lorad.envs.programs import Programs, is_program
 from lorad.envs.protocol import Turn
+from lorad.envs.rendered import open_format
 from lorad.envs.tools import result_of
 from lorad.errors import SpecError
 from lorad.rl.data import Example, load_set
@@ -80,7 +81,7 @@ def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> 
     """
     env = spec.env
     refuse_unset(env.pass_env, "env.pass_env")
-    form, host = Format(spec, tokenizer), open_env(env, cwd)
+    form, host = open_format(spec, tokenizer), open_env(env, cwd)
     assert host is not None
     if isinstance(host, Programs):
         _check_program(spec, form, host)

@@ -31,7 +31,7 @@ class Tokenizer:
     `eos_ids`: the ids that end a completion, of `generation_config.json`, else `config.json`, else
     `tokenizer_config.json`; empty when none names one. `pad_id`: the padding id from the same places, else
     the first of `eos_ids`, else 0. `call_form`: how the model writes calls of tools, by its chat template;
-    None when it has none, or lorad does not read its form.
+    None when it has none, or lorad does not read its form. `template`: its text; None without one.
     """
 
     def __init__(self, directory: Path, *, date: str | None = None, user: _AsUser | None = None) -> None:
@@ -53,7 +53,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._settings = _read(directory / "tokenizer_config.json")
         self._date = date
-        template = _template(directory, self._settings)
+        template = self.template = _template(directory, self._settings)
         self.call_form = form_of(template)
         self._call_ids = [
             number for mark in SPECIAL if (number := self._tokenizer.token_to_id(mark)) is not None
@@ -69,6 +69,10 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._renderer is not None
+
+    def number_of(self, token: str) -> int | None:
+        """Return the id of a token of the vocabulary, special ones included."""
+        return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`. `special` adds what the tokenizer itself puts around a text (a BOS for some

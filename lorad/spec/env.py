@@ -1,12 +1,12 @@
 """The section `env`: episodes of several turns."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from lorad.spec.numbers import Part, Positive, PositiveFloat
-from lorad.spec.user_code import EnvName, Sandbox, memory_bytes
+from lorad.spec.user_code import EnvName, memory_bytes
 
 
 class EnvSpec(Part, frozen=True):
@@ -20,7 +20,9 @@ class EnvSpec(Part, frozen=True):
         max_tokens: most tokens of an episode, prompt included; null is what the model has room for. An
             episode ends where a further turn would not fit.
         format: how observations become tokens. chat renders them with the chat template, text takes them as
-            they are; auto does what data.chat_template has done with the prompts.
+            they are; auto does what data.chat_template has done with the prompts. qwen3.5, glm-5, kimi-k2 and
+            other names are renderers (`lorad[envs]`), for templates that do not say what follows a turn; what
+            the model thought stays.
         timeout: seconds for one turn; then its process is killed.
         episode_timeout: seconds that the environment may take for all turns of an episode together; for an
             agent program, from its call to its end.
@@ -29,11 +31,10 @@ class EnvSpec(Part, frozen=True):
         workers: processes, of training and of evals each. A process runs one agent program at a time.
         python: interpreter that runs it, with packages of its own, from Python 3.10 on; for a class it needs
             msgspec. null is that of lorad.
-        sandbox: bubblewrap runs the environment without network, without devices, and with no files but the
-            system's, its interpreter's and those in the folder of its own file, all read-only, beside an
-            empty /tmp. none: it may do what you may.
         pass_env: variables that the environment finds beside those that every program needs; no secret is
             there unless named here.
+        sandbox: bubblewrap runs the processes without network, home and other processes, and shows them the
+            system, the interpreter and the folder of the file, read-only; it has to be installed.
         memory: limit of each process, in bytes or as in `4GiB`; null is half of the machine's memory.
     """
 
@@ -41,14 +42,14 @@ class EnvSpec(Part, frozen=True):
     args: dict[str, Any] = msgspec.field(default_factory=dict)
     turns: Positive = 8
     max_tokens: Positive | None = None
-    format: Literal["auto", "text", "chat"] = "auto"
+    format: Annotated[str, Meta(pattern=r"^[a-z0-9.-]+$")] = "auto"
     timeout: PositiveFloat = 30.0
     episode_timeout: PositiveFloat = 600.0
     retry: Annotated[int, Meta(ge=0, le=10)] = 1
     workers: Annotated[int, Meta(ge=1, le=64)] = 2
     python: str | None = None
-    sandbox: Sandbox = "none"
     pass_env: list[EnvName] = msgspec.field(default_factory=list)
+    sandbox: Literal["none", "bubblewrap"] = "none"
     memory: int | str | None = None
 
     def __post_init__(self) -> None:

@@ -1,13 +1,13 @@
 """The section `reward`: how samples are scored."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from lorad.spec.numbers import Part, Positive, PositiveFloat
-from lorad.spec.user_code import EnvName, Sandbox, memory_bytes
+from lorad.spec.user_code import EnvName, memory_bytes
 
 _LABEL = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
 
@@ -30,11 +30,10 @@ class RewardSpec(Part, frozen=True):
             group.
         python: interpreter that runs user code, with packages of its own, from Python 3.10 on; null is
             lorad's.
-        sandbox: bubblewrap runs user code without network, without devices, and with no files but the
-            system's, its interpreter's and those in the folder of its own file, all read-only, beside an
-            empty /tmp. none: it may do what you may.
         env: variables that user code finds beside those that every program needs; no secret is there unless
             named here.
+        sandbox: bubblewrap runs user code without network, home and other processes, and shows them the
+            system, the interpreter and the folder of the file, read-only; it has to be installed.
         memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's
             memory.
     """
@@ -50,8 +49,8 @@ class RewardSpec(Part, frozen=True):
     concurrency: Annotated[int, Meta(ge=1, le=4096)] = 64
     batch_size: Positive | None = None
     python: str | None = None
-    sandbox: Sandbox = "none"
     env: list[EnvName] = msgspec.field(default_factory=list)
+    sandbox: Literal["none", "bubblewrap"] = "none"
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
@@ -61,8 +60,6 @@ class RewardSpec(Part, frozen=True):
             raise ValueError(
                 f"python is for math, reasoning_gym and a function of a file, not for {self.name}"
             )
-        if self.sandbox != "none" and self.name in ("exact_match", "gsm8k"):
-            raise ValueError(f"sandbox is for user code, which {self.name} is not")
         if not math.isfinite(self.weight):
             raise ValueError("weight is no number")
         memory_bytes(self.memory)

@@ -1,14 +1,13 @@
 """What a process of user code may have: time, memory, variables."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from lorad.spec.numbers import Part, PositiveFloat
 
-Sandbox = Literal["none", "bubblewrap"]
 EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 _LEAST_MEMORY = 64 << 20  # bytes
 

@@ -24,11 +24,14 @@ _Tools = Sequence[Mapping[str, Any]]
 
 
 class _Chat(Struct):
-    """A chat that ends with an answer. context: all of its tokens. row: whose end it is, if it still is."""
+    """A chat that ends with an answer. context: all of its tokens; said: those of the answer, at its end.
+    row: whose end it is, if it still is.
+    """
 
     messages: list[Message]
     tools: _Tools
     context: list[int]
+    said: int
     row: int
     is_open: bool
 
@@ -93,7 +96,8 @@ class Chains:
                 continue
             news = messages[len(chat.messages) :]
             try:
-                following = self._format.following(news, tools)
+                before = chat.context[: -chat.said], chat.context[-chat.said :]
+                following = self._format.following(news, tools, before)
             except SpecError:  # the template does not say what follows: all of it is written anew
                 break
             return self._at(chat, chat.context + following, given, tools, shown(news))
@@ -128,6 +132,7 @@ class Chains:
                 [*place.messages, _plain(answer)],
                 place.tools,
                 [*place.context, *tokens.tolist()],
+                tokens.size,
                 number,
                 self._format.ends_turn(int(tokens[-1])) and chunks[-1].finish == "stop",
             )

@@ -212,7 +212,9 @@ def hear(session: Session, format: Format, episode: Live, answer: Answer, how: S
             if answer.replaces:
                 _, context = format.first(said, episode.tools)
             else:
-                context = episode.context + format.following(said)
+                size = len(episode.context) - turn.tokens
+                before = episode.context[:size], episode.context[size:]
+                context = episode.context + format.following(said, episode.tools, before)
         except SpecError as error:
             episode.fail(str(error))
             return

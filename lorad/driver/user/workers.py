@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.children.sandbox import Sandbox
 from lorad.children.user_process import Lost, UserProcess
 from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
@@ -106,13 +105,12 @@ class Workers:
         count: int,
         concurrency: int,
         python: Path | None = None,
-        sandbox: Sandbox | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         """concurrency: calls under way in each process of a coroutine function. python: another interpreter
-        to run it.
+        to run it. within: see `sandboxed`.
         """
-        self._setup, self._environment, self._python = setup, environment, python
-        self._sandbox = sandbox
+        self._setup, self._environment, self._python, self._within = setup, environment, python, within
         self._concurrency = concurrency
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
@@ -144,7 +142,7 @@ class Workers:
     def open(self, keep: Callable[[UserProcess], None]) -> tuple[UserProcess, Loaded]:
         """Start a process and load the function there. Raises SpecError. keep: is given it before it loads,
         so that `close` finds it."""
-        process = UserProcess(_CHILD, "reward", self._environment, self._python, self._sandbox)
+        process = UserProcess(_CHILD, "reward", self._environment, self._python, self._within)
         keep(process)
         if self.closed:  # by another thread, which may not have seen the process
             process.signal()
