@@ -1,6 +1,6 @@
 """The section `env`: episodes of several turns."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
