@@ -19,6 +19,7 @@ _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ssl", "/etc/localtime"),
     *("/etc/ld.so.cache", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"),
 )
+_SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # with files of others
 _TRIAL_SECONDS = 20.0
 _PREFIXES = "import sys; print(sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, sep='\\n')"
 _INSTALL = "Install bubblewrap (on Debian and Ubuntu: apt install bubblewrap), or leave the key out."
@@ -33,13 +34,13 @@ def sandboxed(file: Path, python: Path | None, environment: Mapping[str, str], k
     if (program := shutil.which("bwrap")) is None:
         raise SpecError("there is no bwrap here", key=key, hint=_INSTALL)
     folder = file.parent.resolve()
-    if folder in (Path("/"), Path.home().resolve()):
+    if str(folder) in _SHARED or Path.home().resolve().is_relative_to(folder):
         raise SpecError(
             f"{file} lies in {folder}, all of which the sandbox would show",
             key=key,
             hint="Move it into a folder of its own.",
         )
-    command = [program, "--unshare-all", "--die-with-parent", "--new-session"]
+    command = [program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     for path in _SYSTEM:
         command += ["--ro-bind-try", path, path]
     command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]

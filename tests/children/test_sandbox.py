@@ -101,8 +101,11 @@ def test_environments_play_there(folder: Path) -> None:
         host.close()
 
 
-def test_a_home_as_folder_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(folder))
+@pytest.mark.parametrize("home", [".", "me/deeper"])
+def test_a_folder_that_holds_homes_is_refused(
+    folder: Path, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder / home))
     with pytest.raises(SpecError, match="all of which the sandbox would show"):
         Rewarder([RewardSpec(name="score.py:look", sandbox="bubblewrap")], folder)
 
