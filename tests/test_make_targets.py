@@ -164,7 +164,7 @@ def test_an_extra_installs_what_lorad_imports() -> None:
     names = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
     there = {name.partition(".")[0] for name in names}
-    there |= {"sqlalchemy", "alembic"}  # mlflow-skinny imports them for a database
+    there |= {"sqlalchemy", "alembic", "httpx"}  # mlflow-skinny and renderers import them
     for extra in EXTRAS.keys() - {"dev", "bench"}:
         for text in EXTRAS[extra]:
             name = Requirement(text).name
