@@ -92,7 +92,8 @@ def strange(record: Record) -> str:
         return f"its time is {record.at}"
     if record.kind in _PATHS:
         key, directory = _PATHS[record.kind]
-        if record.data.get(key) and not _is_below(record.data[key], directory):
+        is_nothing = record.kind == "eval" and record.data.get(key) == ""  # its completions are not kept
+        if key in record.data and not is_nothing and not _is_below(record.data[key], directory):
             return f"{key} {str(record.data[key])[:200]!r} is not in {directory}/"
     if wrong := next((key for key in _WORDS if isinstance(record.data.get(key), dict | list)), ""):
         return f"{wrong} is {str(record.data[wrong])[:80]!r}"

@@ -97,7 +97,10 @@ def test_what_cannot_be_tried_is_refused(made: World, overrides: tuple[str, ...]
 
 def test_interrupted_trial_leaves_no_process(made: World) -> None:
     slow = "env={name: 'envs.py:Hangs', timeout: 60}"
-    command = [sys.executable, "-m", "lorad", "try", "spec.yaml", slow]
+    # a job in the background of a shell is born deaf to SIGINT, and so is what it starts
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    hears += "; from lorad.cli.app import main; main()"
+    command = [sys.executable, "-c", hears, "try", "spec.yaml", slow]
     env = os.environ | {"LORAD_HOME": str(made.home.root), "PYTHONPATH": str(REPOSITORY)}
     with Path(os.devnull).open("wb") as nowhere:
         child = subprocess.Popen(command, cwd=made.root, env=env, stdout=nowhere, stderr=nowhere)

@@ -247,7 +247,7 @@ def test_serving_survives_pool_kill_gc_and_rollback() -> None:
         assert gone <= {"000000", "000001"} and made.client.gc().deleted == []
         told = made.lorad("adapters", "a", COLUMNS="200").stdout
         assert "pinned, bot" in told and "other" in told
-        assert made.lorad("verify", "a").stdout.count("\N{CHECK MARK}") == 7
+        assert made.lorad("verify", "a").stdout.count("\N{CHECK MARK}") == 8
         assert [move.version for move in made.client.alias_moves("bot")] == [2, 3, 2]
 
 
