@@ -13,7 +13,10 @@ from lorad.spec.yaml import compose, plain
 
 _DATA = ("data.train", "data.eval")
 _FUNCTIONS = ("reward", "reward.name", "algorithm.loss", "algorithm.advantage")
-_FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file", "reward.python")
+_FILES = (
+    *("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file"),
+    *("reward.python", "reward.key_file", "reward.cache"),
+)
 _REFERENCE = "algorithm.kl.reference"
 _MODELS = ("model.path", "algorithm.teacher")
 KEYS = (*_DATA, *_FUNCTIONS, *_MODELS, _REFERENCE, *_FILES)  # whose values may be paths

@@ -100,6 +100,7 @@ def _metrics(
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_score: that it waited for their scores; seconds_scoring: from the first sample to the last score,
     with user code alone. reward/NAME: of a component of the reward; reward_of/NAME: of a source of rows.
+    cost/NAME: what rewards counted, as the calls and tokens of a judge.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
     staleness: see `Plan`. Of a critic: see `lorad/driver/critic.py`; it has no flat groups, since each sample
     teaches by itself.
@@ -131,7 +132,7 @@ def _metrics(
         del values["zero_variance_groups"]
     if weighed is not None:
         values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
-    values |= _episode_metrics(samples)
+    values |= _episode_metrics(samples) | _costs(scored.scores)
     values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
@@ -214,6 +215,15 @@ def _by_source(samples: list[Sample], scores: list[Score]) -> dict[str, float]:
         if sample.example.source and score.value is not None:
             found.setdefault(f"reward_of/{sample.example.source}", []).append(score.value)
     return {name: float(np.mean(values)) for name, values in sorted(found.items())}
+
+
+def _costs(scores: list[Score]) -> dict[str, float]:
+    """Return what rewards counted, over all samples."""
+    found: dict[str, float] = {}
+    for score in scores:
+        for name, count in score.costs.items():
+            found[f"cost/{name}"] = found.get(f"cost/{name}", 0.0) + count
+    return dict(sorted(found.items()))
 
 
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:

@@ -104,7 +104,7 @@ class TaskDataset(Dataset):
         )
 
 
-class Order:
+class _Order:
     """Rows of a dataset, epoch after epoch. Shuffled, every epoch has its own order, from (seed, epoch)."""
 
     def __init__(self, size: int, seed: int | str, *, shuffled: bool) -> None:
@@ -122,7 +122,7 @@ class Order:
         return self._places[offset], epoch
 
 
-class Mixture:
+class _Mixture:
     """Rows of several sources in given shares, each source in its own order, epoch after epoch.
 
     At each position comes the source that is furthest behind its share, the first of such: after n positions
@@ -144,7 +144,7 @@ class Mixture:
         self._rows = [*rows.values()]
         seeds = (f"{seed}/{label}" for label in shares)
         self._orders = [
-            Order(len(places), own, shuffled=shuffled) for places, own in zip(self._rows, seeds, strict=True)
+            _Order(len(places), own, shuffled=shuffled) for places, own in zip(self._rows, seeds, strict=True)
         ]
         self._counts = [0] * len(self._rows)
         self._sources, self._numbers = array("H"), array("Q")  # of each position that was asked for
@@ -164,11 +164,11 @@ class Mixture:
             return self._rows[source][place], epoch
 
 
-def order_of(rows: Sequence[Row], sources: Sources, seed: int, *, shuffled: bool) -> Order | Mixture:
+def order_of(rows: Sequence[Row], sources: Sources, seed: int, *, shuffled: bool) -> _Order | _Mixture:
     """Return the order of rows of these sources. Raises SpecError."""
     if shares := shares_of(sources):
-        return Mixture([row.source for row in rows], shares, seed, shuffled=shuffled)
-    return Order(len(rows), seed, shuffled=shuffled)
+        return _Mixture([row.source for row in rows], shares, seed, shuffled=shuffled)
+    return _Order(len(rows), seed, shuffled=shuffled)
 
 
 def name_of(sources: Sources) -> str:
