@@ -6,14 +6,21 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from lorad.errors import SpecError
+from lorad.spec.yaml import compose, plain
 
 _DATA = ("data.train", "data.eval")
 _FUNCTIONS = ("reward", "reward.name", "algorithm.loss", "algorithm.advantage")
-_FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file", "reward.python")
+_FILES = (
+    *("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file"),
+    *("reward.python", "reward.key_file", "reward.cache"),
+)
 _REFERENCE = "algorithm.kl.reference"
 _MODELS = ("model.path", "algorithm.teacher")
 KEYS = (*_DATA, *_FUNCTIONS, *_MODELS, _REFERENCE, *_FILES)  # whose values may be paths
-_DATA_FILES = (".jsonl", ".parquet")
+_DATA_FILES = (".jsonl", ".parquet", ".csv", ".json")
 
 
 def from_here(overrides: Sequence[str]) -> list[str]:
@@ -41,11 +48,30 @@ def _meaning(key: str) -> str:
 
 def _anchored(key: str, text: str, cwd: Path) -> str:
     value = text.strip()
+    if key in _DATA and value[:1] in ("[", "{"):
+        return _anchored_sources(value, cwd)
     if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         value = value[1:-1]
     if not value or value[0] in "/~[{" or value == "null" or not _is_path(key, value, cwd):
         return text
     return json.dumps(os.path.normpath(cwd / value), ensure_ascii=False)
+
+
+def _anchored_sources(text: str, cwd: Path) -> str:
+    """Make the paths of several sources absolute; what is none of them stays, to be refused."""
+    try:
+        node = compose(text, "override")
+        given = None if node is None else plain(node, "override")
+    except SpecError:
+        return text
+
+    def one(name: Any) -> Any:
+        is_file = isinstance(name, str) and name[:1] not in ("/", "~") and _is_path(_DATA[0], name, cwd)
+        return os.path.normpath(cwd / name) if is_file else name
+
+    if isinstance(given, dict):
+        return json.dumps({one(name): weight for name, weight in given.items()}, ensure_ascii=False)
+    return json.dumps([one(name) for name in given], ensure_ascii=False) if isinstance(given, list) else text
 
 
 def _is_path(key: str, value: str, cwd: Path) -> bool:

@@ -32,6 +32,8 @@ from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import Input, look
 from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
+from lorad.rl.data import name_of
+from lorad.spec.data import names_of
 from lorad.spec.trainer import Trainer
 
 _OF_MODEL = (
@@ -182,7 +184,8 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
         )
     if own and own[0]["data_sha256"] != session.train_data.digest:
         session.warn(
-            f"{session.spec.data.train} is not what it was in the attempt before: other batches will come"
+            f"{name_of(session.spec.data.train)} is not what it was in the attempt before: "
+            "other batches will come"
         )
 
 
@@ -301,13 +304,16 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
         (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
         mtime = file.stat().st_mtime_ns if file.exists() else 0
         found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
-    data = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
+    given = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
+    data = {
+        key if isinstance(sources, str) else f"{key}: {name}": name
+        for key, sources in given.items()
+        for name in names_of(sources)
+    }
     data |= {f"eval.sets.{name}.data": one.data for name, one in session.spec.eval.sets.items()}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub
-            found |= (
-                {key: look(Path(session.params.cwd) / Path(name).expanduser(), hashed=False)} if name else {}
-            )
+            found |= {key: look(Path(session.params.cwd) / Path(name).expanduser(), hashed=False)}
     for name in _OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
         with contextlib.suppress(OSError):
             found[f"model: {name}"] = look(model / name)

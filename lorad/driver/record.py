@@ -19,6 +19,7 @@ from lorad.driver.weigh import importance_cap
 from lorad.protocol.calls import Stepped
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
+from lorad.rl.data import Example
 from lorad.text import number
 
 
@@ -98,7 +99,8 @@ def _metrics(
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_score: that it waited for their scores; seconds_scoring: from the first sample to the last score,
-    with user code alone. reward/NAME: of a component of the reward.
+    with user code alone. reward/NAME: of a component of the reward; reward_of/NAME: of a source of rows.
+    cost/NAME: what rewards counted, as the calls and tokens of a judge.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
     staleness: see `Plan`. Of a critic: see `lorad/driver/critic.py`; it has no flat groups, since each sample
     teaches by itself.
@@ -130,7 +132,7 @@ def _metrics(
         del values["zero_variance_groups"]
     if weighed is not None:
         values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
-    values |= _episode_metrics(samples)
+    values |= _episode_metrics(samples) | _costs(scored.scores)
     values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
@@ -144,6 +146,7 @@ def _policy_metrics(
     if scored.rewards.size:
         rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
         found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())} | _parts(scored.scores)
+        found |= _by_source(rollout.samples, scored.scores)
     if total.tokens:
         found["loss"] = total.loss / sum(update.is_finite for update in trained.updates)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
@@ -205,6 +208,24 @@ def _parts(scores: list[Score]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in sorted(found.items())}
 
 
+def _by_source(samples: list[Sample], scores: list[Score]) -> dict[str, float]:
+    """Return the mean reward of each source of rows, where there are several."""
+    found: dict[str, list[float]] = {}
+    for sample, score in zip(samples, scores, strict=True):
+        if sample.example.source and score.value is not None:
+            found.setdefault(f"reward_of/{sample.example.source}", []).append(score.value)
+    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
+
+
+def _costs(scores: list[Score]) -> dict[str, float]:
+    """Return what rewards counted, over all samples."""
+    found: dict[str, float] = {}
+    for score in scores:
+        for name, count in score.costs.items():
+            found[f"cost/{name}"] = found.get(f"cost/{name}", 0.0) + count
+    return dict(sorted(found.items()))
+
+
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     """Collect what the trainer reported.
 
@@ -234,6 +255,7 @@ def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | Non
             "step": step,
             "version": s.version,
             "prompt_id": s.example.id,
+            **source_of(s.example),
             "index": s.index,
             "prompt": s.example.prompt,
             "completion": s.text,
@@ -249,6 +271,11 @@ def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | Non
         | _of_episode(s)
         for s, score, advantage in rows
     ]
+
+
+def source_of(example: Example) -> dict[str, str]:
+    """Return what the line of a sample says of the source of its row, where there are several."""
+    return {"source": example.source} if example.source else {}
 
 
 def _of_episode(sample: Sample) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from lorad.driver import checkpoint
 from lorad.driver.evals.evaluate import evaluate, evaluation_due
 from lorad.driver.publish import publish_changes
-from lorad.driver.record import count_skips, finish, trainer_metrics, write_samples
+from lorad.driver.record import count_skips, finish, source_of, trainer_metrics, write_samples
 from lorad.driver.session import Plan, Session
 from lorad.driver.update import Update, current_rate, update
 from lorad.driver.weigh import logprobs
@@ -187,6 +187,7 @@ def _samples(session: Session, now: Plan) -> list[dict[str, object]]:
             "step": now.step + 1,
             "version": session.name_of(now.version),
             "prompt_id": e.id,
+            **source_of(e),
             "index": index,
             "prompt": e.prompt,
             "completion": session.tokenizer.completion(target.tokens.tolist(), ()),

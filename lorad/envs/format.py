@@ -11,6 +11,7 @@ from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.rl.tools.parsing import parse
+from lorad.spec.data import single
 from lorad.spec.model import Spec
 
 Tools = Sequence[Mapping[str, Any]]
@@ -33,7 +34,7 @@ class Format:
         """Raises SpecError where the chat template does not say what follows a turn."""
         self._tokenizer, self._data, self._stops = tokenizer, spec.data, spec.rollout.stop
         has_template = tokenizer.has_chat_template and spec.data.chat_template == "auto"
-        has_template = has_template and spec.data.train not in TASKS  # whose prompts are plain text
+        has_template = has_template and single(spec.data.train) not in TASKS  # whose prompts are plain text
         self.is_chat = spec.env.format == "chat" or (spec.env.format == "auto" and has_template)
         self._ends = {number: tokenizer.decode([number], skip_special=False) for number in tokenizer.eos_ids}
         self._end = self._behind("a")[1] if self.is_chat else -1

@@ -55,6 +55,7 @@ with quick_imports():
     from lorad.rl.sources import SUFFIXES, read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
+    from lorad.spec.data import names_of
     from lorad.spec.model import Spec, convert, fitted
     from lorad.spec.numbers import Loggers
     from lorad.spec.reward import RewardSpec
@@ -110,8 +111,8 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
 
 def _sources(spec: Spec) -> list[str]:
     """List the data that a spec names."""
-    named = (spec.data.train, spec.data.eval, *(one.data for one in spec.eval.sets.values()))
-    return [source for source in named if source]
+    named = (*names_of(spec.data.train), *names_of(spec.data.eval))
+    return [*named, *(one.data for one in spec.eval.sets.values())]
 
 
 def _there(source: str, cwd: Path) -> None:

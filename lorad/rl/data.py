@@ -4,9 +4,12 @@ it.
 
 import hashlib
 import json
+import math
 import random
 import re
+import threading
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,11 +20,11 @@ from msgspec import Struct, structs
 
 from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
-from lorad.rl.sources import Row, read_rows
+from lorad.rl.sources import Row, labelled, read_rows
 from lorad.rl.tasks import TASKS, Problem, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
-from lorad.spec.data import GENERATED, Data
+from lorad.spec.data import GENERATED, Data, Sources, labels_of, shares_of, single
 from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
@@ -43,7 +46,7 @@ class Example(Struct, frozen=True):
 
     id: unique among the positions of a dataset. prompt: the text behind `tokens`, chat template applied. row:
     every column of the source, for reward functions. targets: completions to train on; none in
-    reinforcement learning.
+    reinforcement learning. source: where rows are of several, the one that it is of.
     """
 
     id: str
@@ -52,6 +55,7 @@ class Example(Struct, frozen=True):
     tokens: list[int]
     row: dict[str, Any]
     targets: tuple[Target, ...] = ()
+    source: str = ""
 
 
 class Dataset(ABC):
@@ -100,10 +104,10 @@ class TaskDataset(Dataset):
         )
 
 
-class Order:
+class _Order:
     """Rows of a dataset, epoch after epoch. Shuffled, every epoch has its own order, from (seed, epoch)."""
 
-    def __init__(self, size: int, seed: int, *, shuffled: bool) -> None:
+    def __init__(self, size: int, seed: int | str, *, shuffled: bool) -> None:
         self._size, self._seed, self._shuffled = size, seed, shuffled
         self._epoch, self._places = -1, list[int]()
 
@@ -118,16 +122,72 @@ class Order:
         return self._places[offset], epoch
 
 
+class _Mixture:
+    """Rows of several sources in given shares, each source in its own order, epoch after epoch.
+
+    At each position comes the source that is furthest behind its share, the first of such: after n positions
+    each has its share of n, to less than the number of sources. So shares hold within every step.
+    """
+
+    def __init__(
+        self, labels: Sequence[str], shares: Mapping[str, float], seed: int, *, shuffled: bool
+    ) -> None:
+        """labels: the source of each row. Raises SpecError where a source has no row."""
+        total = math.fsum(shares.values())
+        self._shares = [share / total for share in shares.values()]
+        rows: dict[str, list[int]] = {label: [] for label in shares}
+        for place, label in enumerate(labels):
+            rows[label].append(place)
+        if empty := [label for label, places in rows.items() if not places]:
+            hint = "Leave it out, or see whether its rows are too long."
+            raise SpecError(f"{empty[0]} has no usable row", key="data", hint=hint)
+        self._rows = [*rows.values()]
+        seeds = (f"{seed}/{label}" for label in shares)
+        self._orders = [
+            _Order(len(places), own, shuffled=shuffled) for places, own in zip(self._rows, seeds, strict=True)
+        ]
+        self._counts = [0] * len(self._rows)
+        self._sources, self._numbers = array("H"), array("Q")  # of each position that was asked for
+        self._growing = threading.Lock()
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return the row at a position of the endless sequence, and the epoch of its source."""
+        with self._growing:
+            for position in range(len(self._sources), index + 1):
+                behind = [s * (position + 1) - n for s, n in zip(self._shares, self._counts, strict=True)]
+                chosen = behind.index(max(behind))
+                self._sources.append(chosen)
+                self._numbers.append(self._counts[chosen])
+                self._counts[chosen] += 1
+            source, number = self._sources[index], self._numbers[index]
+            place, epoch = self._orders[source].place(number)
+            return self._rows[source][place], epoch
+
+
+def order_of(rows: Sequence[Row], sources: Sources, seed: int, *, shuffled: bool) -> _Order | _Mixture:
+    """Return the order of rows of these sources. Raises SpecError."""
+    if shares := shares_of(sources):
+        return _Mixture([row.source for row in rows], shares, seed, shuffled=shuffled)
+    return _Order(len(rows), seed, shuffled=shuffled)
+
+
+def name_of(sources: Sources) -> str:
+    """Return how errors, and rows of one source, call them."""
+    return Path(sources).name if isinstance(sources, str) else ", ".join(labels_of(sources).values())
+
+
 class _RowDataset(Dataset):
     """Rows in memory."""
 
-    def __init__(self, name: str, rows: Iterable[Row], data: Data, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(
+        self, sources: Sources, rows: Iterable[Row], data: Data, tokenizer: Tokenizer, seed: int
+    ) -> None:
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
+        name = name_of(sources)
         self._name, self._data, self._tokenizer = name, data, tokenizer
         kept = list(self._kept(rows))
         self._rows, self._texts = [row for row, _ in kept], [text for _, text in kept]
         self.size = len(self._rows)
-        self._order = Order(self.size, seed, shuffled=data.shuffle)
         self.digest = digest_of(self._rows)
         self.has_answers = any(find_value(row, data, "answer_key") is not None for row in self._rows)
         if not self._rows:
@@ -139,6 +199,7 @@ class _RowDataset(Dataset):
                 key="data",
                 hint="Raise data.max_prompt_tokens or add rows.",
             )
+        self._order = order_of(self._rows, sources, seed, shuffled=data.shuffle)
         if self.has_answers:
             for row in self._rows:
                 value_of(row, data, "answer_key")
@@ -172,7 +233,8 @@ class _RowDataset(Dataset):
         if len(tokens) > self._data.max_prompt_tokens:
             tokens = tokens[-self._data.max_prompt_tokens :]
             prompt = self._tokenizer.decode(tokens, skip_special=False)
-        return Example(f"{self._name}/{row.number}/{epoch}", prompt, text, tokens, row.values)
+        number = f"{row.source or self._name}/{row.number}/{epoch}"
+        return Example(number, prompt, text, tokens, row.values, source=row.source)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._tokenizer.encode_batch(texts, special=not self._templated)
@@ -203,19 +265,24 @@ class _RowDataset(Dataset):
         )
 
 
-def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> Dataset:
+def load_data(
+    source: Sources, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path
+) -> Dataset:
     """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start.
 
     Raises SpecError.
     """
-    if source in TASKS:
+    if isinstance(source, str) and source in TASKS:
         refuse_for_chats(data, f"prompts of the task {source} are plain text")
         return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
     if not tokenizer.has_chat_template:
         refuse_for_chats(data, "the model has no chat template")
-    is_generated = source.startswith(GENERATED)
-    rows = generated_rows(source, split, data, cwd) if is_generated else read_rows(source, split, cwd)
-    return _RowDataset(Path(source).name, rows, data, tokenizer, seed)
+
+    def read(name: str) -> Iterator[Row]:
+        is_generated = name.startswith(GENERATED)
+        return generated_rows(name, split, data, cwd) if is_generated else read_rows(name, split, cwd)
+
+    return _RowDataset(source, labelled(source, read), data, tokenizer, seed)
 
 
 def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> list[Example]:
@@ -224,11 +291,11 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
     Without `data.eval` they are the test split of the task in `data.train`; a file is taken in its
     order.
     """
-    has_split = data.train in TASKS or data.train.startswith(GENERATED)
+    has_split = single(data.train) in TASKS or single(data.train).startswith(GENERATED)
     source = data.eval or (data.train if has_split else None)
     if source is None:
         return []
-    if source in TASKS:
+    if isinstance(source, str) and source in TASKS:
         return TaskDataset(source, "test", EVAL_SEED, tokenizer, data.max_prompt_tokens).take(0, problems)
     ordered = Data(**{**{name: getattr(data, name) for name in data.__struct_fields__}, "shuffle": False})
     found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
@@ -271,7 +338,8 @@ def refuse_for_chats(data: Data, why: str) -> None:
 def digest_of(rows: Iterable[Row]) -> str:
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps([row.number, row.values], sort_keys=True, default=str).encode())
+        said = [row.number, row.values, *([row.source] if row.source else [])]
+        digest.update(json.dumps(said, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 

@@ -9,6 +9,7 @@ from lorad.protocol.evals import ks
 from lorad.rl.idle import idle_keys
 from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Algorithm, Kind
+from lorad.spec.data import single
 from lorad.spec.env import EnvSpec
 from lorad.spec.kept import MAIN
 from lorad.spec.model import Spec
@@ -39,7 +40,7 @@ def _of_rate(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_env(spec: Spec) -> Iterator[SpecError]:
-    env, task = spec.env, TASKS.get(spec.data.train)
+    env, task = spec.env, TASKS.get(single(spec.data.train))
     if task is not None and task.env is not None and env.name is None:
         yield SpecError(
             f"its rows are for the environment {task.env}: their prompts alone have no answer",

@@ -32,6 +32,7 @@ SAMPLE_KEYS = {"prompt", "completion", "answer", "finish", "completion_ids"}
 _Reward = Callable[[RewardInput], float]
 _ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
 PACKAGED = {  # files of lorad's that are run as one of the user's is: they need packages
+    "judge": "judge_reward.py:judge",
     "math": "math_reward.py:math",
     "reasoning_gym": "reasoning_gym_reward.py:score",
 }

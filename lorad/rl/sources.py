@@ -3,13 +3,16 @@
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lorad.errors import SpecError
+from lorad.rl.tasks import TASKS
+from lorad.spec.data import Sources, labels_of
 
 _HUB = re.compile(r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?::(?P<parts>[\w.:\[\]%+-]+))?")
 SUFFIXES = (".jsonl", ".parquet", ".csv", ".json")  # of files that rows are read from
@@ -17,11 +20,31 @@ _FORMS = "a builtin task, a .jsonl, .parquet, .csv or .json file, or hub:org/nam
 
 
 class Row(Struct, frozen=True):
-    """`number` is the place in the source, from 1; `where` is `file:number`."""
+    """`number` is the place in the source, from 1; `where` is `file:number`.
+
+    source: of which it is, where there are several.
+    """
 
     number: int
     where: str
     values: dict[str, Any]
+    source: str = ""
+
+
+def labelled(sources: Sources, read: Callable[[str], Iterator[Row]]) -> Iterator[Row]:
+    """Yield the rows of one source, or of each after the other. Raises SpecError, also for builtin tasks
+    among several.
+    """
+    if isinstance(sources, str):
+        yield from read(sources)
+        return
+    for name, label in labels_of(sources).items():
+        if name in TASKS:
+            raise SpecError(
+                f"{name} is a builtin task, which has no rows to mix", key="data", hint="Name it alone."
+            )
+        for row in read(name):
+            yield replace(row, source=label)
 
 
 def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:

@@ -1,5 +1,9 @@
 """The section `data`: where prompts and completions come from."""
 
+import math
+import re
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -7,6 +11,9 @@ import msgspec
 from lorad.spec.numbers import Part, Positive
 
 GENERATED = "reasoning_gym:"  # a source of rows that an interpreter makes
+Sources = str | list[str] | dict[str, float]
+_MOST_SOURCES = 64
+_LABEL_CHARACTERS = 40
 DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
 
 
@@ -16,6 +23,8 @@ class Data(Part, frozen=True):
     Attributes:
         train: a builtin task (`sort`, `reverse`, `lookup`), a file of rows (.jsonl,
             .parquet, .csv, .json), a hub dataset, or `reasoning_gym:TASK`, whose rows reasoning-gym makes.
+            `[a.jsonl, b.parquet]` are the rows of both together; `{a.jsonl: 7, b.jsonl: 3}` mixes them in
+            these shares, whatever their sizes.
         eval: held-out problems, named in the same way. null is the held-out split of a builtin task
             and of reasoning_gym, and no evaluation for a file.
         args: arguments of a reasoning_gym task, such as `{size: 8192, max_word_len: 7}`; without a size there
@@ -46,8 +55,8 @@ class Data(Part, frozen=True):
         shuffle: shuffle the rows.
     """
 
-    train: str = "sort"
-    eval: str | None = None
+    train: Sources = "sort"
+    eval: Sources | None = None
     args: dict[str, Any] = msgspec.field(default_factory=dict)
     python: str | None = None
     prompts_per_step: Positive = 16
@@ -69,11 +78,56 @@ class Data(Part, frozen=True):
     shuffle: bool = True
 
     def __post_init__(self) -> None:
+        for key, sources in (("train", self.train), ("eval", self.eval)):
+            _check_sources(key, sources)
         if (self.args or self.python) and not any(
-            (source or "").startswith(GENERATED) for source in (self.train, self.eval)
+            source.startswith(GENERATED) for given in (self.train, self.eval) for source in names_of(given)
         ):
             raise ValueError("args and python are for reasoning_gym:TASK, and neither train nor eval is one")
         if self.chat_template == "never" and (self.chat_template_kwargs or self.system):
             raise ValueError(
                 "system and chat_template_kwargs need the chat template, and chat_template is never"
             )
+
+
+def names_of(sources: Sources | None) -> list[str]:
+    """Return every source that a key names."""
+    if sources is None:
+        return []
+    return [sources] if isinstance(sources, str) else [*sources]
+
+
+def single(sources: Sources | None) -> str:
+    """Return the one source that a key names by itself; "" where it names several, or none."""
+    return sources if isinstance(sources, str) else ""
+
+
+def labels_of(sources: Sources) -> dict[str, str]:
+    """Return what the rows of each source of several are known by: its last name where only it has that."""
+    found = dict[str, str]()
+    for name in names_of(sources):
+        last, whole = (re.sub(r"[^A-Za-z0-9_.-]+", "_", text) for text in (name.rpartition("/")[2], name))
+        choices = [text[-_LABEL_CHARACTERS:] for text in (last, whole)]
+        numbered = (f"source-{number}" for number in range(len(found), 2 * _MOST_SOURCES))
+        free = (label for label in chain(choices, numbered) if label and label not in found.values())
+        found[name] = next(free)
+    return found
+
+
+def shares_of(sources: Sources) -> Mapping[str, float]:
+    """Return the weight of each label; nothing where rows are taken together."""
+    if not isinstance(sources, dict):
+        return {}
+    labels = labels_of(sources)
+    return {labels[name]: weight for name, weight in sources.items()}
+
+
+def _check_sources(key: str, sources: Sources | None) -> None:
+    """Raises ValueError."""
+    names = names_of(sources)
+    if sources is not None and not (0 < len(names) <= _MOST_SOURCES and all(names)):
+        raise ValueError(f"{key} names {len(names)} sources, not 1 to {_MOST_SOURCES}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{key} names a source twice; a weight says how much of it there is")
+    if isinstance(sources, dict) and not all(w > 0 and math.isfinite(w) for w in sources.values()):
+        raise ValueError(f"{key}: a weight is a number above 0")

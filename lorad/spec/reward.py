@@ -12,14 +12,29 @@ from lorad.spec.user_code import EnvName, memory_bytes
 _LABEL = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
 
 
+_OF_JUDGE = ("url", "model", "key_file", "prompt", "range", "max_tokens", "cache", "price")
+_NotNegative = Annotated[float, Meta(ge=0)]
+
+
 class RewardSpec(Part, frozen=True):
     """How samples are scored; a name alone stands for `{name: …}`.
 
     Attributes:
-        name: `exact_match`, `gsm8k`, `math`, `regex`, `reasoning_gym`, or `path/to/file.py:function`.
+        name: `exact_match`, `gsm8k`, `math`, `regex`, `reasoning_gym`, `judge`, or
+            `path/to/file.py:function`.
         label: name of its curve where there are several rewards; null is the function's name.
         weight: what it is multiplied with.
-        pattern: the regular expression of `regex`.
+        pattern: the regular expression of `regex`; of `judge`, the one whose group is the score, of which the
+            last counts, by default the number behind `Score:`.
+        url: of `judge`: the base URL of an OpenAI API, such as `http://localhost:8000/v1`.
+        model: of `judge`: the model that is asked.
+        key_file: of `judge`: file with the API key, readable by its owner only; null for a server without.
+        prompt: of `judge`: what it is asked, with `{prompt}`, `{completion}` and `{answer}` in their places;
+            null asks for a score from 0 to 10.
+        range: of `judge`: lowest and highest score, which become 0 and 1; any other is a failure.
+        max_tokens: of `judge`: most tokens of what it says.
+        cache: of `judge`: directory that keeps what it said, for equal questions of any run; null keeps none.
+        price: of `judge`: what a million tokens of prompts and of replies cost; null counts no money.
         timeout: seconds for one call of the function: for a sample, or for all that a function of lists gets.
         retries: how often a sample whose reward failed is scored again.
         max_failures: share of failed samples in a step above which the run ends; 1 is never. Of several
@@ -42,6 +57,14 @@ class RewardSpec(Part, frozen=True):
     label: Annotated[str, Meta(pattern=_LABEL)] | None = None
     weight: float = 1.0
     pattern: str | None = None
+    url: Annotated[str, Meta(pattern=r"^https?://[^\s/?#@]+[^\s?#@]*\Z")] | None = None
+    model: str | None = None
+    key_file: str | None = None
+    prompt: str | None = None
+    range: tuple[float, float] = (0.0, 10.0)
+    max_tokens: Positive = 256
+    cache: str | None = None
+    price: tuple[_NotNegative, _NotNegative] | None = None
     timeout: PositiveFloat = 10.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 1
     max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3
@@ -54,8 +77,9 @@ class RewardSpec(Part, frozen=True):
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
-        if self.pattern is not None and self.name != "regex":
-            raise ValueError(f"pattern is for regex, not for {self.name}")
+        if self.pattern is not None and self.name not in ("regex", "judge"):
+            raise ValueError(f"pattern is for regex and judge, not for {self.name}")
+        self._check_judge()
         if self.python is not None and ":" not in self.name and self.name not in ("math", "reasoning_gym"):
             raise ValueError(
                 f"python is for math, reasoning_gym and a function of a file, not for {self.name}"
@@ -63,6 +87,23 @@ class RewardSpec(Part, frozen=True):
         if not math.isfinite(self.weight):
             raise ValueError("weight is no number")
         memory_bytes(self.memory)
+
+    def _check_judge(self) -> None:
+        """Raises ValueError."""
+        if self.name != "judge":
+            plain = RewardSpec.__struct_defaults__
+            usual = dict(zip(RewardSpec.__struct_fields__, plain, strict=True))
+            if given := [key for key in _OF_JUDGE if getattr(self, key) != usual[key]]:
+                raise ValueError(f"{given[0]} is for judge, not for {self.name}")
+            return
+        if lacking := [key for key in ("url", "model") if getattr(self, key) is None]:
+            raise ValueError(f"{lacking[0]} is missing for judge")
+        if self.sandbox != "none":
+            raise ValueError("sandbox has no network, by which judge asks its model")
+        if not (all(map(math.isfinite, self.range)) and self.range[0] < self.range[1]):
+            raise ValueError("range is the lowest score and the highest")
+        if self.prompt is not None and "{completion}" not in self.prompt:
+            raise ValueError("prompt has no {completion}, so that every sample would be the same")
 
     @property
     def curve(self) -> str:

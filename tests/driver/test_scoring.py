@@ -2,6 +2,7 @@
 workers.
 """
 
+import signal
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,3 +150,23 @@ def test_math_compares_values(completion: str, answer: str, value: float, home: 
     pytest.importorskip("math_verify")
     with Rewarder([RewardSpec(name="math", workers=1)], home) as rewarder:
         assert rewarder.score([RewardInput("", completion, answer, "stop")])[0].value == value
+
+
+MIXTURE = "data.train={one.jsonl: 3, two.jsonl: 1}"
+
+
+def test_killed_mixture_resumes_where_it_was(running: Running, home: Path) -> None:
+    for name, count in (("one", 5), ("two", 3)):
+        rows = [{"prompt": f"S:{name[0]}{i}=", "answer": str(i)} for i in range(count)]
+        (home / f"{name}.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    (home / "which.py").write_text("def score(prompt): return float(prompt[2] == 'o')")
+    both = [Driven(running, home, name, MIXTURE, "reward=which.py:score") for name in ("calm", "killed")]
+    assert both[0].drive().reason == "completed"
+    assert both[1].struck(4, signal.SIGKILL) == -signal.SIGKILL
+    assert both[1].drive().reason == "completed"
+    assert both[0].outcome() == both[1].outcome()
+    fact = both[1].facts("step")[-1].data
+    assert (fact["metrics"]["reward_of/one.jsonl"], fact["metrics"]["reward_of/two.jsonl"]) == (1.0, 0.0)
+    lines = (both[1].run.root / fact["samples"]).read_text().splitlines()
+    found = [msgspec.json.decode(line)["source"] for line in lines]
+    assert (found.count("one.jsonl"), found.count("two.jsonl")) == (12, 4)

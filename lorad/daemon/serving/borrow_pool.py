@@ -19,6 +19,7 @@ from lorad.protocol.calls import Attestation, Loaded, LoadVersion
 from lorad.protocol.connection import Connection
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import has_chat_template
+from lorad.spec.data import single
 from lorad.states import EndReason
 from lorad.store import runs
 from lorad.store.rows import RunRow, VersionRow
@@ -138,7 +139,7 @@ async def is_chat(ctx: Context, run: RunRow) -> bool:
     any.
     """
     data = spec_of(run).data
-    learned = data.train not in TASKS or run.reason == EndReason.IMPORTED
+    learned = single(data.train) not in TASKS or run.reason == EndReason.IMPORTED
     if data.chat_template != "auto" or not learned:
         return False
     return await on_behalf(ctx, run.owner_uid, has_chat_template, Path(request_of(run).model_path))

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from lorad.driver.evals import progress
 from lorad.driver.evals.problems import sampling
-from lorad.driver.record import write_samples
+from lorad.driver.record import source_of, write_samples
 from lorad.driver.rewards import Score
 from lorad.driver.sample import complete
 from lorad.driver.session import Plan, Problems, Sample, Session
@@ -99,6 +99,7 @@ def _line(session: Session, name: str, problem: int, sample: Sample, score: Scor
         "step": session.state.step,
         "version": sample.version,
         "prompt_id": sample.example.id,
+        **source_of(sample.example),
         "index": sample.index,
         "prompt": sample.example.prompt,
         "completion": sample.text,

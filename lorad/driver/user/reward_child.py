@@ -147,6 +147,9 @@ class _Function:
         try:
             if value is None:
                 return {"error": "returned NoneType, not a number", "abstains": True}
+            if self._setup.settings:  # of lorad's own, which says what it has cost
+                error = "" if value.value is not None else value.error
+                return {"value": value.value, "error": error, "costs": value.costs}
             if not isinstance(value, dict):
                 return {"value": _as_reward(value)}
             return _sum_of(value)
@@ -157,7 +160,8 @@ class _Function:
 def _load(setup: Any) -> _Function:
     """Raises whatever the import of the user's file raises."""
     if not setup.name:
-        return _Function(setup, import_function(setup))
+        function = import_function(setup)
+        return _Function(setup, function(**setup.settings) if setup.settings else function)
     from lorad.rl.reward import builtin
 
     score = builtin(setup.name, setup.pattern)

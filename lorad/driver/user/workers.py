@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -28,11 +29,15 @@ _CLOSED = "the rewarder is closed"
 
 
 class Setup(Code):
-    """A builtin (`name`, `pattern`), or without a name the function of a file. timeout: seconds of a call."""
+    """A builtin (`name`, `pattern`), or without a name the function of a file. timeout: seconds of a call.
+
+    settings: where there are some, the function of the file makes with them the one that scores.
+    """
 
     name: str = ""
     pattern: str | None = None
     timeout: float = 0.0
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Loaded(Ready):
@@ -52,6 +57,7 @@ class Reply(Struct, frozen=True):
     """The reward of one sample, or what went wrong. parts: its components by name.
 
     abstains: the function says that it has no reward for this sample.
+    costs: what it counted, failed or not.
     """
 
     value: float | None = None
@@ -59,6 +65,7 @@ class Reply(Struct, frozen=True):
     parts: dict[str, float] = {}
     seconds: float = 0.0
     abstains: bool = False
+    costs: dict[str, float] = {}
 
 
 class _Request(Struct):

@@ -22,7 +22,6 @@ from lorad.rl.data import (
     EVAL_SEED,
     Dataset,
     Example,
-    Order,
     Split,
     Target,
     TaskDataset,
@@ -30,17 +29,19 @@ from lorad.rl.data import (
     find_value,
     load_data,
     load_eval,
+    name_of,
+    order_of,
     refuse_for_chats,
     text_of,
     value_of,
     with_system,
 )
-from lorad.rl.sources import Row, read_rows
+from lorad.rl.sources import Row, labelled, read_rows
 from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.spec.algorithm import Algorithm
-from lorad.spec.data import Data, DataFormat
+from lorad.spec.data import Data, DataFormat, Sources, single
 from lorad.spec.model import Spec
 
 
@@ -90,7 +91,7 @@ class TargetDataset(Dataset):
 
     def __init__(
         self,
-        name: str,
+        sources: Sources,
         rows: Iterable[Row],
         data: Data,
         tokenizer: Tokenizer,
@@ -98,6 +99,7 @@ class TargetDataset(Dataset):
         algorithm: Algorithm,
     ) -> None:
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
+        name = name_of(sources)
         self._name, self._data, self._tokenizer = name, data, tokenizer
         self.unended = 0
         rows = iter(rows)
@@ -113,7 +115,7 @@ class TargetDataset(Dataset):
                 key="data",
                 hint="Raise data.max_sample_tokens or add rows.",
             )
-        self._order = Order(self.size, seed, shuffled=data.shuffle)
+        self._order = order_of([kept.row for kept in self._kept], sources, seed, shuffled=data.shuffle)
         self.digest = digest_of(kept.row for kept in self._kept)
         self.has_answers = any(find_value(kept.row, data, "answer_key") is not None for kept in self._kept)
         if self.has_answers:
@@ -144,8 +146,10 @@ class TargetDataset(Dataset):
 
     def _example(self, kept: _Kept, epoch: int) -> Example:
         answer = text_of(value_of(kept.row, self._data, "answer_key")) if self.has_answers else ""
-        name = f"{self._name}/{kept.row.number}/{epoch}"
-        return Example(name, kept.text, answer, kept.prompt.tolist(), kept.row.values, kept.targets)
+        row = kept.row
+        name = f"{row.source or self._name}/{row.number}/{epoch}"
+        tokens = kept.prompt.tolist()
+        return Example(name, kept.text, answer, tokens, row.values, kept.targets, source=row.source)
 
     def _read(self, rows: Iterable[Row]) -> Iterator[_Kept]:
         rows = iter(rows)
@@ -231,10 +235,10 @@ class TargetDataset(Dataset):
         samples = {
             id(turns): _parts_of(row, turns, [next(texts) for _ in turns.trained]) for row, turns in chats
         }
-        found: dict[int, list[list[_Part]]] = {row.number: [] for row in rows}
+        found: dict[str, list[list[_Part]]] = {row.where: [] for row in rows}
         for row, turns in chats:
-            found[row.number].append(samples[id(turns)])
-        return [found[row.number] for row in rows]
+            found[row.where].append(samples[id(turns)])
+        return [found[row.where] for row in rows]
 
     def _chats(self, row: Row) -> list[Turns]:
         found = []
@@ -283,13 +287,13 @@ def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     data, kind = spec.data, spec.algorithm.kind
     if kind == "rl":
         return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
-    if data.train in TASKS and kind == "preference":
+    if single(data.train) in TASKS and kind == "preference":
         raise SpecError(
             f"the task {data.train} has right answers and no wrong ones",
             key="data.train",
             hint="Give a .jsonl or .parquet file, or a hub dataset, of preferences.",
         )
-    if data.train in TASKS:
+    if single(data.train) in TASKS:
         return _TargetTask(_task(data, tokenizer, spec.seed, cwd), tokenizer)
     return _rows(data.train, "train", data, tokenizer, spec.seed, cwd, spec.algorithm)
 
@@ -299,14 +303,14 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
     trained on. Rows without completions are prompts. Raises SpecError.
     """
     data, kind, source = spec.data, spec.algorithm.kind, spec.data.eval
-    if kind == "rl" or (source is None and data.train not in TASKS):
+    if kind == "rl" or (source is None and single(data.train) not in TASKS):
         return load_eval(data, tokenizer, spec.eval.problems, cwd)
-    if source is None or source in TASKS:
+    if source is None or single(source) in TASKS:
         problems = load_eval(data, tokenizer, spec.eval.problems, cwd)
         return (
             problems if kind == "preference" else [_with_targets(example, tokenizer) for example in problems]
         )
-    first = next(iter(read_rows(source, "test", cwd)), None)
+    first = next(labelled(source, lambda name: read_rows(name, "test", cwd)), None)
     if first is not None and data.format == "auto" and not _has_targets(first, data, spec.algorithm):
         return load_eval(data, tokenizer, spec.eval.problems, cwd)
     ordered = Data(**{**{key: getattr(data, key) for key in data.__struct_fields__}, "shuffle": False})
@@ -315,11 +319,18 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
 
 
 def _rows(
-    source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path, algorithm: Algorithm
+    source: Sources,
+    split: Split,
+    data: Data,
+    tokenizer: Tokenizer,
+    seed: int,
+    cwd: Path,
+    algorithm: Algorithm,
 ) -> TargetDataset:
     if not tokenizer.has_chat_template:
         refuse_for_chats(data, "the model has no chat template")
-    return TargetDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed, algorithm)
+    rows = labelled(source, lambda name: read_rows(name, split, cwd))
+    return TargetDataset(source, rows, data, tokenizer, seed, algorithm)
 
 
 def _has_targets(row: Row, data: Data, algorithm: Algorithm) -> bool:
