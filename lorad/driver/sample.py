@@ -198,11 +198,16 @@ def evaluation_due(session: Session, step: int | None = None) -> bool:
     return bool(session.eval_data) and every > 0 and (step % every == 0 or step >= session.params.steps)
 
 
-def evaluate(session: Session, nll: float | None = None, accuracy: float | None = None) -> None:
+def evaluate(
+    session: Session,
+    nll: float | None = None,
+    token_accuracy: float | None = None,
+    pair_accuracy: float | None = None,
+) -> None:
     """Journal the mean reward of greedy completions, of those that have one: None where all rewards failed,
     or there is no reward for this data.
 
-    nll, accuracy: see `EvalFact`.
+    nll, token_accuracy, pair_accuracy: see `EvalFact`.
     """
     HEART.work("evaluate")
     state = session.state
@@ -212,9 +217,10 @@ def evaluate(session: Session, nll: float | None = None, accuracy: float | None 
         scoring = _complete(session, session.pool, wanted, 1, _sampling(session, greedy=True))[2]
         values = [s.value for s in scoring.scores() if s.value is not None]
         score, failed = sum(values) / len(values) if values else None, problems - len(values)
-    fact = EvalFact(state.version, score, problems, failed, nll, accuracy)
+    fact = EvalFact(state.version, score, problems, failed, nll, pair_accuracy, token_accuracy)
     session.journal.append("eval", state.step, fact)
     likely = "" if nll is None else f", nll {nll:.4f}"
+    likely += "" if token_accuracy is None else f", {token_accuracy:.1%} of tokens right"
     missing = f", {failed} rewards failed" if failed else ""
     print(
         f"eval at step {state.step}: {number(score) or '-'} on {problems} problems{likely}{missing}",

@@ -146,6 +146,7 @@ class EvalFact(Struct, frozen=True):
     nll: negative log-likelihood of the held-out completions, nats per token, of preferences of those that are
         wanted; None where there are none.
     accuracy: share of held-out pairs that are the right way round; None without pairs.
+    token_accuracy: share of the tokens behind nll than which no other was more likely.
     """
 
     version: int
@@ -154,6 +155,7 @@ class EvalFact(Struct, frozen=True):
     failed: int
     nll: float | None = None
     accuracy: float | None = None
+    token_accuracy: float | None = None
 
 
 class CheckpointFact(Struct, frozen=True):
