@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lorad.models.base import Base
-from lorad.models.decoder import LayerForward, at_once, hidden, logits
+from lorad.models.decoder import Last, LayerForward, at_once, hidden, logits
 from lorad.models.ops import recomputed
 from lorad.protocol.batch import Gradients, PolicyLoss
 from lorad.rl.loss import (
@@ -161,8 +161,9 @@ def recomputing(lora: SlotLora) -> _Run:
 
 def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """[M, hidden]: the last hidden state at the position that predicts each target."""
-    states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run)
-    return states[0].index_select(0, rows.predictors)
+    last = Last(rows.leaving, None if lora is None else lora.at(rows.parts))
+    states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run, last)
+    return states.index_select(0, rows.places)
 
 
 def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:
