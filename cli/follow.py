@@ -24,11 +24,13 @@ _BAR, _MARGIN = 24, 3
 _SUPERVISED = (  # figures of a step without samples: digits, and what is left out first of a narrow line
     ("loss", 4, 0),
     ("perplexity", 3, 1),
+    ("token_accuracy", 3, 2),
     ("pair_accuracy", 2, 1),
     ("margin", 2, 3),
     ("chosen_shift", 3, 2),
     ("rejected_shift", 3, 3),
     ("held_out_loss", 4, 2),
+    ("held_out_token_accuracy", 3, 3),
     ("held_out_pair_accuracy", 2, 2),
 )
 _CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
@@ -186,9 +188,11 @@ def _evaluation(found: Evaluation) -> str:
     scored = found.problems - found.failed
     score = "" if found.score is None else f" {output.number(found.score)} on {scored} problems{failed}"
     nll = "" if found.nll is None else f" nll {found.nll:.4f}, perplexity {output.number(found.perplexity)}"
+    right = "" if found.token_accuracy is None else f" {found.token_accuracy:.1%} of tokens right"
     pairs = "" if found.accuracy is None else f" {found.accuracy:.0%} of pairs right"
     sets = "".join(f"; {name} {output.number(one.score) or '-'}" for name, one in found.sets.items())
-    return f"held-out eval at step {found.step}:{','.join(filter(None, (score, nll, pairs))) or ' -'}{sets}"
+    means = ",".join(filter(None, (score, nll, right, pairs)))
+    return f"held-out eval at step {found.step}:{means or ' -'}{sets}"
 
 
 def _conclusion(run: Run) -> str:

@@ -2,8 +2,13 @@
 
 from sqlite_utils import Migrations
 
-from lorad.migrations import m0001_first_schema, m0002_held_out_likelihood, m0003_eval_sets
+from lorad.migrations import (
+    m0001_first_schema,
+    m0002_held_out_likelihood,
+    m0003_eval_sets,
+    m0004_token_accuracy,
+)
 
 MIGRATIONS = Migrations("lorad.store")  # databases of before the first release have those of a set "lorad"
-for _module in (m0001_first_schema, m0002_held_out_likelihood, m0003_eval_sets):
+for _module in (m0001_first_schema, m0002_held_out_likelihood, m0003_eval_sets, m0004_token_accuracy):
     MIGRATIONS(name=_module.__name__.rpartition(".")[2])(_module.apply)

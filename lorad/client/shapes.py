@@ -62,6 +62,7 @@ class Run(Struct, frozen=True):
     nll_first: float | None = None  # of held-out completions, nats per token
     nll_last: float | None = None
     accuracy_last: float | None = None  # of held-out pairs
+    token_accuracy_last: float | None = None  # of held-out completions
     version: int | None = None  # the current one
     owner: str = ""
     pool: str | None = None
@@ -183,9 +184,9 @@ class Step(Struct, frozen=True):
     it adapts), prompts_sampled, prompts_used (with dynamic sampling), logprob_difference,
     logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one before),
     trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu. A step of sft or dpo has no
-    rewards, groups and ratios. It has trained_tokens; sft has perplexity, dpo has pair_accuracy, margin,
-    chosen_shift and rejected_shift (logprob - reference, nats per token); with an evaluation each comes with
-    held_out_ before it.
+    rewards, groups and ratios. It has trained_tokens; sft has perplexity and token_accuracy, dpo has
+    pair_accuracy, margin, chosen_shift and rejected_shift (logprob - reference, nats per token); with an
+    evaluation each comes with held_out_ before it.
     """
 
     step: int
@@ -207,6 +208,7 @@ class Evaluation(Struct, frozen=True):
     nll: float | None = None  # of the held-out completions, nats per token
     perplexity: float | None = None  # exp(nll)
     accuracy: float | None = None  # share of held-out pairs that are the right way round
+    token_accuracy: float | None = None  # share of their tokens than which no other was more likely
     sets: dict[str, SetScore] = {}  # of eval.sets, by name
 
     @property

@@ -50,6 +50,8 @@ def likelihood_in_words(run: Run) -> str:
     if run.nll_first is not None and run.nll_last is not None:
         parts.append(f"nll {number(run.nll_first)} -> {number(run.nll_last)}")
         parts.append(f"perplexity {number(perplexity(run.nll_last))}")
+    if run.token_accuracy_last is not None:
+        parts.append(f"{run.token_accuracy_last:.1%} of tokens right")
     if run.accuracy_last is not None:
         parts.append(f"{run.accuracy_last:.0%} of pairs right")
     return ", ".join(parts)

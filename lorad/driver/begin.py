@@ -20,7 +20,7 @@ from lorad.driver.evals import progress
 from lorad.driver.evals.evaluate import evaluate, evaluation_due
 from lorad.driver.publish import publish
 from lorad.driver.session import Session, State, StopFlag
-from lorad.driver.supervised import LINEAR, held_out_nll
+from lorad.driver.supervised import LINEAR, held_out_likelihood
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
@@ -92,7 +92,7 @@ def begin(session: Session) -> PoolInfo:
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
-        evaluate(session, held_out_nll(session))
+        evaluate(session, *(held_out_likelihood(session) or ()))
     if session.spec.rollout.max_staleness:
         session.ahead = Ahead(session, made)
     return info

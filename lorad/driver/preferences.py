@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from lorad.driver.session import Session
-from lorad.driver.supervised import LINEAR, Metrics, batch_of, is_wanted, nll_of, trained_of
+from lorad.driver.supervised import LINEAR, Metrics, batch_of, is_wanted, likelihood_of, trained_of
 from lorad.driver.update import Update, update
-from lorad.driver.weigh import logprobs
+from lorad.driver.weigh import logprobs, predictions
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import ForwardBackward, LogprobsOf
 from lorad.protocol.status import PoolInfo
@@ -51,11 +51,12 @@ class Preferences:
         if not examples:
             return {}
         batch = batch_of(examples)
-        current = logprobs(session, "slot", batch)
+        likely = predictions(session, "slot", batch)
+        current = likely.logprobs
         reference = logprobs(session, self._of, batch) if self._kept is not None else np.zeros_like(current)
         found = self._metrics(session, examples, self._judged(session, examples, current, reference))
-        if (nll := nll_of(session, examples, current)) is not None:
-            found["nll"] = nll
+        if (wanted := likelihood_of(session, examples, likely)) is not None:
+            found |= {key: value for key, value in wanted._asdict().items() if value is not None}
         return {f"held_out_{key}": value for key, value in found.items()}
 
     def _reference(

@@ -6,9 +6,10 @@ Only what is evaluated, or in a checkpoint, is published.
 import math
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from lorad.driver import checkpoint
 from lorad.driver.evals.evaluate import evaluate, evaluation_due
@@ -16,26 +17,40 @@ from lorad.driver.publish import publish_changes
 from lorad.driver.record import count_skips, finish, source_of, trainer_metrics, write_samples
 from lorad.driver.session import Plan, Session
 from lorad.driver.update import Update, current_rate, update
-from lorad.driver.weigh import logprobs
+from lorad.driver.weigh import predictions
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
-from lorad.protocol.calls import ForwardBackward
+from lorad.protocol.calls import ForwardBackward, LogprobsResult
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
 from lorad.rl.data import Example
 from lorad.text import number
 
+_OF_AN_EVAL = ("nll", "token_accuracy", "pair_accuracy")
 LINEAR = PolicyLoss("linear")
 Metrics = dict[str, float]
 _TOLD = {  # by metric, the name in the line of a step
     "loss": "loss",
     "perplexity": "ppl",
+    "token_accuracy": "right",
     "pair_accuracy": "pairs",
     "margin": "margin",
     "chosen_shift": "chosen",
     "rejected_shift": "rejected",
     "held_out_loss": "held-out loss",
+    "held_out_token_accuracy": "held-out right",
     "held_out_pair_accuracy": "held-out pairs",
 }
+
+
+class _Likely(NamedTuple):
+    """How likely completions are; over their trained tokens.
+
+    nll: mean negative log-likelihood, nats per token.
+    token_accuracy: share of tokens than which no other was more likely; None where the pool does not say.
+    """
+
+    nll: float
+    token_accuracy: float | None
 
 
 class Objective(Protocol):
@@ -52,15 +67,18 @@ class Likelihood:
     """The objective of sft: mean negative log-likelihood of the trained tokens of a step."""
 
     def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
-        weights = trained_of(examples)
-        targets = PolicyTargets(np.ones_like(weights), weights=weights)
-        wanted = ForwardBackward(batch_of(examples), targets, LINEAR, float(weights.sum()))
+        batch = _trained_batch_of(examples)
+        size = batch.targets.size
+        wanted = ForwardBackward(batch, PolicyTargets(np.ones(size, np.float32)), LINEAR, float(size))
         done = update(session, wanted, rate)
-        return done, {} if done.stats is None else _likelihood("", done.stats.loss)
+        if done.stats is None:
+            return done, {}
+        right = None if done.stats.correct is None else done.stats.correct / size
+        return done, _likelihood("", _Likely(done.stats.loss, right))
 
     def held_out(self, session: Session) -> Metrics:
-        nll = held_out_nll(session)
-        return {} if nll is None else _likelihood("held_out_", nll) | {"held_out_nll": nll}
+        found = held_out_likelihood(session)
+        return {} if found is None else _likelihood("held_out_", found) | {"held_out_nll": found.nll}
 
 
 def step(session: Session, objective: Objective) -> None:
@@ -83,27 +101,29 @@ def step(session: Session, objective: Objective) -> None:
         measured |= objective.held_out(session)
     _record(session, now, done, rate, measured, started)
     if is_evaluated:
-        evaluate(session, measured.get("held_out_nll"), measured.get("held_out_pair_accuracy"))
+        evaluate(session, *(measured.get(f"held_out_{name}") for name in _OF_AN_EVAL))
 
 
-def held_out_nll(session: Session) -> float | None:
-    """Return the negative log-likelihood of the held-out completions, see `nll_of`; None without any."""
+def held_out_likelihood(session: Session) -> _Likely | None:
+    """Return how likely the held-out completions are, see `likelihood_of`; None without any."""
     examples = [example for example in session.held_out if example.targets]
     if not examples:
         return None
-    return nll_of(session, examples, logprobs(session, "slot", batch_of(examples)))
+    return likelihood_of(session, examples, predictions(session, "slot", batch_of(examples)))
 
 
-def nll_of(session: Session, examples: Sequence[Example], found: np.ndarray) -> float | None:
-    """Return the mean negative log-likelihood of the trained tokens, nats per token; of preferences that of
-    the completions which are wanted, None without any.
+def likelihood_of(session: Session, examples: Sequence[Example], found: LogprobsResult) -> _Likely | None:
+    """Return how likely the completions are, of preferences those that are wanted; None without any.
 
-    found: float32 [T], log-probabilities.
+    found: of all tokens of `batch_of`.
     """
     wanted = [is_wanted(session, e, index) for e in examples for index in range(len(e.targets))]
     lengths = [target.tokens.size for e in examples for target in e.targets]
-    weights = trained_of(examples) * np.repeat(wanted, lengths)
-    return float(-(found.astype(np.float64) * weights).sum() / weights.sum()) if weights.any() else None
+    counted = (trained_of(examples) * np.repeat(wanted, lengths)).astype(np.bool_)
+    if not counted.any():
+        return None
+    correct = None if found.correct is None else float(found.correct[counted].mean())
+    return _Likely(float(-found.logprobs[counted].mean(dtype=np.float64)), correct)
 
 
 def is_wanted(session: Session, example: Example, index: int) -> bool:
@@ -119,6 +139,12 @@ def is_wanted(session: Session, example: Example, index: int) -> bool:
 def batch_of(examples: Sequence[Example]) -> Batch:
     """Return the completions of the examples, each example a group."""
     return Batch.of([(np.array(e.tokens, np.int32), [t.tokens for t in e.targets]) for e in examples])
+
+
+def _trained_batch_of(examples: Sequence[Example]) -> Batch:
+    """Return `batch_of`, of which the trained tokens alone are targets."""
+    trained = trained_of(examples).astype(np.bool_)
+    return replace(batch_of(examples), sampled=None if trained.all() else trained)
 
 
 def trained_of(examples: Sequence[Example]) -> np.ndarray:
@@ -154,7 +180,7 @@ def _record(
 def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: float) -> Metrics:
     """Collect what every objective measures; seconds are wall time.
 
-    entropy: mean over the tokens of all completions. tokens: prompts included. trained_tokens: those that
+    entropy: mean over the targets of the batch. tokens: prompts included. trained_tokens: those that
     have a loss.
     """
     seconds, state = session.seconds, session.state
@@ -177,8 +203,11 @@ def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: 
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
-def _likelihood(prefix: str, nll: float) -> Metrics:
-    return {f"{prefix}loss": nll, f"{prefix}perplexity": math.exp(min(nll, 99.0))}
+def _likelihood(prefix: str, found: _Likely) -> Metrics:
+    values = {"loss": found.nll, "perplexity": math.exp(min(found.nll, 99.0))}
+    if found.token_accuracy is not None:
+        values["token_accuracy"] = found.token_accuracy
+    return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 def _samples(session: Session, now: Plan) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ from lorad.driver import critic
 from lorad.driver.sampling.rows import batch_of, offsets_of
 from lorad.driver.session import Known, Rollout, Scored, Session, Weighed
 from lorad.protocol.batch import Batch, PolicyTargets
-from lorad.protocol.calls import Logprobs, LogprobsOf
+from lorad.protocol.calls import Logprobs, LogprobsOf, LogprobsResult
 from lorad.rl.advantage import advantages, returns_to_go, whiten
 from lorad.rl.correction import correction
 from lorad.rl.levels import level_weights
@@ -243,7 +243,12 @@ def _reference(session: Session, batch: Batch) -> np.ndarray:
 
 
 def logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:
-    """float32 [T], at the temperature of the sampling."""
+    """float32 [M], at the temperature of the sampling."""
+    return predictions(session, of, batch).logprobs
+
+
+def predictions(session: Session, of: LogprobsOf, batch: Batch) -> LogprobsResult:
+    """Ask for log-probabilities and what is correct, at the temperature of the sampling."""
     args = Logprobs(of, batch, session.spec.rollout.temperature)
-    result: np.ndarray = session.pool.call("logprobs", args).logprobs
+    result: LogprobsResult = session.pool.call("logprobs", args)
     return result

@@ -7,6 +7,7 @@ computed: dropout, sliding windows, quantization, mixture of experts (see `lorad
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -18,6 +19,16 @@ from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swigl
 
 LayerForward = Callable[[torch.Tensor], torch.Tensor]
 """One layer: [tokens, hidden] to the same."""
+
+
+class Last(NamedTuple):
+    """What leaves the last layer: all that follows its attention is computed for no other rows.
+
+    rows: int64 [U], among the flat tokens. lora: that of `hidden`, on these rows.
+    """
+
+    rows: torch.Tensor
+    lora: LoraApply | None
 
 
 def at_once(layer: LayerForward, x: torch.Tensor) -> torch.Tensor:
@@ -32,8 +43,9 @@ def hidden(
     attention: Attention,
     lora: LoraApply | None = None,
     run: Callable[[LayerForward, torch.Tensor], torch.Tensor] = at_once,
+    last: Last | None = None,
 ) -> torch.Tensor:
-    """Return the normalised last hidden state, [batch, time, hidden].
+    """Return the normalised last hidden state, [batch, time, hidden], or [U, hidden] of the rows of `last`.
 
     ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`. run:
     gets each layer and its input. Differentiable with respect to what `lora` adds; the base itself never
@@ -45,11 +57,15 @@ def hidden(
     for index, layer in enumerate(base.layers):
 
         def forward(x: torch.Tensor, index: int = index, layer: Layer = layer) -> torch.Tensor:
-            x = x + _attend(base, index, layer, x, ids.shape, rope, attention, lora)
-            return x + _feed_forward(base, index, layer, x, lora)
+            seen, then = _attend(base, index, layer, x, ids.shape, rope, attention, lora), lora
+            if last is not None and index == len(base.layers) - 1:
+                x, seen, then = x.index_select(0, last.rows), seen.index_select(0, last.rows), last.lora
+            x = x + _linear(seen, layer.o, layer.o_bias, index, "o", then)
+            return x + _feed_forward(base, index, layer, x, then)
 
         x = run(forward, x)
-    return rms_norm(x, base.norm, base.config.rms_norm_eps).view(*ids.shape, -1)
+    x = rms_norm(x, base.norm, base.config.rms_norm_eps)
+    return x if last is not None else x.view(*ids.shape, -1)
 
 
 def logits(base: Base, states: torch.Tensor, lora: LoraApply | None = None) -> torch.Tensor:
@@ -71,13 +87,14 @@ def _attend(
     attention: Attention,
     lora: LoraApply | None,
 ) -> torch.Tensor:
+    """[tokens, heads * head_dim]: what the heads saw, before the output projection."""
     config = base.config
     heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
     qkv = _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
     norm = None if layer.qk_norm is None else QKNorm(layer.qk_norm, config.rms_norm_eps)
     out = attention(index, *split_rotate(qkv.view(*shape, heads + 2 * kv, dim), heads, norm, rope))
-    return _linear(out.reshape(-1, heads * dim), layer.o, layer.o_bias, index, "o", lora)
+    return out.reshape(-1, heads * dim)
 
 
 def _feed_forward(

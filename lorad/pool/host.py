@@ -111,18 +111,26 @@ class _Start:
             is_lodger = self.config.mode == "timesliced" and trainer.capabilities().offload
             if is_lodger:
                 await trainer.offload()
-            return _Training(trainer, checksum, trainer if is_lodger else None)
+            return _Training(trainer, checksum, trainer if is_lodger else None, await self._teacher())
         except BaseException:
             await trainer.shut_down()
             raise
 
     async def _training_on(self, base: Base) -> _Training:
-        config, teacher = self.config, None
-        trainer: Trainer = self.trainer_type(base, self.compute, config.model)
-        if config.teacher_path:
-            held = await self.compute.run(_load, config, self.facts, config.teacher_path)
-            teacher = self.trainer_type(held, self.compute, config.teacher)
-        return _Training(trainer, await trainer.base_checksum(), teacher=teacher)
+        trainer: Trainer = self.trainer_type(base, self.compute, self.config.model)
+        return _Training(trainer, await trainer.base_checksum(), teacher=await self._teacher())
+
+    async def _teacher(self) -> Trainer | None:
+        """Load the teacher into the pool's process, whose end is its end, also where the trainer is made of
+        ranks: it is never trained, and needs the builtin trainer alone.
+        """
+        config = self.config
+        if not config.teacher_path:
+            return None
+        kind: Any = self.trainer_type if config.ranks is None else trainer_class("builtin")
+        held = await self.compute.run(_load, config, self.facts, config.teacher_path)
+        teacher: Trainer = kind(held, self.compute, config.teacher)
+        return teacher
 
     async def _ranks(self, setup: RanksSetup) -> Trainer:
         config = self.config

@@ -307,6 +307,7 @@ def _warnings(
     """List settings that are allowed and probably not meant."""
     is_rl = spec.algorithm.kind == "rl"
     rows, limit = ("prompts", "max_prompt_tokens") if is_rl else ("rows", "max_sample_tokens")
+    split = data.split if isinstance(data, TargetDataset) else 0
     unended = data.unended if isinstance(data, TargetDataset) and tokenizer.eos_ids else 0
     found = {
         "lora.init: with zero, A and B are both zero and never learn": spec.lora.init == "zero"
@@ -323,6 +324,8 @@ def _warnings(
         f"data: {data.dropped} {rows} are longer than data.{limit} and are left out": data.dropped > 0,
         f"data: {data.size} {rows} are fewer than data.prompts_per_step; a step sees some of them "
         "twice": data.size is not None and data.size < spec.data.prompts_per_step,
+        f"data: each turn of {split} chats is a sample of its own, as the chat template renders a turn in "
+        "another way once there is more": split > 0,
         f"data: {unended} turns that are trained have no end token of the model "
         f"({tokenizer.eos_ids}), so that it does not learn to end them": unended > 0,
     }

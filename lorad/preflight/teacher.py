@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from lorad.backends.registry import RANKED
 from lorad.errors import SpecError
 from lorad.models.directory import read_config, read_json
 from lorad.models.facts import ModelFacts, read_facts
@@ -26,17 +25,10 @@ class Teacher(NamedTuple):
 def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> Teacher | None:
     """Find the teacher; None where it is the run's own model. student, facts: of that.
 
-    Raises SpecError for a trainer that holds one model alone, a model that cannot be read, and one whose
-    tokens or positions are not the student's.
+    Raises SpecError for a model that cannot be read, and one whose tokens or positions are not the student's.
     """
     if (wanted := spec.algorithm.teacher) is None:
         return None
-    if spec.trainer.backend in RANKED:
-        raise SpecError(
-            f"the {spec.trainer.backend} trainer holds one model alone",
-            key=_KEY,
-            hint="Use trainer.backend builtin, or a teacher on the run's own model: algorithm.kl.reference.",
-        )
     try:
         directory = model_directory(wanted, cwd, any_architecture=False)
         read_config(directory)

@@ -355,6 +355,17 @@ LOSSES = (
 )
 
 
+class Predictions(Struct, frozen=True):
+    """What a policy makes of the targets of a batch.
+
+    logprobs: float32 [M].
+    correct: bool [M], whether no other token was more likely than the target.
+    """
+
+    logprobs: np.ndarray
+    correct: np.ndarray
+
+
 class Optimizer(Struct, frozen=True):
     """AdamW (Loshchilov & Hutter, 2019, arXiv 1711.05101); the learning rate comes with each step."""
 
@@ -368,6 +379,7 @@ class LossStats(Struct, frozen=True):
 
     `loss` is already normalised.
 
+    correct: tokens than which no other was more likely; None: not counted.
     capped: tokens whose importance weight was more than the cap.
     sampler_difference: sum of |trainer - engine| log-probability.
     importance_max: the greatest probability of a token by the trainer, in units of the engine's.
@@ -376,6 +388,7 @@ class LossStats(Struct, frozen=True):
     loss: float = 0.0
     tokens: int = 0
     entropy: float = 0.0
+    correct: float | None = None
     kl: float = 0.0
     clipped: float = 0.0
     ratio: float = 0.0
@@ -386,7 +399,9 @@ class LossStats(Struct, frozen=True):
 
     def __add__(self, other: LossStats) -> LossStats:
         both = {f: (getattr(self, f), getattr(other, f)) for f in LossStats.__struct_fields__}
-        return LossStats(**{f: max(pair) if f.endswith("_max") else sum(pair) for f, pair in both.items()})
+        known = {f: [value for value in pair if value is not None] for f, pair in both.items()}
+        joined = {f: max(some) if f.endswith("_max") else sum(some) for f, some in known.items() if some}
+        return LossStats(**joined)
 
 
 class Gradients(LossStats, frozen=True):

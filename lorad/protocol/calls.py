@@ -197,7 +197,10 @@ class Logprobs(Struct, frozen=True):
 
 
 class LogprobsResult(Struct, frozen=True):
-    logprobs: np.ndarray  # float32 [M]
+    """See `Predictions`; a pool of an older lorad does not say what is correct."""
+
+    logprobs: np.ndarray
+    correct: np.ndarray | None = None
 
 
 class Values(Struct, frozen=True):

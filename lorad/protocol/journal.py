@@ -147,6 +147,7 @@ class EvalFact(Struct, frozen=True):
     nll: negative log-likelihood of the held-out completions, nats per token, of preferences of those that are
         wanted; None where there are none.
     accuracy: share of held-out pairs that are the right way round; None without pairs.
+    token_accuracy: share of the tokens behind nll than which no other was more likely.
     sets: the further sets that were due, by name.
     samples: the file of the completions, relative to the run directory; "" where nothing was sampled.
     """
@@ -157,6 +158,7 @@ class EvalFact(Struct, frozen=True):
     failed: int
     nll: float | None = None
     accuracy: float | None = None
+    token_accuracy: float | None = None
     sets: dict[str, SetScore] = {}
     samples: str = ""
     samples_sha256: str = ""

@@ -249,24 +249,31 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:
     return square + (k3 - square).detach() if kind == "k3+" else k3
 
 
+class TokenLogprobs(NamedTuple):
+    """What a softmax says of each token, each [T]. correct: bool, whether no other is more likely."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    correct: Tensor
+
+
 def token_logprobs(
     logits: Tensor, tokens: Tensor, temperature: float | Tensor, *, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """(log-probability, entropy) of each token under softmax(logits / temperature), in fp32.
+) -> TokenLogprobs:
+    """Return what softmax(logits / temperature) says of each token, in fp32.
 
     logits: [T, vocab], overwritten when they are fp32. tokens: int64 [T]. temperature: one, or fp32 [T]. At
     most two fp32 arrays of that shape live at a time, the logits among them; their gradient takes the place
     of one. The entropy has a gradient with `entropy_gradient`, whose backward takes a third array.
     """
-    made: tuple[Tensor, Tensor] = _TokenLogprobs.apply(logits, tokens, temperature, entropy_gradient)  # type: ignore[no-untyped-call]
-    return made
+    return TokenLogprobs(*_TokenLogprobs.apply(logits, tokens, temperature, entropy_gradient))  # type: ignore[no-untyped-call]
 
 
 class _TokenLogprobs(Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, tokens: Tensor, temperature: float | Tensor, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         scores, places = logits.float(), tokens[:, None]
         scale = temperature[:, None] if isinstance(temperature, Tensor) else temperature
         if isinstance(scale, Tensor) or scale != 1.0:
@@ -280,12 +287,12 @@ class _TokenLogprobs(Function):
         entropy = normaliser - mean
         ctx.save_for_backward(powers, total, places, entropy)
         ctx.scale, ctx.dtype, ctx.entropy_gradient = scale, logits.dtype, entropy_gradient
-        if not entropy_gradient:
-            ctx.mark_non_differentiable(entropy)
-        return (chosen - normaliser)[:, 0], entropy[:, 0]
+        correct = chosen[:, 0] == 0  # the greatest was taken off
+        ctx.mark_non_differentiable(correct, *([] if entropy_gradient else [entropy]))
+        return (chosen - normaliser)[:, 0], entropy[:, 0], correct
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         """(one-hot - softmax) * grad / temperature, and d(entropy) = -p * (log p + entropy) / temperature."""
         powers, total, places, entropy = ctx.saved_tensors
         grad = grad[:, None] / ctx.scale
@@ -300,12 +307,13 @@ class _TokenLogprobs(Function):
         return powers.to(ctx.dtype), None, None, None
 
 
-def loss_stats(losses: TokenLosses, entropy: Tensor, normaliser: float) -> LossStats:
+def loss_stats(losses: TokenLosses, entropy: Tensor, correct: Tensor, normaliser: float) -> LossStats:
     """Return the sums that a trainer reports; see `LossStats`."""
     difference = losses.sampler_difference
     sums = {
         "loss": losses.loss.detach() / normaliser,
         "entropy": entropy.detach(),
+        "correct": correct.float(),
         "kl": losses.kl,
         "clipped": losses.clipped,
         "ratio": losses.ratio,

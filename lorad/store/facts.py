@@ -27,7 +27,13 @@ _NUMBERS = (
     *("version", "parent", "rank", "bytes", "problems", "failed", "position", "consumed"),
     *("to", "resumed_from"),
 )
-_OPTIONAL = {"nll": None, "accuracy": None, "samples": "", "samples_sha256": ""}  # an older lorad lacks them
+_OPTIONAL = {
+    "nll": None,
+    "accuracy": None,
+    "token_accuracy": None,
+    "samples": "",
+    "samples_sha256": "",
+}  # an older lorad lacks them
 _WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha", *_OPTIONAL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _MOST_STEPS, _MOST_ATTEMPTS, _MOST = 10**12, 10**6, 2**53
@@ -174,15 +180,16 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
     score = _SCORE
     first_eval = store.row(f"SELECT {score}, nll FROM evals {where}, attempt LIMIT 1", (run,))
     last_eval = store.row(
-        f"SELECT {score}, nll, accuracy FROM evals {where} DESC, attempt DESC LIMIT 1", (run,)
+        f"SELECT {score}, nll, accuracy, token_accuracy FROM evals {where} DESC, attempt DESC LIMIT 1",
+        (run,),
     )
     sql = "SELECT version, attested FROM versions WHERE run = ? AND lineage = 1 ORDER BY version DESC LIMIT 1"
     current = store.row(sql, (run,))
     metrics = msgspec.json.decode(last["metrics"]) if last else {}
     connection.execute(
         "UPDATE runs SET step = ?, reward = ?, tokens_per_second = ?, step_seconds = ?, eval_first = ?, "
-        "eval_last = ?, nll_first = ?, nll_last = ?, accuracy_last = ?, version = ?, signals = ?, recent = ? "
-        "WHERE name = ?",
+        "eval_last = ?, nll_first = ?, nll_last = ?, accuracy_last = ?, token_accuracy_last = ?, "
+        "version = ?, signals = ?, recent = ? WHERE name = ?",
         (
             last["step"] if last else 0,
             *(metrics.get(key) for key in ("reward", "tokens_per_second", "seconds")),
@@ -191,6 +198,7 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
             first_eval and first_eval["nll"],
             last_eval and last_eval["nll"],
             last_eval and last_eval["accuracy"],
+            last_eval and last_eval["token_accuracy"],
             current and current["version"],
             _signals(store, run, last, metrics, current),
             _recent(store, run),

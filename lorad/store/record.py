@@ -30,7 +30,7 @@ _ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of
 _DERIVED = frozenset(
     {"step", "reward", "eval_first", "eval_last", "version", "tokens_per_second", "step_seconds"}
 )
-_DERIVED |= {"signals", "recent", "nll_first", "nll_last", "accuracy_last"}
+_DERIVED |= {"signals", "recent", "nll_first", "nll_last", "accuracy_last", "token_accuracy_last"}
 _PASSING = frozenset({"waiting"})  # found again by every look at the queue
 TOLD_BY_RUNS = ("attempt", "rewind", "step", "eval", "version", "checkpoint", "warning", "end")
 _ENDING = ("runs", "aliases", "sweeps")

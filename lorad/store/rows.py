@@ -57,6 +57,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     nll_first: float | None = None
     nll_last: float | None = None
     accuracy_last: float | None = None
+    token_accuracy_last: float | None = None
     version: int | None = None
     created_at: float = 0.0
     started_at: float | None = None
@@ -214,7 +215,7 @@ class EvalRow(Struct, frozen=True, kw_only=True):
 
     problems: how many were tried.
     failed: those whose reward could not be computed.
-    nll, accuracy, sets, samples: see `EvalFact`.
+    nll, accuracy, token_accuracy, sets, samples: see `EvalFact`.
     """
 
     step: int
@@ -226,6 +227,7 @@ class EvalRow(Struct, frozen=True, kw_only=True):
     failed: int
     nll: float | None
     accuracy: float | None
+    token_accuracy: float | None
     sets: dict[str, SetScore] = {}
     samples: str = ""
     samples_sha256: str = ""

@@ -33,6 +33,7 @@ from lorad.protocol.batch import (
     Optimizer,
     PolicyLoss,
     PolicyTargets,
+    Predictions,
     ValueLoss,
     ValueTargets,
 )
@@ -191,11 +192,15 @@ class Trainer(ABC):
     async def discard_grads(self, slot: str) -> None: ...
 
     @abstractmethod
-    async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
-        """float32 [M]: log-probability of each target of the batch, dropout off.
+    async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
+        """Log-probability of each target of the batch, and whether it is the likeliest token; dropout off.
 
         Raises NotFound and ValueError (see `check_batch`) before anything is computed.
         """
+
+    async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
+        """Return the log-probabilities of `predictions`."""
+        return (await self.predictions(policy, batch, temperature)).logprobs
 
     @abstractmethod
     async def values(self, slot: str, batch: Batch) -> np.ndarray:

@@ -7,6 +7,7 @@ import pytest
 
 from lorad.adapters.peft import write_peft
 from lorad.errors import AdapterRefused
+from lorad.protocol.batch import Batch
 from lorad.trainers.base import Policy, Trainer
 from tests.conformance.reference import random_batch, reference_logprobs, reference_model
 from tests.conformance.trainer_kit import (
@@ -28,6 +29,14 @@ class Numbers(TrainerCase):
         found = await trainer.logprobs(BASE, batch, temperature=0.7)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, atol=1e-4)
+
+    async def test_correct_tokens_are_the_likeliest(self, trainer: Trainer) -> None:
+        everyone = [np.array([token], np.int32) for token in range(trainer.capabilities().vocab)]
+        batch = Batch.of([(np.array([3, 1, 2], np.int32), everyone)])
+        found = await trainer.predictions(BASE, batch)
+        assert found.correct.dtype == np.bool_ and found.correct.nonzero()[0] == [found.logprobs.argmax()]
+        await trainer.open("a", spec_for(trainer))
+        assert (await accumulate(trainer, "a", batch)).correct == 1
 
     async def test_a_new_adapter_changes_nothing(self, trainer: Trainer) -> None:
         await trainer.open("new", spec_for(trainer, dropout=0.5))

@@ -94,8 +94,13 @@ def test_rows_without_answers_have_no_reward(made: World) -> None:
     assert made.client.show("unscored").reward is None
     (_, last) = made.client.evals("unscored")
     assert last.nll is not None and last.perplexity == pytest.approx(math.exp(last.nll))
-    assert made.client.show("unscored").nll_last == last.nll
+    assert last.token_accuracy is not None and 0 < last.token_accuracy <= 1
+    found = made.client.show("unscored")
+    assert (found.nll_last, found.token_accuracy_last) == (last.nll, last.token_accuracy)
+    (step, *_) = made.client.steps("unscored")
+    assert 0 <= (step.metrics["token_accuracy"] or 0.0) <= 1
     assert "perplexity" in made.lorad("show", "unscored").stdout
+    assert "of tokens right" in made.lorad("show", "unscored").stdout
     assert "nll" in made.lorad("list", "--all").stdout
 
 

@@ -108,6 +108,7 @@ def index_of(store: Store, name: str = "sorter") -> dict[str, object]:
         "eval_last",
         "nll_first",
         "nll_last",
+        "token_accuracy_last",
         "accuracy_last",
         "version",
         "attempt",

@@ -35,7 +35,7 @@ TINY = BUILTIN["builtin:tiny"]
 SHAPES = linear_shapes(read_config(TINY))
 MODULES = tuple(sorted(module for module in SHAPES if module != "lm_head"))
 OPEN = Open(modules=MODULES, rank=8, alpha=16.0)
-DEADLINE = 60.0  # seconds that a test waits for anything
+DEADLINE = 120.0  # seconds that a test waits for anything
 
 
 def config_of(directory: Path, **changes: Any) -> PoolSetup:

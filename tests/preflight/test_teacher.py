@@ -106,7 +106,9 @@ def test_file_settings_of_a_tokenizer_do_not_matter(tmp_path: Path) -> None:
     assert preflight(convert(TAUGHT), cwd=tmp_path).teacher_path
 
 
-def test_trainer_of_ranks_refuses_a_teacher(tmp_path: Path) -> None:
-    make_teacher(tmp_path / "teacher")
-    error = refusal(tmp_path, {**TAUGHT, "trainer": {"backend": "fsdp"}})
-    assert error.key == "algorithm.teacher" and "holds one model alone" in error.problem
+def test_its_memory_counts_beside_ranks(tmp_path: Path) -> None:
+    teacher = make_teacher(tmp_path / "teacher")
+    ranks = {"trainer": {"backend": "fsdp"}}
+    facts, plain = (preflight(convert(spec | ranks), cwd=tmp_path) for spec in (TAUGHT, {}))
+    assert facts.teacher_path == str(teacher)
+    assert facts.memory_needed - plain.memory_needed == 4 * read_facts(teacher).parameters

@@ -28,6 +28,11 @@ MARKS = (
     "[INST]",
     "[/INST]",
     "<|start|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|channel|>",
+    "<|message|>",
 )
 TOOL = {
     "name": "läng",

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
-from lorad.protocol.batch import PolicyLoss
+from lorad.protocol.batch import LossStats, PolicyLoss
 from lorad.rl.loss import (
     TokenLosses,
     TokenTargets,
@@ -159,7 +159,7 @@ def test_a_coefficient_without_a_reference_is_refused() -> None:
 
 def test_temperature_scales_logprobs_and_entropy() -> None:
     logits = torch.tensor([[2 * log(1.0), 2 * log(3.0)]])  # at temperature 2: odds 1 to 3
-    logprobs, entropy = token_logprobs(logits, torch.tensor([1]), temperature=2.0)
+    logprobs, entropy, _ = token_logprobs(logits, torch.tensor([1]), temperature=2.0)
     assert logprobs.tolist() == pytest.approx([log(3 / 4)])
     assert entropy.tolist() == pytest.approx([-(1 / 4) * log(1 / 4) - (3 / 4) * log(3 / 4)])
 
@@ -173,7 +173,7 @@ def test_the_gradient_of_logprobs_is_that_of_autograd(dtype: torch.dtype) -> Non
     expected = (theirs.float() / temperature[:, None]).log_softmax(-1)
     entropy = -(expected.exp() * expected).sum(-1)
     expected.gather(-1, tokens[:, None])[:, 0].backward(grad)
-    found, found_entropy = token_logprobs(ours * 1, tokens, temperature)
+    found, found_entropy, _ = token_logprobs(ours * 1, tokens, temperature)
     found.backward(grad)
     torch.testing.assert_close(found_entropy, entropy)
     torch.testing.assert_close(ours.grad, theirs.grad)
@@ -190,7 +190,7 @@ def test_entropy_has_the_gradient_of_autograd(dtype: torch.dtype) -> None:
     entropy = -(expected.exp() * expected).sum(-1)
     torch.autograd.backward([expected.gather(-1, tokens[:, None])[:, 0], entropy], list(grads))
     made = token_logprobs(ours * 1, tokens, temperature, entropy_gradient=True)
-    torch.autograd.backward(made, list(grads))
+    torch.autograd.backward(made[:2], list(grads))
     torch.testing.assert_close(made[1].detach(), entropy.detach())
     torch.testing.assert_close(ours.grad, theirs.grad)
 
@@ -212,7 +212,7 @@ def test_one_temperature_is_that_of_every_token() -> None:
 
 
 def test_logprobs_of_bfloat16_logits_are_fp32() -> None:
-    logprobs, entropy = token_logprobs(torch.zeros(1, 3, dtype=torch.bfloat16), torch.tensor([0]), 1.0)
+    logprobs, entropy, _ = token_logprobs(torch.zeros(1, 3, dtype=torch.bfloat16), torch.tensor([0]), 1.0)
     assert logprobs.dtype == entropy.dtype == torch.float32
     assert logprobs.item() == pytest.approx(-log(3))
 
@@ -227,8 +227,8 @@ def test_statistics_are_sums_and_the_loss_is_normalised() -> None:
     loss = PolicyLoss(kl_type="k1")
     sampler, reference = values(log(0.1) - 0.5, log(0.1) + 0.25), values(log(0.1), log(0.1) - 1)
     found, _ = losses_of((1.5, 1.0), (2.0, 1.0), loss, sampler=sampler, reference=reference)
-    stats = loss_stats(found, entropy=values(0.5, 0.75), normaliser=4.0)
-    assert stats.loss == pytest.approx((-1.2 * 2.0 - 1.0) / 4)
+    stats = loss_stats(found, values(0.5, 0.75), torch.tensor([True, False]), normaliser=4.0)
+    assert stats.loss == pytest.approx((-1.2 * 2.0 - 1.0) / 4) and stats.correct == 1
     assert (stats.tokens, stats.entropy, stats.clipped, stats.ratio) == pytest.approx((2, 1.25, 1, 2.5))
     assert stats.kl == pytest.approx(log(1.5) + 1)
     assert (stats.sampler_difference, stats.sampler_difference_max) == pytest.approx((0.75, 0.5))
@@ -237,7 +237,8 @@ def test_statistics_are_sums_and_the_loss_is_normalised() -> None:
 def test_statistics_of_parts_add_up() -> None:
     found, _ = losses_of((1.5, 1.0), (2.0, 1.0), PolicyLoss(), sampler=values(-2.0, -4.0))
     parts = [TokenLosses(*(field[token : token + 1] for field in found)) for token in range(2)]
-    first, second = (loss_stats(part, torch.ones(1), 2.0) for part in parts)
-    whole = loss_stats(found, torch.ones(2), 2.0)
+    first, second = (loss_stats(part, torch.ones(1), torch.ones(1), 2.0) for part in parts)
+    whole = loss_stats(found, torch.ones(2), torch.ones(2), 2.0)
+    assert (first + second).correct == 2 and LossStats().correct is None
     assert (first + second).loss == pytest.approx(whole.loss)
     assert (first + second).sampler_difference_max == whole.sampler_difference_max

@@ -27,6 +27,7 @@ ENDS = {
     "llama3": "<|eot_id|>",
     "gemma": "<end_of_turn>",
     "mistral": "</s>",
+    "gpt_oss": "<|return|>",
 }
 
 
@@ -54,8 +55,9 @@ def refused(tokenizer: Tokenizer, cwd: Path, *rows: Any, **data: Any) -> str:
 def chat_tokenizer(directory: Path, family: str) -> Tokenizer:
     made = write(directory, (TEMPLATES / f"{family}.jinja").read_text())
     ids = json.loads((made / "tokenizer.json").read_text())["added_tokens"]
-    end = next(token["id"] for token in ids if token["content"] == ENDS[family])
-    (made / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    known = {token["content"]: token["id"] for token in ids}
+    ends = [known[ENDS[family]], known["<|call|>"]]
+    (made / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     return Tokenizer(made, date=THEN)
 
 
@@ -84,7 +86,8 @@ def test_a_turn_is_trained_with_its_end_token(family: str, tmp_path: Path) -> No
     tokenizer = chat_tokenizer(tmp_path, family)
     (example,) = load(tokenizer, tmp_path, {"messages": CHAT[:2]}).take(0, 1)
     (span,) = trained(tokenizer, example)
-    assert span.strip() == f"1{ENDS[family]}"
+    said = "<|channel|>final<|message|>1" if family == "gpt_oss" else "1"
+    assert span.strip() == f"{said}{ENDS[family]}"
     whole = tokenizer.chats([CHAT[:2]], {}, generate=False)[0]
     assert whole.startswith(example.prompt + span)
     assert example.tokens == tokenizer.encode(tokenizer.chat(CHAT[:1]))
@@ -108,16 +111,55 @@ def test_turns_of_a_prompt_are_not_trained(tmp_path: Path) -> None:
     assert "Be brief." in found[0].prompt
 
 
-def test_a_template_that_rewrites_the_past_is_refused(tmp_path: Path) -> None:
-    thinking = [
-        CHAT[0],
-        {"role": "assistant", "content": "<think>\nhm\n</think>\n\n1"},
-        *CHAT[2:],
+THOUGHT: dict[str, dict[str, str]] = {
+    "qwen3": {"role": "assistant", "content": "<think>\nhm\n</think>\n\n1"},
+    "gpt_oss": {"role": "assistant", "content": "1", "thinking": "hm"},
+}
+
+
+@pytest.mark.parametrize("family", THOUGHT)
+def test_a_rewritten_past_makes_each_turn_a_sample(family: str, tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(tmp_path, family)
+    chat = [CHAT[0], THOUGHT[family], *CHAT[2:]]
+    found = load(tokenizer, tmp_path, {"messages": CHAT[:2]}, {"messages": chat})
+    assert (found.size, found.split) == (3, 1)
+    for end, example in zip((2, 4), found.take(1, 2), strict=True):
+        (span,) = trained(tokenizer, example)
+        assert example.prompt == tokenizer.chat(chat[: end - 1])
+        assert tokenizer.chats([chat[:end]], {}, generate=False)[0].rstrip() == example.prompt + span
+        assert ("hm" in span) == (end == 2) and "hm" not in example.prompt
+    assert [example.id for example in found.take(1, 2)] == ["rows.jsonl/2.0/0", "rows.jsonl/2.1/0"]
+
+
+CALL = {"function": {"name": "add", "arguments": {"a": 1}}}
+CALLING: list[dict[str, Any]] = [
+    CHAT[0],
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "It is 2", "thinking": "hm"},
+]
+
+
+def test_tool_calls_of_gpt_oss_are_trained(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(tmp_path, "gpt_oss")
+    found = load(tokenizer, tmp_path, {"messages": CALLING})
+    (example,) = found.take(0, 1)
+    assert found.unended == found.split == 0
+    assert trained(tokenizer, example) == [
+        ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+        "<|channel|>analysis<|message|>hm<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>It is 2<|return|>",
     ]
-    told = refused(
-        chat_tokenizer(tmp_path, "qwen3"), tmp_path, {"messages": CHAT[:2]}, {"messages": thinking}
-    )
-    assert "rows.jsonl:2: the chat template renders" in told
+
+
+def test_a_turn_that_cannot_be_found_is_refused(tmp_path: Path) -> None:
+    thinking = [CALLING[0], CALLING[1] | {"thinking": "to add"}, *CALLING[2:]]  # dropped with the answer
+    rows: list[Any] = [{"messages": CHAT[:2]}, {"messages": thinking}]
+    told = refused(chat_tokenizer(tmp_path, "gpt_oss"), tmp_path, *rows)
+    assert "rows.jsonl:2: the chat template renders what is before an assistant's turn in another way" in told
+    two = {"prompt": CHAT[:1], "chosen": [THOUGHT["gpt_oss"], *CHAT[2:]], "rejected": [CHAT[1]]}
+    told = refused(chat_tokenizer(tmp_path, "gpt_oss"), tmp_path, two, algorithm="dpo")
+    assert "several turns of a preference are no one sample" in told
 
 
 @pytest.mark.parametrize(

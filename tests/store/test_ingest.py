@@ -95,11 +95,12 @@ def test_held_out_likelihood_reaches_the_run(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
         writer.append("eval", 0, EvalFact(0, None, 64, 0, nll=2.5))
-        writer.append("eval", 4, EvalFact(1, None, 64, 0, nll=0.5, accuracy=0.75))
+        writer.append("eval", 4, EvalFact(1, None, 64, 0, nll=0.5, accuracy=0.75, token_accuracy=0.9))
     ingest(store, "sorter", path)
     run = runs.get(store, "sorter")
     assert (run.nll_first, run.nll_last, run.accuracy_last) == (2.5, 0.5, 0.75)
     assert [(e.nll, e.accuracy) for e in metrics.evals(store, "sorter")] == [(2.5, None), (0.5, 0.75)]
+    assert (run.token_accuracy_last, metrics.evals(store, "sorter")[0].token_accuracy) == (0.9, None)
 
 
 def test_an_eval_may_lack_the_likelihood(store: Store, path: Path) -> None:

@@ -177,9 +177,9 @@ async def test_statistics_are_read_once_for_each_slot(
 ) -> None:
     read: list[int] = []
 
-    def counted(losses: TokenLosses, entropy: torch.Tensor, normaliser: float) -> LossStats:
-        read.append(entropy.numel())
-        return loss_stats(losses, entropy, normaliser)
+    def counted(losses: TokenLosses, *others: Any) -> LossStats:
+        read.append(losses.loss.numel())
+        return loss_stats(losses, *others)
 
     monkeypatch.setattr(passes, "loss_stats", counted)
     monkeypatch.setattr(passes, "LOGITS", 128 * 7)

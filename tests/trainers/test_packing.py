@@ -48,11 +48,19 @@ def test_prompt_is_computed_once_per_group(base: Base) -> None:
     assert pack(base, [piece]).predictors.tolist() == [2, 4, 2, 5, 6, 7, 3]
 
 
+def test_rows_without_targets_leave_before_the_last_layer(base: Base) -> None:
+    batch = Batch.of([(tokens(5, 5), [tokens(6, 7), tokens(8)]), (tokens(4, 4, 4), [tokens(3, 2)])])
+    found = pack(base, list(plan(batch, 5, share=True)))
+    assert found.ids[0].tolist() == [5, 5, 6, 4, 4, 4, 3]
+    assert (found.leaving.tolist(), found.places.tolist()) == ([1, 2, 5, 6], [0, 1, 0, 2, 3])
+    assert found.parts == (slice(0, 2), slice(2, 4))
+
+
 def test_equal_samples_of_a_group_are_computed_once(base: Base) -> None:
     group = [tokens(6, 7), tokens(8, 9), tokens(6, 7)]
     (piece,) = plan(Batch.of([(tokens(5), group), (tokens(5), group[:1])]), 100, share=True)
-    assert ids_of(base, piece) == [5, 5, 6, 8, 6]  # the other group has a prompt of its own
-    assert pack(base, [piece]).predictors.tolist() == [0, 2, 0, 3, 0, 2, 1, 4]
+    assert ids_of(base, piece) == [5, 5, 6, 6, 8]  # the other group has a prompt of its own
+    assert pack(base, [piece]).predictors.tolist() == [0, 3, 0, 4, 0, 3, 1, 2]
 
 
 def test_with_dropout_every_sample_is_computed_for_itself(base: Base) -> None:
@@ -72,7 +80,7 @@ def test_a_batch_without_samples_has_no_piece() -> None:
 def test_prompt_without_samples_is_not_computed(base: Base) -> None:
     groups = [(tokens(9, 9), []), (tokens(5), [tokens(6, 7)])]
     (piece,) = plan(Batch.of([*groups, *groups, groups[0]]), 100, share=True)
-    assert ids_of(base, piece) == [5, 5, 6, 6]
+    assert ids_of(base, piece) == [5, 6, 5, 6]
 
 
 def test_pieces_of_several_slots_share_micro_batches(base: Base) -> None:

@@ -24,11 +24,16 @@ def evaluation_due(session: Session, step: int | None = None) -> bool:
     return bool(session.problems) and every > 0 and (step % every == 0 or step >= session.params.steps)
 
 
-def evaluate(session: Session, nll: float | None = None, accuracy: float | None = None) -> None:
+def evaluate(
+    session: Session,
+    nll: float | None = None,
+    token_accuracy: float | None = None,
+    pair_accuracy: float | None = None,
+) -> None:
     """Journal what completions of the current version come to, and keep them; afterwards
     `session.standstill` says whether the run is to end.
 
-    nll, accuracy: see `EvalFact`.
+    nll, token_accuracy, pair_accuracy: see `EvalFact`.
     """
     HEART.work("evaluate")
     state = session.state
@@ -38,11 +43,12 @@ def evaluate(session: Session, nll: float | None = None, accuracy: float | None 
         lines += more
     main = scores.pop(MAIN, SetScore(None, 0, 0))
     path, digest = write_samples(session, state.step, lines, session.run_dir.evals) if lines else ("", "")
-    figures = (main.score, main.problems, main.failed, nll, accuracy)
+    figures = (main.score, main.problems, main.failed, nll, pair_accuracy, token_accuracy)
     fact = EvalFact(state.version, *figures, sets=scores, samples=path, samples_sha256=digest)
     session.journal.append("eval", state.step, fact)
     progress.add(session, state.step, fact)
     likely = "" if nll is None else f", nll {nll:.4f}"
+    likely += "" if token_accuracy is None else f", {token_accuracy:.1%} of tokens right"
     missing = f", {main.failed} rewards failed" if main.failed else ""
     print(
         f"eval at step {state.step}: {number(main.score) or '-'} on {main.problems} problems{likely}{missing}"

@@ -51,7 +51,8 @@ async def logprobs(pool: Pool, call: calls.Call, args: calls.Logprobs) -> calls.
     trainer, policy = _asked(pool, tenant, args.of)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
-            return calls.LogprobsResult(await trainer.logprobs(policy, args.batch, args.temperature))
+            found = await trainer.predictions(policy, args.batch, args.temperature)
+    return calls.LogprobsResult(found.logprobs, found.correct)
 
 
 def _asked(pool: Pool, tenant: Tenant, of: calls.LogprobsOf) -> tuple[Trainer, Policy]:

@@ -3,7 +3,9 @@
 A chat is rendered up to an assistant's turn, with the generation prompt, and again with that turn: the
 difference is what the assistant says, with its end-of-turn token. What is behind the last end token of a turn
 (a line break, in many templates) is not trained. Where nothing follows what is said, as in plain text, an end
-token is added. Each part is tokenised behind the parts before it, where the
+token is added. A template that renders a turn otherwise once there is more (it drops what was thought, or
+ends the last turn with a token of its own) makes a sample of each turn, behind what it writes before that
+turn. Each part is tokenised behind the parts before it, where the
 tokens of these stay the same, as they do at special tokens; else by itself.
 """
 
@@ -12,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -56,10 +59,15 @@ class _Part(Struct, frozen=True):
     is_bare: bool = False
 
 
+_Group = list[list[_Part]]  # samples of one prompt
+_REWRITES = "the chat template renders what is before an assistant's turn in another way"
+
+
 class _Kept(Struct, frozen=True, eq=False):
-    """A row that is trained on. prompt: int32, tokens of `text`."""
+    """A row that is trained on, or a turn of one. name: of it. prompt: int32, tokens of `text`."""
 
     row: Row
+    name: str
     text: str
     prompt: np.ndarray
     targets: tuple[Target, ...]
@@ -87,6 +95,7 @@ class TargetDataset(Dataset):
     """Rows in memory, tokenised.
 
     form: what the rows are. unended: trained turns without an end token, which a model learns not to end.
+    split: rows of which each turn is a sample.
     """
 
     def __init__(
@@ -101,7 +110,7 @@ class TargetDataset(Dataset):
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
         name = name_of(sources)
         self._name, self._data, self._tokenizer = name, data, tokenizer
-        self.unended = 0
+        self.unended = self.split = 0
         rows = iter(rows)
         first = list(islice(rows, 1))
         self.form: DataFormat = format_of(first[0], data, algorithm) if first else "auto"
@@ -147,28 +156,35 @@ class TargetDataset(Dataset):
     def _example(self, kept: _Kept, epoch: int) -> Example:
         answer = text_of(value_of(kept.row, self._data, "answer_key")) if self.has_answers else ""
         row = kept.row
-        name = f"{row.source or self._name}/{row.number}/{epoch}"
+        name = f"{row.source or self._name}/{kept.name}/{epoch}"
         tokens = kept.prompt.tolist()
         return Example(name, kept.text, answer, tokens, row.values, kept.targets, source=row.source)
 
     def _read(self, rows: Iterable[Row]) -> Iterator[_Kept]:
         rows = iter(rows)
         while chunk := list(islice(rows, CHUNK)):
-            for row, samples in zip(chunk, self._parts(chunk), strict=True):
-                prompt = self._prompt(row, samples[0][0].text)
-                if samples[0][0] != samples[-1][0]:
-                    raise SpecError(
-                        f"{row.where}: chosen and rejected differ before the assistant's turn",
-                        hint="Both answer the same prompt.",
-                    )
-                if self.form == "labels":
-                    label_of(row, self._data)
-                targets = tuple(self._target(row, prompt, parts) for parts in samples)
-                kept = self._cut(prompt, targets)
-                if kept is None:
-                    self.dropped += 1
-                else:
-                    yield _Kept(row, samples[0][0].text, prompt, kept)
+            for row, groups in zip(chunk, self._parts(chunk), strict=True):
+                self.split += len(groups) > 1
+                for number, samples in enumerate(groups):
+                    name = f"{row.number}.{number}" if len(groups) > 1 else str(row.number)
+                    yield from self._group(row, name, samples)
+
+    def _group(self, row: Row, name: str, samples: _Group) -> Iterator[_Kept]:
+        """Tokenise samples of one prompt, and yield them unless they are too long."""
+        prompt = self._prompt(row, samples[0][0].text)
+        if samples[0][0] != samples[-1][0]:
+            raise SpecError(
+                f"{row.where}: chosen and rejected differ before the assistant's turn",
+                hint="Both answer the same prompt.",
+            )
+        if self.form == "labels":
+            label_of(row, self._data)
+        targets = tuple(self._target(row, prompt, parts) for parts in samples)
+        kept = self._cut(prompt, targets)
+        if kept is None:
+            self.dropped += 1
+        else:
+            yield _Kept(row, name, samples[0][0].text, prompt, kept)
 
     def _cut(self, prompt: np.ndarray, targets: tuple[Target, ...]) -> tuple[Target, ...] | None:
         """Return the completions within data.max_sample_tokens; None where the row is left out."""
@@ -211,8 +227,8 @@ class TargetDataset(Dataset):
     def _templated(self) -> bool:
         return self._data.chat_template == "auto" and self._tokenizer.has_chat_template
 
-    def _parts(self, rows: Sequence[Row]) -> list[list[list[_Part]]]:
-        """Return the parts of each sample of each row. Raises SpecError."""
+    def _parts(self, rows: Sequence[Row]) -> list[list[_Group]]:
+        """Return the groups of each row. Raises SpecError."""
         if self._templated:
             return self._rendered(rows)
         never = self._data.chat_template == "never"
@@ -220,10 +236,10 @@ class TargetDataset(Dataset):
         found = []
         for row in rows:
             prompt, completions = plain_of(row, self._data, self.form, why)
-            found.append([[_Part(prompt, False), _Part(text, True, True)] for text in completions])
+            found.append([[[_Part(prompt, False), _Part(text, True, True)] for text in completions]])
         return found
 
-    def _rendered(self, rows: Sequence[Row]) -> list[list[list[_Part]]]:
+    def _rendered(self, rows: Sequence[Row]) -> list[list[_Group]]:
         """Render each chat up to each trained turn and with it."""
         chats = [(row, turns) for row in rows for turns in self._chats(row)]
         places = [(row, turns, place) for row, turns in chats for place in turns.trained]
@@ -232,13 +248,19 @@ class TargetDataset(Dataset):
             [(row, turns.messages[: place + 1]) for row, turns, place in places], generate=False
         )
         texts = zip(before, after, strict=True)
-        samples = {
-            id(turns): _parts_of(row, turns, [next(texts) for _ in turns.trained]) for row, turns in chats
-        }
-        found: dict[str, list[list[_Part]]] = {row.where: [] for row in rows}
+        found: dict[str, list[_Group]] = {row.where: [] for row in rows}
         for row, turns in chats:
-            found[row.where].append(samples[id(turns)])
-        return [found[row.where] for row in rows]
+            found[row.where].append(_samples_of(row, turns, [next(texts) for _ in turns.trained]))
+        return [self._grouped(row, found[row.where]) for row in rows]
+
+    def _grouped(self, row: Row, chats: list[_Group]) -> list[_Group]:
+        """Return the groups of a row: its chats side by side, or the samples of its only one, each alone."""
+        if len(chats) > 1 and any(len(samples) > 1 for samples in chats):
+            raise SpecError(
+                f"{row.where}: {_REWRITES}, so that several turns of a preference are no one sample",
+                hint="Let chosen and rejected differ in their last turn alone.",
+            )
+        return [[samples[0] for samples in chats]] if len(chats) > 1 else [[sample] for sample in chats[0]]
 
     def _chats(self, row: Row) -> list[Turns]:
         found = []
@@ -260,26 +282,29 @@ class TargetDataset(Dataset):
             raise refusal(error, chats[error.index][0].where) from error
 
 
-def _parts_of(row: Row, turns: Turns, texts: Sequence[tuple[str, str]]) -> list[_Part]:
-    """Cut a chat into parts.
+def _samples_of(row: Row, turns: Turns, texts: Sequence[tuple[str, str]]) -> list[list[_Part]]:
+    """Cut a chat into parts: of one sample, or of one for each turn where the template rewrites the past.
 
-    texts: the chat up to each trained turn, and with that turn. Raises SpecError where one does not begin
-    with the one before it.
+    texts: the chat up to each trained turn, and with that turn. Raises SpecError where the second does not
+    begin with the first.
     """
-    parts, text = list[_Part](), ""
-    for before, after in texts:
-        if not (before.startswith(text) and after.startswith(before)):
-            raise SpecError(
-                f"{row.where}: the chat template renders what is before an assistant's turn in another way "
-                "with that turn, so that the turn cannot be found in the text",
-                hint="Templates that drop what was thought do so: split such chats into rows of one answer "
-                "each, or set a variable of the template by data.chat_template_kwargs.",
-            )
-        parts += [_Part(before[len(text) :], False), _Part(after[len(before) :], True)]
+    if not all(after.startswith(before) for before, after in texts):
+        raise SpecError(
+            f"{row.where}: {_REWRITES} with that turn, so that the turn cannot be found in the text",
+            hint="Templates that drop what was thought do so: leave that out of the messages before the last "
+            "answer, or set a variable of the template by data.chat_template_kwargs.",
+        )
+    parts, text, grows = list[_Part](), "", True
+    for place, (before, after) in zip(turns.trained, texts, strict=True):
+        grows = grows and before.startswith(text)
+        said = turns.messages[place]["content"]
+        is_bare = isinstance(said, str) and after.rstrip().endswith(said.strip())
+        parts += [_Part(before[len(text) :], False), _Part(after[len(before) :], True, is_bare)]
         text = after
-    said = turns.messages[turns.trained[-1]]["content"]
-    is_bare = isinstance(said, str) and text.rstrip().endswith(said.strip())
-    return [*parts[:-1], _Part(parts[-1].text, True, is_bare)]
+    if grows:
+        return [[msgspec.structs.replace(part, is_bare=part.is_bare and part is parts[-1]) for part in parts]]
+    wholes = [_Part(before, False) for before, _ in texts]
+    return [[whole, turn] for whole, turn in zip(wholes, parts[1::2], strict=True)]
 
 
 def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:

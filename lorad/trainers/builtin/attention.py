@@ -134,6 +134,8 @@ def _gathered(block: Block, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> 
 
 def _add_shares(layout: Layout, parts: list[Tensor]) -> None:
     """Adds to the gradients of the prompts' keys what all the sequences that share them have."""
+    if all(block.sharers is None for block in layout.blocks):
+        return
     shape = layout.prompts, layout.kv, layout.longest_prompt, layout.dim
     total = parts[0].new_zeros(shape, dtype=torch.float32)
     for block, part in zip(layout.blocks, parts, strict=True):

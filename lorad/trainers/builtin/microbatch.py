@@ -1,9 +1,11 @@
 """A batch cut into micro-batches whose prompts are computed once for all their samples.
 
 Tokens lie flat in one row and without padding, slot by slot: the prompts of its groups, then the inputs of
-its completions (all but the last token of each). Linears see one long row; only attention knows of sequences.
+its completions (all but the last token of each). A prompt with one completion is one sequence with it, as
+nobody shares it. Linears see one long row; only attention knows of sequences.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -62,16 +64,25 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """N tokens in rows, M targets; `rows` and `tokens` are the ranges of each piece among them."""
+    """N tokens in rows, of which U predict something, and M targets; `rows`, `parts` and `tokens` are the
+    ranges of each piece among them.
+    """
 
     ids: Tensor  # int64 [1, N]
     positions: Tensor  # int64 [N]
     attention: PackedAttention
-    predictors: Tensor  # int64 [M]: which of the N predicts each target
+    leaving: Tensor  # int64 [U]: which of the N predict something
+    places: Tensor  # int64 [M]: which of the U predicts each target
     targets: Tensor  # int64 [M]
     pieces: tuple[Piece, ...]
     rows: tuple[slice, ...]
+    parts: tuple[slice, ...]
     tokens: tuple[slice, ...]
+
+    @property
+    def predictors(self) -> Tensor:
+        """Return int64 [M]: which of the N predicts each target."""
+        return self.leaving[self.places]
 
 
 def _twins(batch: Batch) -> Ints:
@@ -162,14 +173,18 @@ def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
         return torch.from_numpy(joined(field).astype(np.int64, copy=False)).to(base.device)
 
     runs = Sequences(joined("starts"), joined("lengths"), joined("owner"))
+    leaving, places = np.unique(joined("predictors"), return_inverse=True)
+    kept = np.searchsorted(leaving, np.cumsum([part.ids.size for part in parts])).tolist()
     return Microbatch(
         ids=tensor("ids").unsqueeze(0),
         positions=tensor("positions"),
         attention=PackedAttention(Layout(base, row, runs)),
-        predictors=tensor("predictors"),
+        leaving=torch.from_numpy(leaving).to(base.device),
+        places=torch.from_numpy(places.reshape(-1)).to(base.device),
         targets=tensor("targets"),
         pieces=tuple(pieces),
         rows=_ranges_of([part.ids.size for part in parts]),
+        parts=tuple(slice(*ends) for ends in itertools.pairwise([0, *kept])),
         tokens=_ranges_of([part.targets.size for part in parts]),
     )
 
@@ -196,8 +211,8 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     lengths = batch.completion_lengths[samples].astype(np.int64)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples] - groups.start
     computed, twin = _firsts(piece.same[samples])
-    runs = np.concatenate([widths, lengths[computed] - 1])
-    starts = row + np.cumsum(runs) - runs
+    sizes = np.concatenate([widths, lengths[computed] - 1])
+    starts = np.cumsum(sizes) - sizes
     step, last = _steps(lengths), np.cumsum(lengths) - 1
     # The last prompt token predicts the first token of each of its samples; token j of a completion predicts
     # j + 1.
@@ -205,16 +220,35 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     predictors[last + 1 - lengths] = (starts[: len(widths)] + widths - 1)[owner]
     inputs = np.isin(np.arange(len(lengths)), computed).repeat(lengths)
     inputs[last] = False
+    order, place, runs, sharers = _in_runs(widths, owner[computed], sizes)
     trained = slice(None) if batch.sampled is None else batch.sampled[piece.tokens]
+    positions = np.concatenate([_steps(widths), (np.repeat(widths[owner], lengths) + step)[inputs]])
     return _Part(
-        ids=np.concatenate([prompts, tokens[inputs]]),
-        positions=np.concatenate([_steps(widths), (np.repeat(widths[owner], lengths) + step)[inputs]]),
-        predictors=predictors[trained],
+        ids=np.concatenate([prompts, tokens[inputs]])[order],
+        positions=positions[order],
+        predictors=row + place[predictors][trained],
         targets=tokens[trained],
-        starts=starts,
+        starts=row + np.cumsum(runs) - runs,
         lengths=runs,
-        owner=np.concatenate([np.full(len(widths), -1), owner[computed] + run]),
+        owner=np.concatenate([np.full(len(widths), -1), sharers + run]),
     )
+
+
+def _in_runs(widths: Ints, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Put the only completion of a prompt behind it: (tokens in the order of their runs, the place of each
+    token, the length of each run, the prompts of the runs that share one).
+
+    widths: of the prompts. owner: of each completion that is computed. sizes: of prompts and completions.
+    """
+    alone = (np.bincount(owner, minlength=len(widths)) == 1)[owner]
+    own = np.where(alone, owner, len(widths) + np.cumsum(~alone) - 1)
+    run = np.concatenate([np.arange(len(widths)), own])
+    order = np.argsort(np.repeat(run, sizes), kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    lengths = np.zeros(len(widths) + int((~alone).sum()), np.int64)
+    np.add.at(lengths, run, sizes)
+    return order, place, lengths, owner[~alone]
 
 
 def _firsts(same: Ints) -> tuple[Ints, Ints]:

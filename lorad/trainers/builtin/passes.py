@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from lorad.models.base import Base
-from lorad.models.decoder import LayerForward, at_once, hidden, logits
+from lorad.models.decoder import Last, LayerForward, at_once, hidden, logits
 from lorad.models.ops import recomputed
 from lorad.protocol.batch import Gradients, PolicyLoss
 from lorad.rl.loss import (
+    TokenLogprobs,
     TokenLosses,
     TokenTargets,
     loss_stats,
@@ -42,15 +43,19 @@ _Run = Callable[[LayerForward, Tensor], Tensor]
 
 
 @torch.no_grad()
-def score(base: Base, rows: Microbatch, lora: SlotLora | None, temperature: float) -> np.ndarray:
-    """float32 [M]: the log-probability of each target of the micro-batch."""
+def score(
+    base: Base, rows: Microbatch, lora: SlotLora | None, temperature: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """(float32 [M], bool [M]): log-probability of each target of the micro-batch, and whether it is the
+    likeliest token.
+    """
     states = predicting_states(base, rows, lora, at_once)
     parts = []
     for chunk in _chunks(base, rows):
         made = logits(base, states[chunk], None if lora is None else lora.at(_within(rows.tokens, chunk)))
-        parts.append(token_logprobs(made, rows.targets[chunk], temperature)[0])
-    result: np.ndarray = torch.cat(parts).cpu().numpy()
-    return result
+        parts.append(token_logprobs(made, rows.targets[chunk], temperature))
+    logprobs, _, correct = (torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True))
+    return logprobs, correct
 
 
 def forward_backward(
@@ -70,17 +75,18 @@ def forward_backward(
         made = logits(base, part, lora.at(ranges))
         some = temperature[chunk] if isinstance(temperature, Tensor) else temperature
         has_bonus = any(w.loss.entropy_coef for w in work)
-        logprobs, entropy = token_logprobs(made, rows.targets[chunk], some, entropy_gradient=has_bonus)
+        likely = token_logprobs(made, rows.targets[chunk], some, entropy_gradient=has_bonus)
         del made
         totals = []
         for index, (inside, whole) in enumerate(zip(ranges, rows.tokens, strict=True)):
             if inside.stop > inside.start:
                 first, w = chunk.start + inside.start - whole.start, work[index]
                 those = wanted[index].at(slice(first, first + inside.stop - inside.start))
-                losses = token_losses(logprobs[inside], those, w.loss, entropy[inside])
+                here = TokenLogprobs(*(values[inside] for values in likely))
+                losses = token_losses(here.logprobs, those, w.loss, here.entropy)
                 totals.append(losses.loss.sum() / w.normaliser)
                 kept = losses._replace(loss=losses.loss.detach())
-                found[index].append(_Found(kept, entropy[inside].detach(), logprobs[inside].detach()))
+                found[index].append(_Found(kept, TokenLogprobs(*(values.detach() for values in here))))
         torch.autograd.backward(totals)
         if part.grad is not None:
             gradients[chunk] = part.grad
@@ -125,17 +131,18 @@ class _Found(NamedTuple):
     """What the statistics need of some tokens; without gradient."""
 
     losses: TokenLosses
-    entropy: Tensor
-    logprobs: Tensor
+    likely: TokenLogprobs
 
 
 def _gradients(parts: Sequence[_Found], work: GradientWork) -> Gradients:
     losses = TokenLosses(
         *(torch.cat(columns) for columns in zip(*(part.losses for part in parts), strict=True))
     )
-    stats = loss_stats(losses, torch.cat([part.entropy for part in parts]), work.normaliser)
-    asked = work.loss.returns_logprobs
-    return Gradients.of(stats, torch.cat([part.logprobs for part in parts]).cpu().numpy() if asked else None)
+    likely = TokenLogprobs(
+        *(torch.cat(columns) for columns in zip(*(part.likely for part in parts), strict=True))
+    )
+    stats = loss_stats(losses, likely.entropy, likely.correct, work.normaliser)
+    return Gradients.of(stats, likely.logprobs.cpu().numpy() if work.loss.returns_logprobs else None)
 
 
 def recomputing(lora: SlotLora) -> _Run:
@@ -154,8 +161,9 @@ def recomputing(lora: SlotLora) -> _Run:
 
 def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """[M, hidden]: the last hidden state at the position that predicts each target."""
-    states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run)
-    return states[0].index_select(0, rows.predictors)
+    last = Last(rows.leaving, None if lora is None else lora.at(rows.parts))
+    states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run, last)
+    return states.index_select(0, rows.places)
 
 
 def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:

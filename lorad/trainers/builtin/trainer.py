@@ -22,6 +22,7 @@ from lorad.protocol.batch import (
     Optimizer,
     PolicyLoss,
     PolicyTargets,
+    Predictions,
     ValueLoss,
     ValueTargets,
 )
@@ -136,16 +137,17 @@ class BuiltinTrainer(Trainer):
     async def discard_grads(self, slot: str) -> None:
         await self._compute.run(self._trained(slot).grads.zero_)
 
-    async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
+    async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
         held = None if policy.slot is None else self._slot(policy.slot)
         check_batch(batch, self.capabilities(), temperature)
-        result = np.empty(batch.targets.size, np.float32)
+        size = batch.targets.size
+        result = Predictions(np.empty(size, np.float32), np.empty(size, np.bool_))
         pieces = list(
             plan(batch, held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH, share=True)
         )
         quanta = (partial(self._score, held, piece, temperature, policy.amplify) for piece in pieces)
-        for piece, scores in zip(pieces, await self._compute.each(quanta), strict=True):
-            result[piece.targets] = scores
+        for piece, found in zip(pieces, await self._compute.each(quanta), strict=True):
+            result.logprobs[piece.targets], result.correct[piece.targets] = found
         return result
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
@@ -220,7 +222,9 @@ class BuiltinTrainer(Trainer):
         pairs = zip(joined.values(), stats, strict=True)
         return dict(zip(joined, pairs, strict=True))
 
-    def _score(self, slot: Slot | None, piece: Piece, temperature: float, amplify: float) -> np.ndarray:
+    def _score(
+        self, slot: Slot | None, piece: Piece, temperature: float, amplify: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         rows = pack(self._base, [piece])
         lora = None if slot is None else SlotLora([slot], rows.rows, train=False, amplify=amplify)
         return passes.score(self._base, rows, lora, temperature)

@@ -22,6 +22,7 @@ from lorad.protocol.batch import (
     Optimizer,
     PolicyLoss,
     PolicyTargets,
+    Predictions,
     ValueLoss,
     ValueTargets,
 )
@@ -147,14 +148,14 @@ class DiscardGrads(Call, frozen=True):
         trainer.discard_grads(self.slot)
 
 
-class Logprobs(Call, frozen=True):
+class Predict(Call, frozen=True):
     policy: Policy
     batch: Batch
     temperature: float
-    answer = Answer[np.ndarray]
+    answer = Answer[Predictions]
 
-    def do(self, trainer: RankTrainer) -> np.ndarray:
-        return trainer.logprobs(self.policy, self.batch, self.temperature)
+    def do(self, trainer: RankTrainer) -> Predictions:
+        return trainer.predictions(self.policy, self.batch, self.temperature)
 
 
 class Values(Call, frozen=True):
@@ -231,7 +232,7 @@ class Request(Struct, frozen=True):
         | ForwardBackward
         | OptimStep
         | DiscardGrads
-        | Logprobs
+        | Predict
         | Values
         | ValueBackward
         | Export

@@ -16,6 +16,7 @@ from lorad.protocol.batch import (
     Optimizer,
     PolicyLoss,
     PolicyTargets,
+    Predictions,
     ValueLoss,
     ValueTargets,
 )
@@ -127,9 +128,9 @@ class RemoteTrainer(Trainer):
     async def discard_grads(self, slot: str) -> None:
         await self._processes.ask(calls.DiscardGrads(slot))
 
-    async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
+    async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
         check_batch(batch, self.capabilities(), temperature)
-        found: np.ndarray = await self._processes.ask(calls.Logprobs(policy, batch, temperature))
+        found: Predictions = await self._processes.ask(calls.Predict(policy, batch, temperature))
         return found
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:

@@ -6,6 +6,7 @@ same grounds everywhere; where ranks may disagree (files), they ask each other f
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from lorad.protocol.batch import (
     Optimizer,
     PolicyLoss,
     PolicyTargets,
+    Predictions,
     ValueLoss,
     ValueTargets,
 )
@@ -80,7 +82,7 @@ class Losses:
             if not rows.targets.numel():
                 return logits.sum() * 0.0  # the graph is walked all the same: other ranks wait for this one
             work = self._work
-            logprobs, entropy = token_logprobs(
+            logprobs, entropy, correct = token_logprobs(
                 logits,
                 rows.targets,
                 work.loss.temperature,
@@ -92,7 +94,8 @@ class Losses:
             targets = token_targets(work.targets, rows.places, self._device)
             targets = sequence_ratios(logprobs.detach(), targets, work.loss, lengths.to(self._device))
             losses = token_losses(logprobs, targets, work.loss, entropy)
-            self.stats += loss_stats(losses._replace(loss=losses.loss.detach()), entropy, work.normaliser)
+            kept = losses._replace(loss=losses.loss.detach())
+            self.stats += loss_stats(kept, entropy, correct, work.normaliser)
             return losses.loss.sum() / work.normaliser
 
         return loss_of
@@ -103,13 +106,17 @@ def _over_ranks(mine: LossStats, dp: DataParallel, device: torch.device) -> Loss
     if dp.size == 1:
         return mine
     names = mine.__struct_fields__
-    sums = torch.tensor([getattr(mine, name) for name in names], dtype=torch.float64, device=device)
+    known = [getattr(mine, name) for name in names]
+    sums = torch.tensor(
+        [math.nan if value is None else value for value in known], dtype=torch.float64, device=device
+    )
     everyone = [torch.empty_like(sums) for _ in range(dp.size)]
     torch.distributed.all_gather(everyone, sums, group=dp.group)
     total = LossStats()
     for part in everyone:
         values = dict(zip(names, part.tolist(), strict=True))
-        total += LossStats(**{**values, "tokens": int(values["tokens"])})
+        correct = None if math.isnan(values["correct"]) else values["correct"]
+        total += LossStats(**{**values, "tokens": int(values["tokens"]), "correct": correct})
     return total
 
 
@@ -205,9 +212,10 @@ class RankTrainer:
         self._put_in(held)
 
         def found(row: Rows) -> Tensor:
-            return held.values(self._body.states(row, train=False, recompute=False))
+            return held.values(self._body.states(row, train=False, recompute=False))[None]
 
-        return self._per_token(batch, held.spec.tokens_per_microbatch, found)
+        (values,) = self._per_token(batch, held.spec.tokens_per_microbatch, found, 1)
+        return np.asarray(values)
 
     def value_backward(
         self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
@@ -241,29 +249,31 @@ class RankTrainer:
     def discard_grads(self, slot: str) -> None:
         self._trained(slot).grads.zero_()
 
-    def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
+    def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
         held = None if policy.slot is None else self._slot(policy.slot)
         check_batch(batch, self.capabilities(), temperature)
         if held is None:
-            return self._logprobs(None, batch, temperature)
+            return self._predictions(None, batch, temperature)
         mounted = self._put_in(held)
         with self._amplified(held, mounted, policy.amplify):
-            return self._logprobs(held, batch, temperature)
+            return self._predictions(held, batch, temperature)
 
-    def _logprobs(self, held: Slot | None, batch: Batch, temperature: float) -> np.ndarray:
+    def _predictions(self, held: Slot | None, batch: Batch, temperature: float) -> Predictions:
         def found(row: Rows) -> Tensor:
             made = self._body.logits(row, adapter=held is not None, train=False, recompute=False)
-            return token_logprobs(made, row.targets, temperature)[0]
+            likely = token_logprobs(made, row.targets, temperature)
+            return torch.stack([likely.logprobs, likely.correct.float()])
 
         budget = held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH
-        return self._per_token(batch, budget, found)
+        logprobs, correct = self._per_token(batch, budget, found, 2)
+        return Predictions(logprobs, correct > 0)
 
-    def _per_token(self, batch: Batch, budget: int, of: Callable[[Rows], Tensor]) -> np.ndarray:
-        """float32 [M] of the whole batch. of: from a micro-batch to [m] of its targets."""
-        found = torch.zeros(batch.targets.size, dtype=torch.float32, device=self._body.device)
+    def _per_token(self, batch: Batch, budget: int, of: Callable[[Rows], Tensor], count: int) -> np.ndarray:
+        """float32 [count, M] of the whole batch. of: from a micro-batch to [count, m] of its targets."""
+        found = torch.zeros(count, batch.targets.size, dtype=torch.float32, device=self._body.device)
         with torch.no_grad():
             for row in self._rows(batch, budget):
-                found[torch.from_numpy(row.places).to(found.device)] = of(row)
+                found[:, torch.from_numpy(row.places).to(found.device)] = of(row)
         result: np.ndarray = self._body.dp.add_up(found).cpu().numpy()
         return result
 

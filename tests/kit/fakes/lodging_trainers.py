@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import msgspec
-import numpy as np
 import torch
 
 from lorad.errors import PoolLost, SpecError
@@ -17,7 +16,7 @@ from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import resolve
 from lorad.models.loading import load_base
-from lorad.protocol.batch import Batch, Gradients, Optimizer, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import Batch, Gradients, Optimizer, PolicyLoss, PolicyTargets, Predictions
 from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, TrainerCapabilities, TrainerHealth
 from lorad.trainers.builtin.trainer import BuiltinTrainer
@@ -79,12 +78,17 @@ class Lodges(BuiltinTrainer):
         assert self.is_here
         return await super().open(slot, spec)
 
-    async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
+    async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
         assert self.is_here
-        return await super().logprobs(policy, batch, temperature)
+        return await super().predictions(policy, batch, temperature)
 
     async def forward_backward(
-        self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
+        self,
+        slot: str,
+        batch: Batch,
+        targets: PolicyTargets,
+        loss: PolicyLoss,
+        normaliser: float,
     ) -> Gradients:
         assert self.is_here
         return await super().forward_backward(slot, batch, targets, loss, normaliser)

@@ -18,6 +18,7 @@ from lorad.protocol.batch import (
     Optimizer,
     PolicyLoss,
     PolicyTargets,
+    Predictions,
     ValueLoss,
     ValueTargets,
 )
@@ -100,8 +101,8 @@ class Lent(Trainer):
     async def discard_grads(self, slot: str) -> None:
         await self._there(self.of.discard_grads(slot))
 
-    async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
-        return await self._there(self.of.logprobs(policy, batch, temperature))
+    async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
+        return await self._there(self.of.predictions(policy, batch, temperature))
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
         return await self._there(self.of.values(slot, batch))

@@ -156,7 +156,7 @@ async def test_cancellation_withdraws_only_calls_not_begun(trainer: RemoteTraine
     under_way = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
     opening = asyncio.create_task(trainer.open("d", SPEC))
     answered = asyncio.create_task(trainer.logprobs(Policy(), batch()))
-    await sent("Logprobs")
+    await sent("Predict")
     assert (await trainer.health()).alive and not under_way.done()
     under_way.cancel()
     opening.cancel()
@@ -185,7 +185,7 @@ async def test_killed_process_ends_all_ranks(tmp_path: Path, victim: str) -> Non
     trainer = await started(tmp_path)
     pids = family(tmp_path)
     waiting = [asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS))) for _ in range(2)]
-    await sent("Logprobs")
+    await sent("Predict")
     os.kill(pids[victim], signal.SIGKILL)
     told = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(error) for error in told] == [PoolLost] * 2
@@ -238,7 +238,7 @@ def test_py_spy_shows_a_stopped_ranks_stack(tmp_path: Path) -> None:
 async def test_waiting_for_ranks_counts_as_idle(trainer: RemoteTrainer, root: Path) -> None:
     before = HEART.beat()
     waiting = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
-    await sent("Logprobs")
+    await sent("Predict")
     assert before.doing == ""
     (root / "gate").touch()
     await waiting
