@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lorad.errors import SpecError
-from lorad.spec.yaml import compose, plain
 
 _DATA = ("data.train", "data.eval")
 _FUNCTIONS = ("reward", "reward.name", "algorithm.loss", "algorithm.advantage")
@@ -59,6 +58,8 @@ def _anchored(key: str, text: str, cwd: Path) -> str:
 
 def _anchored_sources(text: str, cwd: Path) -> str:
     """Make the paths of several sources absolute; what is none of them stays, to be refused."""
+    from lorad.spec.yaml import compose, plain  # slow: completion reads this module too
+
     try:
         node = compose(text, "override")
         given = None if node is None else plain(node, "override")
