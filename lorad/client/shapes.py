@@ -311,7 +311,8 @@ class Checkpoint(Struct, frozen=True):
 class Exported(Struct, frozen=True):
     version: str  # run@number
     path: str
-    sha256: str = ""
+    sha256: str = ""  # of the adapter
+    url: str = ""  # of the upload, where the command made one
 
 
 class Alias(Struct, frozen=True):

@@ -67,6 +67,25 @@ def test_engine_and_trainer_agree_on_every_step(demo: tuple[World, Any]) -> None
     assert max(differences) <= 1e-4
 
 
+def test_export_has_tokenizer_and_card_and_merges(demo: tuple[World, Any], tmp_path: Path) -> None:
+    made, _ = demo
+    made.lorad("export", "demo@60", tmp_path / "adapter")
+    assert {"README.md", "tokenizer.json"} <= verify(tmp_path / "adapter").keys()
+    assert "| algorithm | grpo |" in (tmp_path / "adapter" / "README.md").read_text()
+    merged = made.json("export", "demo@60", tmp_path / "model", "--merge")
+    assert merged["path"] == str(tmp_path / "model")
+    resumed = made.json(
+        "run",
+        REPOSITORY / "examples" / "demo.yaml",
+        "--name",
+        "again",
+        "--wait",
+        "trainer.steps=1",
+        f"model.path={tmp_path / 'model'}",
+    )
+    assert resumed["eval_first"] == made.json("show", "demo")["eval_last"]
+
+
 def test_peft_computes_the_same_with_exported_version(
     demo: tuple[World, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
