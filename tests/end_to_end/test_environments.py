@@ -45,6 +45,37 @@ class Hangs:
     def close(self):
         pass
 
+class Forks:
+    '''Rewrites the history before the second turn.'''
+    def reset(self, row, seed):
+        self.heard = 0
+        return Observation(row["prompt"])
+
+    def step(self, turn):
+        self.heard += 1
+        if self.heard == 2:
+            return Observation(None, float("7" in turn.text))
+        return Observation("S:72=", 0.25 * len(turn.text), replaces=True)
+
+    def close(self):
+        pass
+
+class Limited:
+    '''Never ends an episode by itself; what a limit ends earns WORTH.'''
+    WORTH = 0.5
+
+    def reset(self, row, seed):
+        return Observation(row["prompt"])
+
+    def step(self, turn):
+        return Observation("S:72=", 0.125)
+
+    def at_limit(self):
+        return self.WORTH
+
+    def close(self):
+        pass
+
 class Clock:
     '''Answers with the time.'''
     def reset(self, row, seed):
@@ -103,6 +134,29 @@ def test_replay_finds_what_differs(calm: tuple[World, dict[str, Any]]) -> None:
     assert "returned NoneType, not an Observation" in told["differences"][0]["differs"]
     refused = made.lorad("replay", "nobody", expect=3).stderr
     assert "nobody" in refused
+
+
+def test_forked_episodes_are_played_again(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    made.run("forked", "env.name=envs.py:Forks", "trainer.steps=1", text=SPEC)
+    assert made.json("replay", "forked") == {"step": 1, "episodes": 16, "differences": []}
+    (made.root / "envs.py").write_text(MINE.replace('"S:72=", 0.25', '"S:71=", 0.25'))
+    told = made.json("replay", "forked", expect=1)
+    (made.root / "envs.py").write_text(MINE)
+    assert {one["turn"] for one in told["differences"]} == {1}
+    assert len(told["differences"]) == 16
+
+
+def test_what_a_limit_earns_is_played_again(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    made.run("limited", "env.name=envs.py:Limited", "trainer.steps=1", text=SPEC)
+    assert {sample.end for sample in made.client.samples("limited", step=1)} <= {"turns", "length"}
+    assert made.json("replay", "limited") == {"step": 1, "episodes": 16, "differences": []}
+    (made.root / "envs.py").write_text(MINE.replace("WORTH = 0.5", "WORTH = 0.75"))
+    told = made.json("replay", "limited", expect=1)
+    (made.root / "envs.py").write_text(MINE)
+    assert len(told["differences"]) == 16
+    assert "0.75" in told["differences"][0]["differs"]
 
 
 @pytest.mark.parametrize("victim", ["driver", "pool"])

@@ -49,7 +49,7 @@ class _Row(Struct):
 
 
 class _Place(NamedTuple):
-    """Where a request goes on. row: None begins one. known: tokens of the context that the row has."""
+    """Which row a request continues. row: None begins one. known: tokens of the context that the row has."""
 
     context: list[int]
     row: int | None
@@ -80,7 +80,7 @@ class Chains:
         self._lock = threading.Lock()
 
     def place(self, messages: Sequence[Message], tools: _Tools) -> _Place:
-        """Find where a request goes on; a row that it continues is its own until `say` or `leave`.
+        """Find the row that a request continues, which is its own until `say` or `leave`.
 
         Raises SpecError where the chat template refuses the messages.
         """
@@ -141,9 +141,9 @@ class Chains:
                 self._rows.append(_Row(place.context, place.text, [], [], [], chat))
             row = self._rows[number]
             if place.row is not None:
-                told = place.context[place.known :]
-                row.parts.append((np.array(told, np.int32), False))
-                row.turns[-1] = changed(row.turns[-1], observation=place.text, observed=len(told))
+                heard = place.context[place.known :]
+                row.parts.append((np.array(heard, np.int32), False))
+                row.turns[-1] = changed(row.turns[-1], observation=place.text, observed=len(heard))
             row.parts.append((tokens, True))
             row.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
             row.turns.append(EpisodeTurn(text, str(chunks[-1].finish), tokens.size, row=number))

@@ -23,6 +23,8 @@ _MOST_BYTES = 16 << 20  # of a request
 class Visit:
     """An episode whose program may speak with the model.
 
+    Requests may come at the same time, from several threads.
+
     speak: samples a turn behind a context, as (context, number of the turn, most tokens).
     text_of: of a turn's tokens, with the calls in it.
     refused: the last limit that the program ran into, "turns" or "tokens".
@@ -40,15 +42,13 @@ class Visit:
     begun: int = 0
     refused: str = ""
     failed: Exception | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, chat: Chat) -> dict[str, Any]:
         """Let the model answer. Raises Refusal, and what the pool raises."""
-        if self.begun == self.turns:
-            self.refused = "turns"
-            raise Refusal(f"The episode has had its {self.turns} turns (env.turns).", code="turns_exceeded")
         if chat.tools and self.form is None:
             raise Refusal("tools: lorad does not know how this model writes calls of tools.", "tools")
-        turn, self.begun = self.begun, self.begun + 1
+        turn = self._begin()
         try:
             place = self.chains.place(as_template(chat.messages), chat.tools)
         except SpecError as error:
@@ -71,6 +71,17 @@ class Visit:
             raise
         self.chains.say(place, chunks, text, message)
         return answer_of(self.version, message, str(chunks[-1].finish), size, len(tokens))
+
+    def _begin(self) -> int:
+        """Return the number of the turn that begins. Raises Refusal when there is none left."""
+        with self.lock:
+            if self.begun == self.turns:
+                self.refused = "turns"
+                raise Refusal(
+                    f"The episode has had its {self.turns} turns (env.turns).", code="turns_exceeded"
+                )
+            self.begun += 1
+            return self.begun - 1
 
 
 class Door:
@@ -146,7 +157,7 @@ class Door:
             answer = await self._loop.run_in_executor(self._threads, visit.answer, chat)
         except Refusal as refusal:
             return web.json_response(refusal.body, status=400)
-        except LoradError as error:  # of the pool: the episode cannot go on
+        except LoradError as error:  # of the pool: the episode cannot continue
             visit.failed = error
             return web.json_response(
                 {"error": {"message": str(error), "type": "server_error", "param": None, "code": None}},
