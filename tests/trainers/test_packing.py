@@ -63,6 +63,27 @@ def test_equal_samples_of_a_group_are_computed_once(base: Base) -> None:
     assert pack(base, [piece]).predictors.tolist() == [0, 3, 0, 4, 0, 3, 1, 2]
 
 
+def test_what_all_prompts_begin_with_is_computed_once(base: Base) -> None:
+    groups = [(tokens(7, 8, 9, 1), [tokens(6, 7), tokens(8)]), (tokens(7, 8, 9), [tokens(4, 5)])]
+    (piece,) = plan(Batch.of(groups), 100, share=True)
+    found = pack(base, [piece])
+    assert (piece.stem, piece.rows) == (2, 7)
+    assert found.ids[0].tolist() == [7, 8, 9, 1, 9, 4, 6]
+    assert found.positions.tolist() == [0, 1, 2, 3, 2, 3, 4]
+    assert found.predictors.tolist() == [3, 6, 3, 4, 5]
+    (masked,) = plan(Batch.of(groups), 100, share=False)
+    assert masked.stem == 0
+
+
+def test_a_stem_is_made_where_it_leaves_out_enough(base: Base) -> None:
+    groups = [(tokens(7, *[n] * 9), [tokens(6)]) for n in range(3)]
+    longer = [(tokens(7, 7, *[n] * 9), [tokens(6)]) for n in range(3)]
+    assert [next(plan(Batch.of(some), 100, share=True)).stem for some in (groups, longer)] == [1, 2]
+    few = [(tokens(7, *[n] * 50), [tokens(6)]) for n in range(3)]
+    assert next(plan(Batch.of(few), 1000, share=True)).stem == 0
+    assert [piece.stem for piece in plan(Batch.of(longer), 11, share=True)] == [0, 0, 0]
+
+
 def test_with_dropout_every_sample_is_computed_for_itself(base: Base) -> None:
     (piece,) = plan(Batch.of([(tokens(5), [tokens(6, 7), tokens(6, 7)])]), 100, share=False)
     assert ids_of(base, piece) == [5, 6, 6]

@@ -2,12 +2,14 @@
 
 Tokens lie flat in one row and without padding, slot by slot: the prompts of its groups, then the inputs of
 its completions (all but the last token of each). A prompt with one completion is one sequence with it, as
-nobody shares it. Linears see one long row; only attention knows of sequences.
+nobody shares it. What all prompts begin with (a system prompt, the first tokens of a chat template) is a
+sequence before them, the stem, where that leaves out enough. Linears see one long row; only attention knows
+of sequences.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -19,16 +21,22 @@ from lorad.protocol.batch import Batch
 from lorad.trainers.builtin.attention import PackedAttention
 from lorad.trainers.builtin.blocks import Ints, Layout, Sequences
 
+_WORTH = 20
+"""A stem is made where it leaves out a row in so many: attention then has one more block, and a mask."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some samples of a batch that follow one another, of one slot. same: int64 [S of the batch], see
-    `twins`.
+    """Some samples of a batch that follow one another, of one slot.
+
+    same: int64 [S of the batch], see `_twins`. stem: how many tokens the prompts begin with that are computed
+    once for all of them.
     """
 
     batch: Batch
     samples: slice
     same: Ints
+    stem: int = 0
 
     @property
     def groups(self) -> slice:
@@ -56,10 +64,24 @@ class Piece:
     @property
     def rows(self) -> int:
         """Count the tokens that the forward computes for this piece."""
-        computed = np.unique(self.same[self.samples])
-        return int(
-            self.batch.prompt_lengths[self.groups].sum() + (self.batch.completion_lengths[computed] - 1).sum()
-        )
+        computed, prompts = np.unique(self.same[self.samples]), self.batch.prompt_lengths[self.groups]
+        rows = int(prompts.sum() + (self.batch.completion_lengths[computed] - 1).sum())
+        return rows - self.stem * (prompts.size - 1)
+
+    def with_stem(self) -> "Piece":
+        """Return the piece with the longest stem that its prompts have, or none where that leaves out less
+        than one row in _WORTH. The last token of each prompt stays its own.
+        """
+        batch, groups = self.batch, self.groups
+        widths = batch.prompt_lengths[groups].astype(np.int64)
+        most = int(widths.min()) - 1
+        if len(widths) < 2 or most * (len(widths) - 1) * _WORTH < self.rows:
+            return self
+        starts = (np.cumsum(batch.prompt_lengths, dtype=np.int64) - batch.prompt_lengths)[groups]
+        heads = batch.prompts[starts[:, None] + np.arange(most)]
+        apart = (heads != heads[0]).any(0)
+        stem = int(apart.argmax()) if apart.any() else most
+        return self if stem * (len(widths) - 1) * _WORTH < self.rows else replace(self, stem=stem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +119,41 @@ def _twins(batch: Batch) -> Ints:
     return np.array([first.setdefault(key, sample) for sample, key in enumerate(keys)], np.int64)
 
 
-def plan(batch: Batch, budget: int, share: bool) -> Iterator[Piece]:
+def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterator[Piece]:
     """Yield the batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by
     itself.
 
     Groups without samples are left out. share: samples of a group with the same tokens are computed once
-    (which dropout
-    forbids: each has its own masks).
+    (which dropout forbids: each has its own masks), and so is a stem. whole: groups are not cut, one that has
+    more than the budget is a piece.
     """
     batch = _without_empty_groups(batch)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
     prompts, lengths = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
     same = _twins(batch) if share else np.arange(len(lengths))
+    twins = same.tolist()
+
+    def fresh(samples: range, there: set[int]) -> int:
+        """Count the rows of samples that are not there; those of their prompt are not among them."""
+        return sum(lengths[twin] - 1 for twin in {twins[sample] for sample in samples} - there)
+
     first = rows = 0
     there: set[int] = set()
-    for sample, (twin, length) in enumerate(zip(same.tolist(), lengths, strict=True)):
-        more = 0 if twin in there else length - 1
-        if sample == first or owner[sample] != owner[sample - 1]:
-            more += prompts[owner[sample]]
-        if sample > first and rows + more > budget:
-            yield Piece(batch, slice(first, sample), same)
-            first, rows, there = sample, 0, set()
-            more = length - 1 + prompts[owner[sample]]
+    ends = np.cumsum(batch.group_sizes).tolist() if whole else range(1, len(lengths) + 1)
+    for unit in itertools.starmap(range, itertools.pairwise([0, *ends])):
+        prompt, more = prompts[owner[unit.start]], fresh(unit, there)
+        if unit.start == first or owner[unit.start] != owner[unit.start - 1]:
+            more += prompt
+        if unit.start > first and rows + more > budget:
+            piece = Piece(batch, slice(first, unit.start), same)
+            yield piece.with_stem() if share else piece
+            first, rows, there = unit.start, 0, set()
+            more = prompt + fresh(unit, there)
         rows += more
-        there.add(twin)
+        there.update(twins[sample] for sample in unit)
     if lengths:
-        yield Piece(batch, slice(first, len(lengths)), same)
+        piece = Piece(batch, slice(first, len(lengths)), same)
+        yield piece.with_stem() if share else piece
 
 
 def _without_empty_groups(batch: Batch) -> Batch:
@@ -204,51 +235,59 @@ class _Part:
 
 def _part(piece: Piece, row: int, run: int) -> _Part:
     batch, groups, samples = piece.batch, piece.groups, piece.samples
-    ends = np.cumsum(batch.prompt_lengths)
-    prompts = batch.prompts[ends[groups.start] - batch.prompt_lengths[groups.start] : ends[groups.stop - 1]]
     tokens = batch.completions[piece.tokens]
-    widths = batch.prompt_lengths[groups].astype(np.int64)
+    stem = np.full(1 if piece.stem else 0, piece.stem)
+    widths = batch.prompt_lengths[groups].astype(np.int64)  # of the prompts' own tokens: the stem is before
+    ends = np.cumsum(batch.prompt_lengths)
+    prompts = batch.prompts[ends[groups.start] - widths[0] : ends[groups.stop - 1]]
+    own = _steps(widths) >= piece.stem
+    widths -= piece.stem
     lengths = batch.completion_lengths[samples].astype(np.int64)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples] - groups.start
     computed, twin = _firsts(piece.same[samples])
-    sizes = np.concatenate([widths, lengths[computed] - 1])
+    sizes = np.concatenate([stem, widths, lengths[computed] - 1])
     starts = np.cumsum(sizes) - sizes
+    first = len(stem)  # of the prompts, among the runs
     step, last = _steps(lengths), np.cumsum(lengths) - 1
     # The last prompt token predicts the first token of each of its samples; token j of a completion predicts
     # j + 1.
-    predictors = np.repeat(starts[len(widths) :][twin], lengths) + step - 1
-    predictors[last + 1 - lengths] = (starts[: len(widths)] + widths - 1)[owner]
+    predictors = np.repeat(starts[first + len(widths) :][twin], lengths) + step - 1
+    predictors[last + 1 - lengths] = (starts[first:][: len(widths)] + widths - 1)[owner]
     inputs = np.isin(np.arange(len(lengths)), computed).repeat(lengths)
     inputs[last] = False
-    order, place, runs, sharers = _in_runs(widths, owner[computed], sizes)
+    order, place, runs, sharers = _in_runs(stem, widths, owner[computed], sizes)
     trained = slice(None) if batch.sampled is None else batch.sampled[piece.tokens]
-    positions = np.concatenate([_steps(widths), (np.repeat(widths[owner], lengths) + step)[inputs]])
+    after = (np.repeat(widths[owner], lengths) + step)[inputs]
+    positions = np.concatenate([_steps(stem), piece.stem + _steps(widths), piece.stem + after])
     return _Part(
-        ids=np.concatenate([prompts, tokens[inputs]])[order],
+        ids=np.concatenate([prompts[: piece.stem], prompts[own], tokens[inputs]])[order],
         positions=positions[order],
         predictors=row + place[predictors][trained],
         targets=tokens[trained],
         starts=row + np.cumsum(runs) - runs,
         lengths=runs,
-        owner=np.concatenate([np.full(len(widths), -1), sharers + run]),
+        owner=np.where(sharers < 0, -1, sharers + run),
     )
 
 
-def _in_runs(widths: Ints, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _in_runs(stem: Ints, widths: Ints, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Put the only completion of a prompt behind it: (tokens in the order of their runs, the place of each
-    token, the length of each run, the prompts of the runs that share one).
+    token, the length of each run, for each run the one that it shares, -1 for none).
 
-    widths: of the prompts. owner: of each completion that is computed. sizes: of prompts and completions.
+    stem: its length, if there is one. widths: of the prompts. owner: of each completion that is computed.
+    sizes: of stem, prompts and completions.
     """
+    first, count = len(stem), len(stem) + len(widths)
     alone = (np.bincount(owner, minlength=len(widths)) == 1)[owner]
-    own = np.where(alone, owner, len(widths) + np.cumsum(~alone) - 1)
-    run = np.concatenate([np.arange(len(widths)), own])
+    own = np.where(alone, first + owner, count + np.cumsum(~alone) - 1)
+    run = np.concatenate([np.arange(count), own])
     order = np.argsort(np.repeat(run, sizes), kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    lengths = np.zeros(len(widths) + int((~alone).sum()), np.int64)
+    lengths = np.zeros(count + int((~alone).sum()), np.int64)
     np.add.at(lengths, run, sizes)
-    return order, place, lengths, owner[~alone]
+    shared = np.concatenate([np.full(first, -1), np.full(len(widths), first - 1), first + owner[~alone]])
+    return order, place, lengths, shared
 
 
 def _firsts(same: Ints) -> tuple[Ints, Ints]:
