@@ -148,9 +148,9 @@ def _add_shares(layout: Layout, parts: list[Tensor]) -> None:
                 continue
             count, prefix, _, keys = block.shape
             cells = part.view(count, layout.kv, keys, layout.dim)
-            if total is not None:
+            if total is not None and block.is_shared:
                 cells.add_(total[done : done + count, :, :keys])
-                done += count
+            done += count
             if above is not None and block.sharers is not None:
                 _add_at(above[:, :, :prefix], block.sharers, cells[:, :, :prefix].to(above.dtype))
         total = above

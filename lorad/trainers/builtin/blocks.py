@@ -72,8 +72,9 @@ class Block:
 
     queries: int64 [S * heads * Q], kv head by kv head: rows of q seen as [rows * heads, head_dim]. keys:
     int64 [S * kv * K], likewise of k and v. live: [S, 1, 1, Q, 1], zero where a query is padding; None when
-    none is. level: how many runs come before each. sharers: int64 [S], the run that each sequence shares,
-    counted in the order of the blocks of its level; None on the first level.
+    none is. level: how many runs come before each. is_shared: whether others share any of them. sharers:
+    int64 [S], the run that each sequence shares, counted in the order of the blocks of its level; None on the
+    first level.
     """
 
     shape: tuple[int, int, int, int]  # S, P, Q, K
@@ -84,6 +85,7 @@ class Block:
     bias: Tensor | None  # None of fused blocks that share nothing: the kernel knows what is causal
     live: Tensor | None
     level: int
+    is_shared: bool
     sharers: Tensor | None
 
 
@@ -140,6 +142,7 @@ class Layout:
             bias=self._bias(prefixes, wide, long, fused),
             live=None if live.all() else self._tensor(live[:, None, None, :, None]).to(self._base.dtype),
             level=int(self._levels[group[0]]),
+            is_shared=bool(np.isin(group, runs.owner).any()),
             sharers=None if owner[0] < 0 else self._tensor(self._rank[owner]),
         )
 

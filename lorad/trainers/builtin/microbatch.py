@@ -2,9 +2,8 @@
 
 Tokens lie flat in one row and without padding, slot by slot: the prompts of its groups, then the inputs of
 its completions (all but the last token of each). A prompt with one completion is one sequence with it, as
-nobody shares it. What all prompts begin with (a system prompt, the first tokens of a chat template) is a
-sequence before them, the stem, where that leaves out enough. Linears see one long row; only attention knows
-of sequences.
+nobody shares it. What several prompts begin with (a system prompt, the first tokens of a chat template) is a
+sequence before them, see `stems.py`. Linears see one long row; only attention knows of sequences.
 """
 
 import itertools
@@ -20,23 +19,20 @@ from lorad.models.base import Base
 from lorad.protocol.batch import Batch
 from lorad.trainers.builtin.attention import PackedAttention
 from lorad.trainers.builtin.blocks import Ints, Layout, Sequences
-
-_WORTH = 20
-"""A stem is made where it leaves out a row in so many: attention then has one more block, and a mask."""
+from lorad.trainers.builtin.stems import NO_STEMS, Stems, stems_of
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Some samples of a batch that follow one another, of one slot.
 
-    same: int64 [S of the batch], see `_twins`. stem: how many tokens the prompts begin with that are computed
-    once for all of them.
+    same: int64 [S of the batch], see `_twins`. stems: of its prompts.
     """
 
     batch: Batch
     samples: slice
     same: Ints
-    stem: int = 0
+    stems: Stems
 
     @property
     def groups(self) -> slice:
@@ -66,22 +62,19 @@ class Piece:
         """Count the tokens that the forward computes for this piece."""
         computed, prompts = np.unique(self.same[self.samples]), self.batch.prompt_lengths[self.groups]
         rows = int(prompts.sum() + (self.batch.completion_lengths[computed] - 1).sum())
-        return rows - self.stem * (prompts.size - 1)
+        return rows - self.stems.left_out
 
-    def with_stem(self) -> "Piece":
-        """Return the piece with the longest stem that its prompts have, or none where that leaves out less
-        than one row in _WORTH. The last token of each prompt stays its own.
-        """
-        batch, groups = self.batch, self.groups
-        widths = batch.prompt_lengths[groups].astype(np.int64)
-        most = int(widths.min()) - 1
-        if len(widths) < 2 or most * (len(widths) - 1) * _WORTH < self.rows:
-            return self
-        starts = (np.cumsum(batch.prompt_lengths, dtype=np.int64) - batch.prompt_lengths)[groups]
-        heads = batch.prompts[starts[:, None] + np.arange(most)]
-        apart = (heads != heads[0]).any(0)
-        stem = int(apart.argmax()) if apart.any() else most
-        return self if stem * (len(widths) - 1) * _WORTH < self.rows else replace(self, stem=stem)
+
+def _piece(batch: Batch, samples: slice, same: Ints, share: bool) -> Piece:
+    """Return a piece, whose prompts have stems where prompts may share anything."""
+    piece = Piece(batch, samples, same, NO_STEMS)
+    if not share:
+        return piece
+    groups = piece.groups
+    ends = np.cumsum(batch.prompt_lengths)[groups].tolist()
+    widths = batch.prompt_lengths[groups].tolist()
+    prompts = [batch.prompts[end - width : end] for end, width in zip(ends, widths, strict=True)]
+    return replace(piece, stems=stems_of(prompts, piece.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +117,7 @@ def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterato
     itself.
 
     Groups without samples are left out. share: samples of a group with the same tokens are computed once
-    (which dropout forbids: each has its own masks), and so is a stem. whole: groups are not cut, one that has
+    (which dropout forbids: each has its own masks), and so are stems. whole: groups are not cut, one that has
     more than the budget is a piece.
     """
     batch = _without_empty_groups(batch)
@@ -145,15 +138,13 @@ def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterato
         if unit.start == first or owner[unit.start] != owner[unit.start - 1]:
             more += prompt
         if unit.start > first and rows + more > budget:
-            piece = Piece(batch, slice(first, unit.start), same)
-            yield piece.with_stem() if share else piece
+            yield _piece(batch, slice(first, unit.start), same, share)
             first, rows, there = unit.start, 0, set()
             more = prompt + fresh(unit, there)
         rows += more
         there.update(twins[sample] for sample in unit)
     if lengths:
-        piece = Piece(batch, slice(first, len(lengths)), same)
-        yield piece.with_stem() if share else piece
+        yield _piece(batch, slice(first, len(lengths)), same, share)
 
 
 def _without_empty_groups(batch: Batch) -> Batch:
@@ -234,20 +225,21 @@ class _Part:
 
 
 def _part(piece: Piece, row: int, run: int) -> _Part:
-    batch, groups, samples = piece.batch, piece.groups, piece.samples
+    batch, groups, samples, stems = piece.batch, piece.groups, piece.samples, piece.stems
     tokens = batch.completions[piece.tokens]
-    stem = np.full(1 if piece.stem else 0, piece.stem)
-    widths = batch.prompt_lengths[groups].astype(np.int64)  # of the prompts' own tokens: the stem is before
+    whole = batch.prompt_lengths[groups].astype(np.int64)
+    before = stems.before if stems else np.zeros_like(whole)
+    widths = whole - before  # of the prompts' own tokens
     ends = np.cumsum(batch.prompt_lengths)
-    prompts = batch.prompts[ends[groups.start] - widths[0] : ends[groups.stop - 1]]
-    own = _steps(widths) >= piece.stem
-    widths -= piece.stem
+    prompts = batch.prompts[ends[groups.start] - whole[0] : ends[groups.stop - 1]]
+    own = _steps(whole) >= np.repeat(before, whole)
+    shared = np.repeat((np.cumsum(whole) - whole)[stems.source] + stems.starts, stems.lengths)
     lengths = batch.completion_lengths[samples].astype(np.int64)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples] - groups.start
     computed, twin = _firsts(piece.same[samples])
-    sizes = np.concatenate([stem, widths, lengths[computed] - 1])
+    sizes = np.concatenate([stems.lengths, widths, lengths[computed] - 1])
     starts = np.cumsum(sizes) - sizes
-    first = len(stem)  # of the prompts, among the runs
+    first = len(stems.lengths)  # of the prompts, among the runs
     step, last = _steps(lengths), np.cumsum(lengths) - 1
     # The last prompt token predicts the first token of each of its samples; token j of a completion predicts
     # j + 1.
@@ -255,12 +247,14 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     predictors[last + 1 - lengths] = (starts[first:][: len(widths)] + widths - 1)[owner]
     inputs = np.isin(np.arange(len(lengths)), computed).repeat(lengths)
     inputs[last] = False
-    order, place, runs, sharers = _in_runs(stem, widths, owner[computed], sizes)
+    above = np.concatenate([stems.owner, stems.of if stems else np.full(len(whole), -1)])
+    order, place, runs, sharers = _in_runs(above, first, owner[computed], sizes)
     trained = slice(None) if batch.sampled is None else batch.sampled[piece.tokens]
-    after = (np.repeat(widths[owner], lengths) + step)[inputs]
-    positions = np.concatenate([_steps(stem), piece.stem + _steps(widths), piece.stem + after])
+    of_stems = _steps(stems.lengths)
+    after = (np.repeat(whole[owner], lengths) + step)[inputs]
+    positions = np.concatenate([np.repeat(stems.starts, stems.lengths) + of_stems, _steps(whole)[own], after])
     return _Part(
-        ids=np.concatenate([prompts[: piece.stem], prompts[own], tokens[inputs]])[order],
+        ids=np.concatenate([prompts[shared + of_stems], prompts[own], tokens[inputs]])[order],
         positions=positions[order],
         predictors=row + place[predictors][trained],
         targets=tokens[trained],
@@ -270,15 +264,15 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     )
 
 
-def _in_runs(stem: Ints, widths: Ints, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _in_runs(above: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Put the only completion of a prompt behind it: (tokens in the order of their runs, the place of each
     token, the length of each run, for each run the one that it shares, -1 for none).
 
-    stem: its length, if there is one. widths: of the prompts. owner: of each completion that is computed.
-    sizes: of stem, prompts and completions.
+    above: for stems and prompts the stem that they share. first: of the prompts among them. owner: of each
+    completion that is computed. sizes: of stems, prompts and completions.
     """
-    first, count = len(stem), len(stem) + len(widths)
-    alone = (np.bincount(owner, minlength=len(widths)) == 1)[owner]
+    count = len(above)
+    alone = (np.bincount(owner, minlength=count - first) == 1)[owner]
     own = np.where(alone, first + owner, count + np.cumsum(~alone) - 1)
     run = np.concatenate([np.arange(count), own])
     order = np.argsort(np.repeat(run, sizes), kind="stable")
@@ -286,8 +280,7 @@ def _in_runs(stem: Ints, widths: Ints, owner: Ints, sizes: Ints) -> tuple[Ints, 
     place[order] = np.arange(len(order))
     lengths = np.zeros(count + int((~alone).sum()), np.int64)
     np.add.at(lengths, run, sizes)
-    shared = np.concatenate([np.full(first, -1), np.full(len(widths), first - 1), first + owner[~alone]])
-    return order, place, lengths, shared
+    return order, place, lengths, np.concatenate([above, first + owner[~alone]])
 
 
 def _firsts(same: Ints) -> tuple[Ints, Ints]:
