@@ -68,7 +68,7 @@ class Preferences:
         reference: np.ndarray,
         rate: float,
     ) -> tuple[Update, Metrics]:
-        """Do one update whose gradient and log-probabilities come from one pass, with its dropout."""
+        """Do one update whose gradient and log-probabilities come from one pass."""
         loss = PolicyLoss(
             "preference",
             temperature=session.spec.rollout.temperature,

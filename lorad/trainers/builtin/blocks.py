@@ -7,6 +7,7 @@ is padded, nothing else.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ LONG = 256
 """From so many keys on, a block uses the fused kernel, whose memory does not grow with queries x keys."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sequences:
     """Runs of rows that attend causally to themselves, and before that to the run that they share and to what
     that one shares.
@@ -33,15 +34,15 @@ class Sequences:
     lengths: Ints
     owner: Ints
 
-    @property
+    @cached_property
     def prefixes(self) -> Ints:
         """Return how many tokens come before each run."""
-        return sum((length for _, length in self._above()), np.zeros_like(self.lengths))
+        return sum((length for _, length in self._above), np.zeros_like(self.lengths))
 
-    @property
+    @cached_property
     def levels(self) -> Ints:
         """Return how many runs come before each run."""
-        return sum(((above >= 0).astype(np.int64) for above, _ in self._above()), np.zeros_like(self.lengths))
+        return sum(((above >= 0).astype(np.int64) for above, _ in self._above), np.zeros_like(self.lengths))
 
     def before(self, runs: Ints) -> Ints:
         """Return [len(runs), P]: the rows that come before each run, the last one repeated for padding."""
@@ -49,21 +50,21 @@ class Sequences:
         cells = np.broadcast_to(np.arange(ends.max(initial=0)), (len(runs), ends.max(initial=0)))
         cells = np.minimum(cells, ends[:, None] - 1)
         found = np.zeros_like(cells)
-        for above, lengths in self._above():
+        for above, lengths in self._above:
             starts = ends - lengths[runs]
             inside = (cells >= starts[:, None]) & (cells < ends[:, None])
             found = np.where(inside, self.starts[above[runs]][:, None] + cells - starts[:, None], found)
             ends = starts
         return found
 
-    def _above(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield (the run above each, its length), -1 and 0 for none: the nearest first, as far as there is
-        any.
-        """
-        above = self.owner
+    @cached_property
+    def _above(self) -> list[tuple[Ints, Ints]]:
+        """(The run above each, its length), -1 and 0 for none: the nearest first, as far as there is any."""
+        above, found = self.owner, []
         while (above >= 0).any():
-            yield above, np.where(above < 0, 0, self.lengths[above])
+            found.append((above, np.where(above < 0, 0, self.lengths[above])))
             above = np.where(above < 0, -1, self.owner[above])
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +104,14 @@ class Layout:
             config.num_key_value_heads,
             config.head_dim,
         )
-        self._base, self._sequences, self._prefixes = base, sequences, sequences.prefixes
+        self._base, self._sequences = base, sequences
         groups = list(similar(sequences))
-        self._levels, ends = sequences.levels, sequences.prefixes + sequences.lengths
+        levels, ends = sequences.levels, sequences.prefixes + sequences.lengths
         self._rank = np.zeros_like(ends)  # of each run on its level, in the order of the blocks
         self.levels: list[tuple[int, int]] = []
         """Of each level: how many runs it has, and the most keys that one of them has."""
-        for level in range(max(int(self._levels[g[0]]) for g in groups) + 1):
-            there = np.concatenate([g for g in groups if self._levels[g[0]] == level])
+        for level in range(max(int(levels[g[0]]) for g in groups) + 1):
+            there = np.concatenate([g for g in groups if levels[g[0]] == level])
             self._rank[there] = np.arange(len(there))
             self.levels.append((len(there), int(ends[there].max())))
         out, home = np.zeros(rows * self.heads, np.int64), np.zeros(rows * self.kv, np.int64)
@@ -124,7 +125,7 @@ class Layout:
     def _block(self, group: Ints, out: Ints, home: Ints, outputs: int, keys: int) -> Block:
         """One block; writes where its cells are into `out` and `home`."""
         runs, rep = self._sequences, self.heads // self.kv
-        lengths, owner, prefixes = runs.lengths[group], runs.owner[group], self._prefixes[group]
+        lengths, owner, prefixes = runs.lengths[group], runs.owner[group], runs.prefixes[group]
         wide, long = int(prefixes.max()), int(lengths.max())
         own = _cells(runs.starts[group], lengths, long)
         seen = np.concatenate([runs.before(group), own], 1)
@@ -141,7 +142,7 @@ class Layout:
             keys=self._tensor(key_heads.ravel()),
             bias=self._bias(prefixes, wide, long, fused),
             live=None if live.all() else self._tensor(live[:, None, None, :, None]).to(self._base.dtype),
-            level=int(self._levels[group[0]]),
+            level=int(runs.levels[group[0]]),
             is_shared=bool(np.isin(group, runs.owner).any()),
             sharers=None if owner[0] < 0 else self._tensor(self._rank[owner]),
         )

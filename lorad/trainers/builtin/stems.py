@@ -43,11 +43,12 @@ class Stems:
 NO_STEMS = Stems(*(np.zeros(0, np.int64) for _ in range(6)))
 
 
-def stems_of(prompts: Sequence[np.ndarray], rows: int) -> Stems:
+def stems_of(tokens: Sequence[np.ndarray], rows: int) -> Stems:
     """Return the stems of prompts. The last token of each prompt stays its own, as it predicts.
 
-    rows: those that would be computed without stems.
+    tokens: int32 [t] of each. rows: those that would be computed without stems.
     """
+    prompts: list[list[int]] = [each.tolist() for each in tokens]
     found: list[tuple[int, int, int, int]] = []
     of, before = [-1] * len(prompts), [0] * len(prompts)
     alike: list[Sequence[int]] = [range(len(prompts))]
@@ -69,18 +70,18 @@ def stems_of(prompts: Sequence[np.ndarray], rows: int) -> Stems:
     return Stems(*np.array(found, np.int64).T, np.array(of, np.int64), np.array(before, np.int64))
 
 
-def _branches(prompts: Sequence[np.ndarray], alike: Sequence[int], start: int) -> list[Sequence[int]]:
+def _branches(prompts: Sequence[list[int]], alike: Sequence[int], start: int) -> list[Sequence[int]]:
     """Return which of some prompts have the same token at a place, where several have."""
     found: dict[int, list[int]] = {}
     for index in alike:
         if len(prompts[index]) > start + 1:
-            found.setdefault(int(prompts[index][start]), []).append(index)
+            found.setdefault(prompts[index][start], []).append(index)
     return [some for some in found.values() if len(some) > 1]
 
 
-def _common(prompts: Sequence[np.ndarray], start: int) -> int:
+def _common(prompts: Sequence[list[int]], start: int) -> int:
     """Return how many tokens from a place on all prompts have alike, without the last of any."""
-    end = min(map(len, prompts)) - 1
-    heads = np.stack([prompt[start:end] for prompt in prompts])
-    apart = (heads != heads[0]).any(0)
-    return int(apart.argmax()) if apart.any() else end - start
+    heads = [prompt[start:-1] for prompt in prompts]
+    first, last = min(heads), max(heads)
+    apart = (place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1])
+    return next(apart, len(first))
