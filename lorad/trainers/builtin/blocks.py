@@ -49,7 +49,7 @@ class Sequences:
         ends = self.prefixes[runs]
         cells = np.broadcast_to(np.arange(ends.max(initial=0)), (len(runs), ends.max(initial=0)))
         cells = np.minimum(cells, ends[:, None] - 1)
-        found = np.zeros_like(cells)
+        found: Ints = np.zeros_like(cells)
         for above, lengths in self._above:
             starts = ends - lengths[runs]
             inside = (cells >= starts[:, None]) & (cells < ends[:, None])

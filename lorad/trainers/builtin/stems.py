@@ -67,7 +67,8 @@ def stems_of(tokens: Sequence[np.ndarray], rows: int) -> Stems:
         alike = branches
     if not found:
         return NO_STEMS
-    return Stems(*np.array(found, np.int64).T, np.array(of, np.int64), np.array(before, np.int64))
+    sizes, starts, owner, source = np.array(found, np.int64).T
+    return Stems(sizes, starts, owner, source, np.array(of, np.int64), np.array(before, np.int64))
 
 
 def _branches(prompts: Sequence[list[int]], alike: Sequence[int], start: int) -> list[Sequence[int]]:
