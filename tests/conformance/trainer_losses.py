@@ -44,7 +44,7 @@ class Losses(Gradients):
                 assert stats.loss == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
     @pytest.mark.parametrize("wanted", PREFERENCES, ids=lambda wanted: wanted.loss)
-    async def test_losses_of_preferences_have_the_gradients_of_their_derivatives(
+    async def test_preferences_have_the_gradients_by_hand(
         self, trainer: Trainer, start: Path, wanted: Preference
     ) -> None:
         """In one pass as in two, with a micro-batch for all pairs, and for each."""
