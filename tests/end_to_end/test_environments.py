@@ -156,7 +156,7 @@ def test_what_a_limit_earns_is_played_again(calm: tuple[World, dict[str, Any]]) 
     told = made.json("replay", "limited", expect=1)
     (made.root / "envs.py").write_text(MINE)
     assert len(told["differences"]) == 16
-    assert "0.75" in told["differences"][0]["differs"]
+    assert "reward 0.875, recorded 0.625" in told["differences"][0]["differs"]
 
 
 @pytest.mark.parametrize("victim", ["driver", "pool"])
