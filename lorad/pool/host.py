@@ -341,7 +341,8 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                     ledger=ledger,
                 )
                 pool.memory = memory_for_adapters(config)
-                async with kept(_usage_file(config, root, ledger)):
+                pool.uses = _usage_file(config, root, ledger)
+                async with kept(pool.uses):
                     try:
                         yield pool
                     finally:

@@ -13,6 +13,7 @@ from lorad.pool.ledger import Ledger
 from lorad.pool.loaded import LoadedVersions
 from lorad.pool.phases import Phases
 from lorad.pool.tenants import Parties, Tenant
+from lorad.pool.usage_file import UsageFile
 from lorad.pool.work import Meter, Rate, Work
 from lorad.protocol.calls import Call, Open
 from lorad.protocol.status import PoolInfo
@@ -27,7 +28,7 @@ class Pool:
     lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`. joins: gradients of
     several runs are made in the same passes. ledger: who is billed.
 
-    memory: bytes for slots and versions, 0 when not known.
+    memory: bytes for slots and versions, 0 when not known. uses: where the ledger is written to.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Pool:
         self.joint = Joint(trainer, joins=joins)
         self.parties = Parties()
         self.memory = 0
+        self.uses: UsageFile | None = None
         self.tenants: dict[str, Tenant] = {}
         self.fences: dict[str, Fence] = {}
         self.stopping = asyncio.Event()

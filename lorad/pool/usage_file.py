@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import os
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator
@@ -30,24 +31,34 @@ _ROOM = 4 << 20  # bytes out of date
 
 
 class UsageFile:
-    """Used by one thread at a time. head: what every line says of the pool's life."""
+    """head: what every line says of the pool's life."""
 
     def __init__(self, path: Path, head: Uses, ledger: Ledger, meter: Meter | None) -> None:
         self.path, self._head, self._ledger, self._meter = path, head, ledger, meter
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._whole = self._synced = self._written = 0.0
         self._is_torn = False
+        self._lock = threading.Lock()
 
-    def write(self, *, last: bool = False) -> None:
+    def write(self, *, all: bool = False, last: bool = False) -> None:
         """Write what changed. What the disk does not take is written the next time.
 
-        last: also where no run has a slot, and onto the disk.
+        all: also where no run has a slot. last: and onto the disk; then the file is closed.
         """
+        with self._lock:
+            if self._file < 0:
+                return
+            self._write(all=all or last, last=last)
+            if last:
+                os.close(self._file)
+                self._file = -1
+
+    def _write(self, *, all: bool, last: bool) -> None:
         reading = self._meter() if self._meter is not None else None
         memory = (reading.memory if reading is not None else 0) or psutil.Process().memory_info().rss
         uses = self._ledger.settle(reading.joules if reading is not None else None, memory)
         now = time.monotonic()
-        if not (last or now - self._written >= _REST or any(use.run for use in uses)):
+        if not (all or now - self._written >= _REST or any(use.run for use in uses)):
             self._ledger.again(uses)
             return
         try:
@@ -61,9 +72,6 @@ class UsageFile:
         except OSError as error:
             log.error("%s: %s", self.path, error)
             self._ledger.again(uses)
-
-    def close(self) -> None:
-        os.close(self._file)
 
     def _append(self, uses: list[Use]) -> None:
         text = line(msgspec.structs.replace(self._head, at=time.time(), uses=uses))
@@ -98,7 +106,6 @@ async def kept(file: UsageFile) -> AsyncIterator[None]:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         file.write(last=True)
-        file.close()
 
 
 async def _keep(file: UsageFile) -> None:

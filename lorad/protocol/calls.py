@@ -355,6 +355,7 @@ VERBS: dict[str, Verb] = {
     "close": Verb(Nothing, Closed, mutates=True),
     "hello": Verb(Nothing, PoolInfo, of_run=False),
     "status": Verb(Nothing, PoolStatus, of_run=False),
+    "write_uses": Verb(Nothing, Nothing, of_run=False),
     "load_version": Verb(LoadVersion, Loaded, of_run=False),
     "attest_again": Verb(LoadVersion, Loaded, of_run=False),
     "let_go": Verb(LetGo, Nothing, of_run=False),

@@ -116,7 +116,7 @@ def test_file_has_each_change_whole(clock: Clock, tmp_path: Path) -> None:
     for _ in range(3):
         work(ledger, clock, 1.0, A)
         file.write()
-    file.close()
+    file.write(last=True)
     lines = [text.partition(b" ") for text in path.read_bytes().splitlines()]
     assert all(int(crc, 16) == zlib.crc32(text) for crc, _, text in lines)
     found = [msgspec.json.decode(text, type=Uses).uses for _, _, text in lines]
@@ -129,8 +129,8 @@ def test_file_is_written_anew(clock: Clock, tmp_path: Path, monkeypatch: pytest.
     file = UsageFile(path, HEAD, ledger, None)
     for payer in (A, B) * 20:
         work(ledger, clock, 1.0, payer)
-        file.write(last=True)
-    file.close()
+        file.write(all=True)
+    file.write(last=True)
     uses: dict[int, Use] = {}
     for text in path.read_bytes().splitlines():
         uses |= {use.entry: use for use in msgspec.json.decode(text.partition(b" ")[2], type=Uses).uses}

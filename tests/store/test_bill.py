@@ -105,7 +105,7 @@ def test_removed_run_keeps_its_bill(store: Store, tmp_path: Path) -> None:
     assert (of(store).held, of(store).wasted) == (7.0, before[0].wasted) == (7.0, 2.0)
 
 
-def test_what_a_killed_pool_did_not_report_is_nobodys(store: Store) -> None:
+def test_unreported_end_of_a_pool_is_nobodys(store: Store) -> None:
     take_in(store, report(Use(1, 0, "sorter", 1, held=6.0), Use(2, 0, held=1.0)), POOL)
     close(store, "l1", 10.0)
     close(store, "l1", 10.0)

@@ -14,7 +14,7 @@ async def show_bill(ctx: Context, call: Call) -> Bill:
     if by is None:
         raise SpecError(f"a bill by {call.text('by')}", hint=f"It is by one of: {', '.join(KEYS)}.")
     since, until = (call.number(key, -1) for key in ("since", "until"))
-    take_in_all(ctx)
+    await take_in_all(ctx)
     return await bill_of(
         ctx,
         call.caller,
