@@ -34,13 +34,15 @@ _COLUMNS = (
 def print_bill(bill: Bill) -> None:
     """Print a line for each key, what is nobody's behind them, and the sum of all."""
     lines = [*bill.rows, *([msgspec.structs.replace(bill.total, key="total")] if len(bill.rows) > 1 else [])]
-    rows = [_row(line, bill.currency) for line in lines]
-    table.print_table((bill.by, *_COLUMNS), rows, empty="Nothing was used.")
+    rows = [_row(bill.by, line, bill.currency) for line in lines]
+    after = 1 if bill.by in ("user", "day") else 0  # there is no other user in them
+    columns = (bill.by, *_COLUMNS[after:])
+    table.print_table(columns, [(row[0], *row[1 + after :]) for row in rows], empty="Nothing was used.")
 
 
-def _row(line: BillLine, currency: str) -> tuple[str, ...]:
+def _row(by: str, line: BillLine, currency: str) -> tuple[str, ...]:
     return (
-        line.key or _NOBODY,
+        _name(by, line.key),
         line.owner if line.key != "total" else "",
         duration(line.held),
         duration(line.busy),
@@ -50,8 +52,15 @@ def _row(line: BillLine, currency: str) -> tuple[str, ...]:
         "" if line.joules is None else f"{line.joules / 3.6e6:.3g} kWh",
         size(line.memory or None),
         size(line.disk),
-        "" if line.cost is None else f"{line.cost:.2f} {currency}",
+        "" if line.cost is None else f"{line.cost:{'.2f' if line.cost >= 0.1 else '.2g'}} {currency}",
     )
+
+
+def _name(by: str, key: str) -> str:
+    """Name a line: runs that are in no sweep, versions that were asked for without an alias, and the rest."""
+    if key == "-":
+        return "(no sweep)" if by == "sweep" else "(training)"
+    return f"{key}N" if by == "alias" and key.endswith("@") else key or _NOBODY
 
 
 def _count(tokens: int) -> str:

@@ -376,7 +376,8 @@ def _usage_file(config: PoolSetup, root: Path, ledger: Ledger) -> UsageFile:
         at=began,
         uses=[],
     )
-    meter = meter_of([f"GPU-{one.uuid}" for one in properties]) if is_own else None
+    uuids = [f"GPU-{getattr(one, 'uuid', '')}" for one in properties]
+    meter = meter_of(uuids) if is_own else None
     return UsageFile(log_directory(root) / USES, head, ledger, meter)
 
 

@@ -4,6 +4,7 @@ Use is kept by the hour: a time means the hour that it is in. Rows of a pool rep
 is read twice counts once.
 """
 
+import math
 import sqlite3
 import time
 from typing import Any, Literal, NamedTuple
@@ -149,15 +150,14 @@ def bill(
     if user is not None or owner_uid is not None:
         where.append("x.run <> ''")
     key, owner = _KEYS[by]
-    counts = "steps" if by in ("run", "user", "sweep", "day") else "pools"
-    sampled, trained = _TOKENS[counts]
+    source, sampled, trained = _BY_POOLS if by in ("alias", "pool") else _BY_STEPS
     sql = (
         f"SELECT {key} AS key, {owner} AS owner, x.device, total(x.held) AS held, total(x.busy) AS busy, "
         "total(x.held * x.wasted) AS wasted, sum(x.generated) AS generated, "
         f"sum({sampled}) AS sampled, sum({trained}) AS trained, sum(x.served) AS served, "
         f"sum({sampled} * x.wasted) AS wasted_tokens, "
         "sum(x.prompts) AS prompts, sum(x.cached) AS cached, sum(x.joules) AS joules, "
-        f"max(x.memory) AS memory FROM ({_USES} UNION ALL {_STEPS}) x WHERE {' AND '.join(where)} "
+        f"max(x.memory) AS memory FROM ({source}) x WHERE {' AND '.join(where)} "
         "GROUP BY 1, x.device ORDER BY held DESC, key"
     )
     return [BillRow(**row) for row in store.rows(sql, values)]
@@ -176,7 +176,7 @@ def used_lately(store: Rows, owner_uid: int, half_life: float, *, now: float | N
     """
     now = time.time() if now is None else now
     hours = _by_hour(store, owner_uid, now - 20 * half_life)
-    return sum(held * 0.5 ** (max(0.0, now - hour) / half_life) for hour, held in hours)
+    return sum(held * math.pow(0.5, max(0.0, now - hour) / half_life) for hour, held in hours)
 
 
 def _by_hour(store: Rows, owner_uid: int, since: float) -> list[tuple[int, float]]:
@@ -228,7 +228,8 @@ SELECT t.run, t.attempt, '', t.hour, r.owner, r.owner_uid, coalesce(r.sweep, '')
   t.sampled, t.trained, 0, NULL, 0, 1 - t.lineage
 FROM step_tokens t JOIN runs r ON r.name = t.run
 """
-_TOKENS = {"steps": ("x.sampled", "x.trained"), "pools": ("x.generated", "x.worked")}
+_BY_STEPS = f"{_USES} UNION ALL {_STEPS}", "x.sampled", "x.trained"
+_BY_POOLS = f"{_USES} WHERE l.life IS NOT NULL", "x.generated", "x.worked"
 _ONE_OWNER = "CASE WHEN min(x.owner) = max(x.owner) THEN min(x.owner) ELSE '' END"
 _KEYS: dict[By, tuple[str, str]] = {
     "run": ("x.run", _ONE_OWNER),

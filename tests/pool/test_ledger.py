@@ -31,8 +31,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def ledger_of(clock: Clock, **options: int) -> Ledger:
-    return Ledger(clock=clock, unix=clock, **options)
+def ledger_of(clock: Clock, *, devices: int = 1, by_calls: bool = False) -> Ledger:
+    return Ledger(clock=clock, unix=clock, devices=devices, by_calls=by_calls)
 
 
 def held(uses: list[Use]) -> dict[str, tuple[float, float]]:

@@ -30,7 +30,7 @@ def report(*uses: Use, life: str = "l1") -> Uses:
 
 
 def of(store: Store, key: str = "sorter", **options: float) -> BillRow:
-    rows = [row for row in bill(store, **options) if row.key == key and row.device]  # type: ignore[arg-type]
+    rows = [row for row in bill(store, **options) if row.key == key and row.device]
     return rows[0] if rows else BillRow(key=key)
 
 
@@ -125,7 +125,7 @@ def test_bill_of_some_hours_and_of_a_user(store: Store) -> None:
     take_in(store, report(Use(3, HOUR, held=4.0)), POOL)
     assert of(store, since=HOUR + 5.0).held == 2.0 and of(store, until=HOUR).held == 1.0
     assert [row.key for row in bill(store, user="ada")] == ["sorter"] and bill(store, user="eve") == []
-    keys = {by: {row.key: row.held for row in bill(store, by)} for by in ("user", "sweep", "alias", "pool")}  # type: ignore[arg-type]
+    keys = {by: {row.key: row.held for row in bill(store, by)} for by in ("user", "sweep", "alias", "pool")}
     assert keys["user"] == {"ada": 3.0, "": 4.0} and keys["sweep"] == {"-": 3.0, "": 4.0}
     assert keys["alias"] == {"-": 3.0, "": 4.0} and keys["pool"] == {"tiny-1": 7.0}
 
