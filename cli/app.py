@@ -67,6 +67,7 @@ _COMMANDS = {
     "generate": _Verb("serve:generate", "try a version"),
     "pools": _Verb("pools:pools_app", "base models that are kept warm"),
     "devices": _Verb("pools:devices", "what there is to run on"),
+    "bill": _Verb("pools:bill", "who used how much, and what it costs"),
     "gc": _Verb("files:gc", "delete files that nothing can ask for"),
     "top": _Verb("dashboard:top", "what the dashboard shows, in plain tables"),
     "tui": _Verb("dashboard:tui", "the dashboard, here or in a browser"),

@@ -64,6 +64,23 @@ class Client:
         and can be resumed."""
         return _as(box_shapes.Pool, self._http.delete(f"/v1/pools/{quote(pool)}?force={int(force)}"))
 
+    def bill(
+        self,
+        by: str = "run",
+        *,
+        user: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> box_shapes.Bill:
+        """Return who used how much. by: run, user, sweep, alias, pool or day. user: of theirs alone.
+
+        since, until: Unix times; use is kept by the hour. Raises SpecError.
+        """
+        times = {"since": since, "until": until}
+        query = {"by": by} | ({"user": user} if user else {})
+        query |= {key: str(int(at)) for key, at in times.items() if at is not None}
+        return _as(box_shapes.Bill, self._http.get(f"/v1/bill?{urlencode(query)}"))
+
     def devices(self) -> builtins.list[box_shapes.Device]:
         return _as(builtins.list[box_shapes.Device], self._http.list_of("/v1/devices"))
 

@@ -25,7 +25,7 @@ from lorad.daemon.process.processes import Processes
 from lorad.daemon.process.sharing import OneUser, Users
 from lorad.daemon.process.users import User
 from lorad.daemon.read_threads import Readers
-from lorad.daemon.state import LoggerState, QueueState, RequestState, ServingState, StorageState
+from lorad.daemon.state import BillState, LoggerState, QueueState, RequestState, ServingState, StorageState
 from lorad.errors import StorageError
 from lorad.protocol.journal import Reference
 from lorad.protocol.preflight import SpecFacts
@@ -66,6 +66,7 @@ class Context:
     loggers: LoggerState = field(default_factory=LoggerState)
     storage: StorageState = field(default_factory=StorageState)
     requests: RequestState = field(default_factory=RequestState)
+    bill: BillState = field(default_factory=BillState)
     users: Users = field(default_factory=OneUser)
     patience: Patience = field(default_factory=Patience)
 

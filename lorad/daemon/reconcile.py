@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lorad.daemon.beside.loggers import keep_loggers
+from lorad.daemon.bill.take_in import keep_bill
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_run
 from lorad.daemon.health import heal
@@ -163,6 +164,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     _ingest,
     _confirm,
     _reap,
+    keep_bill,
     heal,
     halve,
     keep_serving,

@@ -84,6 +84,31 @@ class RequestState:
 
 
 @dataclass
+class UsesFile:
+    """How far the file of uses of a pool's life was read, and which file it was."""
+
+    offset: int = 0
+    inode: int = 0
+    life: str = ""
+
+
+@dataclass
+class BillState:
+    """What `bill/` remembers.
+
+    files: of lives of pools whose use is not all taken in, by the directory of the life.
+    closed: directories of lives of which everything is.
+    read_at: the monotonic time at which the files of pools that are up were last read.
+    sizes: bytes of directories of runs, and the monotonic time at which they were measured.
+    """
+
+    files: dict[Path, UsesFile] = field(default_factory=dict)
+    closed: set[Path] = field(default_factory=set)
+    read_at: float = float("-inf")
+    sizes: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+
+@dataclass
 class _Disk:
     """What is known of the disk.
 

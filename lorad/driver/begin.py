@@ -138,6 +138,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             critic=_critic(session, restored),
             reference=_reference(session, restored),
             has_teacher=spec.algorithm.teacher is not None,
+            step=restored.state.step if restored else 0,
         ),
     )
     return opened

@@ -94,7 +94,8 @@ def _metrics(
     |trainer - engine| in nats, absent where samples are of older weights; then staleness_difference has that
     and staleness together. rejected: share of tokens that algorithm.correction leaves out; importance_capped:
     share whose importance weight the cap bounds; importance_max: the greatest of these weights. updates:
-    optimizer steps; skipped_updates: that loss or gradient forbade; prompts_sampled, prompts_used: with
+    optimizer steps; trained_tokens: those with a loss, once for each pass; skipped_updates: that loss or
+    gradient forbade; prompts_sampled, prompts_used: with
     dynamic sampling, those that were sampled for the step, and those whose rewards differ;
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
@@ -118,6 +119,7 @@ def _metrics(
         "failed_rewards": float((~scored.scored).sum()),
         "failed_rewards_total": float(state.failed_rewards),
         "tokens": float(rollout.tokens),
+        "trained_tokens": float(trained.total.tokens),
         "tokens_per_second": rollout.tokens / max(rollout.seconds, 1e-9),
         "staleness": float(rollout.plan.staleness),
         "seconds": seconds["total"],

@@ -24,6 +24,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "alias_moves": ("id",),
     "sweeps": ("sweep",),
     "results": ("id",),
+    "lives": ("life",),
+    "uses": ("life", "entry"),
     "events": ("id",),
 }
 _ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of these is in journals of runs

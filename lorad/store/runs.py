@@ -10,6 +10,7 @@ from typing import Any
 from lorad.errors import Conflict, NotFound
 from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
 from lorad.store import events
+from lorad.store.bill import keep_removed
 from lorad.store.db import Row, Rows, Store
 from lorad.store.rows import SUMMARY_COLUMNS, AttemptRow, QueuedRow, RunRow, RunSummary, run_row, run_summary
 
@@ -314,7 +315,7 @@ def set_fields(store: Store, name: str, **columns: Any) -> None:
 
 
 def remove(store: Store, name: str, *, by: str = "daemon") -> None:
-    """Forget a run with all its rows, and a sweep with its last run; its events stay.
+    """Forget a run with all its rows, and a sweep with its last run; its events and its bill stay.
 
     Raises NotFound, and Conflict while it works, or one of its versions is aliased or pinned.
     """
@@ -329,6 +330,7 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
         newest = (store.row("SELECT max(version) AS version FROM versions WHERE run = ?", (name,)) or {})[
             "version"
         ]
+        keep_removed(store, connection, name)
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
         is_empty = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep)"
         connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row.sweep,))

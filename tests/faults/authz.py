@@ -69,6 +69,10 @@ EXPECTED: dict[Route, list[Case]] = {
         Case("/v1/pools/none", "404 404 404 404 404"),
     ],
     ("GET", "/v1/devices"): [Case("/v1/devices", EVERYBODY)],
+    ("GET", "/v1/bill"): [
+        Case("/v1/bill?by=user", EVERYBODY),
+        Case("/v1/bill?by=colour", "422 422 422 422 422"),
+    ],
     ("GET", "/v1/events"): [
         Case("/v1/events?after=0", READ_LIST),
         Case(f"/v1/events?run={RUN}", READERS),
