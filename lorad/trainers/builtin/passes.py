@@ -104,14 +104,15 @@ def _targets(
     states: Tensor,
     temperature: float | Tensor,
 ) -> list[TokenTargets]:
-    """Return the targets of each piece. Ratios of whole samples need all log-probabilities before the first
-    chunk's gradient, so the head is passed once more for them, with the dropout of the pass that follows.
+    """Return the targets of each piece. Ratios of whole samples that are not given need all log-probabilities
+    before the first chunk's gradient, so the head is passed once more for them, with the dropout of the pass
+    that follows.
     """
     wanted = [
         token_targets(w.targets, piece.targets, base.device)
         for piece, w in zip(rows.pieces, work, strict=True)
     ]
-    if all(w.loss.ratio == "token" for w in work):
+    if all(w.loss.ratio == "token" or w.targets.sequence_log_ratios is not None for w in work):
         return wanted
     parts, drawn = [], [generator.get_state() for generator in lora.generators]
     for chunk in _chunks(base, rows):
