@@ -24,7 +24,7 @@ from lorad.driver.supervised import LINEAR, held_out_likelihood
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
-from lorad.protocol.batch import VALUE_LOSS, Optimizer
+from lorad.protocol.batch import GIVEN_RATIO, VALUE_LOSS, Optimizer
 from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, Open, OpenCritic, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
@@ -103,6 +103,7 @@ def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
     algorithm = session.spec.algorithm
     loss = policy_loss(session.spec) if algorithm.kind == "rl" else LINEAR
     needs = loss.needs + (VALUE_LOSS,) * algorithm.has_critic
+    needs += (GIVEN_RATIO,) * (loss.ratio != "token" and session.spec.env.name is not None)
     if missing := [term for term in needs if term not in info.losses]:
         raise Conflict(
             f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",

@@ -250,6 +250,8 @@ class PolicyTargets(Struct, frozen=True):
         itself (on-policy, ratio 1).
     reference_logprobs: those of the base or of the run's reference; None when the KL coefficient is 0.
     weights: what each token's loss counts; a token of weight 0 is not trained. None: 1 for each.
+    sequence_log_ratios: logarithm of the ratio of the whole sample, where `ratio` asks for that and a sample
+        may have several rows. None: each row is a sample, whose ratio the trainer computes.
     """
 
     advantages: np.ndarray
@@ -257,6 +259,7 @@ class PolicyTargets(Struct, frozen=True):
     old_logprobs: np.ndarray | None = None
     reference_logprobs: np.ndarray | None = None
     weights: np.ndarray | None = None
+    sequence_log_ratios: np.ndarray | None = None
 
     def part(self, tokens: slice) -> PolicyTargets:
         """Return the targets of some tokens, as views."""
@@ -363,12 +366,14 @@ class ValueLoss(Struct, frozen=True):
 
 
 VALUE_LOSS, OF_PAIRS = "value:clip", "surrogate:preference"
+GIVEN_RATIO = "ratio:given"  # `PolicyTargets.sequence_log_ratios`
 LOSSES = (
     *(f"surrogate:{name}" for name in get_args(Surrogate)),
     *(f"ratio:{name}" for name in get_args(Ratio)),
     *(f"kl:{name}" for name in get_args(KlType)),
     "entropy",
     VALUE_LOSS,
+    GIVEN_RATIO,
 )
 
 

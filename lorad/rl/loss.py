@@ -99,6 +99,7 @@ def token_targets(targets: PolicyTargets, tokens: slice | np.ndarray, device: to
         sampler=moved(targets.sampler_logprobs),
         old=moved(targets.old_logprobs),
         reference=moved(targets.reference_logprobs),
+        sequence=moved(targets.sequence_log_ratios),
     )
 
 
@@ -204,11 +205,12 @@ def _within_bounds(log_ratio: Tensor, advantages: Tensor, loss: PolicyLoss) -> T
 def sequence_ratios(
     logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss, lengths: Tensor
 ) -> TokenTargets:
-    """Add the mean log ratio of its sample to each token, where the loss asks for that of samples.
+    """Add the mean log ratio of its sample to each token, where the loss asks for that of samples and it was
+    not given.
 
     logprobs: [T], of whole samples. lengths: int64 [S], sums to T. Tokens of weight 0 leave the mean.
     """
-    if loss.ratio == "token":
+    if loss.ratio == "token" or targets.sequence is not None:
         return targets
     log_ratio = logprobs - targets.anchor(loss, logprobs)
     if loss.ratio == "geometric":

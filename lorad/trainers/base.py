@@ -44,7 +44,8 @@ LoraType = Literal["lora", "canonical_lora"]
 class TrainerCapabilities(Struct, frozen=True):
     """What a trainer can do; a pool asks for nothing else.
 
-    losses: the terms of `PolicyLoss.needs` that it knows, and `VALUE_LOSS` where it has critics.
+    losses: the terms of `PolicyLoss.needs` that it knows, `GIVEN_RATIO`, and `VALUE_LOSS` where it has
+        critics.
     """
 
     dtype: str  # of the base's arithmetic; adapters, gradients and Adam are fp32

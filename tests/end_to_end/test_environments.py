@@ -45,33 +45,20 @@ class Hangs:
     def close(self):
         pass
 
-class Forks:
-    '''Rewrites the history before the second turn.'''
-    def reset(self, row, seed):
-        self.heard = 0
-        return Observation(row["prompt"])
-
-    def step(self, turn):
-        self.heard += 1
-        if self.heard == 2:
-            return Observation(None, float("7" in turn.text))
-        return Observation("S:72=", 0.25 * len(turn.text), replaces=True)
-
-    def close(self):
-        pass
-
 class Limited:
-    '''Never ends an episode by itself; what a limit ends earns WORTH.'''
-    WORTH = 0.5
+    '''Never ends; its first answer replaces the history, and at the limit it counts what it heard.'''
+    def __init__(self):
+        self.heard = []
 
     def reset(self, row, seed):
         return Observation(row["prompt"])
 
     def step(self, turn):
-        return Observation("S:72=", 0.125)
+        self.heard.append(turn.text)
+        return Observation(f"S:{len(turn.text)}=", 0.1, replaces=len(self.heard) == 1)
 
     def at_limit(self):
-        return self.WORTH
+        return len("".join(self.heard)) / 100
 
     def close(self):
         pass
@@ -136,27 +123,23 @@ def test_replay_finds_what_differs(calm: tuple[World, dict[str, Any]]) -> None:
     assert "nobody" in refused
 
 
-def test_forked_episodes_are_played_again(calm: tuple[World, dict[str, Any]]) -> None:
+def test_replay_knows_forks_and_limits(calm: tuple[World, dict[str, Any]]) -> None:
     made, _ = calm
-    made.run("forked", "env.name=envs.py:Forks", "trainer.steps=1", text=SPEC)
-    assert made.json("replay", "forked") == {"step": 1, "episodes": 16, "differences": []}
-    (made.root / "envs.py").write_text(MINE.replace('"S:72=", 0.25', '"S:71=", 0.25'))
-    told = made.json("replay", "forked", expect=1)
-    (made.root / "envs.py").write_text(MINE)
-    assert {one["turn"] for one in told["differences"]} == {1}
-    assert len(told["differences"]) == 16
-
-
-def test_what_a_limit_earns_is_played_again(calm: tuple[World, dict[str, Any]]) -> None:
-    made, _ = calm
-    made.run("limited", "env.name=envs.py:Limited", "trainer.steps=1", text=SPEC)
-    assert {sample.end for sample in made.client.samples("limited", step=1)} <= {"turns", "length"}
-    assert made.json("replay", "limited") == {"step": 1, "episodes": 16, "differences": []}
-    (made.root / "envs.py").write_text(MINE.replace("WORTH = 0.5", "WORTH = 0.75"))
-    told = made.json("replay", "limited", expect=1)
-    (made.root / "envs.py").write_text(MINE)
-    assert len(told["differences"]) == 16
-    assert "reward 0.875, recorded 0.625" in told["differences"][0]["differs"]
+    made.run("limited", "env.name=envs.py:Limited", "trainer.steps=1", "eval.every=0", text=SPEC)
+    samples = made.client.samples("limited", step=1)
+    assert {sample.end for sample in samples} >= {"turns"} and all(sample.rows == 2 for sample in samples)
+    assert all((sample.reward or 0) > 0.1 * len(sample.turns) for sample in samples)
+    assert "16 episodes of step 1 played again, 0 differ" in made.lorad("replay", "limited").stderr
+    changes = {
+        "replaces=False": ("replaces=len(self.heard) == 1", 2, "it adds to the history, recorded: it repl"),
+        "/ 50": ("/ 100", 3, "reward "),
+    }
+    for now, (before, turn, says) in changes.items():
+        (made.root / "envs.py").write_text(MINE.replace(before, now))
+        differences = made.json("replay", "limited", expect=1)["differences"]
+        (made.root / "envs.py").write_text(MINE)
+        assert len(differences) == 16, (now, differences)
+        assert all(one["turn"] <= turn and one["differs"].startswith(says) for one in differences)
 
 
 @pytest.mark.parametrize("victim", ["driver", "pool"])

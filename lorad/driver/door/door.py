@@ -23,8 +23,6 @@ _MOST_BYTES = 16 << 20  # of a request
 class Visit:
     """An episode whose program may speak with the model.
 
-    Requests may come at the same time, from several threads.
-
     speak: samples a turn behind a context, as (context, number of the turn, most tokens).
     text_of: of a turn's tokens, with the calls in it.
     refused: the last limit that the program ran into, "turns" or "tokens".
@@ -42,13 +40,13 @@ class Visit:
     begun: int = 0
     refused: str = ""
     failed: Exception | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, chat: Chat) -> dict[str, Any]:
-        """Let the model answer. Raises Refusal, and what the pool raises."""
+        """Let the model answer. Safe between threads. Raises Refusal, and what the pool raises."""
         if chat.tools and self.form is None:
             raise Refusal("tools: lorad does not know how this model writes calls of tools.", "tools")
-        turn = self._begin()
+        turn = self._begin_turn()
         try:
             place = self.chains.place(as_template(chat.messages), chat.tools)
         except SpecError as error:
@@ -72,9 +70,9 @@ class Visit:
         self.chains.say(place, chunks, text, message)
         return answer_of(self.version, message, str(chunks[-1].finish), size, len(tokens))
 
-    def _begin(self) -> int:
-        """Return the number of the turn that begins. Raises Refusal when there is none left."""
-        with self.lock:
+    def _begin_turn(self) -> int:
+        """Return the number of a turn that begins, from 0. Raises Refusal where there is none left."""
+        with self._counting:
             if self.begun == self.turns:
                 self.refused = "turns"
                 raise Refusal(
@@ -157,7 +155,7 @@ class Door:
             answer = await self._loop.run_in_executor(self._threads, visit.answer, chat)
         except Refusal as refusal:
             return web.json_response(refusal.body, status=400)
-        except LoradError as error:  # of the pool: the episode cannot continue
+        except LoradError as error:  # of the pool: the episode cannot go on
             visit.failed = error
             return web.json_response(
                 {"error": {"message": str(error), "type": "server_error", "param": None, "code": None}},

@@ -69,7 +69,7 @@ def forward_backward(
     states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
     temperature = _temperatures(rows, [w.loss for w in work])
     chunks = list(_chunks(base, rows))
-    of_samples = any(w.loss.is_of_samples for w in work)
+    of_samples = any(w.loss.is_of_samples and w.targets.sequence_log_ratios is None for w in work)
     first_pass = None
     if of_samples and len(chunks) > 1:
         first_pass = _logprobs(base, rows, lora, states.detach(), temperature)
