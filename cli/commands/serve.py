@@ -164,6 +164,13 @@ def evaluate(
     pass_at: Annotated[float, typer.Option(help="Reward from which a completion has passed.")] = 1.0,
     prompt_key: Annotated[str | None, typer.Option(help="Column of the prompts.", show_default=False)] = None,
     answer_key: Annotated[str | None, typer.Option(help="Column of the answers.", show_default=False)] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            help="Play its episodes: a builtin environment, or FILE.py:CLASS; default: the run's.",
+            show_default=False,
+        ),
+    ] = None,
     suite: Annotated[
         str | None,
         typer.Option(
@@ -181,8 +188,9 @@ def evaluate(
 ) -> None:
     """Evaluate a version on rows: sample completions, score them, and keep the figures with the version.
 
-    Its pool is started if it is not warm. Seeds are those of eval.sets: with the same rows, reward and
-    sampling the figures are those that the run has measured.
+    With an environment, a row is an episode, which has its own reward. The pool is started if it is not warm.
+    Seeds are those of eval.sets: with the same rows, reward and sampling the figures are those that the run
+    has measured.
     """
     client = launch.connected()
     if data is None and suite is None:
@@ -194,9 +202,11 @@ def evaluate(
         "n": n, "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens,
         "pass_at": pass_at, "prompt_key": prompt_key, "answer_key": answer_key,
     }  # fmt: skip
-    wanted = Wanted(version=version, settings=settings, cwd=str(Path.cwd()), out=out or "")
+    wanted = Wanted(version=version, settings=settings, cwd=str(Path.cwd()), out=out or "", env=env or "")
     if suite is not None:
-        wanted = replace(wanted, suite=_suite(suite, python), settings=_of_suite(settings, problems))
+        wanted = replace(
+            wanted, suite=_suite(suite, python), settings=_of_suite(settings | {"env": env}, problems)
+        )
     result = _kept(client, _evaluated(wanted), data or "", wanted.suite)
     output.print_json(result) if as_json else _print_results([result])
 
@@ -214,7 +224,7 @@ def _suite(text: str, python: str) -> Suite:
 
 def _of_suite(given: dict[str, Any], problems: int | None) -> dict[str, Any]:
     """Return the settings that a suite takes. Raises SpecError for others that were given."""
-    others = {"data": None, "reward": None, "n": 1, "top_p": 1.0, "top_k": 0, "pass_at": 1.0}
+    others = {"data": None, "reward": None, "env": None, "n": 1, "top_p": 1.0, "top_k": 0, "pass_at": 1.0}
     for key, usual in (others | {"prompt_key": None, "answer_key": None}).items():
         if given[key] != usual:
             raise SpecError(

@@ -26,6 +26,7 @@ from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import JournalWriter
 from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput
+from lorad.rl.streaming.stream import Bookmark
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.kept import MAIN, EvalSet
 from lorad.spec.model import Spec
@@ -56,6 +57,7 @@ class State(Struct):
     reference_sha256: of the tensors that algorithm.kl.reset_every put in the reference's place; "" before.
     critic_steps: in which the critic learned; it begins with algorithm.critic.warmup_steps in a fork that
         takes a critic along.
+    stream: where to read on in data that are streamed.
     """
 
     step: int = 0
@@ -71,6 +73,7 @@ class State(Struct):
     kl_coef: float | None = None
     reference_sha256: str = ""
     critic_steps: int = 0
+    stream: Bookmark | None = None
 
 
 class _Sampler(Protocol):
