@@ -15,6 +15,7 @@ import msgspec
 
 from lorad.box.paths import Home, default_home
 from lorad.client import box_shapes, requests, shapes
+from lorad.client.choice import Choice
 from lorad.client.transport import RESTART, Transport
 from lorad.errors import DaemonUnreachable, LoradError, NotFound, from_wire
 
@@ -164,13 +165,21 @@ class Client:
         limit: int = 1000,
         eval: str | None = None,
         problem: int | None = None,
+        prompt_id: str | None = None,
+        choice: Choice | None = None,
+        brief: bool = False,
     ) -> builtins.list[shapes.Sample]:
         """Read the samples of one step; by default those of the last.
 
         eval: the completions of this set of problems instead, `main` for that of data.eval. problem: those of
-        one problem, by its number, at all steps.
+        one problem, by its number: of an evaluation at all steps, else of the step. prompt_id: those of one
+        prompt by its id, at one step. choice: which of them, before `limit` counts. brief: without tokens and
+        log-probabilities, whose number and mean are kept. Raises SpecError, NotFound, IntegrityError.
         """
-        given = {"step": step, "eval": eval, "problem": problem}
+        choice = choice or Choice()
+        given: dict[str, Any] = {"step": step, "eval": eval, "problem": problem, "prompt_id": prompt_id}
+        given |= {"where": choice.where or None, "sort": None if choice.sort == "drawn" else choice.sort}
+        given |= {"reverse": int(choice.reverse) or None, "brief": int(brief) or None}
         query = {"limit": limit} | {key: value for key, value in given.items() if value is not None}
         return _as(
             builtins.list[shapes.Sample], self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}")

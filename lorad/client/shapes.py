@@ -232,6 +232,8 @@ class Sample(Struct, frozen=True):
     rewards: dict[str, _Number | None] = {}  # components by name
     tokens: list[int] = []  # behind the prompt
     logprobs: list[_Number | None] = []  # of the tokens that the model sampled
+    length: int | None = None  # tokens that the model sampled, where `tokens` are left out
+    logprob: float | None = None  # mean of `logprobs`, where these are left out
     task: Task | None = None  # of an episode
     turns: list[EpisodeTurn] = []
     end: EpisodeEnd | None = None
@@ -239,6 +241,28 @@ class Sample(Struct, frozen=True):
     forks: list[Fork] = []
     set: str = ""  # of an evaluation: the set of problems
     problem: int | None = None  # of an evaluation: its number in the set, from 1
+
+    @property
+    def ending(self) -> str:
+        """Return why it ended: of an episode its end, else why the engine stopped."""
+        return str(self.end or self.finish or "")
+
+    @property
+    def size(self) -> int:
+        """Return how many tokens the model sampled."""
+        if self.length is not None:
+            return self.length
+        return sum(turn.tokens for turn in self.turns) if self.turns else len(self.tokens)
+
+    @property
+    def turn_count(self) -> int:
+        return len(self.turns) or 1
+
+    @property
+    def searched(self) -> list[str]:
+        """Return the texts that a search looks in."""
+        spoken = [text for turn in self.turns for text in (turn.text, turn.observation)]
+        return [self.prompt, *(spoken or [self.completion])]
 
 
 class TrialEvent(Struct, frozen=True):
