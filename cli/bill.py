@@ -33,17 +33,18 @@ _COLUMNS = (
 
 def print_bill(bill: Bill) -> None:
     """Print a line for each key, what is nobody's behind them, and the sum of all."""
-    lines = [*bill.rows, *([msgspec.structs.replace(bill.total, key="total")] if len(bill.rows) > 1 else [])]
+    total = msgspec.structs.replace(bill.total, key="total", owner="")
+    lines = [*bill.rows, *([total] if len(bill.rows) > 1 else [])]
     rows = [_row(bill.by, line, bill.currency) for line in lines]
     after = 1 if bill.by in ("user", "day") else 0  # there is no other user in them
-    columns = (bill.by, *_COLUMNS[after:])
+    columns: list[str | table.Column] = [bill.by, *_COLUMNS[after:]]
     table.print_table(columns, [(row[0], *row[1 + after :]) for row in rows], empty="Nothing was used.")
 
 
 def _row(by: str, line: BillLine, currency: str) -> tuple[str, ...]:
     return (
         _name(by, line.key),
-        line.owner if line.key != "total" else "",
+        line.owner,
         duration(line.held),
         duration(line.busy),
         duration(line.wasted) if line.wasted >= 1 else "",
@@ -52,8 +53,12 @@ def _row(by: str, line: BillLine, currency: str) -> tuple[str, ...]:
         "" if line.joules is None else f"{line.joules / 3.6e6:.3g} kWh",
         size(line.memory or None),
         size(line.disk),
-        "" if line.cost is None else f"{line.cost:{'.2f' if line.cost >= 0.1 else '.2g'}} {currency}",
+        "" if line.cost is None else f"{_amount(line.cost)} {currency}",
     )
+
+
+def _amount(cost: float) -> str:
+    return "<0.01" if 0 < cost < 0.01 else f"{cost:.2f}"
 
 
 def _name(by: str, key: str) -> str:

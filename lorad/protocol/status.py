@@ -130,6 +130,8 @@ USES = "usage.jsonl"
 Each line has what changed since the one before, so of several lines about an entry the last one counts.
 """
 _Name = Annotated[str, Meta(max_length=256)]
+_Entry = Annotated[int, Meta(ge=0, lt=1 << 20)]
+_Hour = Annotated[int, Meta(ge=0, lt=4 * 10**9)]
 _Count = Annotated[int, Meta(ge=0, lt=2**62)]
 _Amount = Annotated[float, Meta(ge=0, lt=1e15)]
 
@@ -150,8 +152,8 @@ class Use(Struct):
     joules: None where nothing measures them. memory: most bytes of its slot; of nobody, those of the pool.
     """
 
-    entry: _Count
-    hour: _Count
+    entry: _Entry
+    hour: _Hour
     run: _Name = ""
     attempt: _Count = 0
     step: _Count = 0

@@ -29,8 +29,9 @@ def report(*uses: Use, life: str = "l1") -> Uses:
     return Uses(life, "tiny-1", "cpu", 1, 0.0, 0.0, list(uses))
 
 
-def of(store: Store, key: str = "sorter", **options: float) -> BillRow:
-    rows = [row for row in bill(store, **options) if row.key == key and row.device]
+def of(store: Store, key: str = "sorter", **times: float) -> BillRow:
+    found = bill(store, since=times.get("since"), until=times.get("until"))
+    rows = [row for row in found if row.key == key and row.device]
     return rows[0] if rows else BillRow(key=key)
 
 
@@ -53,8 +54,8 @@ def journal(store: Store, path: Path) -> None:
 
 def tokens(store: Store) -> tuple[int, int, int]:
     rows = [row for row in bill(store) if row.key == "sorter"]
-    names = ("sampled", "trained", "wasted_tokens")
-    return tuple(sum(getattr(row, name) for row in rows) for name in names)  # type: ignore[return-value]
+    sampled, trained = sum(row.sampled for row in rows), sum(row.trained for row in rows)
+    return sampled, trained, sum(row.wasted_tokens for row in rows)
 
 
 def remove(store: Store) -> None:

@@ -36,6 +36,7 @@ from lorad.store.bill import Person
 log = logging.getLogger("lorad.daemon")
 
 _EVERY = 30.0  # seconds; whoever asks for the bill gets what was written up to now
+_LARGEST = 256 << 20  # bytes of a file: pools keep theirs far below
 _PORTION = 16 << 20  # bytes of a file that are read at once
 
 
@@ -120,6 +121,8 @@ def _new_lines(path: Path, place: UsesFile) -> Iterable[bytes]:
     lines: list[bytes] = []
     with open_file(path, links=False) as file:
         there = os.fstat(file.fileno())
+        if there.st_size > _LARGEST:
+            raise StorageError(f"{path} has {there.st_size} bytes", hint="Move it aside: no pool wrote that.")
         if there.st_ino != place.inode or there.st_size < place.offset:
             place.inode, place.offset = there.st_ino, 0
         file.seek(place.offset)
