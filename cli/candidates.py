@@ -91,7 +91,7 @@ def bases(ctx: Any, incomplete: str) -> list[str]:
 
 def overrides(ctx: Any, incomplete: str) -> list[str]:
     """Keys of the spec, and values where they are few or files."""
-    from lorad.cli.overrides import KEYS
+    from lorad.client.overrides import KEYS
     from lorad.spec.errors import choices, leaves
     from lorad.spec.model import Spec
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from msgspec import structs
 
-from lorad.cli import launch, output, table
+from lorad.cli import output, table
+from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import LOWER_IS_BETTER, Rung, Sweep, SweepRun
 from lorad.errors import DaemonUnreachable

@@ -4,6 +4,7 @@ Such a part stands between `<!-- made from the code: NAME -->` and `<!-- end -->
 written by hand.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgspec.structs import asdict
 from typer.core import TyperGroup
 from typer.main import get_command
 
+import lorad
 from lorad.box.config import Config
 from lorad.cli.app import app
 from lorad.spec.algorithm import PRESETS, Algorithm
@@ -142,11 +144,45 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+# -- Python --------------------------------------------------------------------------------------------------
+def python() -> str:
+    """A table of each public name and its methods, from their docstrings."""
+    lines: list[str] = []
+    functions = [name for name in lorad.__all__ if inspect.isfunction(getattr(lorad, name))]
+    lines += _api_table("lorad", "", [(name, getattr(lorad, name)) for name in functions])
+    for name in ("Lorad", "Run", "Sweep", "Table"):
+        kind = getattr(lorad, name)
+        own = [(key, value) for key, value in vars(kind).items() if not key.startswith("_")]
+        lines += _api_table(name, inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0], own)
+    return "\n".join(lines)
+
+
+def _api_table(name: str, about: str, members: list[tuple[str, Any]]) -> Iterator[str]:
+    yield from (f"### `{name}`", "", *([" ".join(about.split()), ""] if about else []))
+    yield from ("| name | meaning |", "|---|---|")
+    for key, value in members:
+        said = inspect.cleandoc(inspect.getdoc(value) or "")
+        first, _, rest = said.partition("\n\n")
+        words = " ".join(" ".join(part.split()) for part in (first, rest) if part)
+        yield f"| `{key}{'' if isinstance(value, property) else signature(value)}` | {_cell(words)} |"
+    yield ""
+
+
+def signature(function: Any) -> str:
+    """The arguments of a function with their defaults, without types."""
+    found = inspect.signature(function)
+    shown = [one.replace(annotation=one.empty) for one in found.parameters.values() if one.name != "self"]
+    kinds = [one for one in shown if one.kind is not one.POSITIONAL_ONLY]
+    parts = [str(one) for one in shown if one.kind is one.POSITIONAL_ONLY]
+    return f"({', '.join(filter(None, [*parts, str(inspect.Signature(kinds))[1:-1]]))})"
+
+
 MADE: dict[str, Callable[[], str]] = {
     "spec": keys_of_spec,
     "config": keys_of_config,
     "commands": commands,
     "presets": presets,
+    "python": python,
 }
 
 

@@ -2,21 +2,20 @@
 
 import contextlib
 import json
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates, launch, output
+from lorad.cli import candidates, output
 from lorad.cli.follow import follow
 from lorad.cli.options import AsJson, Detach, Run, WaitOver, refuse_both
-from lorad.cli.overrides import from_here
+from lorad.client import launch
+from lorad.client.overrides import from_here
+from lorad.client.spec_file import read_spec
 from lorad.client.words import rate_in_words
-from lorad.errors import DaemonUnreachable, SpecError
+from lorad.errors import DaemonUnreachable
 
 _SEVERAL = "; give it several times, or names with commas"
-_SIZE_LIMIT = 1 << 20  # bytes; an endless file is read no further
 
 
 def _option(flag: str, key: str, more: str = "") -> typer.models.OptionInfo:
@@ -193,20 +192,3 @@ def _as_yaml(value: str | float) -> str | float:
     if isinstance(value, str) and not value.startswith("["):
         return json.dumps(value, ensure_ascii=False)
     return value
-
-
-def read_spec(spec: str) -> tuple[str, str, Path]:
-    """Return the text, its name in messages, and the directory that its relative paths start from."""
-    path, source = Path(spec).expanduser(), "<stdin>" if spec == "-" else spec
-    try:
-        with sys.stdin.buffer if spec == "-" else path.open("rb") as file:
-            data = file.read(_SIZE_LIMIT + 1)
-        if len(data) > _SIZE_LIMIT:
-            raise SpecError(
-                f"{source}: larger than 1 MiB", hint="A spec is a page of YAML; data goes into its own files."
-            )
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SpecError(f"{source}: {reason}", hint="`lorad init` writes a spec to start from.") from None
-    return text, source, Path.cwd() if spec == "-" else path.absolute().parent

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates, launch, output
-from lorad.cli.commands.run import read_spec
+from lorad.cli import candidates, output
 from lorad.cli.options import AsJson, Detach, refuse_both
-from lorad.cli.overrides import from_here
 from lorad.cli.sweeps import follow, show, summary
+from lorad.client import launch
 from lorad.client.client import Client
+from lorad.client.overrides import from_here
 from lorad.client.requests import HalvingRequest
+from lorad.client.spec_file import read_spec
 from lorad.errors import SpecError
 
 
