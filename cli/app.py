@@ -36,6 +36,8 @@ class _Verb(NamedTuple):
 
 _COMMANDS = {
     "run": _Verb("run:run", "check a spec, start a run, follow it"),
+    "check": _Verb("specs.check:check", "a spec alone: what it comes to, and when it would start"),
+    "spec": _Verb("specs.keys:spec", "keys of the spec, and its JSON Schema for editors"),
     "try": _Verb("episodes:try_", "a few episodes or samples of a spec, before it is queued"),
     "list": _Verb("list:list_", "runs, and why they wait"),
     "show": _Verb("show:show", "everything about a run"),

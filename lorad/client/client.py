@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from lorad.box.paths import Home, default_home
-from lorad.client import box_shapes, requests, shapes
+from lorad.client import box_shapes, check_shapes, requests, shapes
 from lorad.client.transport import RESTART, Transport
 from lorad.errors import DaemonUnreachable, LoradError, NotFound, from_wire
 
@@ -81,11 +81,27 @@ class Client:
 
     # -- runs ------------------------------------------------------------------------------------------------
     def run(
-        self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], name: str | None
+        self,
+        spec: str,
+        *,
+        source: str,
+        cwd: str,
+        overrides: Sequence[str],
+        name: str | None,
+        suffix: bool = False,
+        replace: bool = False,
     ) -> shapes.Run:
-        """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths."""
-        request = requests.RunRequest(spec, source, cwd, [*overrides], name)
+        """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths.
+
+        suffix: take NAME-2 or the like where the name is in use. replace: remove the run of that name, which
+        is over, once the check has passed.
+        """
+        request = requests.RunRequest(spec, source, cwd, [*overrides], name, suffix, replace)
         return _as(shapes.Run, self._http.post("/v1/runs", request))
+
+    def check(self, request: requests.RunRequest) -> check_shapes.Check:
+        """Check a spec as `run` does, and say what it comes to and when it would start. Nothing is queued."""
+        return _as(check_shapes.Check, self._http.post("/v1/check", request))
 
     def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[shapes.Run]:
         """List runs, newest first; without `all`, the active ones and those of the last day.
@@ -256,7 +272,7 @@ class Client:
         halving: requests.HalvingRequest | None,
     ) -> shapes.StartedSweep:
         """Queue a run for each point of the grid that overrides with several values span."""
-        request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving)
+        request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving=halving)
         return _as(shapes.StartedSweep, self._http.post("/v1/sweeps", request))
 
     def sweeps(self, name: str | None = None) -> builtins.list[shapes.Sweep]:

@@ -63,12 +63,19 @@ class Dataset(ABC):
 
     size: distinct prompts, None when endless.
     dropped: rows left out as too long.
+    cut: rows that are shortened.
+    prompt_lengths: tokens of the prompt of each row, before it is cut and also where it is left out for its
+        length; nothing where the data never end.
+    completion_lengths: tokens of the completions to train on; nothing where there are none.
     has_answers: see `Example`.
     digest: sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
     """
 
     size: int | None = None
     dropped: int = 0
+    cut: int = 0
+    prompt_lengths: Sequence[int] = ()
+    completion_lengths: Sequence[int] = ()
     has_answers: bool = True
     digest: str = ""
 
@@ -185,6 +192,7 @@ class _RowDataset(Dataset):
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
         name = name_of(sources)
         self._name, self._data, self._tokenizer = name, data, tokenizer
+        self.prompt_lengths = self._lengths = array("Q")
         kept = list(self._kept(rows))
         self._rows, self._texts = [row for row, _ in kept], [text for _, text in kept]
         self.size = len(self._rows)
@@ -222,7 +230,10 @@ class _RowDataset(Dataset):
                     raise SpecError(
                         f"{row.where}: the prompt is empty", hint="Every prompt has at least one token."
                     )
-                if len(tokens) <= self._data.max_prompt_tokens or self._data.too_long == "truncate":
+                self._lengths.append(len(tokens))
+                is_short = len(tokens) <= self._data.max_prompt_tokens
+                if is_short or self._data.too_long == "truncate":
+                    self.cut += not is_short
                     yield row, text
                 else:
                     self.dropped += 1

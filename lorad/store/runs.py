@@ -324,7 +324,7 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
             raise Conflict(
                 f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first."
             )
-        _refuse_held(store, name)
+        refuse_held(store, name)
         row = get(store, name)
         newest = (store.row("SELECT max(version) AS version FROM versions WHERE run = ?", (name,)) or {})[
             "version"
@@ -335,7 +335,7 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
         events.add(connection, name, "removed", {"by": by, "attempt": row.attempt, "version": newest})
 
 
-def _refuse_held(store: Rows, name: str) -> None:
+def refuse_held(store: Rows, name: str) -> None:
     """Raises Conflict while one of its versions is aliased or pinned."""
     sql = """SELECT alias, (aliases.owner_uid <> runs.owner_uid) AS is_foreign,
     (SELECT "by" FROM alias_moves m WHERE m.alias = aliases.alias ORDER BY id DESC LIMIT 1) AS "by"

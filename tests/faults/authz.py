@@ -74,6 +74,11 @@ EXPECTED: dict[Route, list[Case]] = {
         Case(f"/v1/events?run={RUN}", READERS),
     ],
     ("POST", "/v1/runs"): [Case("/v1/runs", "422 422 422 422 422", REFUSED)],
+    ("POST", "/v1/check"): [
+        Case("/v1/check", "422 422 422 422 422", REFUSED),
+        Case("/v1/check", EVERYBODY, REFUSED | {"overrides": []}),
+        Case("/v1/check", OWNERS_LATE, REFUSED | {"name": RUN, "replace": True}),
+    ],
     ("GET", "/v1/runs"): [Case("/v1/runs?all=1", READ_LIST)],
     ("GET", "/v1/runs/{run}"): [
         Case(f"/v1/runs/{RUN}", READERS),

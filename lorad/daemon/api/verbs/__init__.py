@@ -4,6 +4,7 @@ from lorad.daemon.access import Access
 from lorad.daemon.api.verbs import (
     aliases,
     box,
+    check,
     control,
     events,
     fork,
@@ -36,6 +37,7 @@ ROUTES = (
     ("GET", "/v1/devices", box.list_devices, _ANY),
     ("GET", "/v1/events", events.read_events, _READ),
     ("POST", "/v1/runs", runs.run, _ANY),
+    ("POST", "/v1/check", check.check, _ANY),
     ("GET", "/v1/runs", runs.list_runs, _ANY),
     ("GET", "/v1/runs/{run}", runs.show_run, _READ),
     ("DELETE", "/v1/runs/{run}", control.remove, _OWN),
