@@ -47,6 +47,10 @@ _COMMANDS = {
     "stop": _Verb("control:stop", "end a run after this step"),
     "kill": _Verb("control:kill", "end a run at once"),
     "rm": _Verb("control:rm", "delete a run that is over"),
+    "tag": _Verb("marks.labels:tag_app", "words of yours on a run"),
+    "note": _Verb("marks.labels:note", "a sentence of yours on a run"),
+    "edit": _Verb("marks.queued:edit", "change what a queued run asks for"),
+    "groups": _Verb("marks.queued:groups", "how many runs of a group work at a time"),
     "sweep": _Verb(
         "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
     ),

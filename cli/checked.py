@@ -94,9 +94,10 @@ def start_in_words(start: Start) -> str:
         return f"at once, {where}, on {', '.join(start.devices)}"
     if start.state == "never":
         return start.why
-    behind = f"; {start.ahead} runs are before it in the queue" if start.ahead else ""
+    queued = "1 run is" if start.ahead == 1 else f"{start.ahead} runs are"
+    behind = f"; {queued} before it in the queue" if start.ahead else ""
     stops = f"; {', '.join(start.stops)} would make room for it" if start.stops else ""
-    return f"it would wait: {start.why}{stops}{behind}"
+    return f"not yet: {start.why}{stops}{behind}"
 
 
 def _shown(look: DataLook) -> Iterator[tuple[str, str]]:

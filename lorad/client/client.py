@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from lorad.box.paths import Home, default_home
-from lorad.client import box_shapes, check_shapes, requests, shapes
+from lorad.client import box_shapes, check_shapes, mark_shapes, requests, shapes
 from lorad.client.transport import RESTART, Transport
 from lorad.errors import DaemonUnreachable, LoradError, NotFound, from_wire
 
@@ -143,6 +143,25 @@ class Client:
     def remove(self, run: str) -> shapes.Removed:
         """Delete an ended or paused run with its directory."""
         return _as(shapes.Removed, self._http.delete(_path(run)))
+
+    def label(
+        self, run: str, *, add: Sequence[str] = (), remove: Sequence[str] = (), note: str | None = None
+    ) -> shapes.Run:
+        """Add tags to a run, take some off it, and write its note (None: as it is)."""
+        request = mark_shapes.LabelRequest([*add], [*remove], note)
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/labels", request))
+
+    def edit(self, run: str, overrides: Sequence[str]) -> shapes.Run:
+        """Change keys of a queued run: resources, and trainer.steps before its first attempt."""
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/edit", mark_shapes.EditRequest([*overrides])))
+
+    def groups(self) -> builtins.list[mark_shapes.Group]:
+        return _as(builtins.list[mark_shapes.Group], self._http.list_of("/v1/groups"))
+
+    def limit_group(self, group: str, limit: int | None) -> mark_shapes.Group:
+        """Let so many runs of a group work at a time; None is any number."""
+        request = mark_shapes.GroupRequest(limit)
+        return _as(mark_shapes.Group, self._http.post(f"/v1/groups/{quote(group, safe='')}", request))
 
     def steps(
         self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lorad.errors import Conflict, NotFound
+from lorad.spec.model import Spec, to_json
 from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
 from lorad.store import events
 from lorad.store.db import Row, Rows, Store
@@ -20,6 +23,7 @@ _FIELDS = frozenset(
         "pool",
         "preempted",
         "priority",
+        "queue_group",
         "restart_at",
         "resume_step",
         "serving",
@@ -311,6 +315,20 @@ def set_fields(store: Store, name: str, **columns: Any) -> None:
             f"UPDATE runs SET {sets} WHERE name = :name", columns | {"name": name}
         ).rowcount:
             get(store, name)
+
+
+def set_labels(store: Store, name: str, tags: Sequence[str], note: str) -> None:
+    """Write what its owner says of a run."""
+    with store.write() as connection:
+        values = (msgspec.json.encode(tags).decode(), note, name)
+        connection.execute("UPDATE runs SET tags = ?, note = ? WHERE name = ?", values)
+
+
+def respecify(store: Store, name: str, spec: Spec) -> None:
+    """Give a run another spec, with the columns that are made of it. Raises NotFound."""
+    resources, text = spec.resources, to_json(spec).decode()
+    columns = {"priority": resources.priority, "queue_group": resources.group}
+    set_fields(store, name, spec=text, steps=spec.trainer.steps, **columns)
 
 
 def remove(store: Store, name: str, *, by: str = "daemon") -> None:

@@ -153,9 +153,11 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: 
             steps=spec.trainer.steps,
             priority=spec.resources.priority,
         )
+        runs.set_labels(ctx.store, row.name, spec.tags, "")
+        runs.set_fields(ctx.store, row.name, queue_group=spec.resources.group)
         for warning in warnings:
             events.append(ctx.store, row.name, "warning", {"message": warning})
-    return row
+        return runs.get(ctx.store, row.name)
 
 
 def _generate_name(number: int) -> str:

@@ -63,6 +63,7 @@ async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> 
         owner_uid=caller.uid,
         state=RunState.QUEUED,
         priority=spec.resources.priority,
+        queue_group=spec.resources.group,
         created_at=time.time(),
         spec=to_json(spec).decode(),
         directory=str(place),
