@@ -36,6 +36,8 @@ class _Verb(NamedTuple):
 
 _COMMANDS = {
     "run": _Verb("run:run", "check a spec, start a run, follow it"),
+    "check": _Verb("specs.check:check", "a spec alone: what it comes to, and when it would start"),
+    "spec": _Verb("specs.keys:spec", "keys of the spec, and its JSON Schema for editors"),
     "try": _Verb("episodes:try_", "a few episodes or samples of a spec, before it is queued"),
     "list": _Verb("list:list_", "runs, and why they wait"),
     "show": _Verb("show:show", "everything about a run"),
@@ -45,6 +47,10 @@ _COMMANDS = {
     "stop": _Verb("control:stop", "end a run after this step"),
     "kill": _Verb("control:kill", "end a run at once"),
     "rm": _Verb("control:rm", "delete a run that is over"),
+    "tag": _Verb("marks.labels:tag_app", "words of yours on a run"),
+    "note": _Verb("marks.labels:note", "a sentence of yours on a run"),
+    "edit": _Verb("marks.queued:edit", "change what a queued run asks for"),
+    "groups": _Verb("marks.queued:groups", "how many runs of a group work at a time"),
     "sweep": _Verb(
         "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
     ),

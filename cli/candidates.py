@@ -102,6 +102,14 @@ def overrides(ctx: Any, incomplete: str) -> list[str]:
     return few + (_files(f"{key}=", value) if key in KEYS else [])
 
 
+def keys(ctx: Any, incomplete: str) -> list[str]:
+    """Keys and sections of the spec."""
+    from lorad.spec.errors import leaves
+    from lorad.spec.model import Spec
+
+    return [name for name in (*Spec.__struct_fields__, *leaves(Spec)) if name.startswith(incomplete)]
+
+
 def adapters(ctx: Any, incomplete: str) -> list[str]:
     """The directory of NAME=DIR."""
     name, equals, value = incomplete.partition("=")

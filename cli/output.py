@@ -101,9 +101,14 @@ def tell_address(served: Served | Swapped, model: str) -> None:
     note(f"Try it: {shlex.join([*words, '-H', 'Content-Type: application/json', '-d', body])}")
 
 
-def run_table(runs: Sequence[Run]) -> None:
-    """The table of `lorad list`."""
-    print_table(_RUNS, [run_row(run) for run in runs], empty=NO_RUNS)
+def run_table(runs: Sequence[Run], *, tags: bool = False) -> None:
+    """The table of `lorad list`. tags: show tags and notes in place of why runs wait."""
+    if not tags:
+        print_table(_RUNS, [run_row(run) for run in runs], empty=NO_RUNS)
+        return
+    columns = (*_RUNS[:-1], Column("tags", kind="fold"), Column("note", kind="fold"))
+    rows = [(*run_row(run)[:-1], " ".join(run.tags), run.note) for run in runs]
+    print_table(columns, rows, empty=NO_RUNS)
 
 
 def run_row(run: Run) -> tuple[str, ...]:

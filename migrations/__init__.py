@@ -8,6 +8,7 @@ from lorad.migrations import (
     m0003_eval_sets,
     m0004_token_accuracy,
     m0005_bill,
+    m0006_tags_notes_groups,
 )
 
 MIGRATIONS = Migrations("lorad.store")  # databases of before the first release have those of a set "lorad"
@@ -17,5 +18,6 @@ for _module in (
     m0003_eval_sets,
     m0004_token_accuracy,
     m0005_bill,
+    m0006_tags_notes_groups,
 ):
     MIGRATIONS(name=_module.__name__.rpartition(".")[2])(_module.apply)

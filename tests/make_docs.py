@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import msgspec
 import typer
@@ -21,8 +21,8 @@ import lorad
 from lorad.box.config import Config
 from lorad.cli.app import app
 from lorad.spec.algorithm import PRESETS, Algorithm
+from lorad.spec.keys import Key, sections_of
 from lorad.spec.model import Spec
-from lorad.tui.spec_fields import in_words, meanings
 from lorad.tui.spec_lines import value_text
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -31,50 +31,29 @@ PART = re.compile(r"(<!-- made from the code: (\w+) -->\n).*?(<!-- end -->)", re
 
 # -- keys ----------------------------------------------------------------------------------------------------
 def keys_of_spec() -> str:
-    return "\n".join(_section(Spec, ""))
+    return "\n".join(_sections(Spec))
 
 
 def keys_of_config() -> str:
-    return "\n".join(_section(Config, ""))
+    return "\n".join(_sections(Config))
 
 
-def _section(part: type[Struct], name: str) -> Iterator[str]:
-    """A heading, one row for each key, and then the sections inside."""
-    means, inside = meanings(part), []
-    yield from (f"### `{name}`", "") if name else ()
-    if name and (about := _first_sentence(part)):
-        yield from (about, "")
-    rows = []
-    for field in msgspec.structs.fields(part):
-        path = f"{name}.{field.name}".lstrip(".")
-        if section := _struct_in(field.type):
-            inside.append((section, f"{path}.NAME" if get_origin(field.type) is dict else path))
-        if section is None or not isinstance(field.type, type):
-            values = in_words(field.type).replace("or none", "or null")
-            rows.append(f"| `{path}` | {_default(field)} | {_cell(values)} | {_cell(means[field.name])} |")
-    if rows:
-        yield from ("| key | default | values | meaning |", "|---|---|---|---|", *rows, "")
-    for section, path in inside:
-        yield from _section(section, path)
+def _sections(part: type[Struct]) -> Iterator[str]:
+    """For each section a heading, and one row for each key."""
+    for section in sections_of(part):
+        if section.name:
+            yield from (f"### `{section.name}`", "")
+            yield from (section.about, "") if section.about else ()
+        rows = [
+            f"| `{key.name}` | {_default(key)} | {_cell(key.values)} | {_cell(key.meaning)} |"
+            for key in section.keys
+        ]
+        if rows:
+            yield from ("| key | default | values | meaning |", "|---|---|---|---|", *rows, "")
 
 
-def _struct_in(kind: Any) -> type[Struct] | None:
-    """The section below a key: its value, the values of its names, or its longer form."""
-    if isinstance(kind, type) and issubclass(kind, Struct):
-        return kind
-    inside = [arg for arg in get_args(kind) if isinstance(arg, type) and issubclass(arg, Struct)]
-    return inside[0] if inside else None
-
-
-def _first_sentence(part: type[Struct]) -> str:
-    return " ".join((part.__doc__ or "").partition("Attributes:")[0].split())
-
-
-def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
-        return ""
-    made = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-    return f"`{value_text(list(made) if isinstance(made, tuple) else made)}`"
+def _default(key: Key) -> str:
+    return "" if key.default is msgspec.NODEFAULT else f"`{value_text(key.default)}`"
 
 
 def _cell(text: str) -> str:

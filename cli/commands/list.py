@@ -14,9 +14,9 @@ from lorad.client.shapes import Run
 _SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
 
 
-def _show(client: Client, runs: list[Run], everything: bool) -> None:
+def _show(client: Client, runs: list[Run], everything: bool, tags: bool) -> None:
     cut = not everything and len(runs) > _SHOWN and runs[-1].state == "ended"
-    output.run_table(runs[:-1] if cut else runs)
+    output.run_table(runs[:-1] if cut else runs, tags=tags)
     if cut:
         more = sum(client.status().runs.values()) - len(runs) + 1
         output.note(f"{more} older ones: `lorad list --all` shows every run.")
@@ -36,6 +36,7 @@ def list_(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
     ] = False,
+    tags: Annotated[bool, typer.Option("--tags", help="Show tags and notes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first, and why they wait."""
@@ -44,7 +45,7 @@ def list_(
         runs = client.list(all=everything, limit=0 if everything or as_json else _SHOWN + 1)
         if watch and not as_json:
             print("\x1b[H\x1b[2J", end="")
-        output.print_json(runs) if as_json else _show(client, runs, everything)
+        output.print_json(runs) if as_json else _show(client, runs, everything, tags)
         _show_troubles(client.status().troubles)
         if not watch:
             return

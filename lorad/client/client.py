@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from lorad.box.paths import Home, default_home
-from lorad.client import box_shapes, requests, shapes
+from lorad.client import box_shapes, check_shapes, mark_shapes, requests, shapes
 from lorad.client.choice import Choice
 from lorad.client.transport import RESTART, Transport
 from lorad.errors import DaemonUnreachable, LoradError, NotFound, from_wire
@@ -99,11 +99,27 @@ class Client:
 
     # -- runs ------------------------------------------------------------------------------------------------
     def run(
-        self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], name: str | None
+        self,
+        spec: str,
+        *,
+        source: str,
+        cwd: str,
+        overrides: Sequence[str],
+        name: str | None,
+        suffix: bool = False,
+        replace: bool = False,
     ) -> shapes.Run:
-        """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths."""
-        request = requests.RunRequest(spec, source, cwd, [*overrides], name)
+        """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths.
+
+        suffix: take NAME-2 or the like where the name is in use. replace: remove the run of that name, which
+        is over, once the check has passed.
+        """
+        request = requests.RunRequest(spec, source, cwd, [*overrides], name, suffix, replace)
         return _as(shapes.Run, self._http.post("/v1/runs", request))
+
+    def check(self, request: requests.RunRequest) -> check_shapes.Check:
+        """Check a spec as `run` does, and say what it comes to and when it would start. Nothing is queued."""
+        return _as(check_shapes.Check, self._http.post("/v1/check", request))
 
     def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[shapes.Run]:
         """List runs, newest first; without `all`, the active ones and those of the last day.
@@ -145,6 +161,25 @@ class Client:
     def remove(self, run: str) -> shapes.Removed:
         """Delete an ended or paused run with its directory."""
         return _as(shapes.Removed, self._http.delete(_path(run)))
+
+    def label(
+        self, run: str, *, add: Sequence[str] = (), remove: Sequence[str] = (), note: str | None = None
+    ) -> shapes.Run:
+        """Add tags to a run, take some off it, and write its note (None: as it is)."""
+        request = mark_shapes.LabelRequest([*add], [*remove], note)
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/labels", request))
+
+    def edit(self, run: str, overrides: Sequence[str]) -> shapes.Run:
+        """Change keys of a queued run: resources, and trainer.steps before its first attempt."""
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/edit", mark_shapes.EditRequest([*overrides])))
+
+    def groups(self) -> builtins.list[mark_shapes.Group]:
+        return _as(builtins.list[mark_shapes.Group], self._http.list_of("/v1/groups"))
+
+    def limit_group(self, group: str, limit: int | None) -> mark_shapes.Group:
+        """Let so many runs of a group work at a time; None is any number."""
+        request = mark_shapes.GroupRequest(limit)
+        return _as(mark_shapes.Group, self._http.post(f"/v1/groups/{quote(group, safe='')}", request))
 
     def steps(
         self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1
@@ -282,7 +317,7 @@ class Client:
         halving: requests.HalvingRequest | None,
     ) -> shapes.StartedSweep:
         """Queue a run for each point of the grid that overrides with several values span."""
-        request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving)
+        request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving=halving)
         return _as(shapes.StartedSweep, self._http.post("/v1/sweeps", request))
 
     def sweeps(self, name: str | None = None) -> builtins.list[shapes.Sweep]:

@@ -23,6 +23,8 @@ class RunRequest(Struct, frozen=True):
     cwd: str  # where relative paths of the spec begin
     overrides: list[str] = []  # `key=value`
     name: str | None = None
+    suffix: bool = False  # take NAME-2 or the like where the name is in use
+    replace: bool = False  # remove the run of that name first, which has to be over
 
 
 class TrialRequest(Struct, frozen=True):

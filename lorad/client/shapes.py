@@ -77,6 +77,9 @@ class Run(Struct, frozen=True):
     recent: list[_Number | None] = []  # mean rewards of the last 24 steps
     origin: str | None = None  # run@version or directory that it came from
     base: str = ""  # the model of its spec
+    tags: list[str] = []
+    note: str = ""
+    group: str = ""  # of which so many runs work at a time
 
 
 class Reference(Struct, frozen=True):

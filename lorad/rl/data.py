@@ -65,6 +65,10 @@ class Dataset(ABC):
 
     size: distinct prompts, None when endless.
     dropped: rows left out as too long.
+    cut: rows that are shortened.
+    prompt_lengths: tokens of the prompt of each row, before it is cut and also where it is left out for its
+        length; nothing where the data never end.
+    completion_lengths: tokens of the completions to train on; nothing where there are none.
     has_answers: see `Example`.
     digest: sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
     stream: where rows are read while the run trains, what they are read from.
@@ -72,6 +76,9 @@ class Dataset(ABC):
 
     size: int | None = None
     dropped: int = 0
+    cut: int = 0
+    prompt_lengths: Sequence[int] = ()
+    completion_lengths: Sequence[int] = ()
     has_answers: bool = True
     digest: str = ""
     stream: Stream[Any] | None = None
@@ -187,6 +194,7 @@ class _Prompts(Dataset):
 
     def __init__(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
         self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
+        self._lengths: array[int] | None = None  # of the prompts, where they are kept
 
     def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
         """Yield the rows that are kept, each with its prompt as text."""
@@ -198,7 +206,11 @@ class _Prompts(Dataset):
                     raise SpecError(
                         f"{row.where}: the prompt is empty", hint="Every prompt has at least one token."
                     )
-                if len(tokens) <= self._data.max_prompt_tokens or self._data.too_long == "truncate":
+                if self._lengths is not None:
+                    self._lengths.append(len(tokens))
+                is_short = len(tokens) <= self._data.max_prompt_tokens
+                if is_short or self._data.too_long == "truncate":
+                    self.cut += not is_short
                     yield row, text
                 else:
                     self.dropped += 1
@@ -253,6 +265,7 @@ class _RowDataset(_Prompts):
     ) -> None:
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
         super().__init__(sources, data, tokenizer)
+        self.prompt_lengths = self._lengths = array("Q")
         kept = list(self._kept(rows))
         self._rows, self._texts = [row for row, _ in kept], [text for _, text in kept]
         self.size = len(self._rows)

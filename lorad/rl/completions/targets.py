@@ -118,6 +118,8 @@ class TargetDataset(Dataset):
         everything = (row for part in (first, rows) for row in part)
         self._kept = list(self._read(everything))
         self.size = len(self._kept)
+        self.prompt_lengths = [kept.prompt.size for kept in self._kept]
+        self.completion_lengths = [target.tokens.size for kept in self._kept for target in kept.targets]
         if not self._kept:
             left_out = f", {self.dropped} were too long" if self.dropped else ""
             raise SpecError(
@@ -189,6 +191,7 @@ class TargetDataset(Dataset):
         if kept is None:
             self.dropped += 1
         else:
+            self.cut += kept is not targets
             yield _Kept(row, name, samples[0][0].text, prompt, kept)
 
     def _cut(self, prompt: np.ndarray, targets: tuple[Target, ...]) -> tuple[Target, ...] | None:
