@@ -235,6 +235,7 @@ class Sample(Struct, frozen=True):
     rewards: dict[str, _Number | None] = {}  # components by name
     tokens: list[int] = []  # behind the prompt
     logprobs: list[_Number | None] = []  # of the tokens that the model sampled
+    widths: list[int] = []  # characters that each of these made: of the completion, or of its turn
     length: int | None = None  # tokens that the model sampled, where `tokens` are left out
     logprob: float | None = None  # mean of `logprobs`, where these are left out
     task: Task | None = None  # of an episode

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -28,6 +29,7 @@ from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput
 from lorad.rl.streaming.stream import Bookmark
 from lorad.rl.tokenizer import Tokenizer
+from lorad.rl.widths import Widths
 from lorad.spec.kept import MAIN, EvalSet
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
@@ -150,6 +152,10 @@ class Session:
     patient_from: int = 0
     current_sha256: str = ""
     reference: Path | None = None
+
+    @cached_property
+    def widths(self) -> Widths:
+        return Widths(self.tokenizer)
 
     @property
     def held_out(self) -> list[Example]:

@@ -3,6 +3,8 @@ tokens, or with its Markdown rendered.
 """
 
 import io
+import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -12,6 +14,9 @@ from rich.markdown import CodeBlock, Markdown
 from rich.text import Text
 from rich.theme import Theme
 
+from lorad.client import shapes
+from lorad.tui.samples.groups import Sample
+from lorad.tui.samples.parts import inert
 from lorad.tui.widgets.text_view import Block, Span
 
 _SPECIAL = re.compile(
@@ -38,12 +43,12 @@ _THEME = Theme(
         "markdown.link_url": "underline dim",
     }
 )
-Known = Mapping[tuple[str, int], Sequence[Span]]  # spans of samples, by group and place
+Known = Mapping[tuple[str, int], Sequence[Span]]  # spans of samples, by group and index
 
 
 class Look(NamedTuple):
     """special: special tokens are marked, and blanks and line ends shown. markdown: it is rendered.
-    chances: of samples whose tokens are coloured, by group and place; None: none is.
+    chances: of samples whose tokens are coloured, by group and index; None: none is.
     needle: what a search marks in rendered text, where it has other places.
     """
 
@@ -77,9 +82,29 @@ def _over(below: Sequence[Span], above: Sequence[Span]) -> list[Span]:
     return sorted([*clear, *above])
 
 
-def chance_style(probability: float) -> str:
-    """Return the style of a token."""
-    return next(style for least, style in _CHANCES if probability >= least)
+def chances(row: shapes.Sample, sample: Sample) -> list[Span]:
+    """Return the styles of a sample's tokens, by their probability, at places of its completion; none where it
+    is not known which token made which characters.
+    """
+    texts = [turn.text for turn in row.turns] or [row.completion]
+    starts = [part.start for part in sample.parts if part.kind == "turn"] or [0]
+    sizes = [turn.tokens for turn in row.turns] or [len(row.widths)]
+    if not len(row.widths) == len(row.logprobs) == sum(sizes):
+        return []
+    tokens, spans = iter(zip(row.widths, row.logprobs, strict=True)), list[Span]()
+    for text, start, size in zip(texts, starts, sizes, strict=True):
+        at, shown = 0, start  # in the text as it is, and where its characters are seen
+        for width, logprob in itertools.islice(tokens, size):
+            seen = len(inert(text[at : at + width]))
+            style = "" if logprob is None else _chance_style(logprob)
+            spans += [(shown, shown + seen, style)] if style and seen else []
+            at, shown = at + width, shown + seen
+    return spans
+
+
+def _chance_style(logprob: float) -> str:
+    probability = math.exp(min(logprob, 0.0))
+    return next((style for least, style in _CHANCES if probability >= least), "")
 
 
 class _Code(CodeBlock):

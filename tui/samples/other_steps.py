@@ -138,9 +138,16 @@ class Ask(NamedTuple):
     word_by_word: bool
 
 
-def compared(lookup: Lookup, here: Here, ask: Ask, is_over: Callable[[], bool]) -> tuple[str, list[Section]]:
-    """Return what the prompt was compared with, and both sides: of one run the earlier step first, else the
-    other run last. Raises LoradError."""
+class Found(NamedTuple):
+    """says: what the prompt is shown beside. options: of `lorad samples` of the other run, that print it."""
+
+    says: str
+    sections: list[Section]
+    options: str = ""
+
+
+def compared(lookup: Lookup, here: Here, ask: Ask, is_over: Callable[[], bool]) -> Found:
+    """Return both sides: of one run the earlier step first, else the other run last. Raises LoradError."""
     if ask.step is None:
         other = lookup.nearest(here.step, here.group, is_over)
     else:
@@ -151,10 +158,13 @@ def compared(lookup: Lookup, here: Here, ask: Ask, is_over: Callable[[], bool]) 
     ]
     if ask.run or other.step > here.step:
         sides.reverse()
-    return other.says, together(sides[0], sides[1], ask.by, word_by_word=ask.word_by_word)
+    options = f"--step {other.step} --prompt {other.group.problem or other.group.rank + 1}"
+    return Found(
+        other.says, together(sides[0], sides[1], ask.by, word_by_word=ask.word_by_word), options
+    )
 
 
-def history(client: Client, run: str, set: str, here: Here, look: Look) -> list[Section]:
+def history(client: Client, run: str, set: str, here: Here, look: Look) -> Found:
     """One held-out problem at each step whose completions are kept. Raises LoradError."""
     rows = client.samples(run, eval=set, problem=here.group.problem, limit=LIMIT, brief=True)
     steps = OrderedDict[int, list[Sample]]()
@@ -165,4 +175,4 @@ def history(client: Client, run: str, set: str, here: Here, look: Look) -> list[
     sides = [
         Side(f"step {step}", some[0], measure, is_here=step == here.step) for step, some in groups.items()
     ]
-    return one_by_one(sides, look)
+    return Found("its other steps", one_by_one(sides, look))

@@ -105,7 +105,7 @@ def _fork_line(row: int) -> str:
 
 def _call_line(call: Call) -> str:
     arguments = "?" if call.arguments is None else _arguments(call.arguments)
-    wrong = f" ✖ {one_line(call.error)}" if call.error or call.outcome != "ok" else ""
+    wrong = "" if call.outcome == "ok" and not call.error else f" ✖ {one_line(call.error or call.outcome)}"
     return f"▸ calls {one_line(call.name) or '?'}({arguments}){wrong}"
 
 

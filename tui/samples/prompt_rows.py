@@ -13,17 +13,17 @@ from lorad.tui.samples.text import Scale
 from lorad.tui.widgets.columns import Column, Columns
 
 
-_TURNS = Column("turns", 5, 6, 3, right=True, orders=True)
+_TURNS = Column("turns", 5, 6, 2, right=True, orders=True)
 _FIRST = (
-    Column("prompt", 10, 80, 0, rest=True),
+    Column("prompt", 12, 80, 0, rest=True),
     Column("mean", 6, 7, 0, right=True, orders=True),
     Column("reward", 6, 6, 4),
     Column("worst", 6, 7, 6, right=True, orders=True),
     Column("best", 6, 7, 7, right=True, orders=True),
-    Column("spread", 7, 8, 5, right=True, orders=True),
+    Column("spread", 7, 8, 3, right=True, orders=True),
 )
 _LAST = (
-    Column("end", 8, 22, 2, orders=True),
+    Column("end", 6, 22, 1, orders=True, shrinks=6),
     Column("tokens", 6, 7, 8, right=True, orders=True),
     Column("failed", 6, 6, 9, right=True, orders=True),
     Column("n", 2, 4, 10, right=True),
@@ -34,7 +34,7 @@ _SAMPLES = (
     Column("advantage", 9, 9, 6, right=True, orders=True),
 )
 _SAMPLES_LAST = (
-    Column("end", 6, 8, 2, orders=True),
+    Column("end", 6, 8, 1, orders=True),
     Column("length", 6, 7, 4, right=True, orders=True),
     Column("logprob", 7, 8, 7, right=True, orders=True),
     Column("prompt", 6, 6, 5, right=True, orders=True),
@@ -151,8 +151,14 @@ def _sample_cells(group: Group, sample: Sample, found: int) -> dict[str, Text]:
     }
     row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
     row["reward"].stylize("red" if sample.reward is None else "cyan")
-    start = one_line(sample.completion[: _START * 4])[:_START]
-    return {**row, "completion": _with_sign(found, start)}
+    return {**row, "completion": _with_sign(found, _words_of(sample))}
+
+
+def _words_of(sample: Sample) -> str:
+    """Return the beginning of a completion; of an episode, of what the model said last."""
+    last = next((part for part in reversed(sample.parts) if part.kind in ("said", "call")), None)
+    text = "" if last is None else last.note or sample.completion[last.start : last.end]
+    return one_line(("… " if sample.turn_count > 1 else "") + text[: _START * 4])[:_START]
 
 
 def sample_values(groups: Iterable[Group]) -> dict[str, dict[str, str | float | None]]:

@@ -25,10 +25,10 @@ from lorad.tui.dashboard.run_rows import state_text
 from lorad.tui.feed import Changes
 from lorad.tui.port import AppPort
 from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, hits, selected
-from lorad.tui.samples.look import CHANCES_SAY, Look
-from lorad.tui.samples.other_steps import Ask, Here, Lookup, compared, history
+from lorad.tui.samples.look import CHANCES_SAY, Look, chances
+from lorad.tui.samples.other_steps import Ask, Found, Here, Lookup, compared, history
 from lorad.tui.samples.prompt_rows import SampleRows, columns, head, rows, sample_key, sample_values, values
-from lorad.tui.samples.reading import Reading, Step
+from lorad.tui.samples.reading import LIMIT, Reading, Step
 from lorad.tui.samples.text import View, alone, scale
 from lorad.tui.screens.base import Base
 from lorad.tui.screens.tab import RunTab
@@ -94,7 +94,7 @@ class Samples(RunTab):
         self._needle, self._hits, self._hit = "", cast("list[Hit]", []), -1
         self._look = Look()
         self._beside, self._word_by_word = cast("_Beside | None", None), False
-        self._beside_says, self._lookups = "", dict[tuple[str, str], Lookup]()
+        self._found, self._lookups = Found("", []), dict[tuple[str, str], Lookup]()
         self._asks = ""
 
     def compose(self) -> ComposeResult:
@@ -124,6 +124,10 @@ class Samples(RunTab):
         parts += [f"--eval {shlex.quote(self._set)}"] if self._set else []
         if self._beside is not None and self._beside.is_history:
             return " ".join([*parts, f"--prompt {(self.group and self.group.problem) or 1}"])
+        if self._beside is not None and self._found.options and self.group is not None:
+            number = self.group.problem or self.group.rank + 1
+            other = [parts[0], shlex.quote(self._beside.run or self.run_name), *parts[2:], self._found.options]
+            return " ".join([*parts, f"--step {self._step.number} --prompt {number};", *other])
         parts += [] if self._wanted is None else [f"--step {self._step.number}"]
         by = self._all.by if self._is_flat else ""
         order = ordered_by(by) if by in ORDERS else "drawn"
@@ -178,7 +182,7 @@ class Samples(RunTab):
             count = f"{HITS}+" if len(self._hits) == HITS else str(len(self._hits))
             more.append(f"{at}{count} for “{self._needle}” (n, N)")
         if self._beside is not None:
-            more.append(f"beside: {self._beside_says or 'looking for that prompt …'}")
+            more.append(f"beside: {self._found.says or 'looking for that prompt …'}")
         more += [CHANCES_SAY] if self._look.chances is not None else []
         more += [self._table.says] if self._table.says else []
         self._head.say(head(self._step, self._shown, self._wanted, self._scale, more))
@@ -200,15 +204,18 @@ class Samples(RunTab):
         of = (step.attempt, step.set, step.number, step.words, self._where)
         wanted = (*of, group and group.id, self._only, self._by, beside, self._look)
         if wanted != self._drawn:
-            self._drawn, self._beside_says = wanted, ""
+            before, self._drawn, self._found = self._drawn, wanted, Found("", [])
             if group is None:
                 none_left = f"No sample of this step is such: {self._where}" if step.groups else step.words
                 self._text.show([Section([Block(printable(none_left))])])
             elif self._beside is not None:
                 self._compare(group, self._beside)
             else:
+                if self._look.chances is not None and (group.id, -1) not in self._look.chances:
+                    self._read_chances(group)
                 view = View(len(step.groups), self._by, self._scale, self._look, self._only)
-                self._text.show(alone(group, view))
+                is_same = before[:-1] == wanted[:-1]  # only how it is shown is another
+                self._text.show(alone(group, view), stay=is_same)
         self._draw_head()
         self._text.mark(self._marks(group))
 
@@ -340,6 +347,30 @@ class Samples(RunTab):
         self._text.show_space(False)
         self._draw_text()
 
+    def action_chances(self) -> None:
+        """Tokens coloured by their probability, or not."""
+        self._look = self._look._replace(chances={} if self._look.chances is None else None, markdown=False)
+        self._draw_text()
+
+    @work(exclusive=True, group="chances")
+    async def _read_chances(self, group: Group) -> None:
+        """Read the tokens of one prompt's samples, which are left out elsewhere, and colour them."""
+        of, ask = self._step, self.lorad.client.samples
+        try:
+            rows = await asyncio.to_thread(
+                ask, self.run_name, step=of.number, limit=LIMIT, eval=of.set or None, prompt_id=group.id
+            )
+        except LoradError as error:
+            cast(Base, self.screen).say_error(error)
+            return
+        by_index = {sample.index: sample for sample in group.samples}
+        known = {
+            (group.id, row.index): chances(row, by_index[row.index]) for row in rows if row.index in by_index
+        }
+        if self._look.chances is not None and of is self._step:
+            self._look = self._look._replace(chances={(group.id, -1): [], **known})
+            self._draw_text()
+
     # -- another step or run beside ---------------------------------------------------------------------------------
     def action_compare(self) -> None:
         self._beside = _Beside() if self._beside is None else None
@@ -389,18 +420,16 @@ class Samples(RunTab):
         ask = Ask(beside.step, beside.run, self._by, self._word_by_word)
         try:
             if beside.is_history:
-                says = "its other steps"
-                sections = await asyncio.to_thread(history, client, run, self._set, here, self._look)
+                found = await asyncio.to_thread(history, client, run, self._set, here, self._look)
             else:
-                says, sections = await asyncio.to_thread(
-                    compared, lookup, here, ask, lambda: worker.is_cancelled
-                )
+                found = await asyncio.to_thread(compared, lookup, here, ask, lambda: worker.is_cancelled)
         except LoradError as error:
-            says, sections = "nothing", [Section([Block(printable(f"{error.message} {error.hint}"))])]
+            found = Found("nothing", [Section([Block(printable(f"{error.message} {error.hint}"))])])
         if wanted == self._drawn:
-            self._beside_says = says
-            self._text.show(sections)
+            self._found = found
+            self._text.show(found.sections)
             self._draw_head()
+            self._offer()
             self._text.mark(self._marks(group))
 
     # -- keys ------------------------------------------------------------------------------------------------

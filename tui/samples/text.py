@@ -70,9 +70,9 @@ def _said(group: str, place: int, sample: Sample, look: Look) -> Iterator[Block]
         text = sample.completion[part.start : part.end]
         block = Block(text, key=place, at=part.start)
         if part.kind == "said":
-            yield look.block(block, (group, place))
+            yield look.block(block, (group, sample.index))
         elif part.kind == "call":
-            yield look.block(block._replace(short=f"{part.note}  z", style="bold"), (group, place))
+            yield look.block(block._replace(short=f"{part.note}  z", style="bold"), (group, sample.index))
         elif part.kind == "told":
             yield from [Block(part.note, "dim italic")] if part.note else []
             yield block._replace(style="dim", name="observation")
@@ -166,7 +166,8 @@ def one_by_one(sides: Sequence[Side], look: Look) -> list[Section]:
 
 def _prompts(before: Side, after: Side) -> Section:
     if before.group.prompt == after.group.prompt:
-        return Section([Block(f"prompt {after.group.id}", "bold"), Block(after.group.prompt, name="prompt")])
+        here = before.group if before.is_here else after.group
+        return Section([Block(f"prompt {here.id}", "bold"), Block(here.prompt, name="prompt")])
     left, right = (
         [Block(f"{side.name}, prompt {side.group.id}", "bold"), Block(side.group.prompt, name="prompt")]
         for side in (before, after)

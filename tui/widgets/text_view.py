@@ -241,7 +241,8 @@ class Reader(ScrollView, can_focus=True):
 
     def _text(self, fold: _Fold) -> Text:
         block, start, end = fold
-        text = Text(plain := self._plain(fold), style=block.style, end="", no_wrap=True)
+        text = Text(plain := self._plain(fold), end="", no_wrap=True)
+        text.stylize(block.style)  # as a span: Rich leaves the style of a text without spans out
         if len(plain) != end - start or plain != block.text[start:end]:
             for found in _SIGNS.finditer(plain):
                 text.stylize("dim", *found.span())

@@ -31,6 +31,9 @@ def episodes_of(step: int, version: int) -> bytes:
             tokens = {
                 "tokens": list(range(sum(turn.tokens + turn.observed for turn in turns))),
                 "logprobs": [round(-((7 * place) % 11) / 4, 4) for place in range(sampled)],
+                "widths": [
+                    4 if n < one.tokens - 1 else len(one.text) % 4 for one in turns for n in range(one.tokens)
+                ],
             }
             kept = {"turns": turns, "end": end, "finish": "length" if end == "length" else "stop"}
             kept |= {"rows": 2} if turns[-1].row else {}
@@ -45,8 +48,7 @@ def episode(answer: str, end: str, number: int) -> list[EpisodeTurn]:
     told = "<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     turns = [turn(first, told.format(answer), calls=(good,), reward=0.2)]
     if end == "turns":
-        wrong = "there is no tool 'calculater'; there are: calculator"
-        turns.append(turn(bad.written, told.format(wrong), calls=(bad,), errors=1))
+        turns.append(turn(bad.written, told.format(bad.error), calls=(bad,), errors=1))
         turns.append(turn("Once more.\n" + bad.written, "", calls=(bad,), errors=1))
     elif end == "length":
         turns.append(turn("Let me list all days of the year. " * 12, "", finish="length"))
@@ -81,7 +83,9 @@ def called(name: str, expression: str) -> Call:
     written = (
         f"<tool_call>\n{msgspec.json.encode({'name': name, 'arguments': arguments}).decode()}\n</tool_call>"
     )
-    return Call(name, arguments, "", "ok" if name == "calculator" else "unknown_tool", written)
+    if name == "calculator":
+        return Call(name, arguments, written=written)
+    return Call(name, arguments, f"there is no tool {name!r}; there are: calculator", "unknown_tool", written)
 
 
 def completions_of(step: int, version: int) -> bytes:

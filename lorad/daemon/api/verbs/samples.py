@@ -185,7 +185,7 @@ def _fitting(samples: Iterable[Sample], wanted: _Wanted) -> Iterator[Sample]:
 def _brief(sample: Sample) -> Sample:
     known = [value for value in sample.logprobs if value is not None]
     mean = sum(known) / len(known) if known and len(known) == len(sample.logprobs) else None
-    return replace(sample, tokens=[], logprobs=[], forks=[], length=sample.size, logprob=mean)
+    return replace(sample, tokens=[], logprobs=[], widths=[], forks=[], length=sample.size, logprob=mean)
 
 
 def _cut(value: str) -> str:
