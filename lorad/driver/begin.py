@@ -284,6 +284,7 @@ def _attempt(
         inputs=inputs,
         reference=kl and replace(kl, bases=[], attested=opened.reference.verdict if opened.reference else ""),
         teacher_sha256=info.teacher_sha256 if session.spec.algorithm.teacher else "",
+        software=info.versions,
     )
 
 

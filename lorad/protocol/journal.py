@@ -80,6 +80,7 @@ class Attempt(Struct, frozen=True):
     sizes: sizes of the trainer along its axes, where there is more than one rank.
     inputs: files that the attempt read, see `lorad/driver/begin.py`.
     teacher_sha256: see `PoolInfo`.
+    software: versions of what the pool runs on, by package.
     """
 
     pid: int
@@ -97,6 +98,7 @@ class Attempt(Struct, frozen=True):
     inputs: dict[str, Input] = {}
     reference: Reference | None = None
     teacher_sha256: str = ""
+    software: dict[str, str] = {}
 
 
 class VersionFact(Struct, frozen=True):
