@@ -1,25 +1,27 @@
-"""lorad run, resume and fork: start a run, from a spec, a checkpoint or a version, and follow it."""
+"""lorad run, attach, resume and fork: start a run, from a spec, a checkpoint or a version, and follow it."""
 
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 from msgspec import structs
 
-from lorad.cli import candidates, output
+from lorad.cli import candidates, many, output
 from lorad.cli.checked import said
 from lorad.cli.follow import follow
-from lorad.cli.options import AsJson, Detach, Run, WaitOver, refuse_both
-from lorad.client import launch
+from lorad.cli.options import AsJson, Detach, Run, WaitOver, Yes, refuse_both
+from lorad.cli.selecting import chooses_runs
+from lorad.client import launch, shapes
 from lorad.client.client import Client
 from lorad.client.overrides import from_here
 from lorad.client.requests import RunRequest
-from lorad.client.shapes import Run as RunShape
 from lorad.client.spec_file import read_spec
 from lorad.client.words import rate_in_words
 from lorad.errors import DaemonUnreachable, SpecError
+from lorad.selection import Selection
 
 _SEVERAL = "; give it several times, or names with commas"
 
@@ -123,7 +125,7 @@ def _ask_to_replace(client: Client, request: RunRequest) -> None:
     typer.confirm("Remove it, with its versions and checkpoints?", abort=True, err=True)
 
 
-def _tell(client: Client, started: RunShape) -> None:
+def _tell(client: Client, started: shapes.Run) -> None:
     """Say on stderr what the check of a run found worth saying."""
     with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
         made = client.show(started.name)
@@ -135,16 +137,17 @@ def _tell(client: Client, started: RunShape) -> None:
             output.note(rate_in_words(made))
 
 
+def attach(run: Run, as_json: AsJson = False) -> None:
+    """Follow a run until it is over, as `lorad run` does. Ctrl-C detaches; the run continues.
+
+    It exits 1 where the run did not end as it should; --json prints nothing before the end.
+    """
+    follow(Client(), run, as_json=as_json)
+
+
+@chooses_runs
 def resume(
-    run: Run,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]…",
-            help="From now on: trainer.backend=fsdp trainer.dp=2, rollout.…, pool.…",
-            autocompletion=candidates.overrides,
-        ),
-    ] = None,
+    meant: Selection,
     step: Annotated[
         int | None,
         typer.Option(
@@ -154,21 +157,58 @@ def resume(
     steps: Annotated[int | None, typer.Option(help="The new total of steps.", min=1)] = None,
     detach: Detach = False,
     wait: WaitOver = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue exactly where a checkpoint left off. Facts after it are rewound; version numbers are not.
 
-    The checkpoint fits every trainer and topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`.
+    Behind the run's name, keys of the spec that change from now on. The checkpoint fits every trainer and
+    topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`. Of several runs, named or found by
+    globs and filters, it shows a list and asks first, and follows none.
     """
     refuse_both(detach, wait)
+    meant, overrides = _without_overrides(meant)
+    name = many.only_run(meant)
     client = launch.connected()
-    resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides or []))
-    for warning in (*resumed.warnings, *resumed.changed_inputs):
-        output.note(f"warning: {warning}")
-    if detach or (as_json and not wait):
-        output.print_json(resumed) if as_json else output.note(f"{run} is {resumed.state}.")
+
+    def continued(run: str) -> shapes.Resumed:
+        resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides))
+        for warning in (*resumed.warnings, *resumed.changed_inputs):
+            output.note(f"warning: {'' if name else f'{run}: '}{warning}")
+        return resumed
+
+    if name is None:
+        _resume_several(client, meant, continued, wait=wait, yes=yes, as_json=as_json)
         return
-    follow(client, run, as_json=as_json)
+    resumed = continued(name)
+    if detach or (as_json and not wait):
+        output.print_json(resumed) if as_json else output.note(f"{name} is {resumed.state}.")
+        return
+    follow(client, name, as_json=as_json)
+
+
+def _without_overrides(meant: Selection) -> tuple[Selection, list[str]]:
+    """Tell names from `key=value`, which no name has."""
+    names = [name for name in meant.names if "=" not in name]
+    return structs.replace(meant, names=names), [name for name in meant.names if "=" in name]
+
+
+def _resume_several(
+    client: Client,
+    meant: Selection,
+    continued: Callable[[str], shapes.Resumed],
+    *,
+    wait: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    verb = many.Verb(
+        "resume", continued, many.state_in_words, "Resume {}?", lambda run: run.state in many.OVER
+    )
+    outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=wait or as_json)
+    if wait:
+        outcomes = many.awaited(client, verb, outcomes, quiet=as_json)
+    many.conclude(verb, outcomes, as_json=as_json)
 
 
 def fork(

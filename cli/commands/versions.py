@@ -1,5 +1,7 @@
 """lorad adapters, export, pin and unpin: the versions of adapters."""
 
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -7,11 +9,12 @@ import typer
 from msgspec.structs import replace
 
 from lorad import text
-from lorad.cli import candidates, output, table
-from lorad.cli.options import AsJson, Version
+from lorad.cli import candidates, many, output, table
+from lorad.cli.options import AsJson, Versions, Yes
 from lorad.client.client import Client
-from lorad.client.shapes import Result
-from lorad.errors import SpecError
+from lorad.client.shapes import Result, Version
+from lorad.errors import NotFound, SpecError
+from lorad.selection import Selection, is_glob
 
 _VERSIONS = (
     *(
@@ -122,16 +125,68 @@ def export(
         output.note(f"Uploaded: {answer.url}")
 
 
-def pin(version: Version, as_json: AsJson = False) -> None:
-    """Keep a version's files, and keep it loaded while the pool of its base is up."""
-    row = Client().pin(version)
-    output.print_json(row) if as_json else output.note(f"{row.run}@{row.version} is pinned.")
+def pin(versions: Versions, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Keep the files of versions, and keep them loaded while the pool of their base is up.
+
+    Of several, named or found by globs, it shows a list and asks first: `lorad pin 'sweep-*@best'`.
+    """
+    client = Client()
+    verb = many.Verb("pin", client.pin, lambda row: f"{row.run}@{row.version} is pinned.", "Pin {}?")
+    _change(client, verb, versions, yes=yes, as_json=as_json, fits=lambda version: not version.pinned)
 
 
-def unpin(version: Version, as_json: AsJson = False) -> None:
-    """Remove a pin; an alias keeps its version without one."""
-    row = Client().unpin(version)
+def unpin(versions: Versions, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Remove pins; an alias keeps its version without one.
+
+    Of several, named or found by globs, it shows a list and asks first: `lorad unpin 'RUN@*'`.
+    """
+    client = Client()
+    verb = many.Verb("unpin", client.unpin, _unpinned, "Unpin {}?")
+    _change(client, verb, versions, yes=yes, as_json=as_json, fits=lambda version: version.pinned)
+
+
+def _unpinned(row: Version) -> str:
     served = f", {', '.join(row.aliases)} still serves it" if row.aliases else ""
-    output.print_json(row) if as_json else output.note(
-        f"{row.run}@{row.version} is no longer pinned{served}."
-    )
+    return f"{row.run}@{row.version} is no longer pinned{served}."
+
+
+def _change(
+    client: Client,
+    verb: many.Verb,
+    versions: Sequence[str],
+    *,
+    yes: bool,
+    as_json: bool,
+    fits: Callable[[Version], bool],
+) -> None:
+    """Change one version that was named, or ask about several and change each."""
+    if len(versions) == 1 and not is_glob(versions[0]):
+        row = verb.does(versions[0])
+        output.print_json(row) if as_json else output.note(verb.says(row))
+        return
+    names = [*dict.fromkeys(name for given in versions for name in _meant(client, given, fits))]
+    if not names:
+        output.note(f"There is nothing to {verb.name}.")
+    else:
+        many.ask(verb, f"{len(names)} version{'s' if len(names) > 1 else ''}", [[n] for n in names], yes=yes)
+    many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
+
+
+def _meant(client: Client, given: str, fits: Callable[[Version], bool]) -> list[str]:
+    """Find the versions that a name with globs means: of the runs before the `@`, the numbers after it.
+
+    Raises NotFound where no run or no version is named so.
+    """
+    if not is_glob(given):
+        return [given]
+    name, at, number = given.partition("@")
+    runs = [run.name for run in client.select(Selection(names=[name]))] if is_glob(name) else [name]
+    if not runs:
+        raise NotFound(f"no run is named like {name}", hint="`lorad list --all` shows every run.")
+    if not is_glob(number):
+        return [f"{run}{at}{number}" for run in runs]
+    there = [version for run in runs for version in client.adapters(run)]
+    alike = [version for version in there if fnmatchcase(str(version.version), number)]
+    if not alike:
+        raise NotFound(f"no version is named like {given}", hint="`lorad adapters` shows what there is.")
+    return [f"{version.run}@{version.version}" for version in alike if version.path and fits(version)]

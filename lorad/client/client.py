@@ -18,6 +18,7 @@ from lorad.client import box_shapes, check_shapes, mark_shapes, requests, shapes
 from lorad.client.choice import Choice
 from lorad.client.transport import RESTART, Transport
 from lorad.errors import DaemonUnreachable, LoradError, NotFound, from_wire
+from lorad.selection import Selection
 
 T = TypeVar("T")
 
@@ -128,6 +129,24 @@ class Client:
         """
         return _as(builtins.list[shapes.Run], self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}"))
 
+    def select(
+        self,
+        selection: Selection,
+        *,
+        recent: bool = False,
+        keys: Sequence[str] = (),
+        sort: Sequence[str] = (),
+        limit: int = 0,
+    ) -> builtins.list[shapes.Run]:
+        """List the runs that are meant, newest first where `sort` says nothing else.
+
+        recent: without those that ended over a day ago. keys: dotted keys of the spec, and metrics of the
+        last step, which the runs have as `values`. sort: columns or keys; `-` before one puts the largest
+        first. limit: how many; 0: all. Raises SpecError for a word that is neither.
+        """
+        request = requests.SelectRequest(selection, recent, [*keys], [*sort], limit)
+        return _as(builtins.list[shapes.Run], self._http.post("/v1/select", request)["items"])
+
     def named(self, names: Sequence[str]) -> builtins.list[shapes.Run]:
         """List the runs with these names, at most 100, newest first."""
         return _as(
@@ -221,13 +240,18 @@ class Client:
         )
 
     def logs(
-        self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20
+        self, run: str, *, of: str = "driver", attempt: int = 0, offset: int = -65536, limit: int = 1 << 20
     ) -> shapes.LogPart:
-        """Read a part of a log, from a byte offset (negative: from the end)."""
-        return _as(
-            shapes.LogPart,
-            self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}"),
-        )
+        """Read a part of a log, from a byte offset (negative: from the end).
+
+        attempt: of the driver, whose log it is; 0: the newest.
+        """
+        query = {"of": of, "offset": offset, "limit": limit} | ({"attempt": attempt} if attempt else {})
+        return _as(shapes.LogPart, self._http.get(f"{_path(run)}/logs?{urlencode(query)}"))
+
+    def log_names(self, run: str) -> builtins.list[str]:
+        """List which logs `logs` can read of a run now: `driver`, `pool`, `trainer`, `engine-0` and so on."""
+        return _as(builtins.list[str], self._http.list_of(f"{_path(run)}/logs/names"))
 
     def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> shapes.LogPart:
         """Read the log of the `daemon`, or of the caller's `gateway`, as `logs` does.

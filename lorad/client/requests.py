@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from lorad.bounds import TRIAL_SAMPLES
+from lorad.selection import Selection
 from lorad.spec.numbers import NonNegative, NonNegativeFloat, Positive, Seed
 
 
@@ -25,6 +26,16 @@ class RunRequest(Struct, frozen=True):
     name: str | None = None
     suffix: bool = False  # take NAME-2 or the like where the name is in use
     replace: bool = False  # remove the run of that name first, which has to be over
+
+
+class SelectRequest(Struct, frozen=True):
+    """Which runs to list, in which order, with which of their figures."""
+
+    selection: Selection = Selection()
+    recent: bool = False  # without those that ended over a day ago
+    keys: list[str] = []  # dotted keys of the spec, and metrics of the last step
+    sort: list[str] = []  # columns or keys; `-` before one: the largest first
+    limit: NonNegative = 0  # how many runs; 0: all
 
 
 class TrialRequest(Struct, frozen=True):

@@ -80,6 +80,9 @@ class Run(Struct, frozen=True):
     tags: list[str] = []
     note: str = ""
     group: str = ""  # of which so many runs work at a time
+    sweep: str | None = None  # the sweep that started it
+    # what it has for the keys that were asked for; of a run of a sweep, for the keys of the grid
+    values: dict[str, Any] = {}
 
 
 class Reference(Struct, frozen=True):
@@ -106,6 +109,18 @@ class Attempt(Struct, frozen=True):
     reason: str | None = None
     detail: str = ""
     changed: dict[str, Any] = {}  # dotted keys of the spec that the attempt before had otherwise
+
+
+class Beginning(Struct, frozen=True):
+    """What the newest attempt of a run began with."""
+
+    attempt: int = 0
+    trainer: str = ""
+    engine: str = ""
+    data_sha256: str = ""  # of the rows; "" for a task
+    model_sha256: str = ""  # of the files of its weights
+    inputs: dict[str, str] = {}  # sha256 of each file of user code and of the model's, by what it is
+    software: dict[str, str] = {}  # versions of what the pool ran on, by package; empty where not kept
 
 
 class Trainable(Struct, frozen=True):
@@ -147,7 +162,6 @@ class RunDetails(Run, frozen=True):
     directory: str = ""
     cwd: str | None = None  # where relative paths of its spec begin
     reference: Reference | None = None
-    sweep: str | None = None
     serving: bool = False
     spec: dict[str, Any] = {}  # the whole spec as JSON, see lorad/spec/model.py
     data_format: str = ""  # what the rows of its data are, where completions are trained on
@@ -159,6 +173,7 @@ class RunDetails(Run, frozen=True):
     best: Best | None = None  # None before the first evaluation
     sets: dict[str, list[SetScore]] = {}  # of eval.sets, the first and the last evaluation of each
     results: list[Result] = []  # what its versions came to when somebody evaluated them
+    begun: Beginning | None = None  # None before its first attempt began to work
 
 
 class Forked(Run, frozen=True):
@@ -450,7 +465,6 @@ class Rung(Struct, frozen=True):
 
 
 class SweepRun(Run, frozen=True):
-    values: dict[str, Any] = {}  # what its spec has for the keys of the grid
     eval_best: float | None = None
     reward_mean: float | None = None  # of the last five steps
     loss_mean: float | None = None  # likewise

@@ -290,6 +290,7 @@ def _attempt(
         reference=kl and replace(kl, bases=[], attested=opened.reference.verdict if opened.reference else ""),
         teacher_sha256=info.teacher_sha256 if session.spec.algorithm.teacher else "",
         commits=commits(session.spec),
+        software=info.versions,
     )
 
 

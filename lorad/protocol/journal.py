@@ -81,6 +81,7 @@ class Attempt(Struct, frozen=True):
     inputs: files that the attempt read, see `lorad/driver/begin.py`.
     teacher_sha256: see `PoolInfo`.
     commits: of hub datasets that are streamed, by their names.
+    software: versions of what the pool runs on, by package.
     """
 
     pid: int
@@ -99,6 +100,7 @@ class Attempt(Struct, frozen=True):
     reference: Reference | None = None
     teacher_sha256: str = ""
     commits: dict[str, str] = {}
+    software: dict[str, str] = {}
 
 
 class VersionFact(Struct, frozen=True):

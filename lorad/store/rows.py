@@ -33,6 +33,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     started_at: when it was first placed.
     ended_at: None until it ended.
     origin: the `run@version` or directory that it came from.
+    sweep: the sweep that it is a point of.
     serving: a pool of its base stays up.
     preempted: the run that it makes, or made, room for.
     tags, note: what its owner wrote on it.
@@ -65,6 +66,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     started_at: float | None = None
     ended_at: float | None = None
     origin: str | None = None
+    sweep: str | None = None
     serving: bool = False
     preempted: str | None = None
     tags: list[str] = []
@@ -81,7 +83,6 @@ class RunRow(RunSummary, frozen=True, kw_only=True, eq=True):
     spec: its spec as JSON text.
     wanted: what its owner asked for and its driver has not done yet.
     resume_step: the checkpoint that its next attempt begins with.
-    sweep: the sweep that it is a point of.
     restart_at: when it may be placed again after an automatic restart.
     """
 
@@ -89,7 +90,6 @@ class RunRow(RunSummary, frozen=True, kw_only=True, eq=True):
     directory: str
     wanted: Literal["pause", "stop", "kill"] | None = None
     resume_step: int | None = None
-    sweep: str | None = None
     restart_at: float | None = None
 
     @property

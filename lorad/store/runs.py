@@ -35,7 +35,7 @@ _FIELDS = frozenset(
     }
     | {"wanted"}
 )
-_RECENT_SECONDS = 24 * 3600.0
+RECENT_SECONDS = 24 * 3600.0
 _SUMMARY = ", ".join(SUMMARY_COLUMNS)
 _DAEMON = "daemon"  # who moves a run that nobody asked for
 
@@ -188,7 +188,7 @@ def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
 
 def count_listed(store: Rows, *, all: bool) -> int:
     """Count the runs that `list_runs` lists without a limit."""
-    since = 0.0 if all else time.time() - _RECENT_SECONDS
+    since = 0.0 if all else time.time() - RECENT_SECONDS
     sql = "SELECT count(*) AS n FROM runs WHERE ended_at IS NULL OR ended_at >= ?"
     return int(store.rows(sql, (since,))[0]["n"])
 
@@ -198,7 +198,7 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
 
     limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
     """
-    since = 0.0 if all else time.time() - _RECENT_SECONDS
+    since = 0.0 if all else time.time() - RECENT_SECONDS
     sql = f"SELECT created_at, rowid, {_SUMMARY} FROM runs WHERE"
     order = "ORDER BY created_at DESC, rowid DESC"
     others = store.tuples(f"{sql} ended_at IS NULL {order}")

@@ -84,6 +84,7 @@ EXPECTED: dict[Route, list[Case]] = {
         Case("/v1/check", OWNERS_LATE, REFUSED | {"name": RUN, "replace": True}),
     ],
     ("GET", "/v1/runs"): [Case("/v1/runs?all=1", READ_LIST)],
+    ("POST", "/v1/select"): [Case("/v1/select", READ_LIST, {"selection": {"names": [RUN]}})],
     ("GET", "/v1/runs/{run}"): [
         Case(f"/v1/runs/{RUN}", READERS),
         Case("/v1/runs/none", "404 404 404 404 404"),
@@ -106,6 +107,7 @@ EXPECTED: dict[Route, list[Case]] = {
         Case(f"/v1/runs/{RUN}/logs", READERS),
         Case(f"/v1/runs/{RUN}/logs?of=pool", READERS),
     ],
+    ("GET", "/v1/runs/{run}/logs/names"): [Case(f"/v1/runs/{RUN}/logs/names", READERS)],
     ("GET", "/v1/runs/{run}/checkpoints"): [Case(f"/v1/runs/{RUN}/checkpoints", READERS)],
     ("GET", "/v1/versions"): [
         Case("/v1/versions", READ_LIST),

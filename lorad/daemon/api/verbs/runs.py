@@ -1,9 +1,14 @@
 """Queue runs, list them, and read what they measured."""
 
-from lorad.client.requests import RunRequest
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import msgspec
+
+from lorad.client.requests import RunRequest, SelectRequest
 from lorad.client.shapes import Evaluation, Run, RunDetails, Step
 from lorad.client.words import perplexity
-from lorad.daemon.access import seen
+from lorad.daemon.access import seen, sees_all
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.control import removed, replaceable
 from lorad.daemon.api.views import history, listed_view, of_row, run_view, show_view
@@ -13,7 +18,11 @@ from lorad.daemon.runs.create import asked_for, create, make_directory, refuse_u
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import clear, refuse_other_model, settle, staged
+from lorad.errors import SpecError
+from lorad.spec.errors import leaves
+from lorad.spec.model import Spec
 from lorad.store import metrics, runs
+from lorad.store.select import COLUMNS, Selected, is_of_spec, select
 
 _MOST_NAMES = 100  # that one request may ask for
 _AT_ONCE = 1000  # runs; 635 are read in 2.3 ms; beside a thread that works, each row waits for its turn
@@ -65,6 +74,56 @@ async def list_runs(ctx: Context, call: Call) -> list[Run]:
     else:
         rows = await ctx.read(runs.list_runs, all=everything, limit=limit)
     return [listed_view(row) for row in seen(ctx, call.caller, rows)]
+
+
+async def select_runs(ctx: Context, call: Call) -> list[Run]:
+    """List the runs that a selection means and the caller may see, sorted, with figures that it asks for.
+
+    Raises SpecError for a state, a column or a key of the spec that does not exist.
+    """
+    body = call.json(SelectRequest)
+    words = [word.removeprefix("-") for word in body.sort]
+    for word in (*body.keys, *words):
+        _refuse_no_key(word)
+    metrics_of = [word for word in (*body.keys, *words) if word not in COLUMNS and not is_of_spec(word)]
+    found = await ctx.read(
+        select,
+        body.selection.checked(call.caller.name),
+        owner_uid=None if sees_all(ctx, call.caller) else call.caller.uid,
+        recent=body.recent,
+        keys=[*dict.fromkeys([*body.keys, *metrics_of])],
+        sort=body.sort,
+        limit=body.limit,
+    )
+    for word in metrics_of:
+        _refuse_unmeasured(word, found)
+    return [_with_values(one, body.keys) for one in found]
+
+
+def _with_values(one: Selected, keys: Sequence[str]) -> Run:
+    run = listed_view(one.run)
+    return msgspec.structs.replace(run, values={key: one.values[key] for key in keys}) if keys else run
+
+
+def _refuse_unmeasured(word: str, found: Sequence[Selected]) -> None:
+    """Raise SpecError for a metric that none of these runs has, though some of them have made steps."""
+    if any(one.run.step for one in found) and all(one.values[word] is None for one in found):
+        keys = [key for key in leaves(Spec) if key.rpartition(".")[2] == word]
+        near = keys or get_close_matches(word, COLUMNS, 1)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Columns are {', '.join(COLUMNS)}."
+        raise SpecError(f"{word} is no column, and no run here has measured it", hint=hint)
+
+
+def _refuse_no_key(word: str) -> None:
+    """Raise SpecError for a dotted word that is no key of a spec, nor a section or an element of one."""
+    known = leaves(Spec)
+    parts = [word.split(".", place)[:place] for place in range(1, word.count(".") + 1)]
+    if "." not in word or any(".".join(part) in known for part in parts):
+        return
+    if not any(key == word or key.startswith(f"{word}.") for key in known):
+        near = get_close_matches(word, known, 1)
+        hint = f"Did you mean {near[0]}?" if near else "docs/spec.md lists all keys."
+        raise SpecError(f"a spec has no key {word}", hint=hint)
 
 
 async def show_run(ctx: Context, call: Call) -> RunDetails:
