@@ -46,7 +46,7 @@ def _section(part: type[Struct], name: str) -> Iterator[str]:
     for field in msgspec.structs.fields(part):
         path = f"{name}.{field.name}".lstrip(".")
         if section := _struct_in(field.type):
-            inside.append((section, f"{path}.NAME" if get_origin(field.type) is dict else path))
+            inside.append((section, f"{path}{_below(field.type)}"))
         if section is None or not isinstance(field.type, type):
             values = in_words(field.type).replace("or none", "or null")
             rows.append(f"| `{path}` | {_default(field)} | {_cell(values)} | {_cell(means[field.name])} |")
@@ -61,7 +61,18 @@ def _struct_in(kind: Any) -> type[Struct] | None:
     if isinstance(kind, type) and issubclass(kind, Struct):
         return kind
     inside = [arg for arg in get_args(kind) if isinstance(arg, type) and issubclass(arg, Struct)]
-    return inside[0] if inside else None
+    if inside:
+        return inside[0]
+    return next((_struct_in(arg) for arg in get_args(kind) if get_origin(arg) is list), None)
+
+
+def _below(kind: Any) -> str:
+    """What stands between a key and the keys of its section: a name, or the place in a list."""
+    if get_origin(kind) is dict:
+        return ".NAME"
+    is_list = [get_origin(one) is list and len(get_args(one)) == 1 for one in (kind, *get_args(kind))]
+    direct = any(isinstance(one, type) and issubclass(one, Struct) for one in (kind, *get_args(kind)))
+    return "[N]" if any(is_list) and (get_origin(kind) is list or not direct) else ""
 
 
 def _first_sentence(part: type[Struct]) -> str:

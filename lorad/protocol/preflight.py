@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from lorad.bounds import TEXT
+from lorad.spec.notify import Notify
 from lorad.spec.numbers import Loggers
 
 _Count = Annotated[int, Meta(ge=0)]
@@ -22,6 +23,7 @@ class Question(Struct, frozen=True, kw_only=True):
     backends: those of the box; None to read config.yaml, which not every user may.
     reference: the directory of the adapter that KL is measured against; None for the base.
     loggers: those of runs whose spec names none.
+    notify: receivers of runs whose spec names nobody.
     """
 
     spec: dict[str, Any]
@@ -33,6 +35,7 @@ class Question(Struct, frozen=True, kw_only=True):
     backends: dict[str, Any] | None = None
     reference: str | None = None
     loggers: Loggers = []
+    notify: list[Notify] = []
 
 
 class BaseFacts(Struct, frozen=True, kw_only=True):
@@ -77,6 +80,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     warnings: what is allowed and probably not meant, a sentence each.
     rate: what trainer.lr is where it is not given; None from an older lorad.
     loggers: those of the run: of its spec, or else of config.yaml.
+    notify: who hears of the run: by its spec, or else by config.yaml.
     """
 
     model_path: str = ""
@@ -98,6 +102,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
     rate: Rate | None = None
     loggers: Loggers = []
+    notify: list[Notify] = []
 
 
 class ErrorSaid(Struct, frozen=True):

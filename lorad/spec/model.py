@@ -20,6 +20,7 @@ from lorad.spec.data import Data
 from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.kept import Checkpoint, Eval
+from lorad.spec.notify import Notify
 from lorad.spec.numbers import (
     COUNT_LIMIT,
     Loggers,
@@ -188,6 +189,8 @@ class Spec(Part, frozen=True):
         env: the environment that samples are played in: its name, or a mapping with name and settings.
         loggers: where its figures are written: `tensorboard`, `wandb`, `mlflow` or a plug-in, by name or with
             settings (docs/loggers.md); null is `loggers` of config.yaml.
+        notify: who hears of its start, end, failure and alarms (docs/notify.md); null is `notify` of
+            config.yaml.
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
@@ -207,6 +210,7 @@ class Spec(Part, frozen=True):
     resources: Resources = Resources()
     attest: Attest = Attest()
     loggers: Loggers | None = None
+    notify: list[Notify] | None = None
 
     def __post_init__(self) -> None:
         curves = [reward.curve for reward in self.rewards]

@@ -58,6 +58,7 @@ async def _checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path
         backends=msgspec.to_builtins(box.backends, enc_hook=str),
         reference=None if reference is None else str(reference),
         loggers=box.loggers,
+        notify=box.notify,
     )
     user, argv = ctx.user(uid), [*ctx.processes.commands.preflight]
     env = {
