@@ -68,6 +68,7 @@ _COMMANDS = {
     "plot": _Verb("plot:plot", "curves in the terminal, or as PNG"),
     "metrics": _Verb("metrics:metrics", "all that it measured: as a table, CSV or Parquet"),
     "log-metrics": _Verb("metrics:log_metrics", "all that it measured, into TensorBoard, W&B or MLflow"),
+    "notify": _Verb("setup:notify_app", "try out who hears of starts, ends, failures and alarms"),
     "pin": _Verb("versions:pin", "keep versions"),
     "unpin": _Verb("versions:unpin", "let versions go"),
     "swap": _Verb("aliases:swap", "serve another version"),

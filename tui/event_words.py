@@ -75,6 +75,7 @@ _KINDS: dict[str, Callable[[_Data], str]] = {
     "edited": lambda data: f"edited: {' '.join(data['changed'])}{_by(data)}",
     "rewind": lambda data: f"rewound to step {data['to']}",
     "warning": lambda data: f"warning: {data['message']}",
+    "notify": lambda data: f"not notified of {data['event']}: {data['error']}",
     "end": lambda data: f"its driver ended: {data['reason']}",
     "moved": lambda data: f"the files of {data['runs']} runs were moved from {data['from']} to {data['to']}",
     "removed": lambda data: f"deleted{_by(data)}",

@@ -13,6 +13,7 @@ from lorad.bounds import SPEC_BYTES
 from lorad.box.paths import Home
 from lorad.errors import SpecError
 from lorad.files import read_file
+from lorad.spec.notify import Notify
 from lorad.spec.numbers import Loggers
 
 _Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
@@ -244,6 +245,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             before a process starts, and written nowhere.
         backends: where backends are installed, by name.
         loggers: loggers of runs whose spec names none, see docs/loggers.md.
+        notify: who hears of runs whose spec names nobody, see docs/notify.md.
     """
 
     storage: Path | None = None
@@ -258,6 +260,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: Metrics = Metrics()
     backends: dict[str, Backend] = {}
     loggers: Loggers = []
+    notify: list[Notify] = []
     runtime: RuntimeSettings = RuntimeSettings()
     gateway: GatewaySettings = GatewaySettings()
     prices: Prices = Prices()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lorad.daemon.beside.loggers import keep_loggers
+from lorad.daemon.beside.notify import keep_notify
 from lorad.daemon.bill.take_in import keep_bill
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_run
@@ -178,6 +179,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     keep_table,
     keep_gateways,
     keep_loggers,
+    keep_notify,
     _tidy_readers,
     keep_budget,
     rotate,

@@ -14,6 +14,8 @@ from pathlib import Path
 from lorad.bounds import Bounds
 from lorad.daemon.counters import Meter
 from lorad.loggers.table import Followed, Table
+from lorad.notify.outbox import Outbox
+from lorad.notify.table import Table as NotifyTable
 from lorad.protocol.connection import Connection
 
 LOOK_SECONDS = 60.0
@@ -65,6 +67,20 @@ class LoggerState:
 
     runs: dict[str, tuple[int, Followed]] | None = None
     tables: dict[int, Table] = field(default_factory=dict)
+
+
+@dataclass
+class NotifyState:
+    """What `beside/notify.py` remembers.
+
+    outbox: as it is on disk, but for its cursor; None before the first look.
+    tables: the table that the process of each uid was last given.
+    needed_at: when the process of a uid was last needed, in monotonic time.
+    """
+
+    outbox: Outbox | None = None
+    tables: dict[int, NotifyTable] = field(default_factory=dict)
+    needed_at: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -38,6 +38,7 @@ with quick_imports():
     from lorad.preflight.loggers import check_loggers
     from lorad.preflight.look import look_at
     from lorad.preflight.memory import available_memory, base_memory, check_memory
+    from lorad.preflight.notify import check_receivers
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
         check_adapted,
@@ -58,6 +59,7 @@ with quick_imports():
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.data import names_of
     from lorad.spec.model import Spec, convert, fitted
+    from lorad.spec.notify import Notify
     from lorad.spec.numbers import Loggers
     from lorad.spec.reward import RewardSpec
 
@@ -73,19 +75,28 @@ _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
 def preflight(
-    spec: Spec, *, cwd: Path, loggers: Loggers | None = None, look: bool = False, **machine: Any
+    spec: Spec,
+    *,
+    cwd: Path,
+    loggers: Loggers | None = None,
+    notify: list[Notify] | None = None,
+    look: bool = False,
+    **machine: Any,
 ) -> SpecFacts:
     """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to
     that one.
 
-    loggers: those of runs whose spec names none; None to read config.yaml. look: describe the data, too.
+    loggers, notify: those of runs whose spec names none; None to read config.yaml.
+    look: describe the data, too.
     """
     try:
         usual = load_config(Home(default_home()).config).loggers if loggers is None else loggers
         chosen = check_loggers(spec, usual)
+        heard = load_config(Home(default_home()).config).notify if notify is None else notify
+        receivers = check_receivers(spec, heard, cwd)
         facts, data, tokenizer = _checked(spec, cwd=cwd, **machine)
         seen = look_at(data, tokenizer) if look else None
-        return msgspec.structs.replace(facts, loggers=chosen, look=seen)
+        return msgspec.structs.replace(facts, loggers=chosen, notify=receivers, look=seen)
     except SpecError as error:
         others = {
             other.message: other for other in _wrong_on_disk(spec, cwd) if other.message != error.message
@@ -358,6 +369,7 @@ def main() -> int:
                 backends=None if request.backends is None else backends_of(request.backends),
                 reference=None if request.reference is None else Path(request.reference),
                 loggers=request.loggers,
+                notify=request.notify,
                 look=request.look,
             )
             answer = Answer(facts=facts)

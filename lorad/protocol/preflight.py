@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from lorad.bounds import TEXT
+from lorad.spec.notify import Notify
 from lorad.spec.numbers import Loggers
 
 _Count = Annotated[int, Meta(ge=0)]
@@ -23,6 +24,7 @@ class Question(Struct, frozen=True, kw_only=True):
     reference: the directory of the adapter that KL is measured against; None for the base.
     loggers: those of runs whose spec names none.
     look: whether the data are to be described, too.
+    notify: receivers of runs whose spec names nobody.
     """
 
     spec: dict[str, Any]
@@ -35,6 +37,7 @@ class Question(Struct, frozen=True, kw_only=True):
     reference: str | None = None
     loggers: Loggers = []
     look: bool = False
+    notify: list[Notify] = []
 
 
 class BaseFacts(Struct, frozen=True, kw_only=True):
@@ -110,6 +113,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     rate: what trainer.lr is where it is not given; None from an older lorad.
     loggers: those of the run: of its spec, or else of config.yaml.
     look: the data, where somebody asked to see them.
+    notify: who hears of the run: by its spec, or else by config.yaml.
     """
 
     model_path: str = ""
@@ -132,6 +136,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     rate: Rate | None = None
     loggers: Loggers = []
     look: DataLook | None = None
+    notify: list[Notify] = []
 
 
 class ErrorSaid(Struct, frozen=True):

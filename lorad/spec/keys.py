@@ -33,7 +33,7 @@ _UNIT_OF = {key: unit for unit, keys in _UNITS.items() for key in keys.split()}
 class Key(NamedTuple):
     """A key as people read about it.
 
-    name: dotted; NAME stands for any name of a mapping of sections.
+    name: dotted; NAME stands for any name of a mapping of sections, [N] for a place in a list of them.
     default: as plain data; msgspec.NODEFAULT where it has to be given.
     values: what it may be, in words. unit: what its number counts; "" where it counts nothing.
     """
@@ -59,7 +59,7 @@ def sections_of(part: type[Struct], name: str = "") -> Iterator[Section]:
     for field in msgspec.structs.fields(part):
         path = f"{name}.{field.name}".lstrip(".")
         if section := struct_in(field.type):
-            inside.append((section, f"{path}.NAME" if get_origin(field.type) is dict else path))
+            inside.append((section, f"{path}{_below(field.type)}"))
         if section is None or not isinstance(field.type, type):
             values = in_words(field.type).replace("or none", "or null")
             keys.append(Key(path, _default(field), values, _unit_of(path), means[field.name]))
@@ -79,8 +79,20 @@ def struct_in(kind: Any) -> type[Struct] | None:
     """Return the section below a key: its value, the values of its names, or its longer form."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         return kind
-    found = (struct_in(arg) for arg in get_args(kind) if isinstance(arg, type))
+    direct = [arg for arg in get_args(kind) if isinstance(arg, type)]
+    lists = [arg for arg in get_args(kind) if get_origin(arg) is list]
+    found = (struct_in(arg) for arg in (*direct, *lists))
     return next((section for section in found if section is not None), None)
+
+
+def _below(kind: Any) -> str:
+    """Return what stands between a key and the keys of its section: a name, or the place in a list."""
+    if get_origin(kind) is dict:
+        return ".NAME"
+    forms = (kind, *get_args(kind))
+    is_direct = any(isinstance(form, type) and issubclass(form, Struct) for form in get_args(kind))
+    is_list = any(get_origin(form) is list for form in forms)
+    return "[N]" if is_list and (get_origin(kind) is list or not is_direct) else ""
 
 
 def _first_sentence(part: type[Struct]) -> str:

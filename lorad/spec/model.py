@@ -20,6 +20,7 @@ from lorad.spec.data import Data
 from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.kept import Checkpoint, Eval
+from lorad.spec.notify import Notify
 from lorad.spec.numbers import (
     COUNT_LIMIT,
     Loggers,
@@ -193,6 +194,8 @@ class Spec(Part, frozen=True):
         loggers: where its figures are written: `tensorboard`, `wandb`, `mlflow` or a plug-in, by name or with
             settings (docs/loggers.md); null is `loggers` of config.yaml.
         tags: words of yours to find the run by; `lorad tag` changes them at any time.
+        notify: who hears of its start, end, failure and alarms (docs/notify.md); null is `notify` of
+            config.yaml.
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
@@ -213,6 +216,7 @@ class Spec(Part, frozen=True):
     attest: Attest = Attest()
     loggers: Loggers | None = None
     tags: Annotated[list[Tag], Meta(max_length=TAGS)] = msgspec.field(default_factory=list)
+    notify: list[Notify] | None = None
 
     def __post_init__(self) -> None:
         curves = [reward.curve for reward in self.rewards]

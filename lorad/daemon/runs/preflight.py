@@ -63,6 +63,7 @@ async def _checked(
         reference=None if reference is None else str(reference),
         loggers=box.loggers,
         look=look,
+        notify=box.notify,
     )
     user, argv = ctx.user(uid), [*ctx.processes.commands.preflight]
     env = {
