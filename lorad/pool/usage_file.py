@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _PERIOD, _REST = 1.0, 10.0  # seconds between two lines, and where nobody works
 _SYNC = 5.0  # seconds that a power cut may take
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 _ROOM = 4 << 20  # bytes out of date
 
 
@@ -35,7 +36,7 @@ class UsageFile:
 
     def __init__(self, path: Path, head: Uses, ledger: Ledger, meter: Meter | None) -> None:
         self.path, self._head, self._ledger, self._meter = path, head, ledger, meter
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file, self._is_closed, self._trouble = -1, False, ""
         self._whole = self._synced = self._written = 0.0
         self._is_torn = False
         self._lock = threading.Lock()
@@ -46,12 +47,12 @@ class UsageFile:
         all: also where no run has a slot. last: and onto the disk; then the file is closed.
         """
         with self._lock:
-            if self._file < 0:
-                return
-            self._write(all=all or last, last=last)
-            if last:
+            if not self._is_closed:
+                self._write(all=all or last, last=last)
+            if last and self._file >= 0:
                 os.close(self._file)
                 self._file = -1
+            self._is_closed = self._is_closed or last
 
     def _write(self, *, all: bool, last: bool) -> None:
         reading = self._meter() if self._meter is not None else None
@@ -62,6 +63,8 @@ class UsageFile:
             self._ledger.again(uses)
             return
         try:
+            if self._file < 0:
+                self._file = os.open(self.path, _FLAGS | os.O_CREAT, 0o600)
             self._append(uses)
             self._written = now
             if last or now - self._synced >= _SYNC:
@@ -70,7 +73,9 @@ class UsageFile:
             if os.fstat(self._file).st_size > 2 * self._whole + _ROOM:
                 self._write_anew()
         except OSError as error:
-            log.error("%s: %s", self.path, error)
+            if self._trouble != str(error):
+                log.error("%s: %s", self.path, error)
+            self._trouble = str(error)
             self._ledger.again(uses)
 
     def _append(self, uses: list[Use]) -> None:
@@ -85,7 +90,7 @@ class UsageFile:
         uses = self._ledger.entries()
         text = line(msgspec.structs.replace(self._head, at=time.time(), uses=uses))
         write_whole(self.path, text)
-        new = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        new = os.open(self.path, _FLAGS)
         old, self._file, self._whole = self._file, new, float(len(text))
         os.close(old)
 

@@ -138,6 +138,18 @@ def test_file_is_written_anew(clock: Clock, tmp_path: Path, monkeypatch: pytest.
     assert path.stat().st_size < 40 * len(line(HEAD))
 
 
+def test_disk_that_takes_nothing_loses_nothing(clock: Clock, tmp_path: Path) -> None:
+    ledger, path = ledger_of(clock), tmp_path / "gone" / "usage.jsonl"
+    file = UsageFile(path, HEAD, ledger, None)
+    work(ledger, clock, 1.0, A)
+    file.write()
+    path.parent.mkdir()
+    work(ledger, clock, 1.0, B)
+    file.write(last=True)
+    (only,) = path.read_bytes().splitlines()
+    assert {use.run for use in msgspec.json.decode(only.partition(b" ")[2], type=Uses).uses} == {"", "a", "b"}
+
+
 def test_energy_of_packages_turns_over(tmp_path: Path) -> None:
     zone, part = tmp_path / "intel-rapl:0", tmp_path / "intel-rapl:0:0"
     for place in (zone, part):
