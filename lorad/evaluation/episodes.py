@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from msgspec import Struct
@@ -19,7 +20,7 @@ from lorad.envs.host import Hosts
 from lorad.envs.programs import is_program
 from lorad.envs.rendered import open_format
 from lorad.errors import Conflict
-from lorad.protocol.batch import Chunk, Prompt, Sampling
+from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.rl.data import EVAL_SEED, Example
 from lorad.rl.tokenizer import Tokenizer
@@ -99,6 +100,7 @@ def _spoken(
         answer = client.complete(version, contexts, seeds, replace(sampling, n=1))
         for (place, index, _, _), one in zip(some, answer.completions, strict=True):
             tokens = np.array(one.tokens, np.int32)
-            chunk = Chunk(str(place), index, version, tokens, np.zeros(tokens.size, np.float32), one.finish)
+            finish = cast(Finish | None, one.finish)
+            chunk = Chunk(str(place), index, version, tokens, np.zeros(tokens.size, np.float32), finish)
             ended(place, index, [chunk])
     return Generated(0, 0, 0.0)

@@ -297,12 +297,12 @@ class _Streamed(_Prompts):
         """Checks the first rows. Raises SpecError with their place."""
         super().__init__(source, data, tokenizer)
         self.digest = hashlib.sha256(reader.known.encode()).hexdigest()
-        self.stream = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
-        (first, _), _ = self.stream.item(0)
+        self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
+        (first, _), _ = self._rows.item(0)
         self.has_answers = find_value(first, data, "answer_key") is not None
 
     def take(self, position: int, n: int) -> list[Example]:
-        chosen = [self.stream.item(index) for index in range(position, position + n)]
+        chosen = [self._rows.item(index) for index in range(position, position + n)]
         return self._examples([(row, text, epoch) for (row, text), epoch in chosen])
 
     def _usable(self, rows: list[Row]) -> list[tuple[Row, str]]:

@@ -58,8 +58,10 @@ def follow(directory: RunDir, *, is_over: bool = False) -> list[Any]:
     logged = LoggedRun("r", 1.0, directory.root)
     file = CursorFile(directory.loggers / "noted.json")
     follower = Follower(directory.journal, lambda: Noted(logged, None), file)
-    follower.catch_up(is_over=is_over)
-    follower.drop()
+    try:
+        follower.catch_up(is_over=is_over)
+    finally:
+        follower.drop()
     return [call for call in Noted.calls if call != ("close", "")]
 
 
@@ -107,6 +109,15 @@ def test_damaged_cursor_is_the_beginning(run: RunDir) -> None:
     follow(run)
     (run.loggers / "noted.json").write_text("{")
     assert follow(run) == [("begin", 0, -1), 1, 2]
+
+
+def test_points_that_were_not_flushed_come_again(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    life(run, 1, None, 1, 2, 3)
+    with monkeypatch.context() as broken:
+        broken.setattr(Noted, "flush", lambda self: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(OSError, match="full"):
+            follow(run)
+    assert follow(run) == [("begin", 0, -1), 1, 2, 3]
 
 
 def test_two_processes_never_write_with_one_cursor(run: RunDir) -> None:

@@ -63,7 +63,8 @@ def there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 def data(source: str = NAME, **settings: Any) -> Data:
-    return Data(**{"train": source, "streaming": True, "buffer": 16} | settings)
+    given: dict[str, Any] = {"train": source, "streaming": True, "buffer": 16, **settings}
+    return Data(**given)
 
 
 def opened(tokenizer: Tokenizer, chosen: Data, cwd: Path = Path(), seed: int = 0) -> Dataset:

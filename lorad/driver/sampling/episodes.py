@@ -24,11 +24,11 @@ from lorad.protocol.calls import Generated
 from lorad.rl.data import Example
 from lorad.spec.model import Spec
 
-Speak = Callable[[str, list[Prompt], Sampling, Ended], Generated]
+_Speak = Callable[[str, list[Prompt], Sampling, Ended], Generated]
 """Samples by a version, as `generate` does."""
 
 
-class Setting(Protocol):
+class _Setting(Protocol):
     """What episodes depend on, of a session."""
 
     @property
@@ -91,9 +91,9 @@ class Live:
 
 
 def play(
-    session: Setting,
+    session: _Setting,
     hosts: Hosts,
-    speak: Speak,
+    speak: _Speak,
     wanted: Plan,
     n: int,
     how: Sampling,
@@ -136,7 +136,7 @@ def play(
 
 
 def begun(
-    session: Setting,
+    session: _Setting,
     format: Format,
     example: Example,
     episodes: Sequence[Live],
@@ -167,7 +167,7 @@ def begun(
 
 def _speak(
     format: Format,
-    speak: Speak,
+    speak: _Speak,
     version: str,
     live: Sequence[Live],
     turn: int,
@@ -196,7 +196,7 @@ def _speak(
     )
 
 
-def hear(session: Setting, format: Format, episode: Live, answer: Answer, how: Sampling) -> None:
+def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: Sampling) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec, said = session.spec, answer.messages
     limit = spec.env.max_tokens

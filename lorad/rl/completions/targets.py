@@ -325,12 +325,12 @@ class _TargetStream(TargetDataset):
         self._begin(source, data, tokenizer)
         self._algorithm, self.form = algorithm, "auto"
         self.digest = hashlib.sha256(reader.known.encode()).hexdigest()
-        self.stream = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
-        first, _ = self.stream.item(0)
+        self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
+        first, _ = self._rows.item(0)
         self.has_answers = find_value(first.row, data, "answer_key") is not None
 
     def take(self, position: int, n: int) -> list[Example]:
-        chosen = [self.stream.item(index) for index in range(position, position + n)]
+        chosen = [self._rows.item(index) for index in range(position, position + n)]
         return [self._example(kept, epoch) for kept, epoch in chosen]
 
     def _usable(self, rows: list[Row]) -> list[_Kept]:

@@ -77,7 +77,8 @@ class _HubReader:
         self._source, self._name, self._config, self._split = source, name, config, split
         self._revision = revision
         self.known = " ".join(filter(None, (name, config, split, revision)))
-        self._read, self._place = 0, None
+        self._read = 0
+        self._place: Any = None
         self._dataset, self._rows = self._tried(self._opened, ())  # somebody waits
 
     def read(self, n: int) -> list[Row]:
