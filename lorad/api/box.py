@@ -1,5 +1,6 @@
 """`lorad.connect()`: everything that a daemon has, from Python."""
 
+import contextlib
 import fnmatch
 import logging
 import os
@@ -8,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lorad import __version__
 from lorad.api.connection import Connection
 from lorad.api.inputs import Spec, axes, overrides, spec_text, version_name
 from lorad.api.run import Run, run_row
@@ -17,6 +19,7 @@ from lorad.box.paths import Home
 from lorad.client import box_shapes, launch, shapes
 from lorad.client.client import Client
 from lorad.client.requests import HalvingRequest, Sampling
+from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.states import EndReason, RunState
 
@@ -31,6 +34,7 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
     Raises DaemonUnreachable when no daemon answers, or it does not start; StorageError and NotAllowed for a
     home that cannot be used.
     """
+    Transport.on_other_version = _other_version
     place = None if home is None else Home(Path(home).expanduser().absolute())
     if start:
         return Lorad(Connection(launch.connected(place), start))
@@ -41,6 +45,11 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
         hint = f"{error.hint} Or let `lorad.connect(start=True)` start it."
         raise DaemonUnreachable(error.message, hint=hint) from None
     return Lorad(Connection(client, start))
+
+
+def _other_version(version: str) -> None:
+    daemon = f"version {version}" if version else "an earlier version"
+    _log.warning("The daemon is %s, this is %s: `lorad daemon restart` replaces it.", daemon, __version__)
 
 
 class Lorad:
@@ -79,8 +88,9 @@ class Lorad:
         changed = overrides(keys)
         started = self.client.run(read.text, source=read.source, cwd=read.cwd, overrides=changed, name=name)
         made = Run(self._connection, started)
-        for warning in made.details.warnings:
-            _log.warning("%s: %s", made.name, warning)
+        with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and its details have them
+            for warning in made.details.warnings:
+                _log.warning("%s: %s", made.name, warning)
         return made
 
     def runs(

@@ -13,7 +13,7 @@ given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=No
 """It is set when nobody waits any longer for what this thread does."""
 
 
-class GivenUp(LoradError):
+class _GivenUp(LoradError):
     """Nobody waits any longer."""
 
 
@@ -35,9 +35,9 @@ class Connection:
 
 
 def rest(seconds: float) -> None:
-    """Sleep between two looks. Raises GivenUp as soon as nobody waits any longer."""
+    """Sleep between two looks. Raises an error as soon as nobody waits any longer."""
     event = given_up.get()
     if event is None:
         time.sleep(seconds)
     elif event.wait(seconds):
-        raise GivenUp("nobody waits any longer")
+        raise _GivenUp("nobody waits any longer")

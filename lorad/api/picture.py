@@ -117,7 +117,7 @@ def picture(drawn: Curves, steps: int) -> str:
         f"<title>{_text(drawn.metric)} by step</title>{_axes(low, high, steps)}"
         f"{_path(list(map(place, drawn.steps)), _BLUE, 1.5)}"
         f"{_path(list(map(place, drawn.evals)), _ORANGE, 1.0)}{dots}"
-        f'<text x="{_LEFT + 6}" y="{_TOP + 10}" fill="{_BLUE}">{named}</text></svg>'
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" text-anchor="middle" fill="{_BLUE}">{named}</text></svg>'
     )
 
 

@@ -123,13 +123,16 @@ class Run:
         """
         if after < 0:
             after = max((one.id for one in self._client.history(self.name, limit=1)), default=0)
-        while not self._is_last(after):
+        last = self._last_event()
+        while last is None or after < last:
             try:
                 for event in self._client.events(after, run=self.name):
                     if event.kind != "idle":
                         after = event.id
                         yield event
-                    if event.kind in ("idle", "state") and self._is_last(after):
+                    if event.kind in ("idle", "state") or (last is not None and after >= last):
+                        last = self._last_event()
+                    if last is not None and after >= last:
                         return
                     rest(0)
             except DaemonUnreachable as error:
@@ -144,7 +147,11 @@ class Run:
         engine."""
         offset = -size
         while True:
-            part = self._client.logs(self.name, of=of, offset=offset)
+            try:
+                part = self._client.logs(self.name, of=of, offset=offset)
+            except DaemonUnreachable as error:
+                self._connection.revive(error)
+                continue
             offset = part.offset
             if part.text:
                 yield part.text
@@ -247,11 +254,11 @@ class Run:
         self._summary = summary
         return self
 
-    def _is_last(self, event: int) -> bool:
-        """Whether the run is over and this is its last event."""
-        return is_over(self.details) and all(
-            one.id <= event for one in self._client.history(self.name, limit=1)
-        )
+    def _last_event(self) -> int | None:
+        """Return the id of the last event of a run that is over, else None."""
+        if not is_over(self.details):
+            return None
+        return max((one.id for one in self._client.history(self.name, limit=1)), default=0)
 
 
 def run_row(run: Run) -> dict[str, Any]:

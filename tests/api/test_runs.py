@@ -199,3 +199,56 @@ def test_a_killed_run_raises_why(at_work: lorad.Run) -> None:
     with pytest.raises(lorad.RunFailed, match=r"at-work ended \(killed\) at step ") as raised:
         at_work.wait(timeout=90)
     assert (raised.value.run, raised.value.reason) == ("at-work", "killed")
+
+
+# -- Jupyter -------------------------------------------------------------------------------------------------
+START = """
+import lorad
+run = lorad.connect().run({
+    "data": {"train": "sort", "prompts_per_step": 2}, "algorithm": {"group_size": 4},
+    "trainer": {"steps": 8}, "rollout": {"max_new_tokens": 4}, "eval": {"every": 0}}, name="shown")
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(made: World) -> Iterator[Any]:
+    """A client of a kernel that works in the world's home."""
+    manager = pytest.importorskip("jupyter_client.manager")
+    pytest.importorskip("ipykernel")
+    km, client = manager.start_new_kernel(
+        kernel_name="python3", env=os.environ | {"LORAD_HOME": str(made.home.root)}
+    )
+    yield client
+    client.stop_channels()
+    km.shutdown_kernel(now=True)
+
+
+def cell(client: Any, code: str) -> list[tuple[str, Any]]:
+    """Run a cell; return what was shown, in order, by kind."""
+    shown: list[tuple[str, Any]] = []
+    reply = client.execute_interactive(
+        code, timeout=90, output_hook=lambda message: shown.append((message["msg_type"], message["content"]))
+    )
+    assert reply["content"]["status"] == "ok", shown
+    return shown
+
+
+def test_watching_updates_one_display_in_place(kernel: Any) -> None:
+    shown = cell(kernel, START + "run.watch(period=0.1)")
+    kinds = [kind for kind, _ in shown]
+    assert kinds.count("display_data") == 1 and kinds.count("update_display_data") > 1
+    assert len({content["transient"]["display_id"] for kind, content in shown if "display" in kind}) == 1
+    last = [content for kind, content in shown if kind == "update_display_data"][-1]["data"]["text/html"]
+    assert "ended: completed" in last and "8 of 8 steps" in last and "<polyline" in last
+
+
+def test_a_run_and_its_table_are_shown(kernel: Any) -> None:
+    (_, run), *_ = [one for one in cell(kernel, "run") if one[0] == "execute_result"]
+    assert 'role="progressbar"' in run["data"]["text/html"] and "8/8" in run["data"]["text/plain"]
+    (_, table), *_ = [one for one in cell(kernel, "run.steps") if one[0] == "execute_result"]
+    assert table["data"]["text/html"].count("<tr>") == 9
+
+
+def test_cells_await_the_async_twins(kernel: Any) -> None:
+    code = "abox = await lorad.connect_async(); print((await (await abox.get('shown')).wait()).step)"
+    assert ("stream", {"name": "stdout", "text": "8\n"}) in cell(kernel, code)
