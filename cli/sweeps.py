@@ -58,7 +58,9 @@ def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
     return (
         sweep.sweep,
         _states_in_words(sweep),
-        "" if halving is None else f"{halving.metric} at {', '.join(map(str, halving.rungs))}",
+        ""
+        if halving is None
+        else f"{'asha, ' * halving.asha}{halving.metric} at {', '.join(map(str, halving.rungs))}",
         best[0].name if best else "",
         output.age(sweep.created_at),
         " ".join(f"{key}={','.join(values)}" for key, values in sweep.grid.items()),
@@ -215,7 +217,8 @@ class _Lines(_Silent):
             if self._said.get(run.name) != text:
                 self._said[run.name] = text
                 output.note(f"{run.name}: {text}")
-        for rung in sweep.rungs[self._rungs :]:
+        is_open = sweep.halving is not None and sweep.halving.asha  # rungs that still grow
+        for rung in [] if is_open else sweep.rungs[self._rungs :]:
             output.note(f"halving at step {rung.step} keeps {', '.join(rung.kept) or 'none'}")
         self._rungs = len(sweep.rungs)
 

@@ -339,9 +339,13 @@ class Client:
         overrides: Sequence[str],
         name: str | None,
         halving: requests.HalvingRequest | None,
+        points: requests.PointsRequest | None = None,
     ) -> shapes.StartedSweep:
-        """Queue a run for each point of the grid that overrides with several values span."""
-        request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving=halving)
+        """Queue a run for each point of the grid that overrides with several values span, or for each of
+        `points`.
+        """
+        chosen = points or requests.PointsRequest()
+        request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving=halving, points=chosen)
         return _as(shapes.StartedSweep, self._http.post("/v1/sweeps", request))
 
     def sweeps(self, name: str | None = None) -> builtins.list[shapes.Sweep]:

@@ -454,6 +454,7 @@ class Halving(Struct, frozen=True):
     eta: _Number
     rungs: list[int]
     metric: str  # eval | nll | reward | loss
+    asha: bool = False  # each run is decided about as it reaches a rung
 
 
 class Rung(Struct, frozen=True):

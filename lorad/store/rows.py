@@ -376,11 +376,13 @@ class Halving(Struct, frozen=True):
     eta: a rung keeps one run in so many.
     rungs: their steps.
     metric: `eval` or `reward`.
+    asha: each run is decided about as it reaches a rung.
     """
 
     eta: float
     rungs: list[int]
     metric: str
+    asha: bool = False
 
 
 class Rung(Struct, frozen=True):
