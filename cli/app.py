@@ -45,6 +45,7 @@ _COMMANDS = {
     "diff": _Verb("show:diff", "what two runs have otherwise, and their curves side by side"),
     "open": _Verb("show:open_", "its directory: cd $(lorad open RUN)"),
     "logs": _Verb("logs:logs", "what its processes print, or the daemon, or the gateway"),
+    "wait": _Verb("control:wait", "until runs are over, or have a figure: --metric 'eval>0.9'"),
     "resume": _Verb("run:resume", "continue from a checkpoint"),
     "pause": _Verb("control:pause", "interrupt runs after this step"),
     "stop": _Verb("control:stop", "end runs after this step"),

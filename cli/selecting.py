@@ -49,13 +49,13 @@ def selection(words: Mapping[str, Any]) -> Selection:
     several = ("state", "owner", "sweep", "tag", "base")
     return Selection(
         names=[*(words.get("runs") or ())],
-        older=_seconds("--older", words.get("older")),
-        newer=_seconds("--newer", words.get("newer")),
+        older=seconds_in("--older", words.get("older")),
+        newer=seconds_in("--newer", words.get("newer")),
         **{name: in_commas(words.get(name)) for name in several},
     )
 
 
-def _seconds(option: str, text: str | None) -> float | None:
+def seconds_in(option: str, text: str | None) -> float | None:
     """Read `7d` or `1h30m`. Raises SpecError."""
     if text is None:
         return None

@@ -67,6 +67,20 @@ def test_engine_and_trainer_agree_on_every_step(demo: tuple[World, Any]) -> None
     assert max(differences) <= 1e-4
 
 
+def test_scripts_wait_for_runs_and_figures(demo: tuple[World, Any]) -> None:
+    made, _ = demo
+    assert "demo is ended (completed) at step 60 of 60" in made.lorad("wait", "demo").stderr
+    assert made.json("wait", "demo", "--metric", "eval>0.8")[0]["name"] == "demo"
+    missed = made.lorad("wait", "de*", "--metric", "eval>2", expect=1).stderr
+    assert "eval>2 was never true: eval was 0.9" in missed
+    assert "'eval=>2' is no condition" in made.lorad("wait", "demo", "--metric", "eval=>2", expect=2).stderr
+    made.lorad("wait", "nobody", expect=3)
+    made.lorad("run", REPOSITORY / "examples" / "demo.yaml", "--name", "long", "-d", "trainer.steps=9000")
+    late = made.lorad("wait", "long", "--metric", "step>=8000", "--timeout", "1s", expect=1).stderr
+    assert "after 1 seconds" in late
+    made.lorad("kill", "long", "--wait")
+
+
 def test_export_has_tokenizer_and_card_and_merges(demo: tuple[World, Any], tmp_path: Path) -> None:
     made, _ = demo
     made.lorad("export", "demo@60", tmp_path / "adapter")
