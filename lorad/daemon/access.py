@@ -131,7 +131,7 @@ def sees(ctx: Context, caller: Caller, owner_uid: int) -> bool:
 
 
 def sees_all(ctx: Context, caller: Caller) -> bool:
-    """Whether the caller may see what belongs to anybody."""
+    """Say whether the caller may see what belongs to anybody."""
     return ctx.config.sharing.read == "all" or is_admin(ctx, caller)
 
 
