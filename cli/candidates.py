@@ -74,14 +74,14 @@ run_bases = _asked(lambda client, ctx: dict.fromkeys(run.base for run in _listed
 
 
 def states(ctx: Any, incomplete: str) -> list[str]:
-    """States of runs and why they ended, also behind a comma."""
+    """Offer states of runs and why they ended, also behind a comma."""
     from lorad.selection import STATES
 
     return _last_of(incomplete, STATES)
 
 
 def columns(ctx: Any, incomplete: str) -> list[str]:
-    """Columns of a list and keys of the spec, also behind a comma or a minus."""
+    """Offer columns of a list and keys of the spec, also behind a comma or a minus."""
     from lorad.cli.listing import COLUMNS
     from lorad.spec.errors import leaves
     from lorad.spec.model import Spec
@@ -97,7 +97,7 @@ def _last_of(incomplete: str, known: Iterable[str]) -> list[str]:
 
 
 def runs(ctx: Any, incomplete: str) -> list[str]:
-    """Names of runs, and behind one of a run to resume the keys that may change."""
+    """Offer names of runs, and behind that of a run to resume the keys that may change."""
     changes = overrides(ctx, incomplete) if ctx.info_name == "resume" and ctx.params.get("runs") else []
     return [*_names(ctx, incomplete), *changes]
 

@@ -70,7 +70,7 @@ def _compared(first: RunDetails, second: RunDetails, curves: list[_Point]) -> _D
 
 
 def _inputs(run: RunDetails) -> dict[str, str]:
-    """Digests of what the newest attempt read: rows, weights, files; what is not known is left out."""
+    """Return digests of what the newest attempt read: rows, weights, files; not of what is unknown."""
     if run.begun is None:
         return {}
     read = {"data": run.begun.data_sha256, "model": run.begun.model_sha256, **run.begun.inputs}
@@ -110,7 +110,7 @@ def _points(
 
 
 def _figures(client: Client, run: str, stride: int, last: int) -> dict[int, dict[str, Any]]:
-    """Metrics and evaluations of every so many steps up to the last one that both runs made, by step."""
+    """Read metrics and evaluations of every so many steps, up to the last one that both made, by step."""
     steps = client.steps(run, every=stride)
     steps += client.steps(run, after=last - 1, limit=1) if last else []
     found: dict[int, dict[str, Any]] = {step.step: {**step.metrics} for step in steps if step.step <= last}
@@ -123,18 +123,19 @@ def _figures(client: Client, run: str, stride: int, last: int) -> dict[int, dict
 def _show(found: _Difference, first: RunDetails, second: RunDetails) -> None:
     head = ("", *found.runs)
     states = [run.state + (f": {run.reason}" if run.reason else "") for run in (first, second)]
+    evals = [evals_in_words(run) for run in (first, second)]
     rows = [
         ("state", *states),
         ("step", *(f"{run.step}/{run.steps}" for run in (first, second))),
-        ("eval", *(evals_in_words(run) for run in (first, second))),
+        *([("eval", *evals)] if any(evals) else []),
         *((key, *map(_value, pair)) for key, pair in found.spec.items()),
         *((f"sha256 of {key}", *map(_digest, pair)) for key, pair in found.inputs.items()),
         *((f"version of {key}", *map(_value, pair)) for key, pair in found.software.items()),
     ]
     texts = [table.Column(name, kind="fold") for name in found.runs]
     output.print_table((table.Column(head[0]), *texts), rows, empty="")
-    print()
     if found.curves:
+        print()
         names = [*found.curves[0].figures]
         columns = ["step", *(f"{name} {run}" for name in names for run in found.runs)]
         lines = [
@@ -153,9 +154,10 @@ def _alike_in_words(found: _Difference, first: RunDetails, second: RunDetails) -
     parts = [f"{len(found.same['spec'])} keys of the spec"]
     parts += [f"the sha256 of {', '.join(same)}"] if same else []
     parts += [f"the versions of {', '.join(found.same['software'])}"] if found.same["software"] else []
-    unknown = [run.name for run in (first, second) if run.begun is None or not run.begun.software]
-    kept = f" What {' and '.join(unknown)} ran on was not kept." if unknown else ""
-    return f"The same: {'; '.join(parts)}.{kept}"
+    waits = [f"{run.name} has not begun to work." for run in (first, second) if run.begun is None]
+    old = [run.name for run in (first, second) if run.begun is not None and not run.begun.software]
+    unknown = [f"What {' and '.join(old)} ran on was not kept."] if old else []
+    return " ".join([f"The same: {'; '.join(parts)}.", *waits, *unknown])
 
 
 def _value(value: Any) -> str:

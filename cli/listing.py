@@ -20,7 +20,7 @@ def _state(run: Run) -> str:
 
 
 def _took(run: Run) -> str:
-    """How long the run has worked, or did."""
+    """Say how long the run has worked, or did."""
     if run.started_at is None:
         return ""
     return age(run.started_at) if run.ended_at is None else duration(run.ended_at - run.started_at)
@@ -84,12 +84,12 @@ def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool) -> None:
 
 
 def run_row(run: Run) -> tuple[str, ...]:
-    """The usual columns of a run."""
+    """Return the usual columns of a run."""
     return tuple(COLUMNS[name](run) for name in USUAL)
 
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs of a sweep together, where its first one stood; a run of no sweep is alone."""
+    """Put the runs of a sweep together, where its first one stood; a run of no sweep is alone."""
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         found.setdefault(("sweep", run.sweep) if run.sweep else ("run", run.name), []).append(run)
@@ -97,7 +97,7 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def cell(run: Run, column: str) -> str:
-    """What a run has in a column: one of COLUMNS, or a key that the daemon was asked for."""
+    """Return what a run has in a column: one of COLUMNS, or a key that the daemon was asked for."""
     return COLUMNS[column](run) if column in COLUMNS else _in_words(run.values.get(column))
 
 
@@ -110,7 +110,7 @@ def _in_words(value: Any) -> str:
 
 
 def _cell(group: Sequence[Run], column: str) -> str:
-    """What the runs of a sweep have together: the sum of their steps, the best reward, the values that
+    """Return what the runs of a sweep have together: the sum of their steps, the best reward, the values that
     differ.
     """
     best = max(group, key=lambda run: (run.eval_last or run.reward or float("-inf"), run.step))
@@ -136,7 +136,7 @@ def _ending(run: Run) -> str:
 
 
 def _together(group: Sequence[Run], column: str) -> str:
-    """The values of a column: each of a few, the smallest and largest of many numbers, else how many."""
+    """Return each of a few values of a column, the least and the largest of many numbers, else how many."""
     values = [run.values[column] for run in group if run.values.get(column) is not None]
     different = [*dict.fromkeys(filter(None, (cell(run, column) for run in group)))]
     if len(different) <= _FEW:

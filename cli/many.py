@@ -150,7 +150,7 @@ def awaited(client: Client, verb: Verb, outcomes: Sequence[Outcome], *, quiet: b
 
 
 def state_in_words(run: Any) -> str:
-    """run: one of the shapes of a run."""
+    """Say in which state a run is. run: one of the shapes of a run."""
     return f"{run.name} is {run.state}" + (f" ({run.reason})." if run.reason else ".")
 
 
@@ -160,6 +160,8 @@ def say(verb: Verb, outcome: Outcome) -> None:
     elif outcome.error is not None:
         known = outcome.name in outcome.error.message
         output.note(f"error: {'' if known else f'{outcome.name}: '}{outcome.error.message}")
+        if outcome.error.hint:
+            output.note(f"  {outcome.error.hint}")
 
 
 def conclude(verb: Verb, outcomes: Sequence[Outcome], *, as_json: bool) -> None:

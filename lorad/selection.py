@@ -45,7 +45,7 @@ class Selection(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_by_name(self) -> bool:
-        """Whether names alone say which runs are meant, none of them a glob."""
+        """Say whether names alone choose the runs, none of them a glob."""
         return bool(self.names) and self == Selection(names=self.names) and not any(map(is_glob, self.names))
 
     def checked(self, me: str) -> "Selection":

@@ -160,7 +160,7 @@ def _order(word: str, given: list[Any]) -> str:
 
 
 def is_of_spec(key: str) -> bool:
-    """Whether a word names a key of the spec and not a metric: by its dot, or one that is no section."""
+    """Say whether a word names a key of the spec, by its dot or as one that is no section, and no metric."""
     return "." in key or key in ("seed", "deterministic")
 
 
