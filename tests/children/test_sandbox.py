@@ -116,8 +116,9 @@ def test_environments_play_there(folder: Path) -> None:
     (folder / "envs.py").write_text(LOOKS)
     (secret := folder.parent / "secret").write_text("x")
     row = {"path": str(secret), "command": Path("/proc/self/cmdline").read_text()}
-    for sandbox, seen in (("bubblewrap", "False False"), ("none", "True True")):
-        host = Host(EnvSpec(name="envs.py:Looks", sandbox=sandbox), folder)
+    inside, plain = EnvSpec(name="envs.py:Looks", sandbox="bubblewrap"), EnvSpec(name="envs.py:Looks")
+    for spec, seen in ((inside, "False False"), (plain, "True True")):
+        host = Host(spec, folder)
         try:
             assert host.begin([Task(row, 0)])[0][1].messages == seen
         finally:

@@ -123,7 +123,7 @@ async def test_forked_rows_train_like_rows_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ratio", ["sequence", "geometric"])
-def test_ratio_of_forked_rows_is_that_of_the_episode(ratio: Ratio) -> None:
+def test_forked_rows_have_the_ratio_of_their_episode(ratio: Ratio) -> None:
     rng, loss = np.random.default_rng(4), PolicyLoss(ratio=ratio, clip_low=0.2, clip_high=0.3)
     lengths = np.array([sum(TURNS)] * 3)
     now, old, advantages = rng.normal(-2, 0.3, (3, lengths.sum())).astype(np.float32)
