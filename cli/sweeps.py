@@ -5,11 +5,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from lorad.cli import output, table
+from lorad.cli import output, parallel, table
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import LOWER_IS_BETTER, Rung, Sweep, SweepRun
@@ -50,6 +51,15 @@ def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool, markdown: bool = 
         if sweep.rungs:
             print()
             output.print_table(_RUNGS, [_rung_row(sweep, rung) for rung in sweep.rungs], empty="")
+        if (width := table.terminal_width()) is not None:
+            picture = parallel.lines(sweep, ranked(sweep), width)
+            print(*([""] if picture else []), *picture, sep="\n")
+
+
+def write_svg(sweep: Sweep, path: Path) -> None:
+    """Write the picture of a sweep: a line for each run through its values and its score."""
+    path.write_text(parallel.svg(sweep, ranked(sweep)))
+    output.note(f"Written to {path}.")
 
 
 def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 early.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from lorad.cli import candidates, output
 from lorad.cli.options import AsJson, Detach, refuse_both
 from lorad.cli.points import points_in
-from lorad.cli.sweeps import follow, show, summary
+from lorad.cli.sweeps import follow, show, summary, write_svg
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.overrides import from_here
@@ -73,6 +74,10 @@ def sweep(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table of one sweep as Markdown.")
     ] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Write a picture: a line for each run through its values and its score."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they
@@ -87,7 +92,12 @@ def sweep(
     if listed:
         if markdown and spec is None:
             raise SpecError("--markdown prints one sweep", hint="`lorad sweep --list NAME --markdown`.")
-        show(Client().sweeps(spec), one=spec is not None, as_json=as_json, markdown=markdown)
+        if svg is not None and spec is None:
+            raise SpecError("--svg draws one sweep", hint="`lorad sweep --list NAME --svg FILE`.")
+        found = Client().sweeps(spec)
+        show(found, one=spec is not None, as_json=as_json, markdown=markdown)
+        if svg is not None:
+            write_svg(found[0], svg)
         return
     if spec is None:
         raise SpecError(
@@ -117,6 +127,8 @@ def sweep(
     if over is None:  # the user detached
         return
     show([over], one=True, as_json=as_json, markdown=markdown)
+    if svg is not None:
+        write_svg(over, svg)
     if all(run.reason != "completed" for run in over.runs):
         raise typer.Exit(1)
 
