@@ -127,7 +127,11 @@ class _Rendered:
 
     def __call__(self, width: int) -> tuple[str, list[Span]]:
         console = Console(
-            width=max(width, 8), theme=_THEME, file=io.StringIO(), force_terminal=True, color_system="standard"
+            width=max(width, 8),
+            theme=_THEME,
+            file=io.StringIO(),
+            force_terminal=True,
+            color_system="standard",
         )
         lines = console.render_lines(_Markdown(self._text, hyperlinks=False), pad=False)
         text, spans, at = list[str](), list[Span](), 0

@@ -82,7 +82,10 @@ class Samples(RunTab):
         super().__init__(run)
         self._head, self._input = Line(id="samples-head"), Input(id="samples-input", compact=True)
         self._prompts = Rows(columns([], of_samples=False), id="samples-groups")
-        self._all, self._text = Rows(columns([], of_samples=True), id="samples-all"), Reader(id="samples-text")
+        self._all, self._text = (
+            Rows(columns([], of_samples=True), id="samples-all"),
+            Reader(id="samples-text"),
+        )
         self._all.display = False
         self._reading = Reading()
         self._set = ""  # of an evaluation; "": training
@@ -126,7 +129,12 @@ class Samples(RunTab):
             return " ".join([*parts, f"--prompt {(self.group and self.group.problem) or 1}"])
         if self._beside is not None and self._found.options and self.group is not None:
             number = self.group.problem or self.group.rank + 1
-            other = [parts[0], shlex.quote(self._beside.run or self.run_name), *parts[2:], self._found.options]
+            other = [
+                parts[0],
+                shlex.quote(self._beside.run or self.run_name),
+                *parts[2:],
+                self._found.options,
+            ]
             return " ".join([*parts, f"--step {self._step.number} --prompt {number};", *other])
         parts += [] if self._wanted is None else [f"--step {self._step.number}"]
         by = self._all.by if self._is_flat else ""
@@ -259,7 +267,9 @@ class Samples(RunTab):
         sets = run.spec.get("eval", {}).get("sets", {})
         options = {_TRAINING: Text("samples that it trains on"), MAIN: Text("evaluation of data.eval")}
         options |= {name: Text(one_line(str(one.get("data", "")))) for name, one in sets.items()}
-        lines = {name: Text.assemble((f"{one_line(name):<16}", "bold"), says) for name, says in options.items()}
+        lines = {
+            name: Text.assemble((f"{one_line(name):<16}", "bold"), says) for name, says in options.items()
+        }
         chosen = await self.app.push_screen_wait(Choose("Samples of what?", lines, self._set or _TRAINING))
         if chosen is not None:
             self._set, self._wanted, self._beside = "" if chosen == _TRAINING else chosen, None, None
@@ -303,7 +313,6 @@ class Samples(RunTab):
         self._where = where.strip()
         self._filter()
         self._offer()
-
 
     @property
     def lorad(self) -> AppPort:
