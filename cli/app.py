@@ -36,6 +36,8 @@ class _Verb(NamedTuple):
 
 _COMMANDS = {
     "run": _Verb("run:run", "check a spec, start a run, follow it"),
+    "check": _Verb("specs.check:check", "a spec alone: what it comes to, and when it would start"),
+    "spec": _Verb("specs.keys:spec", "keys of the spec, and its JSON Schema for editors"),
     "try": _Verb("episodes:try_", "a few episodes or samples of a spec, before it is queued"),
     "list": _Verb("list:list_", "runs, and why they wait"),
     "show": _Verb("show:show", "everything about a run"),
@@ -43,11 +45,16 @@ _COMMANDS = {
     "diff": _Verb("show:diff", "what two runs have otherwise, and their curves side by side"),
     "open": _Verb("show:open_", "its directory: cd $(lorad open RUN)"),
     "logs": _Verb("logs:logs", "what its processes print, or the daemon, or the gateway"),
+    "wait": _Verb("control:wait", "until runs are over, or have a figure: --metric 'eval>0.9'"),
     "resume": _Verb("run:resume", "continue from a checkpoint"),
     "pause": _Verb("control:pause", "interrupt runs after this step"),
     "stop": _Verb("control:stop", "end runs after this step"),
     "kill": _Verb("control:kill", "end runs at once"),
     "rm": _Verb("control:rm", "delete runs that are over"),
+    "tag": _Verb("marks.labels:tag_app", "words of yours on a run"),
+    "note": _Verb("marks.labels:note", "a sentence of yours on a run"),
+    "edit": _Verb("marks.queued:edit", "change what a queued run asks for"),
+    "groups": _Verb("marks.queued:groups", "how many runs of a group work at a time"),
     "sweep": _Verb(
         "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
     ),
@@ -62,6 +69,7 @@ _COMMANDS = {
     "plot": _Verb("plot:plot", "curves in the terminal, or as PNG"),
     "metrics": _Verb("metrics:metrics", "all that it measured: as a table, CSV or Parquet"),
     "log-metrics": _Verb("metrics:log_metrics", "all that it measured, into TensorBoard, W&B or MLflow"),
+    "notify": _Verb("setup:notify_app", "try out who hears of starts, ends, failures and alarms"),
     "pin": _Verb("versions:pin", "keep versions"),
     "unpin": _Verb("versions:unpin", "let versions go"),
     "swap": _Verb("aliases:swap", "serve another version"),
@@ -70,6 +78,7 @@ _COMMANDS = {
     "generate": _Verb("serve:generate", "try a version"),
     "pools": _Verb("pools:pools_app", "base models that are kept warm"),
     "devices": _Verb("pools:devices", "what there is to run on"),
+    "bill": _Verb("pools:bill", "who used how much, and what it costs"),
     "gc": _Verb("files:gc", "delete files that nothing can ask for"),
     "top": _Verb("dashboard:top", "what the dashboard shows, in plain tables"),
     "tui": _Verb("dashboard:tui", "the dashboard, here or in a browser"),

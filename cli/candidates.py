@@ -129,7 +129,7 @@ def bases(ctx: Any, incomplete: str) -> list[str]:
 
 def overrides(ctx: Any, incomplete: str) -> list[str]:
     """Keys of the spec, and values where they are few or files."""
-    from lorad.cli.overrides import KEYS
+    from lorad.client.overrides import KEYS
     from lorad.spec.errors import choices, leaves
     from lorad.spec.model import Spec
 
@@ -138,6 +138,14 @@ def overrides(ctx: Any, incomplete: str) -> list[str]:
         return [f"{name}=" for name in ("reward", *leaves(Spec)) if name.startswith(key)]
     few = [f"{key}={choice}" for choice in choices(Spec, key) if choice.startswith(value)]
     return few + (_files(f"{key}=", value) if key in KEYS else [])
+
+
+def keys(ctx: Any, incomplete: str) -> list[str]:
+    """Keys and sections of the spec."""
+    from lorad.spec.errors import leaves
+    from lorad.spec.model import Spec
+
+    return [name for name in (*Spec.__struct_fields__, *leaves(Spec)) if name.startswith(incomplete)]
 
 
 def adapters(ctx: Any, incomplete: str) -> list[str]:

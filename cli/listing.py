@@ -32,7 +32,7 @@ def _left(run: Run) -> str:
     return duration((run.steps - run.step) * run.rates.step_seconds)
 
 
-_DEFAULT = ("name", "state", "step", "reward", "eval", "version", "tok/s", "owner", "age", "why")
+USUAL = ("name", "state", "step", "reward", "eval", "version", "tok/s", "owner", "age", "why")
 COLUMNS: dict[str, Cell] = {
     "name": lambda run: run.name,
     "state": _state,
@@ -53,6 +53,9 @@ COLUMNS: dict[str, Cell] = {
     "age": lambda run: age(run.created_at),
     "ended": lambda run: age(run.ended_at),
     "sweep": lambda run: run.sweep or "",
+    "group": lambda run: run.group,
+    "tags": lambda run: " ".join(run.tags),
+    "note": lambda run: run.note,
     "base": lambda run: run.base,
     "pool": lambda run: run.pool or "",
     "priority": lambda run: str(run.priority),
@@ -61,14 +64,15 @@ COLUMNS: dict[str, Cell] = {
     "reason": lambda run: run.reason or "",
     "why": why,
 }
+_FOLDED = ("why", "tags", "note")
 _DROPS = {"reward": 1, "eval": 3, "version": 4, "tok/s": 5, "owner": 6, "age": 2}
 
 
 def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool) -> None:
     """Print a table of runs. columns: none for the usual ones. fold: a sweep is one row."""
-    names = columns or _DEFAULT
+    names = columns or USUAL
     heads = [
-        Column(name, kind="fold") if name == "why" else Column(name, 0 if columns else _DROPS.get(name, 0))
+        Column(name, kind="fold") if name in _FOLDED else Column(name, 0 if columns else _DROPS.get(name, 0))
         for name in names
     ]
     groups = groups_of(runs) if fold else [[run] for run in runs]
@@ -81,7 +85,7 @@ def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool) -> None:
 
 def run_row(run: Run) -> tuple[str, ...]:
     """Return the usual columns of a run."""
-    return tuple(COLUMNS[name](run) for name in _DEFAULT)
+    return tuple(COLUMNS[name](run) for name in USUAL)
 
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:

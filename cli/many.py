@@ -57,7 +57,7 @@ def only_run(selection: Selection) -> str | None:
 
 def on_runs(client: Client, verb: Verb, meant: Selection, *, yes: bool, quiet: bool) -> list[Outcome]:
     """Find the runs that are meant, ask, and do it to each. quiet: say nothing of each."""
-    runs = _chosen(client, meant, verb)
+    runs = chosen(client, meant, verb)
     if not runs:
         output.note(f"There is nothing to {verb.name}.")
         return []
@@ -66,7 +66,7 @@ def on_runs(client: Client, verb: Verb, meant: Selection, *, yes: bool, quiet: b
     return each(verb, [run.name for run in runs], quiet=quiet)
 
 
-def _chosen(client: Client, selection: Selection, verb: Verb) -> list[Run]:
+def chosen(client: Client, selection: Selection, verb: Verb) -> list[Run]:
     """Find the runs that are meant and that the verb fits; the ones that were named whatever their state.
 
     Raises NotFound for a name or glob that no run has.

@@ -37,6 +37,7 @@ Sweeps = Annotated[
     list[str] | None,
     typer.Option("--sweep", help="Of these sweeps.", show_default=False, autocompletion=candidates.sweeps),
 ]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="With one of these tags.", show_default=False)]
 Bases = Annotated[
     list[str] | None,
     typer.Option(

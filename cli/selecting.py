@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any
 
-from lorad.cli.options import Bases, Newer, Older, Owners, Runs, States, Sweeps
+from lorad.cli.options import Bases, Newer, Older, Owners, Runs, States, Sweeps, Tags
 from lorad.errors import SpecError
 from lorad.selection import Selection, in_commas
 
@@ -17,6 +17,7 @@ _WORDS: dict[str, Any] = {
     "state": States,
     "owner": Owners,
     "sweep": Sweeps,
+    "tag": Tags,
     "base": Bases,
     "older": Older,
     "newer": Newer,
@@ -45,16 +46,16 @@ def chooses_runs(command: Callable[..., None]) -> Callable[..., None]:
 
 def selection(words: Mapping[str, Any]) -> Selection:
     """Make a selection of what was typed, by its name. Raises SpecError for an age that is none."""
-    several = ("state", "owner", "sweep", "base")
+    several = ("state", "owner", "sweep", "tag", "base")
     return Selection(
         names=[*(words.get("runs") or ())],
-        older=_seconds("--older", words.get("older")),
-        newer=_seconds("--newer", words.get("newer")),
+        older=seconds_in("--older", words.get("older")),
+        newer=seconds_in("--newer", words.get("newer")),
         **{name: in_commas(words.get(name)) for name in several},
     )
 
 
-def _seconds(option: str, text: str | None) -> float | None:
+def seconds_in(option: str, text: str | None) -> float | None:
     """Read `7d` or `1h30m`. Raises SpecError."""
     if text is None:
         return None

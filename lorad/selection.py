@@ -25,6 +25,7 @@ class Selection(Struct, frozen=True, omit_defaults=True):
     state: states of a run (`running`), and reasons for which runs ended (`failed`).
     owner: names of users; `me` is whoever asks.
     sweep: the sweeps that started them.
+    tag: of their tags, one has to fit.
     base: the models of their specs, whole or the last part of a path or hub id.
     older, newer: seconds since a run ended, or since it was made where it has not: at least, at most.
     """
@@ -33,6 +34,7 @@ class Selection(Struct, frozen=True, omit_defaults=True):
     state: list[str] = []
     owner: list[str] = []
     sweep: list[str] = []
+    tag: list[str] = []
     base: list[str] = []
     older: _Seconds | None = None
     newer: _Seconds | None = None

@@ -1,15 +1,15 @@
-"""lorad pause, stop, kill and rm: end runs, for a while or for good."""
+"""lorad pause, stop, kill and rm: end runs, for a while or for good. lorad wait: wait until they end."""
 
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from lorad.cli import many, output
 from lorad.cli.options import AsJson, Wait, Yes
-from lorad.cli.selecting import chooses_runs
+from lorad.cli.selecting import chooses_runs, seconds_in
 from lorad.client import shapes
 from lorad.client.client import Client
 from lorad.errors import Conflict
@@ -65,6 +65,48 @@ def kill(
     client = Client()
     verb = _verb("kill", client.kill, "is being killed", _ENDABLE)
     _end(client, verb, meant, wait=wait, yes=yes, as_json=as_json)
+
+
+@chooses_runs
+def wait(
+    meant: Selection,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="CONDITION",
+            help="Until a step or an evaluation has this: 'eval>0.9', 'loss<0.1', 'step>=20'.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(help="At most so long: 90s, 30m, 2h.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until runs are over, or until each has a figure; it prints a line for each when it is so.
+
+    The exit code is 1 where a run failed, ended without the figure, or took too long. Runs that pause are
+    over.
+    """
+    from lorad.api.connection import Connection
+    from lorad.api.waiting import wait as wait_for
+    from lorad.api.waiting import where
+    from lorad.client.conditions import condition
+
+    many.only_run(meant)  # it refuses to wait for all that there is
+    wanted, seconds = condition(until) if until else None, seconds_in("--timeout", timeout)
+    client = Client()
+    connection = Connection(client, start=True)
+    begun = time.monotonic()
+
+    def waited(name: str) -> shapes.Run:
+        left = None if seconds is None else max(0.0, seconds - (time.monotonic() - begun))
+        return wait_for(connection, name, until=wanted, timeout=left)
+
+    verb = many.Verb("wait for", waited, lambda run: f"{run.name} is {where(run)}.", "")
+    names = [run.name for run in many.chosen(client, meant, verb)]
+    many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
 
 
 def _verb(name: str, does: Callable[[str], shapes.Run], stopping: str, states: Sequence[str]) -> many.Verb:

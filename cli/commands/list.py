@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from lorad.cli import candidates, output
-from lorad.cli.listing import COLUMNS, groups_of, show
+from lorad.cli.listing import COLUMNS, USUAL, groups_of, show
 from lorad.cli.options import AsJson
 from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
@@ -64,6 +64,9 @@ def list_(
     group: Annotated[
         Group | None, typer.Option(help="One row for the runs of a sweep.", show_default=False)
     ] = None,
+    tags: Annotated[
+        bool, typer.Option("--tags", help="Show tags and notes in place of why runs wait.")
+    ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
     ] = False,
@@ -72,7 +75,8 @@ def list_(
     """List runs, newest first, and why they wait: the last day's, or with names, globs and filters among
     all.
     """
-    listing = _Listing(meant, everything, in_commas(columns), in_commas(sort), limit, group is Group.SWEEP)
+    shown = in_commas(columns) or ([*USUAL[:-1], "tags", "note"] if tags else [])
+    listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is Group.SWEEP)
     client = Client()
     while True:
         found, more = _read(client, listing, whole=as_json)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
+from lorad import text
 from lorad.cli import candidates, many, output, table
 from lorad.cli.options import AsJson, Versions, Yes
 from lorad.client.client import Client
 from lorad.client.shapes import Result, Version
-from lorad.errors import NotFound
+from lorad.errors import NotFound, SpecError
 from lorad.selection import Selection, is_glob
 
 _VERSIONS = (
@@ -79,13 +81,48 @@ def export(
         str, typer.Argument(metavar="RUN@N", show_default=False, autocompletion=candidates.versions)
     ],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.", show_default=False)],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Write a whole model: the base with the version in its weights.")
+    ] = False,
+    tokenizer: Annotated[bool, typer.Option(help="Put the base's tokenizer beside an adapter.")] = True,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="ORG/NAME", help="Upload it to this repository of the hub.", show_default=False),
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make that repository private.")] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with a token for the hub, else its own login.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a version, verified, into a directory that PEFT, SGLang and vLLM load."""
-    answer = Client().export(version, str(directory.expanduser().absolute()))
-    output.print_json(answer) if as_json else output.note(
-        f"{answer.version} is in {answer.path} (sha256 {answer.sha256})."
-    )
+    """Copy a version, verified, into a directory that PEFT, SGLang and vLLM load, with a model card.
+
+    --merge reads what it wrote again and compares each number with base and adapter. --push uploads the
+    directory as one commit; HF_ENDPOINT names another hub.
+    """
+    from lorad.cli import exports, hub
+
+    if push is None and (private or token_file):
+        raise SpecError("--private and --token-file belong to --push", hint="Add --push ORG/NAME.")
+    token, client, target = hub.read_token(token_file), Client(), directory.expanduser().absolute()
+    if merge:
+        answer, merged = exports.merge(client, version, target)
+        about = f", merged into {merged.changed} weights of its base, {text.size(merged.bytes)}"
+    else:
+        answer, about = client.export(version, str(target)), ""
+        exports.add_beside(
+            target, answer, client.show(answer.version.rpartition("@")[0]), tokenizer=tokenizer
+        )
+    if push is not None:
+        url = hub.push(target, push, private=private, token=token, message=f"{answer.version} by lorad")
+        answer = replace(answer, url=url)
+    if as_json:
+        output.print_json(answer)
+        return
+    output.note(f"{answer.version} is in {answer.path} (sha256 {answer.sha256}){about}.")
+    if answer.url:
+        output.note(f"Uploaded: {answer.url}")
 
 
 def pin(versions: Versions, yes: Yes = False, as_json: AsJson = False) -> None:

@@ -131,7 +131,7 @@ def sees(ctx: Context, caller: Caller, owner_uid: int) -> bool:
 
 
 def sees_all(ctx: Context, caller: Caller) -> bool:
-    """Say whether the caller may see what belongs to anybody."""
+    """Check whether the caller sees what belongs to others."""
     return ctx.config.sharing.read == "all" or is_admin(ctx, caller)
 
 

@@ -154,7 +154,10 @@ def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bo
     shown: float | None = None
     if session.spec.algorithm.loss:
         m, shown = _with_own_loss(session, m, is_first=is_first)
-    wanted = ForwardBackward(m.batch, m.targets, policy_loss(session.spec, session.kl_coef), m.normaliser)
+    loss = policy_loss(session.spec, session.kl_coef)
+    if loss.ratio != "token" and m.batch.completion_lengths.size > m.lengths.size:
+        m = _with_ratios(session, m, loss, is_first=is_first)
+    wanted = ForwardBackward(m.batch, m.targets, loss, m.normaliser)
     found = update(session, wanted, rate, has_gradient=m.has_gradient)
     if shown is None or found.stats is None:
         return found
@@ -188,6 +191,39 @@ def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
         importance_cap=importance_cap(spec),
         temperature=spec.rollout.temperature,
     )
+
+
+def _with_ratios(session: Session, m: _MiniBatch, loss: PolicyLoss, *, is_first: bool) -> _MiniBatch:
+    """Add the ratio of each whole sample, of which a trainer may see but one row at a time."""
+    targets = m.targets
+    if is_first and loss.anchor == "old":  # the policies that are compared are one
+        given = np.zeros_like(targets.advantages)
+    else:
+        now = targets.old_logprobs if is_first else None
+        now = logprobs(session, "slot", m.batch) if now is None else now
+        anchor = targets.sampler_logprobs if loss.anchor == "sampler" else targets.old_logprobs
+        given = sequence_log_ratios(now, now if anchor is None else anchor, targets, loss, m.lengths)
+    return replace(m, targets=structs.replace(targets, sequence_log_ratios=given))
+
+
+def sequence_log_ratios(
+    now: np.ndarray, anchor: np.ndarray, targets: PolicyTargets, loss: PolicyLoss, lengths: np.ndarray
+) -> np.ndarray:
+    """float32 [M], what `sequence_ratios` of lorad/rl/loss.py computes where each row is a sample.
+
+    now, anchor: float32 [M], log-probabilities. lengths: int [S], sampled tokens of each sample, sum to M.
+    """
+    log_ratio = now.astype(np.float64) - anchor
+    if loss.ratio == "geometric":
+        sign = np.sign(targets.advantages)
+        held = log_ratio.clip(-loss.clip_low, loss.clip_high)
+        log_ratio = sign * np.minimum(sign * log_ratio, sign * held)
+    owner = np.repeat(np.arange(lengths.size), lengths)
+    trained = np.ones(now.size) if targets.weights is None else (targets.weights > 0).astype(np.float64)
+    counts = np.bincount(owner, trained, minlength=lengths.size).clip(min=1)
+    sums = np.bincount(owner, log_ratio * trained, minlength=lengths.size)
+    found: np.ndarray = (sums / counts)[owner].astype(np.float32)
+    return found
 
 
 def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[_MiniBatch, float | None]:

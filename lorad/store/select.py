@@ -94,6 +94,9 @@ def _where(selection: Selection, given: list[Any], owner_uid: int | None, recent
     ):
         if globs:
             conditions.append(_any_of(column, globs, given))
+    if selection.tag:
+        fits = _any_of("tag.value", selection.tag, given)
+        conditions.append(f"EXISTS (SELECT 1 FROM json_each(runs.tags) tag WHERE {fits})")
     if selection.base:
         tails = [f"*/{base}" for base in selection.base]
         conditions.append(_any_of("base", [*selection.base, *tails], given))

@@ -37,6 +37,30 @@ def leave(answer):
 """
 
 
+LOOKS = """
+import glob, os
+from lorad.envs.protocol import Observation
+
+def command(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:  # it has ended
+        return ""
+
+class Looks:
+    def reset(self, row, seed):
+        found = [command(path) for path in glob.glob("/proc/[0-9]*/cmdline")]
+        return Observation(f"{os.path.exists(row['path'])} {row['command'] in found}")
+
+    def step(self, turn):
+        return Observation(None)
+
+    def close(self):
+        pass
+"""
+
+
 def works() -> bool:
     command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
     return shutil.which("bwrap") is not None and subprocess.run(command, capture_output=True).returncode == 0
@@ -88,17 +112,17 @@ def test_another_interpreter_runs_there(folder: Path, tmp_path: Path) -> None:
 
 
 def test_environments_play_there(folder: Path) -> None:
-    (folder / "envs.py").write_text(
-        "import os\nfrom lorad.envs.protocol import Observation\nclass Looks:\n"
-        "    def reset(self, row, seed): return Observation(str(os.path.exists(row['path'])))\n"
-        "    def step(self, turn): return Observation(None)\n    def close(self): pass\n"
-    )
+    """They see no files that are not theirs, and no driver, whose memory and variables /proc would show."""
+    (folder / "envs.py").write_text(LOOKS)
     (secret := folder.parent / "secret").write_text("x")
-    host = Host(EnvSpec(name="envs.py:Looks", sandbox="bubblewrap"), folder)
-    try:
-        assert host.begin([Task({"path": str(secret)}, 0)])[0][1].messages == "False"
-    finally:
-        host.close()
+    row = {"path": str(secret), "command": Path("/proc/self/cmdline").read_text()}
+    inside, plain = EnvSpec(name="envs.py:Looks", sandbox="bubblewrap"), EnvSpec(name="envs.py:Looks")
+    for spec, seen in ((inside, "False False"), (plain, "True True")):
+        host = Host(spec, folder)
+        try:
+            assert host.begin([Task(row, 0)])[0][1].messages == seen
+        finally:
+            host.close()
 
 
 @pytest.mark.parametrize("home", [".", "me/deeper"])

@@ -6,7 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from lorad.driver.train import sequence_log_ratios
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
+from lorad.spec.algorithm import Ratio
 from lorad.trainers.base import Policy, Trainer
 from tests.conformance.trainer_gradients import Gradients
 
@@ -78,6 +80,31 @@ class Masks(Gradients):
         stats = await trainer.forward_backward("plain", whole, targets, loss, 1.0)
         assert stats.ratio == pytest.approx(float(np.exp(moved).sum()), rel=1e-3)
         assert stats.clipped == pytest.approx(float((np.exp(moved) > 1.2).sum()))
+
+    @pytest.mark.parametrize(("ratio", "budget"), [("sequence", 16384), ("geometric", 12)])
+    async def test_ratios_of_samples_of_several_rows_are_given(
+        self, trainer: Trainer, start: Path, ratio: Ratio, budget: int
+    ) -> None:
+        """A row for each turn trains as one row does, once it is given the ratio of the whole."""
+        loss, found = PolicyLoss(ratio=ratio, clip_low=0.1, clip_high=0.1), []
+        whole, split = episodes()
+        await self.open_plain(trainer, start, tokens_per_microbatch=budget)
+        now = await trainer.logprobs(Policy("plain"), whole)
+        rng = np.random.default_rng(2)
+        old = now - rng.normal(0, 0.2, now.size).astype(np.float32)
+        advantages = np.repeat([1, -1, 1, -1, 1, -1], whole.target_lengths).astype(np.float32)
+        targets = PolicyTargets(advantages, now, old_logprobs=old)
+        given = sequence_log_ratios(now, old, targets, loss, whole.target_lengths)
+        assert np.unique(given).size == whole.target_lengths.size < split.target_lengths.size
+        with_ratios = msgspec.structs.replace(targets, sequence_log_ratios=given)
+        await trainer.close("plain")
+        for batch, what in ((whole, targets), (split, with_ratios), (split, targets)):
+            await self.open_plain(trainer, start, tokens_per_microbatch=budget)
+            stats = await trainer.forward_backward("plain", batch, what, loss, 7.0)
+            found.append((stats.loss, stats.ratio, stats.clipped, await self.gradient(trainer, "plain")))
+        assert found[1][:3] == pytest.approx(found[0][:3], rel=1e-3, abs=1e-4)
+        np.testing.assert_allclose(found[1][3], found[0][3], atol=self.close_to)
+        assert found[2][1] != pytest.approx(found[0][1], rel=1e-3)
 
     async def test_wrong_masks_are_refused(self, trainer: Trainer, start: Path) -> None:
         whole, _ = episodes()

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from lorad.daemon.record.audit import audit
+from lorad.driver.sample import make, plan
+from lorad.errors import LoradError
 from tests.driver.driven import Driven
-from tests.kit.pool_kit import TINY, Running, running_pool
+from tests.kit.pool_kit import TINY, Running, running_pool, swapped
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
 AGENT = '''
@@ -142,6 +144,18 @@ def test_programs_without_an_end_have_no_reward(played: Played, kind: str, says:
     _, kinds = played
     assert all(line["reward"] is None and line["end"] == "failed" for line in kinds[kind])
     assert all(says in line["error"] for line in kinds[kind])
+
+
+def test_a_version_in_mid_program_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path(running.config.socket).parent
+    row = msgspec.json.encode({"prompt": "-", "answer": "-", "kind": "branches"})
+    (home / "branches.jsonl").write_bytes(row)
+    how = ("data.train=branches.jsonl", "data.prompts_per_step=1", "env.workers=1")
+    run = Driven(running, home, "mid", f"model.path={home / 'model'}", *HOW, *how)
+    says = "tokens of swapped@7 came for mid@0"
+    with run.begun() as session, swapped(monkeypatch) as turns, pytest.raises(LoradError, match=says):
+        make(session, session.pool, plan(session, 0, 0, 0, 0))
+    assert turns == [0, 1]
 
 
 def test_programs_are_played_ahead_and_resumed(running: Running) -> None:

@@ -1,6 +1,7 @@
 """Chats with calls of tools, through the door: what a client sends back continues the tokens as they were."""
 
 import json
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from lorad.driver.door.chains import Chains
+from lorad.driver.door.chat import Chat, Refusal
 from lorad.driver.door.door import Door, Visit
 from lorad.envs.format import Format
 from lorad.protocol.batch import Chunk, Sampling
@@ -114,6 +116,30 @@ def test_branches_share_tokens_and_not_rows(spoken: Spoken) -> None:
     assert [turn.row for turn in rows.turns] == [0, 0, 1]
     shared = len(spoken.heard[0]) + rows.turns[0].tokens
     assert spoken.heard[2][:shared] == spoken.heard[1][:shared] == rows.forks[0].prompt[:shared]
+
+
+class Meeting(list[dict[str, Any]]):
+    """No tools; whoever first looks whether there are any waits for the other request to look too."""
+
+    def __init__(self, both: threading.Barrier) -> None:
+        self._both: threading.Barrier | None = both
+
+    def __bool__(self) -> bool:
+        both, self._both = self._both, None
+        if both is not None:
+            both.wait(10)
+        return False
+
+
+def test_requests_at_once_share_the_turns(spoken: Spoken) -> None:
+    spoken.visit.begun, spoken.turns = 3, ("1", "2", "3", "4", "5")
+    both = threading.Barrier(2)
+    chats = [Chat([USER], Meeting(both), 8, is_stream=False, wants_usage=False) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(spoken.visit.answer, chat) for chat in chats]
+        errors = [future.exception() for future in futures]
+    assert sum(isinstance(error, Refusal) for error in errors) == 1 and None in errors
+    assert len(spoken.heard) == 1 and spoken.visit.begun == spoken.visit.turns == 4
 
 
 def test_an_episode_that_is_over_answers_nobody(spoken: Spoken) -> None:

@@ -8,24 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from lorad.daemon.record.audit import audit
 from lorad.driver.sample import make, plan
 from lorad.errors import LoradError
-from lorad.protocol.batch import Chunks
-from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import write_params
 from tests.driver.driven import Driven
-from tests.kit.pool_kit import Running, running_pool, until
+from tests.kit.pool_kit import Running, running_pool, swapped, until
 
 HOW = (
     *("data.train=lookup", "env={name: 'envs.py:Waits', turns: 3}", "rollout.max_staleness=2"),
     *("trainer.steps=6", "checkpoint.every=2", "eval.every=2", "lora.dropout=0"),
 )
-ENVS = """
-import os, time
+SLEEP = "86397.5"  # seconds of a process that nothing may leave behind
+ENVS = f"""
+import os, subprocess, time
 from lorad.envs.lookup import Lookup
+SLEEP = "{SLEEP}"
 
 class Waits(Lookup):
     '''lookup, whose second turn of the row that a file names has no end, once.'''
@@ -38,8 +39,16 @@ class Waits(Lookup):
         if self.heard == 2 and os.path.exists("wait"):
             if open("wait").read() == self.prompt:
                 os.rename("wait", "waited")
+                subprocess.Popen(["sleep", SLEEP], start_new_session=True)
                 time.sleep(60)
         return super().step(turn)
+
+class Noted(Lookup):
+    '''lookup, which writes down which process has which row.'''
+    def reset(self, row, seed):
+        with open("noted", "a") as file:
+            print(os.getpid(), row["prompt"], file=file)
+        return super().reset(row, seed)
 """
 
 
@@ -72,6 +81,16 @@ def test_episodes_are_as_old_as_the_lag(calm: Driven) -> None:
     assert audit(calm.run.root) == []
 
 
+def left_behind(home: Path) -> list[str]:
+    """What environments that were started in `home` are, and what they started."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        command = " ".join(process.info["cmdline"] or [])
+        is_mine = process.info["cwd"] == str(home)
+        found += [command] * (is_mine and ("lorad.envs.child" in command or SLEEP in command))
+    return found
+
+
 def test_killed_in_mid_turn_equals_undisturbed(
     running: Running, calm: Driven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,29 +103,43 @@ def test_killed_in_mid_turn_equals_undisturbed(
         [sys.executable, "-m", "lorad.driver", str(directory)], stdout=subprocess.DEVNULL, cwd=tmp_path
     )
     until(lambda: (tmp_path / "waited").exists() and len(run.facts("checkpoint")) > 0)
+    assert len(left_behind(tmp_path)) >= 2
     child.send_signal(signal.SIGKILL)
     child.wait()
+    until(lambda: not left_behind(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert len(run.facts("step")) < 6 and run.drive().reason == "completed"
     assert run.outcome() == calm.outcome()
 
 
+@pytest.mark.parametrize("name", ["waves", "free"])
 def test_a_version_in_mid_episode_is_refused(
-    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     (tmp_path / "envs.py").write_text(ENVS)
-    stream = Connection.stream
-    calls = list[int]()
+    how = ("rollout.max_staleness=0", "eval.every=0", f"deterministic={name == 'waves'}".lower())
+    run = Driven(running, tmp_path, name, *HOW, *how)
+    says = f"tokens of swapped@7 came for {name}@0"
+    with run.begun() as session, swapped(monkeypatch) as turns, pytest.raises(LoradError, match=says):
+        make(session, session.pool, plan(session, 0, 0, 0, 0))
+    assert turns.count(1) >= 1
 
-    def swapped(self: Connection, verb: str, args: Any) -> Iterator[Any]:
-        calls.extend([1] * (verb == "generate"))
-        for item in stream(self, verb, args):
-            is_second = isinstance(item, Chunks) and len(calls) == 2
-            yield msgspec.structs.replace(item, version="swapped@7") if is_second else item
 
-    run = Driven(running, tmp_path, "swapped", *HOW, "rollout.max_staleness=0", "eval.every=0")
-    with run.begun() as session:
-        monkeypatch.setattr(Connection, "stream", swapped)
-        with pytest.raises(LoradError, match="tokens of swapped@7 came for swapped@0"):
-            make(session, session.pool, plan(session, 0, 0, 0, 0))
-    assert len(calls) == 2
+def test_evals_share_no_environment_with_training(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluations after every step change nothing, and wait for no episode that is played ahead."""
+    (tmp_path / "envs.py").write_text(ENVS)
+    monkeypatch.chdir(tmp_path)
+    how = (*HOW, "env={name: 'envs.py:Noted', turns: 3, workers: 1}", "rollout.max_staleness=4")
+    alone = Driven(running, tmp_path, "alone", *how, "eval.every=0")
+    assert alone.drive().reason == "completed"
+    (tmp_path / "noted").unlink()
+    both = Driven(running, tmp_path, "both", *how, "eval.every=1")
+    assert both.drive().reason == "completed" and len(both.facts("eval")) == 7
+    assert both.outcome() | {"evals": []} == alone.outcome() | {"evals": []}
+    trained = {line["task"]["row"]["prompt"] for step in range(1, 7) for line in samples(both, step)}
+    noted = [line.split() for line in (tmp_path / "noted").read_text().splitlines()]
+    training = {pid for pid, prompt in noted if prompt in trained}
+    others = {pid for pid, prompt in noted if prompt not in trained}
+    assert len(training) == 1 and others - training

@@ -14,19 +14,21 @@ from lorad.driver.rewards import Score
 from lorad.driver.sampling.rows import batch_of
 from lorad.driver.score import choose
 from lorad.driver.session import Known, Sample, Session, State, StopFlag
-from lorad.driver.train import _minibatches
+from lorad.driver.train import _minibatches, sequence_log_ratios
 from lorad.driver.weigh import look, weigh
 from lorad.envs.episode import Fork
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
-from lorad.protocol.batch import PolicyLoss, PolicyTargets
+from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.rl.data import Example
+from lorad.rl.loss import sequence_ratios, token_targets
+from lorad.spec.algorithm import Ratio
 from lorad.spec.text import load_spec
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.conformance.reference import write_random_model
 from tests.conformance.trainer_kit import flat, open_trained
 from tests.driver.driven import Driven
-from tests.kit.pool_kit import running_pool
+from tests.kit.pool_kit import Running, running_pool
 
 TURNS = (5, 2, 4)  # sampled tokens; two of the environment's stand between turns of one row
 ENVS = """
@@ -41,6 +43,8 @@ class Forgets(Lookup):
             return found
         return Observation(found.messages.strip(), found.reward, found.metrics, replaces=True)
 """
+
+FORGETS = ("data.train=lookup", "env={name: 'envs.py:Forgets', turns: 3}")
 
 
 def episode(seed: int, forks: tuple[int, ...] = ()) -> Sample:
@@ -118,26 +122,72 @@ async def test_forked_rows_train_like_rows_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("ratio", ["sequence", "geometric"])
+def test_forked_rows_have_the_ratio_of_their_episode(ratio: Ratio) -> None:
+    rng, loss = np.random.default_rng(4), PolicyLoss(ratio=ratio, clip_low=0.2, clip_high=0.3)
+    lengths = np.array([sum(TURNS)] * 3)
+    now, old, advantages = rng.normal(-2, 0.3, (3, lengths.sum())).astype(np.float32)
+    targets = PolicyTargets(advantages, now, old_logprobs=old)
+    given = sequence_log_ratios(now, old, targets, loss, lengths)
+    whole = token_targets(targets, slice(None), torch.device("cpu"))
+    found = sequence_ratios(torch.from_numpy(now), whole, loss, torch.from_numpy(lengths)).sequence
+    assert found is not None and np.abs(given).min() > 1e-4
+    np.testing.assert_allclose(given, found, atol=1e-6)
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Driven, Driven]]:
-    """A run whose rows fork, and one like it that stops and is resumed."""
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
     home = tmp_path_factory.mktemp("runs")
     (home / "envs.py").write_text(ENVS)
-    how = (
-        *("data.train=lookup", "env={name: 'envs.py:Forgets', turns: 3}", "rollout.max_staleness=1"),
-        *("algorithm.minibatches=2", "trainer.steps=4", "checkpoint.every=2", "eval.every=4"),
-    )
     with running_pool(home / "pool", deterministic=True) as running:
-        calm, resumed = (Driven(running, home, name, *how) for name in ("calm", "resumed"))
-        assert calm.drive().reason == "completed"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                StopFlag, "wanted", property(lambda _: bool(resumed.facts("checkpoint"))), raising=False
-            )
-            patch.setattr(StopFlag, "__init__", lambda _: None)
-            resumed.drive()
-        assert resumed.drive().reason == "completed" and len(resumed.facts("attempt")) == 2
-        yield calm, resumed
+        yield running, home
+
+
+def test_runs_give_the_ratios_of_episodes(
+    pool: tuple[Running, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rows fork, each episode is given one ratio, which is 1 in the first update of a step."""
+    seen: list[tuple[Batch, PolicyTargets]] = []
+    real = BuiltinTrainer.forward_backward
+
+    async def noted(self: BuiltinTrainer, slot: str, batch: Batch, targets: PolicyTargets, *more: Any) -> Any:
+        seen.append((batch, targets))
+        return await real(self, slot, batch, targets, *more)
+
+    monkeypatch.setattr(BuiltinTrainer, "forward_backward", noted)
+    how = ("algorithm={name: gspo, group_size: 4, epochs: 2}", "trainer.steps=1", "lora.dropout=0")
+    run = Driven(*pool, "gspo", *FORGETS, *how)
+    assert run.drive().reason == "completed"
+    (batch, first), (_, second) = seen
+    given = second.sequence_log_ratios
+    assert first.sequence_log_ratios is not None and not first.sequence_log_ratios.any()
+    lines = map(
+        msgspec.json.decode, (run.run.root / run.facts("step")[0].data["samples"]).read_text().splitlines()
+    )
+    lengths = [len(line["logprobs"]) for line in lines if line["advantage"]]
+    assert given is not None and sum(lengths) == given.size and len(lengths) < batch.completion_lengths.size
+    each = [np.unique(part).tolist() for part in np.split(given, np.cumsum(lengths)[:-1])]
+    assert {len(values) for values in each} == {1} and len({values[0] for values in each}) > 1
+
+
+@pytest.fixture(scope="module")
+def runs(pool: tuple[Running, Path]) -> Iterator[tuple[Driven, Driven]]:
+    """A run whose rows fork, and one like it that stops and is resumed."""
+    running, home = pool
+    how = (
+        *(*FORGETS, "rollout.max_staleness=1", "algorithm.minibatches=2"),
+        *("trainer.steps=4", "checkpoint.every=2", "eval.every=4"),
+    )
+    calm, resumed = (Driven(running, home, name, *how) for name in ("calm", "resumed"))
+    assert calm.drive().reason == "completed"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            StopFlag, "wanted", property(lambda _: bool(resumed.facts("checkpoint"))), raising=False
+        )
+        patch.setattr(StopFlag, "__init__", lambda _: None)
+        resumed.drive()
+    assert resumed.drive().reason == "completed" and len(resumed.facts("attempt")) == 2
+    yield calm, resumed
 
 
 def test_engine_and_trainer_agree_on_forked_rows(runs: tuple[Driven, Driven]) -> None:

@@ -103,13 +103,16 @@ def test_the_verb_is_timed_as_the_others_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "unknown"),
-    [("algorithm.name=gspo", "ratio:sequence"), ("algorithm={kl: {coef: 0.1, type: k2}}", "kl:k2")],
+    ("overrides", "unknown"),
+    [
+        (("algorithm.name=gspo",), "ratio:sequence"),
+        (("algorithm={kl: {coef: 0.1, type: k2}}",), "kl:k2"),
+        (("algorithm.name=gmpo", "data.train=lookup", "env.name=lookup"), "ratio:given"),
+    ],
 )
-def test_pool_that_lacks_the_loss_is_refused(override: str, unknown: str) -> None:
-    session: Any = SimpleNamespace(
-        spec=load_spec(SPEC, overrides=[override]), params=SimpleNamespace(run="a")
-    )
+def test_pool_that_lacks_the_loss_is_refused(overrides: tuple[str, ...], unknown: str) -> None:
+    spec = load_spec(SPEC, overrides=overrides)
+    session: Any = SimpleNamespace(spec=spec, params=SimpleNamespace(run="a"))
     info: Any = SimpleNamespace(pool="tiny-1", losses=LOSSES)
     refuse_unknown_loss(session, info)
     info.losses = tuple(term for term in LOSSES if term != unknown)

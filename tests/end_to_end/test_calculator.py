@@ -1,5 +1,6 @@
 """`examples/calculator.yaml` at small size: a model that was taught to call tools has the calculator."""
 
+import contextlib
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -47,8 +48,8 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-@pytest.fixture(scope="module")
-def made(script: ModuleType) -> Iterator[World]:
+@contextlib.contextmanager
+def calling_world() -> Iterator[World]:
     """A world with problems that one turn solves, and a model that has seen calls."""
     with world() as it:
         rows = [{"prompt": f"{n} + 1?", "answer": str(n + 1)} for n in range(9)]
@@ -63,6 +64,21 @@ def made(script: ModuleType) -> Iterator[World]:
         make_model(it.root / "model", ["user\nassistant\ntool\n<calculate><submit>", *map(" ".join, talks)])
         path = it.root / "model" / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))
+        yield it
+
+
+def tuned(made: World) -> tuple[str, ...]:
+    """Teach the model to call tools; returns what a run on top of it is given."""
+    model = f"model.path={made.root / 'model'}"
+    run = made.run("tuned", model, text=SFT)
+    made.lorad("export", f"tuned@{run.version}", made.root / "adapter")
+    data = (f"data.train={made.root / 'train.jsonl'}", f"lora.adapter_path={made.root / 'adapter'}")
+    return (model, *data, "lora.rank=32", "lora.alpha=64", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with calling_world() as it:
         yield it
 
 
@@ -92,13 +108,8 @@ def test_problems_have_their_answers(script: ModuleType, tmp_path: Path) -> None
 
 
 def test_example_runs_with_a_small_model(made: World) -> None:
-    model = f"model.path={made.root / 'model'}"
-    tuned = made.run("tuned", model, text=SFT)
     env = f"env.name={EXAMPLE.with_suffix('.py')}:Calculator"
-    data = (f"data.train={made.root / 'train.jsonl'}", f"lora.adapter_path={made.root / 'adapter'}")
-    made.lorad("export", f"tuned@{tuned.version}", made.root / "adapter")
-    shape = ("lora.rank=32", "lora.alpha=64")
-    made.lorad("run", EXAMPLE, model, env, *data, *shape, *SMALL, "--name", "plays", "--wait")
+    made.lorad("run", EXAMPLE, *tuned(made), env, "--name", "plays", "--wait")
     metrics = made.client.steps("plays")[-1].metrics
     assert (metrics["tool_calls"] or 0) > 0.3 and metrics["tool_errors"] is not None
     samples = made.client.samples("plays", step=2)

@@ -45,6 +45,24 @@ class Hangs:
     def close(self):
         pass
 
+class Limited:
+    '''Never ends; its first answer replaces the history, and at the limit it counts what it heard.'''
+    def __init__(self):
+        self.heard = []
+
+    def reset(self, row, seed):
+        return Observation(row["prompt"])
+
+    def step(self, turn):
+        self.heard.append(turn.text)
+        return Observation(f"S:{len(turn.text)}=", 0.1, replaces=len(self.heard) == 1)
+
+    def at_limit(self):
+        return len("".join(self.heard)) / 100
+
+    def close(self):
+        pass
+
 class Clock:
     '''Answers with the time.'''
     def reset(self, row, seed):
@@ -90,6 +108,17 @@ def test_one_sample_is_shown_as_a_transcript(calm: tuple[World, dict[str, Any]])
     assert "turn 1" in shown and "observation 1" in shown and "reward 2" in shown
 
 
+def test_eval_plays_what_the_run_has_played(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    of_run = made.client.evals("calm")[-1]
+    found = made.json("eval", f"calm@{made.client.show('calm').version}", "lookup", "--problems", 16)
+    assert (found["metrics"]["score"], found["settings"]["env"]) == (of_run.score, "lookup")
+    refused = made.lorad("eval", "calm", "lookup", "--reward", "exact_match", expect=2).stderr
+    assert "episodes of lookup have the reward that it gives" in refused
+    program = made.lorad("eval", "calm", "lookup", "--env", "agent.py:run", expect=1).stderr
+    assert "agent.py:run is an agent program" in program
+
+
 def test_replay_finds_what_differs(calm: tuple[World, dict[str, Any]]) -> None:
     made, _ = calm
     assert "16 episodes of step 8 played again, 0 differ" in made.lorad("replay", "calm").stderr
@@ -103,6 +132,25 @@ def test_replay_finds_what_differs(calm: tuple[World, dict[str, Any]]) -> None:
     assert "returned NoneType, not an Observation" in told["differences"][0]["differs"]
     refused = made.lorad("replay", "nobody", expect=3).stderr
     assert "nobody" in refused
+
+
+def test_replay_knows_forks_and_limits(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    made.run("limited", "env.name=envs.py:Limited", "trainer.steps=1", "eval.every=0", text=SPEC)
+    samples = made.client.samples("limited", step=1)
+    assert {sample.end for sample in samples} >= {"turns"} and all(sample.rows == 2 for sample in samples)
+    assert all((sample.reward or 0) > 0.1 * len(sample.turns) for sample in samples)
+    assert "16 episodes of step 1 played again, 0 differ" in made.lorad("replay", "limited").stderr
+    changes = {
+        "replaces=False": ("replaces=len(self.heard) == 1", 2, "it adds to the history, recorded: it repl"),
+        "/ 50": ("/ 100", 3, "reward "),
+    }
+    for now, (before, turn, says) in changes.items():
+        (made.root / "envs.py").write_text(MINE.replace(before, now))
+        differences = made.json("replay", "limited", expect=1)["differences"]
+        (made.root / "envs.py").write_text(MINE)
+        assert len(differences) == 16, (now, differences)
+        assert all(one["turn"] <= turn and one["differs"].startswith(says) for one in differences)
 
 
 @pytest.mark.parametrize("victim", ["driver", "pool"])

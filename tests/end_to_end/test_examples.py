@@ -45,6 +45,7 @@ SMALL_ONES = (
     "lookup",
     "spell_backward",
     "calculator",
+    "agents_sdk",
 )  # with tests of their own, or for a CPU
 RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.yaml") if path.stem not in SMALL_ONES)
 

@@ -69,11 +69,20 @@ EXPECTED: dict[Route, list[Case]] = {
         Case("/v1/pools/none", "404 404 404 404 404"),
     ],
     ("GET", "/v1/devices"): [Case("/v1/devices", EVERYBODY)],
+    ("GET", "/v1/bill"): [
+        Case("/v1/bill?by=user", EVERYBODY),
+        Case("/v1/bill?by=colour", "422 422 422 422 422"),
+    ],
     ("GET", "/v1/events"): [
         Case("/v1/events?after=0", READ_LIST),
         Case(f"/v1/events?run={RUN}", READERS),
     ],
     ("POST", "/v1/runs"): [Case("/v1/runs", "422 422 422 422 422", REFUSED)],
+    ("POST", "/v1/check"): [
+        Case("/v1/check", "422 422 422 422 422", REFUSED),
+        Case("/v1/check", EVERYBODY, REFUSED | {"overrides": []}),
+        Case("/v1/check", OWNERS_LATE, REFUSED | {"name": RUN, "replace": True}),
+    ],
     ("GET", "/v1/runs"): [Case("/v1/runs?all=1", READ_LIST)],
     ("POST", "/v1/select"): [Case("/v1/select", READ_LIST, {"selection": {"names": [RUN]}})],
     ("GET", "/v1/runs/{run}"): [
@@ -85,6 +94,12 @@ EXPECTED: dict[Route, list[Case]] = {
     ("POST", "/v1/runs/{run}/pause"): [Case(f"/v1/runs/{RUN}/pause", OWNERS_LATE, {})],
     ("POST", "/v1/runs/{run}/stop"): [Case(f"/v1/runs/{RUN}/stop", OWNERS_LATE, {})],
     ("POST", "/v1/runs/{run}/kill"): [Case(f"/v1/runs/{RUN}/kill", OWNERS_LATE, {})],
+    ("POST", "/v1/runs/{run}/labels"): [Case(f"/v1/runs/{RUN}/labels", OWNERS, {"add": ["good"]})],
+    ("POST", "/v1/runs/{run}/edit"): [
+        Case(f"/v1/runs/{RUN}/edit", OWNERS_LATE, {"overrides": ["resources.priority=1"]})
+    ],
+    ("GET", "/v1/groups"): [Case("/v1/groups", EVERYBODY)],
+    ("POST", "/v1/groups/{group}"): [Case("/v1/groups/of-{me}", EVERYBODY, {"limit": 2})],
     ("GET", "/v1/runs/{run}/steps"): [Case(f"/v1/runs/{RUN}/steps", READERS)],
     ("GET", "/v1/runs/{run}/evals"): [Case(f"/v1/runs/{RUN}/evals", READERS)],
     ("GET", "/v1/runs/{run}/samples"): [Case(f"/v1/runs/{RUN}/samples", READERS)],

@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from lorad.models.directory import BUILTIN, linear_shapes, read_config
 from lorad.pool.host import opened
 from lorad.pool.service import Service
 from lorad.pool.state import Pool
-from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
+from lorad.protocol.batch import Batch, Chunk, Chunks, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
 from lorad.protocol.calls import (
     ForwardBackward,
     Generate,
@@ -36,6 +37,7 @@ SHAPES = linear_shapes(read_config(TINY))
 MODULES = tuple(sorted(module for module in SHAPES if module != "lm_head"))
 OPEN = Open(modules=MODULES, rank=8, alpha=16.0)
 DEADLINE = 120.0  # seconds that a test waits for anything
+_FIRST = 10  # tokens of a first turn's context, at most
 
 
 def config_of(directory: Path, **changes: Any) -> PoolSetup:
@@ -82,6 +84,26 @@ def running_pool(directory: Path, **changes: Any) -> Iterator[Running]:
             connection.call("shutdown", Nothing())
         thread.join(DEADLINE)
         assert not thread.is_alive(), "the pool did not end"
+
+
+@contextlib.contextmanager
+def swapped(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Whoever asks for a later turn of an episode gets tokens of another version, as if it had been swapped.
+
+    Yields what was asked for: 0 for first turns, whose contexts are short, 1 for later ones.
+    """
+    stream, asked = Connection.stream, list[int]()
+
+    def other(self: Connection, verb: str, args: Any) -> Iterator[Any]:
+        is_later = verb == "generate" and min(prompt.tokens.size for prompt in args.prompts) > _FIRST
+        asked.extend([int(is_later)] * (verb == "generate"))
+        for item in stream(self, verb, args):
+            is_tokens = isinstance(item, Chunks) and is_later
+            yield msgspec.structs.replace(item, version="swapped@7") if is_tokens else item
+
+    with patch.context() as changed:
+        changed.setattr(Connection, "stream", other)
+        yield asked
 
 
 def until(condition: Callable[[], bool]) -> None:

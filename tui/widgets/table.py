@@ -97,6 +97,14 @@ class Rows(Lines):
         return self._shown[key]
 
     # -- drawing ---------------------------------------------------------------------------------------------
+    def use(self, columns: Columns) -> None:
+        """Take other columns from the next `show` on, whose first one is the same."""
+        if columns != self._wanted:
+            self._wanted, self._right = columns, {column.key for column in columns if column.right}
+            self._given, self._made, self._parts, self._shown, self.on_page = {}, {}, {}, {}, []
+            self._needs, self.widths = {}, {}
+            self.by = self.by if any(column.key == self.by for column in columns) else ""
+
     def show(self, rows: Mapping[str, Cells], values: Mapping[str, Values] | None = None) -> None:
         """All rows in order. values: by row, of the columns that rows can be ordered by. Only cells of the
         page are asked for; those of a row that are the same object as before did not change."""

@@ -90,6 +90,7 @@ def run_view(row: RunSummary) -> Run:
         rates=Rates(row.rates.tokens_per_second, row.rates.step_seconds),
         signals=_SIGNALS.decode(row.signals),
         recent=_RECENT.decode(row.recent),
+        group=row.queue_group or "",
     )
 
 

@@ -41,7 +41,7 @@ class Kept:
     user: whose process it is; None for the daemon's own.
     """
 
-    role: Literal["gateway", "loggers"]
+    role: Literal["gateway", "loggers", "notify"]
     title: str
     root: Path
     work: Path

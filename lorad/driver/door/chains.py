@@ -49,7 +49,11 @@ class _Row(Struct):
 
 
 class _Place(NamedTuple):
-    """Where a request goes on. row: None begins one. known: tokens of the context that the row has."""
+    """Where the answer to a request belongs.
+
+    row: the one that it continues; None: it begins one.
+    known: tokens of the context that the row has already.
+    """
 
     context: list[int]
     row: int | None
@@ -80,7 +84,8 @@ class Chains:
         self._lock = threading.Lock()
 
     def place(self, messages: Sequence[Message], tools: _Tools) -> _Place:
-        """Find where a request goes on; a row that it continues is its own until `say` or `leave`.
+        """Find where the answer to a request belongs; a row that it continues is its own until `say` or
+        `leave`.
 
         Raises SpecError where the chat template refuses the messages.
         """
@@ -141,9 +146,9 @@ class Chains:
                 self._rows.append(_Row(place.context, place.text, [], [], [], chat))
             row = self._rows[number]
             if place.row is not None:
-                told = place.context[place.known :]
-                row.parts.append((np.array(told, np.int32), False))
-                row.turns[-1] = changed(row.turns[-1], observation=place.text, observed=len(told))
+                observed = place.context[place.known :]
+                row.parts.append((np.array(observed, np.int32), False))
+                row.turns[-1] = changed(row.turns[-1], observation=place.text, observed=len(observed))
             row.parts.append((tokens, True))
             row.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
             row.turns.append(EpisodeTurn(text, str(chunks[-1].finish), tokens.size, row=number))

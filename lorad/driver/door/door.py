@@ -40,15 +40,13 @@ class Visit:
     begun: int = 0
     refused: str = ""
     failed: Exception | None = None
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, chat: Chat) -> dict[str, Any]:
-        """Let the model answer. Raises Refusal, and what the pool raises."""
-        if self.begun == self.turns:
-            self.refused = "turns"
-            raise Refusal(f"The episode has had its {self.turns} turns (env.turns).", code="turns_exceeded")
+        """Let the model answer. Safe between threads. Raises Refusal, and what the pool raises."""
         if chat.tools and self.form is None:
             raise Refusal("tools: lorad does not know how this model writes calls of tools.", "tools")
-        turn, self.begun = self.begun, self.begun + 1
+        turn = self._begin_turn()
         try:
             place = self.chains.place(as_template(chat.messages), chat.tools)
         except SpecError as error:
@@ -71,6 +69,17 @@ class Visit:
             raise
         self.chains.say(place, chunks, text, message)
         return answer_of(self.version, message, str(chunks[-1].finish), size, len(tokens))
+
+    def _begin_turn(self) -> int:
+        """Return the number of a turn that begins, from 0. Raises Refusal where there is none left."""
+        with self._counting:
+            if self.begun == self.turns:
+                self.refused = "turns"
+                raise Refusal(
+                    f"The episode has had its {self.turns} turns (env.turns).", code="turns_exceeded"
+                )
+            self.begun += 1
+            return self.begun - 1
 
 
 class Door:

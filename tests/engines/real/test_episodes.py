@@ -1,10 +1,15 @@
 """Episodes of several turns through the real servers: what the model reads is what is trained on."""
 
+import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lorad.client.shapes import RunDetails
+from lorad.client.shapes import RunDetails, Sample
+from tests.driver.test_door import AGENT, TEMPLATE
+from tests.engines.real.places import TINY
 from tests.engines.real.test_whole_run import configure
 from tests.kit.world import World, world
 
@@ -19,6 +24,34 @@ rollout: {max_new_tokens: 12}
 eval: {every: 4, problems: 32}
 checkpoint: {every: 2}
 """
+FREE = """
+import time
+from pathlib import Path
+from lorad.envs.protocol import Observation
+
+class Waits:
+    '''Three turns; the first of one row is answered once an episode of the other row is over.'''
+    def __init__(self, over):
+        self.heard, self.over = 0, Path(over)
+
+    def reset(self, row, seed):
+        self.first = row["prompt"] == "S:391="
+        return Observation(row["prompt"])
+
+    def step(self, turn):
+        self.heard += 1
+        while self.first and not self.over.exists():
+            time.sleep(0.01)
+        if self.heard < 3:
+            return Observation("S:82=", 0.25, replaces=True)
+        self.over.touch()
+        return Observation(None, len(turn.text) / 100)
+
+    def close(self):
+        pass
+"""
+ONE_STEP = ("trainer.steps=1", "eval.every=0", "data.train=rows.jsonl", "deterministic=false")
+KINDS = ("grows", "forgets", "branches", "streams")
 RECIPE = Path(__file__).parents[3] / "examples" / "lookup.yaml"
 DELAYED = """
 import time
@@ -34,18 +67,61 @@ def finished(made: World, name: str, kind: str, spec: str, *overrides: str) -> R
     return made.completed(name, seconds=3000)
 
 
-def test_server_reads_what_the_trainer_trains_on(kind: str) -> None:
-    with world() as made:
-        configure(made, kind)
-        finished(made, "looked", kind, SPEC)
-        for step in made.client.steps("looked"):
-            assert abs(step.metrics["logprob_difference"] or 0.0) < 0.02, step.metrics
-        samples = [s for step in (1, 4) for s in made.client.samples("looked", step=step)]
-        assert {len(sample.turns) for sample in samples} >= {2, 3}
-        for sample in samples:
-            assert len(sample.logprobs) == sum(turn.tokens for turn in sample.turns)
-        assert "32 episodes of step 4 played again, 0 differ" in made.lorad("replay", "looked").stderr
-        assert {version.attested for version in made.client.adapters("looked")} == {"passed"}
+@pytest.fixture(scope="module")
+def made(kind: str) -> Iterator[World]:
+    """A world whose runs share a server, of a model with a chat template."""
+    with world() as it:
+        configure(it, kind)
+        model = shutil.copytree(TINY, it.root / "model")
+        (model / "chat_template.jinja").write_text(TEMPLATE)
+        (it.root / "envs.py").write_text(FREE)
+        (it.root / "agent.py").write_text(AGENT)
+        yield it
+
+
+def played(made: World, name: str, kind: str, *overrides: str) -> list[Sample]:
+    """A run whose samples are looked at: what the server says of them is what the trainer says."""
+    finished(made, name, kind, SPEC, f"model.path={made.root / 'model'}", *overrides)
+    for step in made.client.steps(name):
+        assert abs(step.metrics["logprob_difference"] or 0.0) < 0.02, step.metrics
+    assert {version.attested for version in made.client.adapters(name)} == {"passed"}
+    samples = [s for step in made.client.steps(name) for s in made.client.samples(name, step=step.step)]
+    for sample in samples:
+        assert not sample.error and len(sample.logprobs) == sum(turn.tokens for turn in sample.turns)
+    return samples
+
+
+def test_server_reads_what_the_trainer_trains_on(made: World, kind: str) -> None:
+    samples = played(made, "looked", kind)
+    assert {len(sample.turns) for sample in samples} >= {2, 3}
+    assert "32 episodes of step 4 played again, 0 differ" in made.lorad("replay", "looked").stderr
+
+
+def test_episodes_run_free_through_a_server(made: World, kind: str) -> None:
+    """In lockstep nobody would reach a third turn while a first one waits for that."""
+    rows = [json.dumps({"prompt": prompt, "answer": "-"}) for prompt in ("S:28=", "S:391=")]
+    (made.root / "rows.jsonl").write_text("\n".join(rows))
+    env = f"env={{name: 'envs.py:Waits', args: {{over: {made.root / 'over'}}}, turns: 3, workers: 9}}"
+    samples = played(made, "free", kind, *ONE_STEP, env, "data.prompts_per_step=2")
+    assert [(len(sample.turns), sample.end) for sample in samples] == [(3, "done")] * 8
+
+
+def test_programs_speak_with_a_server(made: World, kind: str) -> None:
+    rows = [json.dumps({"prompt": kind, "answer": "-", "kind": kind}) for kind in KINDS]
+    (made.root / "rows.jsonl").write_text("\n".join(rows))
+    env = "env={name: 'agent.py:run', turns: 4, workers: 4}"
+    samples = played(made, "agents", kind, *ONE_STEP, env, "data.prompts_per_step=4")
+    assert {sample.version for sample in samples} == {"agents@0"} and len(samples) == 16
+    for sample in samples:
+        assert sample.task is not None
+        cut = sum(turn.finish == "length" for turn in sample.turns[:-1])
+        match sample.task.row["kind"]:
+            case "forgets":
+                assert sample.rows == 2
+            case "branches":
+                assert sample.rows == 2 + (sample.turns[0].finish == "length")
+            case _:
+                assert sample.rows == 1 + cut
 
 
 @pytest.mark.long

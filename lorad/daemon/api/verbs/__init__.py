@@ -3,7 +3,9 @@
 from lorad.daemon.access import Access
 from lorad.daemon.api.verbs import (
     aliases,
+    bill,
     box,
+    check,
     control,
     events,
     fork,
@@ -21,6 +23,7 @@ from lorad.daemon.api.verbs import (
     verify,
     versions,
 )
+from lorad.daemon.api.verbs.marks import edit, groups, labels
 
 _ANY, _READ, _OWN, _ADMIN = Access
 
@@ -34,8 +37,10 @@ ROUTES = (
     ("GET", "/v1/pools", pools.list_pools, _ANY),
     ("DELETE", "/v1/pools/{pool}", pools.stop_pool, _OWN),
     ("GET", "/v1/devices", box.list_devices, _ANY),
+    ("GET", "/v1/bill", bill.show_bill, _ANY),
     ("GET", "/v1/events", events.read_events, _READ),
     ("POST", "/v1/runs", runs.run, _ANY),
+    ("POST", "/v1/check", check.check, _ANY),
     ("GET", "/v1/runs", runs.list_runs, _ANY),
     ("POST", "/v1/select", runs.select_runs, _ANY),
     ("GET", "/v1/runs/{run}", runs.show_run, _READ),
@@ -44,6 +49,10 @@ ROUTES = (
     ("POST", "/v1/runs/{run}/pause", control.pause, _OWN),
     ("POST", "/v1/runs/{run}/stop", control.stop, _OWN),
     ("POST", "/v1/runs/{run}/kill", control.kill, _OWN),
+    ("POST", "/v1/runs/{run}/labels", labels.label, _OWN),
+    ("POST", "/v1/runs/{run}/edit", edit.edit, _OWN),
+    ("GET", "/v1/groups", groups.list_groups, _ANY),
+    ("POST", "/v1/groups/{group}", groups.limit_group, _ANY),
     ("GET", "/v1/runs/{run}/steps", runs.list_steps, _READ),
     ("GET", "/v1/runs/{run}/evals", runs.list_evals, _READ),
     ("GET", "/v1/runs/{run}/samples", samples.list_samples, _READ),

@@ -1,9 +1,7 @@
 """Queue runs, list them, and read what they measured."""
 
-import json
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
 
 import msgspec
 
@@ -12,18 +10,17 @@ from lorad.client.shapes import Evaluation, Run, RunDetails, Step
 from lorad.client.words import perplexity
 from lorad.daemon.access import seen, sees_all
 from lorad.daemon.api.call import Call
+from lorad.daemon.api.verbs.control import removed, replaceable
 from lorad.daemon.api.views import history, listed_view, of_row, run_view, show_view
 from lorad.daemon.context import Context, Request
-from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.queue.limits import refuse_priority
-from lorad.daemon.runs.create import anchored, create, fresh_name, make_directory, refuse_used
+from lorad.daemon.runs.create import asked_for, create, make_directory, refuse_used
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import clear, refuse_other_model, settle, staged
 from lorad.errors import SpecError
 from lorad.spec.errors import leaves
 from lorad.spec.model import Spec
-from lorad.spec.text import load_task
 from lorad.store import metrics, runs
 from lorad.store.select import COLUMNS, Selected, is_of_spec, select
 
@@ -34,17 +31,14 @@ _AT_ONCE = 1000  # runs; 635 are read in 2.3 ms; beside a thread that works, eac
 async def run(ctx: Context, call: Call) -> Run:
     """Check a spec, preflight it, and queue it as a run.
 
-    Raises SpecError, Conflict (the name is in use), StorageError, and for a reference what `staged` raises;
-    then nothing was made.
+    Raises SpecError, Conflict (the name is in use, or the run to replace is not over), StorageError, and for
+    a reference what `staged` raises; then nothing was made, and nothing removed.
     """
     body = call.json(RunRequest)
-    overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
-    spec = await in_thread(
-        ctx, call.caller.uid, load_task, body.spec, source=body.source, overrides=overrides
-    )
-    spec = await in_thread(ctx, call.caller.uid, anchored, spec, Path(body.cwd), ctx.user(call.caller.uid))
-    spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
-    refuse_used(ctx, spec)
+    spec = await asked_for(ctx, call.caller, body)
+    before = replaceable(ctx, call.caller, str(spec.name)) if body.replace else None
+    if before is None:
+        refuse_used(ctx, spec)
     refuse_priority(ctx, call.caller, spec)
     reference = await staged(ctx, call.caller, spec, body.cwd)
     try:
@@ -54,6 +48,8 @@ async def run(ctx: Context, call: Call) -> Run:
         model = facts.model_path, facts.model_dtype, facts.parameters
         kept = reference and reference.reference
         request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=kept)
+        if before is not None:
+            await removed(ctx, before.name, call.caller.name)
         refuse_used(ctx, spec)
         directory = make_directory(ctx, spec, body.spec, request)
         settle(reference, directory)
