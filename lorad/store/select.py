@@ -139,20 +139,30 @@ def _value(key: str, given: list[Any]) -> str:
     if not is_of_spec(key):
         given.append(_metric_path(key))
         return _LAST_STEP.format(what="json_quote(json_extract(s.metrics, ?))")
-    path = _path(key)
-    given += [path, path]
+    given.append(_path(key))
     return (
         "CASE json_type(runs.spec, ?) WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' "
-        "ELSE json_quote(json_extract(runs.spec, ?)) END"
+        f"ELSE json_quote({_of_spec(key, given)}) END"
     )
+
+
+def _of_spec(key: str, given: list[Any]) -> str:
+    """Write the value of a key of the spec; `reward.name` is also the text that stands for the section."""
+    given.append(_path(key))
+    section, _, last = key.rpartition(".")
+    if last != "name" or not section:
+        return "json_extract(runs.spec, ?)"
+    given += [_path(section)] * 2
+    short = "CASE json_type(runs.spec, ?) WHEN 'text' THEN json_extract(runs.spec, ?) END"
+    return f"coalesce(json_extract(runs.spec, ?), {short})"
 
 
 def _order(word: str, given: list[Any]) -> str:
     key, down = word.removeprefix("-"), "DESC" if word.startswith("-") else "ASC"
     if (what := _SORTED.get(key)) is None:
         if is_of_spec(key):
-            what = "json_extract(runs.spec, ?)"
-            given += [_path(key)] * 2
+            what = _of_spec(key, given)
+            _of_spec(key, given)  # it stands there twice
         else:
             what = _LAST_STEP.format(what="json_extract(s.metrics, ?)")
             given += [_metric_path(key)] * 2

@@ -80,8 +80,9 @@ def test_columns_are_of_run_spec_and_last_step(frozen: Client, typed: Typed) -> 
     spec, (last,) = frozen.show("sorter").spec, frozen.steps("sorter", after=41)
     lr, kl = f"{spec['trainer']['lr']:.4g}", f"{last.metrics['kl']:.4g}"
     assert [row.split("\t") for row in rows] == [["sorter", "ann", lr, spec["lora"]["target_modules"], kl]]
-    (run,) = typed("list", "sorter", "--columns", "seed,deterministic", "--json")
-    assert run["values"] == {"seed": spec["seed"], "deterministic": spec["deterministic"]}
+    (run,) = typed("list", "sorter", "--columns", "seed,deterministic,reward.name", "--json")
+    kept = {"seed": spec["seed"], "deterministic": spec["deterministic"], "reward.name": spec["reward"]}
+    assert run["values"] == kept
 
 
 @pytest.mark.parametrize(
