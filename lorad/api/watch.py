@@ -1,5 +1,6 @@
 """Show a run in place while it works: in Jupyter its picture, in a terminal one line."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -57,7 +58,8 @@ def _is_notebook() -> bool:
 
 
 def _line_in_place(run: RunDetails) -> None:
-    print(_CLEARED + line(run), end="", file=sys.stderr, flush=True)
+    width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be cleared
+    print(_CLEARED + line(run)[:width], end="", file=sys.stderr, flush=True)
 
 
 class _Lines:

@@ -184,7 +184,7 @@ async def test_a_cancelled_wait_leaves_no_thread(at_work: lorad.Run) -> None:
     before = threading.active_count()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(lorad.AsyncRun(at_work).wait(), 0.1)
-    await until(lambda: threading.active_count() <= before)  # it ends with the look that it is at
+    await until(lambda: threading.active_count() <= before, 30)  # it ends with the look that it is at
 
 
 async def test_following_may_end_early(at_work: lorad.Run) -> None:
