@@ -7,7 +7,7 @@ import pytest
 
 from lorad.api.inputs import axes, overrides, spec_text
 from lorad.client.conditions import condition
-from lorad.daemon.runs.grid import axes_of
+from lorad.daemon.runs.draws import axes_of
 from lorad.errors import SpecError
 from lorad.spec.text import load_spec, override
 
