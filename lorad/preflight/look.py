@@ -19,8 +19,8 @@ def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
     (first,) = data.take(0, 1)
     if data.size is None:
         some = data.take(0, _OF_ENDLESS)
-        prompts = [len(example.tokens) for example in some]
-        completions = [target.tokens.size for example in some for target in example.targets]
+        prompts: Sequence[int] = [len(example.tokens) for example in some]
+        completions: Sequence[int] = [target.tokens.size for example in some for target in example.targets]
     else:
         prompts, completions = data.prompt_lengths, data.completion_lengths
     return DataLook(
@@ -31,7 +31,7 @@ def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
         prompt=first.prompt[:_CHARACTERS],
         prompt_tokens=len(first.tokens),
         answer=first.answer[:_CHARACTERS],
-        said=[tokenizer.decode(t.tokens, skip_special=False)[:_CHARACTERS] for t in first.targets],
+        said=[tokenizer.decode(t.tokens.tolist(), skip_special=False)[:_CHARACTERS] for t in first.targets],
     )
 
 
