@@ -99,6 +99,7 @@ class Samples(RunTab):
         self._beside, self._word_by_word = cast("_Beside | None", None), False
         self._found, self._lookups = Found("", []), dict[tuple[str, str], Lookup]()
         self._asks = ""
+        self._at = ""  # the prompt that the cursor was at last, also while a step has none
 
     def compose(self) -> ComposeResult:
         yield self._head
@@ -119,8 +120,10 @@ class Samples(RunTab):
             return
         if data.attempt != before.attempt:
             self._lookups.clear()
-        self._scale = scale(data.groups)
+        self._scale, at = scale(data.groups), self._at
         self._filter()
+        if not before.groups and (group := next((one for one in self._shown if one.id == at), None)):
+            self._table.go(sample_key(group, 0) if self._is_flat else at)
 
     def command(self) -> str:
         parts = ["lorad samples", shlex.quote(self.run_name)]
@@ -197,6 +200,7 @@ class Samples(RunTab):
 
     def on_rows_moved(self, message: Rows.Moved) -> None:
         if message.rows is self._table:
+            self._at = self.group.id if self.group else self._at
             self._draw_text()
             self._offer()
 
