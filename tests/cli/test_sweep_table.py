@@ -86,7 +86,7 @@ def test_picture_marks_the_best_run() -> None:
     assert lines(alone, alone.runs, 80) == []
 
 
-def test_picture_as_svg_has_a_line_for_each_run() -> None:
+def test_svg_has_a_line_for_each_run() -> None:
     root = ElementTree.fromstring(svg(SWEEP, ranked(SWEEP)))
     found = [line.attrib["points"].split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
     assert sorted(map(len, found)) == [2, 3, 3, 3, 3, 3]  # one has no score

@@ -26,7 +26,8 @@ def forecast(ctx: Context, run: RunRow) -> Start:
     Raises SpecError, StorageError.
     """
     now = take_snapshot(ctx, runs.queue(ctx.store))
-    ahead = sum(one.priority >= run.priority for one in (*now.queued, *now.far_back))
+    before = [*(one.priority for one in now.queued), *(one.priority for one in now.far_back)]
+    ahead = sum(priority >= run.priority for priority in before)
     if waiting := over_limit(ctx, run, now.active):
         return Start("waits", waiting, ahead=ahead)
     offers = offers_for(now, run, asked_of(ctx, run))
