@@ -84,8 +84,8 @@ def _over(below: Sequence[Span], above: Sequence[Span]) -> list[Span]:
 
 
 def chances(row: shapes.Sample, sample: Sample) -> list[Span]:
-    """Return the styles of a sample's tokens, by their probability, at places of its completion; none where it
-    is not known which token made which characters.
+    """Return the styles of a sample's tokens, by their probability, at places of its completion; none where
+    it is not known which token made which characters.
     """
     texts = [turn.text for turn in row.turns] or [row.completion]
     starts = [part.start for part in sample.parts if part.kind == "turn"] or [0]
