@@ -47,7 +47,7 @@ _ASKED = {
 
 
 class _Beside(NamedTuple):
-    """step: None: the nearest one that has it. run: another one; "": this one. is_history: all evaluations."""
+    """step: None: the nearest one that has it. run: another one; "": this one. is_history: all evals."""
 
     step: int | None = None
     run: str = ""
