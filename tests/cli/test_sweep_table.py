@@ -81,7 +81,7 @@ def test_picture_marks_the_best_run() -> None:
     assert head.split() == ["trainer.lr", "lora.rank", "eval"] and best == "━ sort-4 is the best"
     assert all(len(row) <= 80 for row in rows) and "0.992" in rows[0] and "0.01" in rows[0]
     assert rows[6].startswith("│0.001")  # half way, by its logarithm
-    assert rows[5].startswith("│  ━") and "│32━" in rows[0] and "━" not in "".join(rows[7:])
+    assert rows[5].startswith("│   ━") and "│32━" in rows[0] and "━" not in "".join(rows[6:])
     alone = structs.replace(SWEEP, runs=SWEEP.runs[:1])
     assert lines(alone, alone.runs, 80) == []
 
