@@ -80,7 +80,7 @@ def _lengths(found: Lengths) -> str:
 def _files(check: Check) -> str:
     files = check.files
     parts = (
-        f"at most {files.versions} versions of {output.size(files.version_bytes)}",
+        f"up to {files.versions} versions of {output.size(files.version_bytes)}",
         f"{files.checkpoints} checkpoints of {output.size(files.checkpoint_bytes)}",
     )
     free = "" if files.free is None else f"; {output.size(files.free)} are free"

@@ -32,12 +32,18 @@ def main(lifeline: int) -> None:
         limit_memory(setup.memory)
         function = _load(setup)
     except BaseException as error:
-        _send(replies, {"error": describe(error, setup), "hint": getattr(error, "hint", "")})
+        _send(replies, {"error": describe(error, setup), "hint": _hint(error)})
         return
     _send(replies, {})
     with asyncio.Runner() if hasattr(asyncio, "Runner") else _OlderRunner() as runner:
         for line in requests:
             _send(replies, _played(setup, function, json.loads(line), runner.run))
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"Install it for {sys.executable}, or name an interpreter that has it: env.python."
+    return str(getattr(error, "hint", ""))
 
 
 def _load(setup: Any) -> Callable[..., Any]:

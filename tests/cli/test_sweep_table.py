@@ -81,12 +81,12 @@ def test_picture_marks_the_best_run() -> None:
     assert head.split() == ["trainer.lr", "lora.rank", "eval"] and best == "━ sort-4 is the best"
     assert all(len(row) <= 80 for row in rows) and "0.992" in rows[0] and "0.01" in rows[0]
     assert rows[6].startswith("│0.001")  # half way, by its logarithm
-    assert rows[5].startswith("│  ━") and "│32━" in rows[0] and "━" not in "".join(rows[7:])
+    assert rows[5].startswith("│   ━") and "│32━" in rows[0] and "━" not in "".join(rows[6:])
     alone = structs.replace(SWEEP, runs=SWEEP.runs[:1])
     assert lines(alone, alone.runs, 80) == []
 
 
-def test_picture_as_svg_has_a_line_for_each_run() -> None:
+def test_svg_has_a_line_for_each_run() -> None:
     root = ElementTree.fromstring(svg(SWEEP, ranked(SWEEP)))
     found = [line.attrib["points"].split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
     assert sorted(map(len, found)) == [2, 3, 3, 3, 3, 3]  # one has no score

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from lorad.envs.programs import Play, Played, Programs
+from lorad.errors import SpecError
 from lorad.spec.env import EnvSpec
 from tests.kit.pool_kit import until
 
@@ -62,3 +63,12 @@ def test_a_program_that_dies_leaves_nothing(programs: Programs) -> None:
     assert "SIGKILL" in played(programs, "die").error
     until(lambda: not sleepers())
     assert played(programs, "return").reward == 2.0
+
+
+def test_a_missing_package_names_the_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("import no_such_package\n\nasync def run(*given): ...\n")
+    made = Programs(EnvSpec(name="agent.py:run", python=sys.executable), tmp_path)
+    with pytest.raises(SpecError, match="No module named 'no_such_package'") as refused:
+        made.start()
+    assert refused.value.hint.startswith(f"Install it for {sys.executable}, or name an interpreter")
+    made.close()

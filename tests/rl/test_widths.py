@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
+from lorad.rl.completions.widths import Widths
 from lorad.rl.tokenizer import Tokenizer
-from lorad.rl.widths import Widths
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import CodeBlock, Markdown
 from rich.text import Text
@@ -83,8 +84,8 @@ def _over(below: Sequence[Span], above: Sequence[Span]) -> list[Span]:
 
 
 def chances(row: shapes.Sample, sample: Sample) -> list[Span]:
-    """Return the styles of a sample's tokens, by their probability, at places of its completion; none where it
-    is not known which token made which characters.
+    """Return the styles of a sample's tokens, by their probability, at places of its completion; none where
+    it is not known which token made which characters.
     """
     texts = [turn.text for turn in row.turns] or [row.completion]
     starts = [part.start for part in sample.parts if part.kind == "turn"] or [0]
@@ -116,7 +117,17 @@ class _Code(CodeBlock):
 
 
 class _Markdown(Markdown):
+    """Markdown of a model: HTML, as `<think>`, is text like any other, and a line end stays one."""
+
     elements = Markdown.elements | {"fence": _Code, "code_block": _Code}
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", hyperlinks=False)
+        parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+        self.markup, self.parsed = text, parser.parse(text)
+        for token in self.parsed:
+            for part in token.children or ():
+                part.type = "hardbreak" if part.type == "softbreak" else part.type
 
 
 class _Rendered:
@@ -133,7 +144,7 @@ class _Rendered:
             force_terminal=True,
             color_system="standard",
         )
-        lines = console.render_lines(_Markdown(self._text, hyperlinks=False), pad=False)
+        lines = console.render_lines(_Markdown(self._text), pad=False)
         text, spans, at = list[str](), list[Span](), 0
         for line in lines:
             for part in line:

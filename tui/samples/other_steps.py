@@ -34,8 +34,8 @@ class _Other(NamedTuple):
 
 
 class Lookup:
-    """Find prompts in the steps of one attempt of a run, or of its evaluations of a set; after a resume a step
-    may have other samples.
+    """Find prompts in the steps of one attempt of a run, or of its evaluations of a set; after a resume a
+    step may have other samples.
 
     is_other: of another run than the one that is shown, where an id may be that of another prompt.
     """

@@ -84,7 +84,7 @@ def _with_sign(found: int, text: str) -> Text:
 
 
 def _ends(group: Group) -> str:
-    """Return why the samples ended: one word where all did so for one reason, else the most frequent first."""
+    """Return why the samples ended, the most frequent reason first."""
     counts = Counter(one.ending or "?" for one in group.samples).most_common()
     return counts[0][0] if len(counts) == 1 else " ".join(f"{n}×{end}" for end, n in counts)
 

@@ -1,6 +1,4 @@
-"""The samples of a run, step by step: prompts or samples on the left, what the model made of one of them on the
-right.
-"""
+"""The samples of a run, step by step: prompts or samples on the left, one of them in full on the right."""
 
 import asyncio
 import shlex
@@ -49,9 +47,7 @@ _ASKED = {
 
 
 class _Beside(NamedTuple):
-    """What the prompt is shown beside. step: None: the nearest one that has it. run: another one; "": this one.
-    is_history: of an evaluation, all steps.
-    """
+    """step: None: the nearest one that has it. run: another one; "": this one. is_history: all evals."""
 
     step: int | None = None
     run: str = ""
@@ -99,6 +95,7 @@ class Samples(RunTab):
         self._beside, self._word_by_word = cast("_Beside | None", None), False
         self._found, self._lookups = Found("", []), dict[tuple[str, str], Lookup]()
         self._asks = ""
+        self._at = ""  # the prompt that the cursor was at last, also while a step has none
 
     def compose(self) -> ComposeResult:
         yield self._head
@@ -119,8 +116,10 @@ class Samples(RunTab):
             return
         if data.attempt != before.attempt:
             self._lookups.clear()
-        self._scale = scale(data.groups)
+        self._scale, at = scale(data.groups), self._at
         self._filter()
+        if not before.groups and (group := next((one for one in self._shown if one.id == at), None)):
+            self._table.go(sample_key(group, 0) if self._is_flat else at)
 
     def command(self) -> str:
         parts = ["lorad samples", shlex.quote(self.run_name)]
@@ -197,6 +196,7 @@ class Samples(RunTab):
 
     def on_rows_moved(self, message: Rows.Moved) -> None:
         if message.rows is self._table:
+            self._at = self.group.id if self.group else self._at
             self._draw_text()
             self._offer()
 
@@ -380,7 +380,7 @@ class Samples(RunTab):
             self._look = self._look._replace(chances={(group.id, -1): [], **known})
             self._draw_text()
 
-    # -- another step or run beside ---------------------------------------------------------------------------------
+    # -- another step or run beside --------------------------------------------------------------------------
     def action_compare(self) -> None:
         self._beside = _Beside() if self._beside is None else None
         self._draw_text()
@@ -447,10 +447,8 @@ class Samples(RunTab):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that have nothing to do here are those of the screen."""
-        if action == "find":
-            return bool(self._needle)
-        if action == "history":
-            return bool(self._set)
+        if action in ("find", "history"):
+            return bool(self._needle if action == "find" else self._set)
         return self._is_to_undo if action == "undo" else keys.opens(self.screen, action)
 
     @property

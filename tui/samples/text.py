@@ -39,8 +39,8 @@ def scale(groups: Sequence[Group]) -> Scale:
 
 # -- one group -----------------------------------------------------------------------------------------------
 class View(NamedTuple):
-    """of: how many prompts the step has. by: one of ORDERS. scale: of the step. only: the place of the one sample
-    that is shown; None: all of the group.
+    """of: how many prompts the step has. by: one of ORDERS. scale: of the step. only: the place of the one
+    sample that is shown; None: all of the group.
     """
 
     of: int

@@ -64,6 +64,7 @@ class Rows(Lines):
         self.widths: Widths = {}  # of the columns that are shown
         self.page, self.by, self.is_reversed = 0, "", False
         self.marked: set[str] = set()
+        self._later: str | None = None  # where the cursor goes when the table is seen at last
 
     # -- what is there ---------------------------------------------------------------------------------------
     @property
@@ -122,7 +123,7 @@ class Rows(Lines):
             self._arrange(key)
 
     def on_resize(self) -> None:
-        self._draw(self.key)
+        self._draw(self._later or self.key)
 
     def _arrange(self, at: str | None) -> None:
         """Order and page, with the cursor on row `at` if that is still there."""
@@ -144,7 +145,9 @@ class Rows(Lines):
     def _draw(self, at: str | None) -> None:
         """Draw the page, with the cursor on row `at` if the page has it."""
         if not self.size.width:
+            self._later = self._later if at is None else at
             return  # nobody sees it: drawn when it gets a size
+        self._later = None
         names, before, shown = (
             self._names[self.page * PAGE : (self.page + 1) * PAGE],
             self.on_page,

@@ -26,8 +26,8 @@ def forecast(ctx: Context, run: RunRow) -> Start:
     Raises SpecError, StorageError.
     """
     now = take_snapshot(ctx, runs.queue(ctx.store))
-    priorities = [*(one.priority for one in now.queued), *(one.priority for one in now.far_back)]
-    ahead = sum(priority >= run.priority for priority in priorities)
+    before = [*(one.priority for one in now.queued), *(one.priority for one in now.far_back)]
+    ahead = sum(priority >= run.priority for priority in before)
     if waiting := over_limit(ctx, run, now.active):
         return Start("waits", waiting, ahead=ahead)
     offers = offers_for(now, run, asked_of(ctx, run))

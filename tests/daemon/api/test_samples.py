@@ -61,7 +61,7 @@ def test_whatever_is_typed_is_read_or_refused(where: str) -> None:
         assert error.hint
 
 
-def test_samples_without_a_value_come_last_in_either_direction() -> None:
+def test_samples_without_a_value_come_last() -> None:
     some = [One(reward) for reward in (0.5, None, 1.0)]
     rewards = [[one.reward for one in chosen(some, Choice("", "reward", back))] for back in (False, True)]
     assert rewards == [[1.0, 0.5, None], [0.5, 1.0, None]]
@@ -82,7 +82,7 @@ def test_one_prompt_is_read_by_number_or_id(frozen: Client) -> None:
     assert "from 1 to 2" in refused.value.hint
 
 
-def test_one_held_out_problem_is_read_at_each_step(frozen: Client) -> None:
+def test_one_problem_is_read_at_each_step(frozen: Client) -> None:
     found = frozen.samples("one-answer", eval="hard", problem=2)
     assert [one.step for one in found] == list(range(10, 81, 10))
     assert {one.prompt_id for one in found} == {"hard/2"}
@@ -90,7 +90,7 @@ def test_one_held_out_problem_is_read_at_each_step(frozen: Client) -> None:
     assert [one.step for one in wrong] == list(range(10, 71, 10))
 
 
-def test_brief_samples_keep_length_and_mean_of_their_tokens(frozen: Client) -> None:
+def test_brief_samples_keep_length_and_mean(frozen: Client) -> None:
     whole, brief = (frozen.samples("sorter", limit=3, brief=is_brief) for is_brief in (False, True))
     assert all(one.tokens and one.logprobs for one in whole)
     assert not any(one.tokens or one.logprobs for one in brief)

@@ -23,10 +23,18 @@ def episodes_of(step: int, version: int) -> bytes:
         for index, end in enumerate(ENDS):
             turns = episode(answer, end, number)
             sampled = sum(turn.tokens for turn in turns)
-            of_prompt: dict[str, object] = {"step": step, "version": version, "prompt_id": f"agent/{number}", "index": index}
+            of_prompt: dict[str, object] = {
+                "step": step,
+                "version": version,
+                "prompt_id": f"agent/{number}",
+                "index": index,
+            }
             texts = {"prompt": prompt, "completion": turns[-1].text, "answer": answer}
             reward = None if end == "failed" else float(end == "done")
-            scores: dict[str, object] = {"reward": reward, "advantage": None if reward is None else reward - 0.33}
+            scores: dict[str, object] = {
+                "reward": reward,
+                "advantage": None if reward is None else reward - 0.33,
+            }
             scores["error"] = "the environment gave no answer within 30 s" if end == "failed" else None
             tokens = {
                 "tokens": list(range(sum(turn.tokens + turn.observed for turn in turns))),
@@ -35,7 +43,11 @@ def episodes_of(step: int, version: int) -> bytes:
                     4 if n < one.tokens - 1 else len(one.text) % 4 for one in turns for n in range(one.tokens)
                 ],
             }
-            kept: dict[str, object] = {"turns": turns, "end": end, "finish": "length" if end == "length" else "stop"}
+            kept: dict[str, object] = {
+                "turns": turns,
+                "end": end,
+                "finish": "length" if end == "length" else "stop",
+            }
             kept |= {"rows": 2} if turns[-1].row else {}
             lines.append(msgspec.json.encode({**of_prompt, **texts, **scores, **tokens, **kept}))
     return b"\n".join(lines) + b"\n"

@@ -3,7 +3,6 @@
 from lorad.daemon.access import Access
 from lorad.daemon.api.verbs import (
     aliases,
-    bill,
     box,
     check,
     control,
@@ -37,7 +36,7 @@ ROUTES = (
     ("GET", "/v1/pools", pools.list_pools, _ANY),
     ("DELETE", "/v1/pools/{pool}", pools.stop_pool, _OWN),
     ("GET", "/v1/devices", box.list_devices, _ANY),
-    ("GET", "/v1/bill", bill.show_bill, _ANY),
+    ("GET", "/v1/bill", box.show_bill, _ANY),
     ("GET", "/v1/events", events.read_events, _READ),
     ("POST", "/v1/runs", runs.run, _ANY),
     ("POST", "/v1/check", check.check, _ANY),
