@@ -70,6 +70,7 @@ steps = _asked(lambda client, ctx: [c.step for c in client.checkpoints(ctx.param
 metrics = _asked(_metrics_of)
 sweeps = _asked(lambda client, ctx: [sweep.sweep for sweep in client.sweeps()])
 owners = _asked(lambda client, ctx: dict.fromkeys(["me", *(run.owner for run in _listed(client))]))
+tags = _asked(lambda client, ctx: dict.fromkeys(tag for run in _listed(client) for tag in run.tags))
 run_bases = _asked(lambda client, ctx: dict.fromkeys(run.base for run in _listed(client)))
 
 

@@ -37,7 +37,10 @@ Sweeps = Annotated[
     list[str] | None,
     typer.Option("--sweep", help="Of these sweeps.", show_default=False, autocompletion=candidates.sweeps),
 ]
-Tags = Annotated[list[str] | None, typer.Option("--tag", help="With one of these tags.", show_default=False)]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", help="With one of these tags.", show_default=False, autocompletion=candidates.tags),
+]
 Bases = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,7 +1,6 @@
 """`lorad.connect()`: everything that a daemon has, from Python."""
 
 import contextlib
-import fnmatch
 import logging
 import os
 import sys
@@ -21,7 +20,7 @@ from lorad.client.client import Client
 from lorad.client.requests import HalvingRequest, Sampling
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, SpecError
-from lorad.states import EndReason, RunState
+from lorad.selection import Selection
 
 _log = logging.getLogger("lorad")
 
@@ -99,25 +98,32 @@ class Lorad:
         *,
         state: str | Sequence[str] = (),
         owner: str | None = None,
+        sweep: str | None = None,
+        tag: str | Sequence[str] = (),
         base: str | None = None,
+        sort: str | Sequence[str] = (),
         limit: int | None = None,
     ) -> Table[Run]:
         """List runs, newest first.
 
-        pattern: of their names, with * and ?. state: one or several states, or reasons of an end: `failed`.
-        owner: a user. base: a pattern of the model's path. limit: at most so many.
-        Raises SpecError for a state that there is not.
+        pattern: of their names, with * and ?, as for all texts here. state: one or several states, or reasons
+        of an end: `failed`. owner: a user; `me` is you. tag: one or several, of which one has to fit.
+        base: the model, whole or the last part of its path. sort: a column, a key of the spec or a metric, or
+        several; `-reward` puts the largest first. limit: at most so many. Raises SpecError for a state or a
+        word that there is not.
         """
-        states = _states(state)
-        found = [
-            run
-            for run in self.client.list(all=True)
-            if fnmatch.fnmatchcase(run.name, pattern)
-            and (not states or states & {run.state, run.reason})
-            and owner in (None, run.owner)
-            and fnmatch.fnmatchcase(run.base, base or "*")
-        ]
-        return Table((Run(self._connection, run) for run in found[:limit]), row=run_row)
+        if limit == 0:
+            return Table((), row=run_row)
+        meant = Selection(
+            names=[pattern],
+            state=_several(state),
+            owner=_several(owner),
+            sweep=_several(sweep),
+            tag=_several(tag),
+            base=_several(base),
+        )
+        found = self.client.select(meant, sort=_several(sort), limit=limit or 0)
+        return Table((Run(self._connection, run) for run in found), row=run_row)
 
     def get(self, name: str) -> Run:
         """Find a run by its name. Raises NotFound."""
@@ -281,10 +287,7 @@ class Lorad:
         return f"<Lorad {self.client.home.root}>"
 
 
-def _states(state: str | Sequence[str]) -> set[str | None]:
-    """Raises SpecError for what is no state and no reason of an end."""
-    wanted = {state} if isinstance(state, str) else set(state)
-    known = [*RunState, *EndReason]
-    if unknown := sorted(wanted - set(known)):
-        raise SpecError(f"no run can be {', '.join(unknown)}", hint=f"There are {', '.join(known)}.")
-    return {*wanted}
+def _several(words: str | Sequence[str] | None) -> list[str]:
+    if words is None:
+        return []
+    return [words] if isinstance(words, str) else [*words]

@@ -99,7 +99,11 @@ def test_a_list_of_runs_is_filtered(box: lorad.Lorad, done: lorad.Run) -> None:
     assert "done" in box.runs().column("name")
     assert [run.name for run in box.runs("d*", state="completed", base="builtin:*", limit=1)] == ["done"]
     assert box.runs(state=["failed", "queued"]) == [] == box.runs(owner="nobody at all")
-    with pytest.raises(lorad.SpecError, match="no run can be broken"):
+    names = box.runs().column("name")
+    assert box.runs(owner="me", base="builtin:tiny", sort="-name").column("name") == sorted(
+        names, reverse=True
+    )
+    with pytest.raises(lorad.SpecError, match="no run is ever 'broken'"):
         box.runs(state="broken")
 
 
