@@ -26,16 +26,23 @@ def episodes_of(step: int, version: int) -> bytes:
             of_prompt = {"step": step, "version": version, "prompt_id": f"agent/{number}", "index": index}
             texts = {"prompt": prompt, "completion": turns[-1].text, "answer": answer}
             reward = None if end == "failed" else float(end == "done")
-            scores = {"reward": reward, "advantage": None if reward is None else reward - 0.33}
+            scores: dict[str, Any] = {
+                "reward": reward,
+                "advantage": None if reward is None else reward - 0.33,
+            }
             scores["error"] = "the environment gave no answer within 30 s" if end == "failed" else None
-            tokens = {
+            tokens: dict[str, Any] = {
                 "tokens": list(range(sum(turn.tokens + turn.observed for turn in turns))),
                 "logprobs": [round(-((7 * place) % 11) / 4, 4) for place in range(sampled)],
                 "widths": [
                     4 if n < one.tokens - 1 else len(one.text) % 4 for one in turns for n in range(one.tokens)
                 ],
             }
-            kept = {"turns": turns, "end": end, "finish": "length" if end == "length" else "stop"}
+            kept: dict[str, Any] = {
+                "turns": turns,
+                "end": end,
+                "finish": "length" if end == "length" else "stop",
+            }
             kept |= {"rows": 2} if turns[-1].row else {}
             lines.append(msgspec.json.encode({**of_prompt, **texts, **scores, **tokens, **kept}))
     return b"\n".join(lines) + b"\n"
