@@ -19,8 +19,8 @@ from lorad.driver.weigh import importance_cap
 from lorad.protocol.calls import Stepped
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
+from lorad.rl.completions.widths import Widths
 from lorad.rl.data import Example
-from lorad.rl.widths import Widths
 from lorad.text import number
 
 

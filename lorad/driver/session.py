@@ -25,10 +25,10 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import JournalWriter
+from lorad.rl.completions.widths import Widths
 from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput
 from lorad.rl.tokenizer import Tokenizer
-from lorad.rl.widths import Widths
 from lorad.spec.kept import MAIN, EvalSet
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
