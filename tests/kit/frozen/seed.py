@@ -177,7 +177,8 @@ def serve(store: Store, clock: Clock) -> None:
 def in_order(store: Store) -> None:
     """Events are numbered by their times, as they would have come."""
     with store.write() as connection:
-        triggers = [row["sql"] for row in store.rows("SELECT sql FROM sqlite_master WHERE type = 'trigger'")]
+        of_events = "SELECT sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'events'"
+        triggers = [row["sql"] for row in store.rows(of_events)]
         found = store.rows("SELECT at, run, kind, data FROM events ORDER BY at, id")
         for statement in (*GONE, "DELETE FROM events", "DELETE FROM sqlite_sequence WHERE name = 'events'"):
             connection.execute(statement)
