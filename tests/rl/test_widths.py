@@ -34,7 +34,7 @@ def test_tokens_make_the_whole_text(tokenizer: Tokenizer, text: str) -> None:
 
 
 @given(text=st.text(alphabet="a漢\N{REPLACEMENT CHARACTER}", max_size=9))
-def test_no_token_makes_more_than_the_text_has(tokenizer: Tokenizer, text: str) -> None:
+def test_no_token_makes_too_much(tokenizer: Tokenizer, text: str) -> None:
     widths = Widths(tokenizer).of(text, tokenizer.encode(text))
     assert not widths or sum(widths) <= len(text)
 
@@ -44,7 +44,7 @@ def test_each_token_makes_its_own_characters(tokenizer: Tokenizer) -> None:
     assert Widths(tokenizer).of("ab a漢b", ids) == [2, 2, 0, 0, 1, 1]
 
 
-def test_what_a_stop_string_cut_off_is_nobodys(tokenizer: Tokenizer) -> None:
+def test_what_was_cut_off_is_nobodys(tokenizer: Tokenizer) -> None:
     assert Widths(tokenizer).of("ab", tokenizer.encode("ab ab")) == [2, 0, 0]
 
 

@@ -74,7 +74,7 @@ def test_limit_counts_what_was_chosen(frozen: Client) -> None:
     assert [one.prompt_id for one in failed] == ["agent/0", "agent/1"]
 
 
-def test_one_prompt_is_read_by_number_or_id(frozen: Client) -> None:
+def test_prompt_is_read_by_number_or_id(frozen: Client) -> None:
     by_number = frozen.samples("one-answer", problem=2)
     assert by_number == frozen.samples("one-answer", prompt_id="agent/1") and len(by_number) == 4
     with pytest.raises(NotFound, match="no prompt 3") as refused:
@@ -82,7 +82,7 @@ def test_one_prompt_is_read_by_number_or_id(frozen: Client) -> None:
     assert "from 1 to 2" in refused.value.hint
 
 
-def test_one_problem_is_read_at_each_step(frozen: Client) -> None:
+def test_held_out_problem_is_read_everywhere(frozen: Client) -> None:
     found = frozen.samples("one-answer", eval="hard", problem=2)
     assert [one.step for one in found] == list(range(10, 81, 10))
     assert {one.prompt_id for one in found} == {"hard/2"}
@@ -99,6 +99,6 @@ def test_brief_samples_keep_length_and_mean(frozen: Client) -> None:
     assert [one.logprob for one in brief] == pytest.approx(means)
 
 
-def test_a_word_that_is_not_understood_is_refused(frozen: Client) -> None:
+def test_an_unknown_word_is_refused(frozen: Client) -> None:
     with pytest.raises(SpecError, match="reward>x has no number"):
         frozen.samples("one-answer", choice=Choice("reward>x"))

@@ -31,19 +31,19 @@ def episodes_of(step: int, version: int) -> bytes:
             }
             texts = {"prompt": prompt, "completion": turns[-1].text, "answer": answer}
             reward = None if end == "failed" else float(end == "done")
-            scores: dict[str, object] = {
+            scores: dict[str, Any] = {
                 "reward": reward,
                 "advantage": None if reward is None else reward - 0.33,
             }
             scores["error"] = "the environment gave no answer within 30 s" if end == "failed" else None
-            tokens = {
+            tokens: dict[str, Any] = {
                 "tokens": list(range(sum(turn.tokens + turn.observed for turn in turns))),
                 "logprobs": [round(-((7 * place) % 11) / 4, 4) for place in range(sampled)],
                 "widths": [
                     4 if n < one.tokens - 1 else len(one.text) % 4 for one in turns for n in range(one.tokens)
                 ],
             }
-            kept: dict[str, object] = {
+            kept: dict[str, Any] = {
                 "turns": turns,
                 "end": end,
                 "finish": "length" if end == "length" else "stop",
