@@ -84,8 +84,8 @@ def _over(below: Sequence[Span], above: Sequence[Span]) -> list[Span]:
 
 
 def chances(row: shapes.Sample, sample: Sample) -> list[Span]:
-    """Return the styles of a sample's tokens, by their probability, at places of its completion; none where it
-    is not known which token made which characters.
+    """Return the styles of a sample's tokens, by their probability, at places of its completion; none where
+    it is not known which token made which characters.
     """
     texts = [turn.text for turn in row.turns] or [row.completion]
     starts = [part.start for part in sample.parts if part.kind == "turn"] or [0]
@@ -138,7 +138,11 @@ class _Rendered:
 
     def __call__(self, width: int) -> tuple[str, list[Span]]:
         console = Console(
-            width=max(width, 8), theme=_THEME, file=io.StringIO(), force_terminal=True, color_system="standard"
+            width=max(width, 8),
+            theme=_THEME,
+            file=io.StringIO(),
+            force_terminal=True,
+            color_system="standard",
         )
         lines = console.render_lines(_Markdown(self._text), pad=False)
         text, spans, at = list[str](), list[Span](), 0

@@ -34,8 +34,8 @@ class _Other(NamedTuple):
 
 
 class Lookup:
-    """Find prompts in the steps of one attempt of a run, or of its evaluations of a set; after a resume a step
-    may have other samples.
+    """Find prompts in the steps of one attempt of a run, or of its evaluations of a set; after a resume a
+    step may have other samples.
 
     is_other: of another run than the one that is shown, where an id may be that of another prompt.
     """
@@ -106,9 +106,7 @@ class Lookup:
 
     def _groups(self, step: int) -> list[Group]:
         if self._last[0] != step:
-            rows = self._client.samples(
-                self._run, step=step, limit=LIMIT, eval=self._set or None, brief=True
-            )
+            rows = self._client.samples(self._run, step=step, limit=LIMIT, eval=self._set or None, brief=True)
             self._last = step, grouped(rows)
             self._know(step, frozenset(map(self._key, self._last[1])))
         return self._last[1]
@@ -159,9 +157,7 @@ def compared(lookup: Lookup, here: Here, ask: Ask, is_over: Callable[[], bool]) 
     if ask.run or other.step > here.step:
         sides.reverse()
     options = f"--step {other.step} --prompt {other.group.problem or other.group.rank + 1}"
-    return Found(
-        other.says, together(sides[0], sides[1], ask.by, word_by_word=ask.word_by_word), options
-    )
+    return Found(other.says, together(sides[0], sides[1], ask.by, word_by_word=ask.word_by_word), options)
 
 
 def history(client: Client, run: str, set: str, here: Here, look: Look) -> Found:

@@ -19,8 +19,8 @@ Kind = Literal["turn", "said", "call", "told", "fork"]
 
 
 class Part(NamedTuple):
-    """kind: `turn` and `fork` are lines between parts, without a text; the others have the text from `start` to
-    `end`.
+    """kind: `turn` and `fork` are lines between parts, without a text; the others have the text from `start`
+    to `end`.
     note: the line itself; of a call how it is shown in one line; of what the environment said its figures.
     turn: from 0.
     """

@@ -12,7 +12,6 @@ from lorad.tui.samples.reading import Step
 from lorad.tui.samples.text import Scale
 from lorad.tui.widgets.columns import Column, Columns
 
-
 _TURNS = Column("turns", 5, 6, 2, right=True, orders=True)
 _FIRST = (
     Column("prompt", 12, 80, 0, rest=True),
@@ -85,7 +84,7 @@ def _with_sign(found: int, text: str) -> Text:
 
 
 def _ends(group: Group) -> str:
-    """Return why the samples ended: one word where all did so for one reason, else the most frequent first."""
+    """Return why the samples ended: one word where it is the same of all, else the most frequent first."""
     counts = Counter(one.ending or "?" for one in group.samples).most_common()
     return counts[0][0] if len(counts) == 1 else " ".join(f"{n}×{end}" for end, n in counts)
 
@@ -117,7 +116,9 @@ class SampleRows(Mapping[str, dict[str, Text]]):
     """
 
     def __init__(self, groups: Sequence[Group], found: Mapping[tuple[str, int], int]) -> None:
-        self._places = {sample_key(group, n): (group, n) for group in groups for n in range(len(group.samples))}
+        self._places = {
+            sample_key(group, n): (group, n) for group in groups for n in range(len(group.samples))
+        }
         self._found, self._made = found, dict[str, dict[str, Text]]()
 
     def __len__(self) -> int:
@@ -187,9 +188,7 @@ def _common(prompts: Sequence[str]) -> int:
     return len(same) if len(same) >= _COMMON else 0
 
 
-def head(
-    step: Step, shown: Sequence[Group], wanted: int | None, measure: Scale, more: Sequence[str]
-) -> Text:
+def head(step: Step, shown: Sequence[Group], wanted: int | None, measure: Scale, more: Sequence[str]) -> Text:
     """Return the line that says which step is shown and how.
 
     shown: what a filter left. wanted: the step that was asked for; None: the latest.
@@ -211,6 +210,4 @@ def head(
     follows = "● latest" if wanted is None else f"of {step.newest}"
     text = one_line(" · ".join([follows, *parts, *more]))
     name = (f"eval {one_line(step.set)} ", "bold cyan") if step.set else ""
-    return Text.assemble(
-        (reads, "bold yellow"), name, (f"step {max(step.number, 0)} ", "bold"), text
-    )
+    return Text.assemble((reads, "bold yellow"), name, (f"step {max(step.number, 0)} ", "bold"), text)

@@ -1,5 +1,5 @@
-"""The samples of a run, step by step: prompts or samples on the left, what the model made of one of them on the
-right.
+"""The samples of a run, step by step: prompts or samples on the left, what the model made of one of them on
+the right.
 """
 
 import asyncio
@@ -49,7 +49,9 @@ _ASKED = {
 
 
 class _Beside(NamedTuple):
-    """What the prompt is shown beside. step: None: the nearest one that has it. run: another one; "": this one.
+    """What the prompt is shown beside.
+
+    step: None: the nearest one that has it. run: another one; "": this one.
     is_history: of an evaluation, all steps.
     """
 
@@ -82,7 +84,10 @@ class Samples(RunTab):
         super().__init__(run)
         self._head, self._input = Line(id="samples-head"), Input(id="samples-input", compact=True)
         self._prompts = Rows(columns([], of_samples=False), id="samples-groups")
-        self._all, self._text = Rows(columns([], of_samples=True), id="samples-all"), Reader(id="samples-text")
+        self._all, self._text = (
+            Rows(columns([], of_samples=True), id="samples-all"),
+            Reader(id="samples-text"),
+        )
         self._all.display = False
         self._reading = Reading()
         self._set = ""  # of an evaluation; "": training
@@ -129,7 +134,12 @@ class Samples(RunTab):
             return " ".join([*parts, f"--prompt {(self.group and self.group.problem) or 1}"])
         if self._beside is not None and self._found.options and self.group is not None:
             number = self.group.problem or self.group.rank + 1
-            other = [parts[0], shlex.quote(self._beside.run or self.run_name), *parts[2:], self._found.options]
+            other = [
+                parts[0],
+                shlex.quote(self._beside.run or self.run_name),
+                *parts[2:],
+                self._found.options,
+            ]
             return " ".join([*parts, f"--step {self._step.number} --prompt {number};", *other])
         parts += [] if self._wanted is None else [f"--step {self._step.number}"]
         by = self._all.by if self._is_flat else ""
@@ -263,7 +273,9 @@ class Samples(RunTab):
         sets = run.spec.get("eval", {}).get("sets", {})
         options = {_TRAINING: Text("samples that it trains on"), MAIN: Text("evaluation of data.eval")}
         options |= {name: Text(one_line(str(one.get("data", "")))) for name, one in sets.items()}
-        lines = {name: Text.assemble((f"{one_line(name):<16}", "bold"), says) for name, says in options.items()}
+        lines = {
+            name: Text.assemble((f"{one_line(name):<16}", "bold"), says) for name, says in options.items()
+        }
         chosen = await self.app.push_screen_wait(Choose("Samples of what?", lines, self._set or _TRAINING))
         if chosen is not None:
             self._set, self._wanted, self._beside = "" if chosen == _TRAINING else chosen, None, None
@@ -307,7 +319,6 @@ class Samples(RunTab):
         self._where = where.strip()
         self._filter()
         self._offer()
-
 
     @property
     def lorad(self) -> AppPort:
@@ -375,7 +386,7 @@ class Samples(RunTab):
             self._look = self._look._replace(chances={(group.id, -1): [], **known})
             self._draw_text()
 
-    # -- another step or run beside ---------------------------------------------------------------------------------
+    # -- another step or run beside --------------------------------------------------------------------------
     def action_compare(self) -> None:
         self._beside = _Beside() if self._beside is None else None
         self._draw_text()

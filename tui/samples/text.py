@@ -39,8 +39,8 @@ def scale(groups: Sequence[Group]) -> Scale:
 
 # -- one group -----------------------------------------------------------------------------------------------
 class View(NamedTuple):
-    """of: how many prompts the step has. by: one of ORDERS. scale: of the step. only: the place of the one sample
-    that is shown; None: all of the group.
+    """of: how many prompts the step has. by: one of ORDERS. scale: of the step. only: the place of the one
+    sample that is shown; None: all of the group.
     """
 
     of: int
@@ -153,7 +153,10 @@ def together(before: Side, after: Side, by: str, *, word_by_word: bool) -> list[
 def one_by_one(sides: Sequence[Side], look: Look) -> list[Section]:
     """One prompt at several steps, in order. The sides that are not here have no keys."""
     first = sides[-1].group
-    blocks = [Block(f"prompt {first.id}", "bold"), look.block(Block(first.prompt, key=_PROMPT, name="prompt"))]
+    blocks = [
+        Block(f"prompt {first.id}", "bold"),
+        look.block(Block(first.prompt, key=_PROMPT, name="prompt")),
+    ]
     blocks += [Block(f"answer: {first.answer}", "dim", name="answer")] if first.answer else []
     for side in sides:
         for place, sample in enumerate(side.group.samples):

@@ -149,9 +149,7 @@ class Reader(ScrollView, can_focus=True):
     def _line_of(self, key: int, at: int) -> int | None:
         for y, line in enumerate(self._lines):
             if any(
-                fold is not None
-                and fold.block.key == key
-                and fold.start <= at - fold.block.at <= fold.end
+                fold is not None and fold.block.key == key and fold.start <= at - fold.block.at <= fold.end
                 for fold in line
             ):
                 return y
@@ -170,9 +168,7 @@ class Reader(ScrollView, can_focus=True):
     @property
     def said(self) -> str:
         """All of it, a line for each that is drawn."""
-        return "\n".join(
-            _BAR.join(self._plain(f) for f in line if f is not None) for line in self._lines
-        )
+        return "\n".join(_BAR.join(self._plain(f) for f in line if f is not None) for line in self._lines)
 
     @property
     def _room(self) -> int:
