@@ -80,6 +80,15 @@ def keep(ctx: Context, kept: Kept, *, wanted: bool) -> None:
         raise StorageError(state.trouble, hint=DAMAGED)
 
 
+def make_root(kept: Kept) -> None:
+    """Make the directory of a process, and the one that it writes into as its user's. Raises OSError."""
+    if kept.user is None:
+        kept.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    else:
+        passable(kept.root.parent.parent, kept.root.parent, kept.root)
+        own_directory(kept.work, kept.user)
+
+
 def not_before(lives: list[AttemptDir]) -> float:
     """Unix time of the next start: at once after a long life, later and later after short ones in a row. An
     end that is yet to come was written by a clock that was wrong, and keeps nobody waiting."""

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from lorad.alarms import alarms
 from lorad.box.paths import AttemptDir
 from lorad.client.shapes import Rates, Run, Signals
-from lorad.daemon.beside.kept import Kept, keep, put_away
+from lorad.daemon.beside.kept import Kept, keep, make_root, put_away
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.guarded import each
 from lorad.daemon.process.as_user import as_user
-from lorad.daemon.process.user_files import own_directory, passable
+from lorad.daemon.process.user_files import passable
 from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
 from lorad.notify.outbox import OLDEST, Outbox, load, message_of, posted, said_of_move, save, without
@@ -222,11 +222,7 @@ def _write_table(ctx: Context, uid: int, kept: Kept, table: Table) -> None:
     if ctx.notify.tables.get(uid) == table:
         return
     try:
-        if kept.user is None:
-            kept.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        else:
-            passable(kept.root.parent.parent, kept.root.parent, kept.root)
-            own_directory(kept.work, kept.user)
+        make_root(kept)
         write(kept.root / TABLE, table, uid=None if kept.user is None else kept.user.uid)
     except OSError as error:
         raise StorageError(f"{error.filename or kept.root}: {error.strerror}", hint=_RETRIED) from error
