@@ -67,6 +67,7 @@ def test_every_made_part_is_in_a_page() -> None:
         ("docs/algorithms.md", "presets"),
         ("docs/cli.md", "commands"),
         ("docs/configuration.md", "config"),
+        ("docs/python.md", "python"),
         ("docs/spec.md", "spec"),
     ]
 

@@ -242,6 +242,7 @@ class Lorad:
         pass_at: float = 1.0,
         prompt_key: str | None = None,
         answer_key: str | None = None,
+        env: str | None = None,
         suite: str | None = None,
         python: str | None = None,
         out: str | os.PathLike[str] | None = None,
@@ -252,7 +253,8 @@ class Lorad:
             default the run's. problems: the first so many rows; by default all of a file, 256 of a task.
         n: completions of each problem, for avg@n and pass@k. pass_at: the reward from which one has passed.
         temperature: 0 is greedy. top_k: 0 is all. max_new_tokens: by default the run's.
-        prompt_key, answer_key: columns of the rows.
+        prompt_key, answer_key: columns of the rows. env: whose episodes are played, a builtin environment or
+            FILE.py:CLASS; by default the run's.
         suite: `lm_eval:TASK` or `inspect:FILE` instead of data. python: the interpreter that has it, by
             default this one. out: a file for the completions.
         Raises SpecError, NotFound, and what ended the evaluation.
@@ -264,7 +266,7 @@ class Lorad:
         given: dict[str, Any] = {
             "data": None if data is None else os.fspath(data), "reward": reward, "problems": problems, "n": n,
             "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens,
-            "pass_at": pass_at, "prompt_key": prompt_key, "answer_key": answer_key,
+            "pass_at": pass_at, "prompt_key": prompt_key, "answer_key": answer_key, "env": env,
         }  # fmt: skip
         interpreter = python or sys.executable
         place, name = "" if out is None else os.fspath(out), version_name(version)
