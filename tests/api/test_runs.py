@@ -246,13 +246,15 @@ def test_watching_updates_one_display_in_place(kernel: Any) -> None:
     assert "ended: completed" in last and "8 of 8 steps" in last and "<polyline" in last
 
 
-def test_a_run_and_its_table_are_shown(kernel: Any) -> None:
-    (_, run), *_ = [one for one in cell(kernel, "run") if one[0] == "execute_result"]
-    assert 'role="progressbar"' in run["data"]["text/html"] and "8/8" in run["data"]["text/plain"]
-    (_, table), *_ = [one for one in cell(kernel, "run.steps") if one[0] == "execute_result"]
-    assert table["data"]["text/html"].count("<tr>") == 9
+def test_a_run_and_its_table_are_shown(kernel: Any, done: lorad.Run) -> None:
+    code = "import lorad; done = lorad.connect().get('done')\n"
+    (_, run), *_ = [one for one in cell(kernel, f"{code}done") if one[0] == "execute_result"]
+    assert 'role="progressbar"' in run["data"]["text/html"] and "4/4" in run["data"]["text/plain"]
+    (_, table), *_ = [one for one in cell(kernel, f"{code}done.steps") if one[0] == "execute_result"]
+    assert table["data"]["text/html"].count("<tr>") == 5
 
 
-def test_cells_await_the_async_twins(kernel: Any) -> None:
-    code = "abox = await lorad.connect_async(); print((await (await abox.get('shown')).wait()).step)"
-    assert ("stream", {"name": "stdout", "text": "8\n"}) in cell(kernel, code)
+def test_cells_await_the_async_twins(kernel: Any, done: lorad.Run) -> None:
+    code = "import lorad; box = await lorad.connect_async(); run = await box.get('done')\n"
+    code += "print((await run.wait()).step)"
+    assert ("stream", {"name": "stdout", "text": "4\n"}) in cell(kernel, code)

@@ -63,6 +63,16 @@ def test_me_is_whoever_asks(frozen: Client) -> None:
     assert names(frozen.select(Selection(owner=["ann"]))) > {"sorter", "bold-lr"}
 
 
+def test_runs_are_chosen_by_their_tags(frozen: Client, typed: Typed) -> None:
+    frozen.label("sorter", add=["paper-2", "good"])
+    frozen.label("waits", add=["good"])
+    assert names(frozen.select(Selection(tag=["good"]))) == {"sorter", "waits"}
+    assert names(frozen.select(Selection(tag=["paper-*"], state=["ended"]))) == {"sorter"}
+    assert [run["name"] for run in typed("list", "--tag", "paper-*,bad", "--json")] == ["sorter"]
+    for run in ("sorter", "waits"):
+        frozen.label(run, remove=["good", "paper-2"])
+
+
 def test_a_list_is_sorted_before_it_is_cut(frozen: Client) -> None:
     everything = frozen.select(Selection(), sort=["-reward"])
     rewards = [run.reward for run in everything if run.reward is not None]
