@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.client.client import Client
+from lorad.client.shapes import Run
 
 _SECONDS = 0.15  # that the daemon has: nobody waits for a completion
 _MOST = 200  # runs that ended, versions of a run, files
@@ -35,8 +36,12 @@ def words(*known: str) -> _Complete:
     return complete
 
 
+def _listed(client: Client) -> list[Run]:
+    return client.list(all=True, limit=_MOST)
+
+
 def _run_names(client: Client, ctx: Any = None) -> list[str]:
-    return [run.name for run in client.list(all=True, limit=_MOST)]
+    return [run.name for run in _listed(client)]
 
 
 def _alias_names(client: Client, ctx: Any = None) -> list[str]:
@@ -55,20 +60,52 @@ def _metrics_of(client: Client, ctx: Any) -> list[str]:
     return sorted(found)
 
 
-runs = _asked(_run_names)
+_names = _asked(_run_names)
 aliases = _asked(_alias_names)
 pools = _asked(lambda client, ctx: [pool.pool for pool in client.pools()])
 _models = _asked(
     lambda client, ctx: dict.fromkeys(["builtin:tiny", *(pool.model for pool in client.pools())])
 )
-steps = _asked(lambda client, ctx: [c.step for c in client.checkpoints(ctx.params["run"])])
+steps = _asked(lambda client, ctx: [c.step for c in client.checkpoints(ctx.params["runs"][0])])
 metrics = _asked(_metrics_of)
-_sweeps = _asked(lambda client, ctx: [sweep.sweep for sweep in client.sweeps()])
+sweeps = _asked(lambda client, ctx: [sweep.sweep for sweep in client.sweeps()])
+owners = _asked(lambda client, ctx: dict.fromkeys(["me", *(run.owner for run in _listed(client))]))
+tags = _asked(lambda client, ctx: dict.fromkeys(tag for run in _listed(client) for tag in run.tags))
+run_bases = _asked(lambda client, ctx: dict.fromkeys(run.base for run in _listed(client)))
+
+
+def states(ctx: Any, incomplete: str) -> list[str]:
+    """Offer states of runs and why they ended, also behind a comma."""
+    from lorad.selection import STATES
+
+    return _last_of(incomplete, STATES)
+
+
+def columns(ctx: Any, incomplete: str) -> list[str]:
+    """Offer columns of a list and keys of the spec, also behind a comma or a minus."""
+    from lorad.cli.listing import COLUMNS
+    from lorad.spec.errors import leaves
+    from lorad.spec.model import Spec
+
+    return _last_of(incomplete, [*COLUMNS, *(key for key in leaves(Spec) if "." in key)])
+
+
+def _last_of(incomplete: str, known: Iterable[str]) -> list[str]:
+    """Complete the last of several words with commas; the ones before it stay."""
+    before, comma, last = incomplete.rpartition(",")
+    minus = "-" if last.startswith("-") else ""
+    return [f"{before}{comma}{minus}{word}" for word in known if word.startswith(last.removeprefix("-"))]
+
+
+def runs(ctx: Any, incomplete: str) -> list[str]:
+    """Offer names of runs, and behind that of a run to resume the keys that may change."""
+    changes = overrides(ctx, incomplete) if ctx.info_name == "resume" and ctx.params.get("runs") else []
+    return [*_names(ctx, incomplete), *changes]
 
 
 def versions(ctx: Any, incomplete: str) -> list[str]:
-    """RUN@N of a run that is typed whole or is the only one that begins so, newest first, and RUN@best; else
-    runs and aliases.
+    """RUN@N of a run that is typed whole or is the only one that begins so, newest first, with RUN@best and
+    RUN@latest; behind RUN@st those of steps; else runs and aliases.
     """
     client = Client(timeout=_SECONDS)
     name, at, _ = incomplete.partition("@")
@@ -76,13 +113,15 @@ def versions(ctx: Any, incomplete: str) -> list[str]:
     others = [] if at else [alias for alias in _alias_names(client) if alias.startswith(name)]
     of_one = client.adapters(names[0])[-_MOST:] if len(names) == 1 else []
     numbered = [f"{version.run}@{version.version}" for version in reversed(of_one)]
-    numbered += [f"{names[0]}@best"] if of_one else []
+    numbered += [f"{names[0]}@{word}" for word in ("best", "latest")] if of_one else []
+    if incomplete.startswith(f"{name}@st"):  # the steps are offered where they are asked for
+        numbered += [f"{version.run}@step:{version.step}" for version in reversed(of_one)]
     return [name for name in ([] if at else [*names, *others]) + numbered if name.startswith(incomplete)]
 
 
 def specs(ctx: Any, incomplete: str) -> list[str]:
     """A file; with `--list` the name of a sweep."""
-    return _sweeps(ctx, incomplete) if ctx.params.get("listed") else [incomplete + _FILE]
+    return sweeps(ctx, incomplete) if ctx.params.get("listed") else [incomplete + _FILE]
 
 
 def bases(ctx: Any, incomplete: str) -> list[str]:
@@ -91,7 +130,7 @@ def bases(ctx: Any, incomplete: str) -> list[str]:
 
 def overrides(ctx: Any, incomplete: str) -> list[str]:
     """Keys of the spec, and values where they are few or files."""
-    from lorad.cli.overrides import KEYS
+    from lorad.client.overrides import KEYS
     from lorad.spec.errors import choices, leaves
     from lorad.spec.model import Spec
 
@@ -100,6 +139,14 @@ def overrides(ctx: Any, incomplete: str) -> list[str]:
         return [f"{name}=" for name in ("reward", *leaves(Spec)) if name.startswith(key)]
     few = [f"{key}={choice}" for choice in choices(Spec, key) if choice.startswith(value)]
     return few + (_files(f"{key}=", value) if key in KEYS else [])
+
+
+def keys(ctx: Any, incomplete: str) -> list[str]:
+    """Keys and sections of the spec."""
+    from lorad.spec.errors import leaves
+    from lorad.spec.model import Spec
+
+    return [name for name in (*Spec.__struct_fields__, *leaves(Spec)) if name.startswith(incomplete)]
 
 
 def adapters(ctx: Any, incomplete: str) -> list[str]:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import typer
 
-from lorad.cli import launch, output, table
+from lorad.cli import output, table
+from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
 from lorad.client.words import evals_in_words, failures

@@ -3,14 +3,13 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lorad.cli.table import Column, print_table
-from lorad.client.shapes import Run, Served, Swapped
-from lorad.client.words import evals_in_words, why
+from lorad.cli.table import print_table
+from lorad.client.shapes import Served, Swapped
+from lorad.client.words import why
 from lorad.text import age, duration, number, printable, size
 
 if TYPE_CHECKING:
@@ -19,21 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "age", "duration", "note", "number", "print_error", "print_json", "print_table",
-    "printable", "report", "run_row", "run_table", "size", "tell_address", "watch_versions", "why",
+    "printable", "report", "size", "tell_address", "watch_versions", "why",
 ]  # fmt: skip
 
-_RUNS = (
-    *(
-        "name",
-        "state",
-        "step",
-        Column("reward", 1),
-        Column("eval", 3),
-        Column("version", 4),
-        Column("tok/s", 5),
-    ),
-    *(Column("owner", 6), Column("age", 2), Column("why", kind="fold")),
-)
 NO_RUNS = "No runs. `lorad init` writes a spec to start from."
 
 
@@ -99,24 +86,3 @@ def tell_address(served: Served | Swapped, model: str) -> None:
     body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 32})
     words = ["curl", "--unix-socket", served.gateway, "http://lorad/v1/completions"]
     note(f"Try it: {shlex.join([*words, '-H', 'Content-Type: application/json', '-d', body])}")
-
-
-def run_table(runs: Sequence[Run]) -> None:
-    """The table of `lorad list`."""
-    print_table(_RUNS, [run_row(run) for run in runs], empty=NO_RUNS)
-
-
-def run_row(run: Run) -> tuple[str, ...]:
-    rate = run.rates.tokens_per_second
-    return (
-        run.name,
-        run.state + (f": {run.reason}" if run.reason else ""),
-        f"{run.step}/{run.steps}",
-        number(run.reward),
-        evals_in_words(run),
-        "" if run.version is None else f"@{run.version}",
-        number(rate, 0) if run.state == "running" else "",
-        run.owner,
-        age(run.created_at),
-        why(run),
-    )

@@ -5,11 +5,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from lorad.cli import launch, output, table
+from lorad.cli import output, parallel, table
+from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import LOWER_IS_BETTER, Rung, Sweep, SweepRun
 from lorad.errors import DaemonUnreachable
@@ -49,6 +51,15 @@ def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool, markdown: bool = 
         if sweep.rungs:
             print()
             output.print_table(_RUNGS, [_rung_row(sweep, rung) for rung in sweep.rungs], empty="")
+        if (width := table.terminal_width()) is not None:
+            picture = parallel.lines(sweep, ranked(sweep), width)
+            print(*([""] if picture else []), *picture, sep="\n")
+
+
+def write_svg(sweep: Sweep, path: Path) -> None:
+    """Write the picture of a sweep: a line for each run through its values and its score."""
+    path.write_text(parallel.svg(sweep, ranked(sweep)))
+    output.note(f"Written to {path}.")
 
 
 def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
@@ -57,7 +68,9 @@ def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
     return (
         sweep.sweep,
         _states_in_words(sweep),
-        "" if halving is None else f"{halving.metric} at {', '.join(map(str, halving.rungs))}",
+        ""
+        if halving is None
+        else f"{'asha, ' * halving.asha}{halving.metric} at {', '.join(map(str, halving.rungs))}",
         best[0].name if best else "",
         output.age(sweep.created_at),
         " ".join(f"{key}={','.join(values)}" for key, values in sweep.grid.items()),
@@ -214,7 +227,8 @@ class _Lines(_Silent):
             if self._said.get(run.name) != text:
                 self._said[run.name] = text
                 output.note(f"{run.name}: {text}")
-        for rung in sweep.rungs[self._rungs :]:
+        is_open = sweep.halving is not None and sweep.halving.asha  # rungs that still grow
+        for rung in [] if is_open else sweep.rungs[self._rungs :]:
             output.note(f"halving at step {rung.step} keeps {', '.join(rung.kept) or 'none'}")
         self._rungs = len(sweep.rungs)
 

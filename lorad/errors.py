@@ -12,7 +12,10 @@ LoradError                 what was wrong, where, and (hint) what to do next
  ├── AttestationFailed     the engine does not serve the version that it should           exit 1
  ├── PoolLost              the pool of a run is gone                                      exit 1
  ├── EngineGone            the engine died amid a call and comes back by itself           exit 1
- └── Fenced                a call of an attempt that is not the current one               exit 1
+ ├── Fenced                a call of an attempt that is not the current one               exit 1
+ ├── RunFailed             a run that somebody waits for did not end well                 exit 1
+ ├── NotReached            it ended well, without what was waited for                     exit 1
+ └── TimedOut              it is not over in time; nothing was changed                    exit 1
 """
 
 from collections.abc import Sequence
@@ -32,6 +35,8 @@ class LoradError(Exception):
         self.message = message
         self.hint = hint
         self.others = tuple(others)
+        if hint:
+            self.add_note(hint)  # a traceback shows it
 
 
 class SpecError(LoradError):
@@ -131,6 +136,25 @@ class Fenced(LoradError):
     """A call of an attempt that is not the current one of its run."""
 
     status = 409
+
+
+class RunFailed(LoradError):
+    """A run that somebody waits for ended otherwise than completed or stopped.
+
+    run: its name. reason: one of `lorad.states.EndReason`. detail: why, in words. step: how far it came.
+    """
+
+    def __init__(self, run: str, reason: str, detail: str = "", *, step: int = 0, hint: str = "") -> None:
+        super().__init__(f"{run} ended ({reason}) at step {step}{detail and ': '}{detail}", hint=hint)
+        self.run, self.reason, self.detail, self.step = run, reason, detail, step
+
+
+class NotReached(LoradError):
+    """A run is over, and what was waited for has not happened."""
+
+
+class TimedOut(LoradError, TimeoutError):
+    """What was waited for has not happened in time; nothing was changed."""
 
 
 _KINDS: dict[str, type[LoradError]] = {

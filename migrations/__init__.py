@@ -7,8 +7,17 @@ from lorad.migrations import (
     m0002_held_out_likelihood,
     m0003_eval_sets,
     m0004_token_accuracy,
+    m0005_bill,
+    m0006_tags_notes_groups,
 )
 
 MIGRATIONS = Migrations("lorad.store")  # databases of before the first release have those of a set "lorad"
-for _module in (m0001_first_schema, m0002_held_out_likelihood, m0003_eval_sets, m0004_token_accuracy):
+for _module in (
+    m0001_first_schema,
+    m0002_held_out_likelihood,
+    m0003_eval_sets,
+    m0004_token_accuracy,
+    m0005_bill,
+    m0006_tags_notes_groups,
+):
     MIGRATIONS(name=_module.__name__.rpartition(".")[2])(_module.apply)

@@ -4,10 +4,11 @@ Such a part stands between `<!-- made from the code: NAME -->` and `<!-- end -->
 written by hand.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import msgspec
 import typer
@@ -16,11 +17,12 @@ from msgspec.structs import asdict
 from typer.core import TyperGroup
 from typer.main import get_command
 
+import lorad
 from lorad.box.config import Config
 from lorad.cli.app import app
 from lorad.spec.algorithm import PRESETS, Algorithm
+from lorad.spec.keys import Key, sections_of
 from lorad.spec.model import Spec
-from lorad.tui.spec_fields import in_words, meanings
 from lorad.tui.spec_lines import value_text
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -29,50 +31,29 @@ PART = re.compile(r"(<!-- made from the code: (\w+) -->\n).*?(<!-- end -->)", re
 
 # -- keys ----------------------------------------------------------------------------------------------------
 def keys_of_spec() -> str:
-    return "\n".join(_section(Spec, ""))
+    return "\n".join(_sections(Spec))
 
 
 def keys_of_config() -> str:
-    return "\n".join(_section(Config, ""))
+    return "\n".join(_sections(Config))
 
 
-def _section(part: type[Struct], name: str) -> Iterator[str]:
-    """A heading, one row for each key, and then the sections inside."""
-    means, inside = meanings(part), []
-    yield from (f"### `{name}`", "") if name else ()
-    if name and (about := _first_sentence(part)):
-        yield from (about, "")
-    rows = []
-    for field in msgspec.structs.fields(part):
-        path = f"{name}.{field.name}".lstrip(".")
-        if section := _struct_in(field.type):
-            inside.append((section, f"{path}.NAME" if get_origin(field.type) is dict else path))
-        if section is None or not isinstance(field.type, type):
-            values = in_words(field.type).replace("or none", "or null")
-            rows.append(f"| `{path}` | {_default(field)} | {_cell(values)} | {_cell(means[field.name])} |")
-    if rows:
-        yield from ("| key | default | values | meaning |", "|---|---|---|---|", *rows, "")
-    for section, path in inside:
-        yield from _section(section, path)
+def _sections(part: type[Struct]) -> Iterator[str]:
+    """For each section a heading, and one row for each key."""
+    for section in sections_of(part):
+        if section.name:
+            yield from (f"### `{section.name}`", "")
+            yield from (section.about, "") if section.about else ()
+        rows = [
+            f"| `{key.name}` | {_default(key)} | {_cell(key.values)} | {_cell(key.meaning)} |"
+            for key in section.keys
+        ]
+        if rows:
+            yield from ("| key | default | values | meaning |", "|---|---|---|---|", *rows, "")
 
 
-def _struct_in(kind: Any) -> type[Struct] | None:
-    """The section below a key: its value, the values of its names, or its longer form."""
-    if isinstance(kind, type) and issubclass(kind, Struct):
-        return kind
-    inside = [arg for arg in get_args(kind) if isinstance(arg, type) and issubclass(arg, Struct)]
-    return inside[0] if inside else None
-
-
-def _first_sentence(part: type[Struct]) -> str:
-    return " ".join((part.__doc__ or "").partition("Attributes:")[0].split())
-
-
-def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
-        return ""
-    made = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-    return f"`{value_text(list(made) if isinstance(made, tuple) else made)}`"
+def _default(key: Key) -> str:
+    return "" if key.default is msgspec.NODEFAULT else f"`{value_text(key.default)}`"
 
 
 def _cell(text: str) -> str:
@@ -142,11 +123,45 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+# -- Python --------------------------------------------------------------------------------------------------
+def python() -> str:
+    """A table of each public name and its methods, from their docstrings."""
+    lines: list[str] = []
+    functions = [name for name in lorad.__all__ if inspect.isfunction(getattr(lorad, name))]
+    lines += _api_table("lorad", "", [(name, getattr(lorad, name)) for name in functions])
+    for name in ("Lorad", "Run", "Sweep", "Table"):
+        kind = getattr(lorad, name)
+        own = [(key, value) for key, value in vars(kind).items() if not key.startswith("_")]
+        lines += _api_table(name, inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0], own)
+    return "\n".join(lines)
+
+
+def _api_table(name: str, about: str, members: list[tuple[str, Any]]) -> Iterator[str]:
+    yield from (f"### `{name}`", "", *([" ".join(about.split()), ""] if about else []))
+    yield from ("| name | meaning |", "|---|---|")
+    for key, value in members:
+        said = inspect.cleandoc(inspect.getdoc(value) or "")
+        first, _, rest = said.partition("\n\n")
+        words = " ".join(" ".join(part.split()) for part in (first, rest) if part)
+        yield f"| `{key}{'' if isinstance(value, property) else signature(value)}` | {_cell(words)} |"
+    yield ""
+
+
+def signature(function: Any) -> str:
+    """The arguments of a function with their defaults, without types."""
+    found = inspect.signature(function)
+    shown = [one.replace(annotation=one.empty) for one in found.parameters.values() if one.name != "self"]
+    kinds = [one for one in shown if one.kind is not one.POSITIONAL_ONLY]
+    parts = [str(one) for one in shown if one.kind is one.POSITIONAL_ONLY]
+    return f"({', '.join(filter(None, [*parts, str(inspect.Signature(kinds))[1:-1]]))})"
+
+
 MADE: dict[str, Callable[[], str]] = {
     "spec": keys_of_spec,
     "config": keys_of_config,
     "commands": commands,
     "presets": presets,
+    "python": python,
 }
 
 

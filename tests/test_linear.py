@@ -11,7 +11,8 @@ from lorad.bounds import OVERRIDE_CHARACTERS, SPEC_BYTES
 from lorad.children.process import cause
 from lorad.daemon.api.verbs.logs import shown
 from lorad.daemon.process.causes import in_words_of
-from lorad.daemon.runs.grid import axes_of, split
+from lorad.daemon.runs.draws import axes_of
+from lorad.daemon.runs.grid import split
 from lorad.errors import LoradError, SpecError
 from lorad.spec.secrets import refuse_secret_text
 from lorad.spec.text import load_spec

@@ -49,6 +49,11 @@ def _alias(data: _Data) -> str:
     return f"alias {data['alias']} serves @{data['version']}{before}{_by(data)}"
 
 
+def _labels(data: _Data) -> str:
+    note = f", note: {data['note']}" if data["note"] else ""
+    return f"tags: {' '.join(data['tags']) or 'none'}{note}{_by(data)}"
+
+
 def _forked(data: _Data) -> str:
     return f"forked from {data['from']}{_by(data)}"
 
@@ -66,8 +71,11 @@ _KINDS: dict[str, Callable[[_Data], str]] = {
     "eval": lambda data: f"eval {number(data['score'])} of @{data['version']}",
     "checkpoint": lambda data: f"checkpoint of step {data['step']}, {size(data.get('bytes'))}",
     "attempt": _attempt,
+    "labels": _labels,
+    "edited": lambda data: f"edited: {' '.join(data['changed'])}{_by(data)}",
     "rewind": lambda data: f"rewound to step {data['to']}",
     "warning": lambda data: f"warning: {data['message']}",
+    "notify": lambda data: f"not notified of {data['event']}: {data['error']}",
     "end": lambda data: f"its driver ended: {data['reason']}",
     "moved": lambda data: f"the files of {data['runs']} runs were moved from {data['from']} to {data['to']}",
     "removed": lambda data: f"deleted{_by(data)}",

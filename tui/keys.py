@@ -218,12 +218,21 @@ SAMPLES: list[BindingType] = [
     _prompt("slash", "ask('search')", "samples.search", "Search", "/"),
     _key("n", "find(1)", "samples.next", "Next match", show=False),
     _key("N", "find(-1)", "samples.previous", "Match before", show=False),
+    _prompt("f", "ask('filter')", "samples.filter", "Filter", "f"),
+    _key("e", "choose_filter", "samples.ends", "Only which samples: by end, reward, failure", show=False),
+    _key("a", "flat", "samples.all", "All samples, or prompts", show=False),
+    _key("t", "source", "samples.source", "Training or eval"),
+    _key("h", "history", "samples.history", "A held-out prompt at all steps", show=False),
     _key("v", "by", "samples.order", "Order of the completions", show=False),
     _key("d", "compare", "samples.diff", "Compare"),
+    _key("b", "other_run", "samples.run", "Beside another run", show=False),
     _key("equals_sign", "ask('other')", "samples.other", "Compare with step …", show=False, display="="),
     _key("w", "words", "samples.words", "Word by word, or side by side", show=False),
-    _key("z", "unfold", "samples.unfold", "Long prompts and answers whole, or folded", show=False),
-    _key("escape", "undo", "samples.undo", "Leave the text, the comparison, the search", show=False),
+    _key("z", "unfold", "samples.unfold", "Long prompts, answers and calls whole, or folded", show=False),
+    _key("i", "special", "samples.special", "Special tokens and blanks, or not", show=False),
+    _key("c", "chances", "samples.chances", "Tokens coloured by their probability", show=False),
+    _key("m", "markdown", "samples.markdown", "Markdown rendered, or as written", show=False),
+    _key("escape", "undo", "samples.undo", "Leave the text, the comparison, search, filter", show=False),
 ]
 
 VERSIONS_TAB: list[BindingType] = [

@@ -3,8 +3,6 @@ all taken from `lorad.spec.model`.
 """
 
 import functools
-import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -12,8 +10,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import inspect as kinds
 
+from lorad.spec.keys import in_words, meanings
 from lorad.spec.model import Spec
-from lorad.spec.numbers import COUNT_LIMIT
 from lorad.spec.yaml import compose, plain
 from lorad.tui.spec_lines import DEFAULTS, quoted, value_text
 
@@ -131,50 +129,3 @@ def _takes_text(kind: Any) -> bool:
     info = kinds.type_info(kind)
     types = info.types if isinstance(info, kinds.UnionType) else (info,)
     return any(isinstance(one, kinds.StrType) for one in types)
-
-
-def meanings(owner: type[msgspec.Struct]) -> dict[str, str]:
-    """Return what each field means, by the lines under `Attributes:` of the docstring."""
-    _, _, lines = (inspect.getdoc(owner) or "").partition("Attributes:\n")
-    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", lines, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
-
-
-# -- types in words ------------------------------------------------------------------------------------------
-def in_words(kind: Any) -> str:
-    return _in_words(kinds.type_info(kind))
-
-
-def _in_words(kind: kinds.Type) -> str:
-    match kind:
-        case kinds.UnionType(types=types):
-            return " or ".join(_in_words(one) for one in types)
-        case kinds.IntType():
-            return f"a whole number{_bounds(kind)}"
-        case kinds.FloatType():
-            return f"a number{_bounds(kind)}"
-        case kinds.LiteralType(values=values):
-            return " | ".join(map(str, values))
-        case kinds.ListType(item_type=item):
-            return f"[{_in_words(item)}, …]"
-        case kinds.TupleType(item_types=items):
-            return f"[{', '.join(_in_words(one) for one in items)}]"
-        case kinds.DictType():
-            return "{key: value, …}"
-        case kinds.StructType(fields=fields):
-            return f"{{{', '.join(field.name for field in fields)}}}"
-    plain_words: dict[type[Any], str] = {
-        kinds.BoolType: "true | false",
-        kinds.NoneType: "none",
-        kinds.StrType: "text",
-        kinds.CustomType: "an absolute path",
-    }
-    return plain_words.get(type(kind), "any value")
-
-
-def _bounds(kind: kinds.IntType | kinds.FloatType) -> str:
-    limits = {">": kind.gt, "≥": kind.ge, "<": kind.lt, "≤": kind.le}
-    parts = [
-        f"{sign} {limit}" for sign, limit in limits.items() if limit is not None and abs(limit) < COUNT_LIMIT
-    ]
-    return f" {' and '.join(parts)}" if parts else ""

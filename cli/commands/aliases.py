@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates, launch, output, table
+from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson
+from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import ServedAlias
 from lorad.errors import SpecError

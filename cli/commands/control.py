@@ -1,68 +1,177 @@
-"""lorad pause, stop, kill and rm: end a run, for a while or for good."""
+"""lorad pause, stop, kill and rm: end runs, for a while or for good. lorad wait: wait until they end."""
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from lorad.cli import output
-from lorad.cli.options import AsJson, Run, Wait
+from lorad.cli import many, output
+from lorad.cli.options import AsJson, Wait, Yes
+from lorad.cli.selecting import chooses_runs, seconds_in
 from lorad.client import shapes
 from lorad.client.client import Client
 from lorad.errors import Conflict
+from lorad.selection import Selection
+
+_ENDABLE = ("queued", "starting", "running", "stopping", "paused")
+_FINISHES = "it finishes its step and writes a checkpoint"
 
 
-def pause(run: Run, wait: Wait = False, as_json: AsJson = False) -> None:
-    """Finish the step, write a checkpoint, and keep the run for `lorad resume`."""
-    stopping = "is pausing: it finishes its step and writes a checkpoint"
-    _end(Client.pause, run, stopping, wait=wait, as_json=as_json)
-
-
-def stop(run: Run, wait: Wait = False, as_json: AsJson = False) -> None:
-    """Finish the step, write a checkpoint, and end the run (it can still be resumed)."""
-    stopping = "is stopping: it finishes its step and writes a checkpoint"
-    _end(Client.stop, run, stopping, wait=wait, as_json=as_json)
-
-
-def kill(run: Run, wait: Wait = False, as_json: AsJson = False) -> None:
-    """End a run at once; a resume starts at its last checkpoint."""
-    _end(Client.kill, run, "is being killed", wait=wait, as_json=as_json)
-
-
-def _end(
-    verb: Callable[[Client, str], shapes.Run], name: str, stopping: str, *, wait: bool, as_json: bool
+@chooses_runs
+def pause(
+    meant: Selection,
+    wait: Wait = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Ask the daemon, and with `wait` wait until the run is over. stopping: what the run does until then."""
+    """Finish the step, write a checkpoint, and keep the runs for `lorad resume`.
+
+    Of several, named or found by globs and filters, it shows a list and asks first.
+    """
     client = Client()
-    run = verb(client, name)
-    while wait and run.state not in ("ended", "paused"):
+    verb = _verb("pause", client.pause, f"is pausing: {_FINISHES}", ("queued", "starting", "running"))
+    _end(client, verb, meant, wait=wait, yes=yes, as_json=as_json)
+
+
+@chooses_runs
+def stop(
+    meant: Selection,
+    wait: Wait = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Finish the step, write a checkpoint, and end the runs (they can still be resumed).
+
+    Of several, named or found by globs and filters, it shows a list and asks first: `lorad stop 'sweep-*'`.
+    """
+    client = Client()
+    verb = _verb("stop", client.stop, f"is stopping: {_FINISHES}", _ENDABLE)
+    _end(client, verb, meant, wait=wait, yes=yes, as_json=as_json)
+
+
+@chooses_runs
+def kill(
+    meant: Selection,
+    wait: Wait = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """End runs at once; a resume starts at the last checkpoint.
+
+    Of several, named or found by globs and filters, it shows a list and asks first: `lorad kill --owner me`.
+    """
+    client = Client()
+    verb = _verb("kill", client.kill, "is being killed", _ENDABLE)
+    _end(client, verb, meant, wait=wait, yes=yes, as_json=as_json)
+
+
+@chooses_runs
+def wait(
+    meant: Selection,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="CONDITION",
+            help="Until a step or an evaluation has this: 'eval>0.9', 'loss<0.1', 'step>=20'.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(help="At most so long: 90s, 30m, 2h.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until runs are over, or until each has a figure; it prints a line for each when it is so.
+
+    The exit code is 1 where a run failed, ended without the figure, or took too long. Runs that pause are
+    over.
+    """
+    from lorad.api.connection import Connection
+    from lorad.api.waiting import wait as wait_for
+    from lorad.api.waiting import where
+    from lorad.client.conditions import condition
+
+    many.only_run(meant)  # it refuses to wait for all that there is
+    wanted, seconds = condition(until) if until else None, seconds_in("--timeout", timeout)
+    client = Client()
+    connection = Connection(client, start=True)
+    begun = time.monotonic()
+
+    def waited(name: str) -> shapes.Run:
+        left = None if seconds is None else max(0.0, seconds - (time.monotonic() - begun))
+        return wait_for(connection, name, until=wanted, timeout=left)
+
+    verb = many.Verb("wait for", waited, lambda run: f"{run.name} is {where(run)}.", "")
+    names = [run.name for run in many.chosen(client, meant, verb)]
+    many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
+
+
+def _verb(name: str, does: Callable[[str], shapes.Run], stopping: str, states: Sequence[str]) -> many.Verb:
+    """Make a verb that ends runs. stopping: what a run does until it is over. states: those that it fits."""
+
+    def says(run: Any) -> str:
+        return f"{run.name} {stopping}." if run.state == "stopping" else many.state_in_words(run)
+
+    return many.Verb(name, does, says, f"{name.capitalize()} {{}}?", lambda run: run.state in states)
+
+
+def _end(client: Client, verb: many.Verb, meant: Selection, *, wait: bool, yes: bool, as_json: bool) -> None:
+    """Ask the daemon, and with `wait` wait until the runs are over."""
+    if name := many.only_run(meant):
+        _end_one(client, verb, name, wait=wait, as_json=as_json)
+        return
+    outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=wait or as_json)
+    if wait:
+        outcomes = many.awaited(client, verb, outcomes, quiet=as_json)
+    many.conclude(verb, outcomes, as_json=as_json)
+
+
+def _end_one(client: Client, verb: many.Verb, name: str, *, wait: bool, as_json: bool) -> None:
+    run = verb.does(name)
+    while wait and isinstance(run, shapes.Run) and run.state not in many.OVER:
         time.sleep(0.1)
         run = client.show(name)
-    if as_json:
-        output.print_json(run)
-    elif run.state == "stopping":
-        output.note(f"{name} {stopping}.")
-    else:
-        output.note(f"{name} is {run.state}" + (f" ({run.reason})." if run.reason else "."))
-    if run.reason not in (None, "completed", "stopped", "killed"):
+    output.print_json(run) if as_json else output.note(verb.says(run))
+    if getattr(run, "reason", None) not in many.GOOD:
         raise typer.Exit(1)
 
 
+@chooses_runs
 def rm(
-    run: Run,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    meant: Selection,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a run with its versions, checkpoints, samples and logs."""
+    """Delete runs with their versions, checkpoints, samples and logs.
+
+    Of several, named or found by globs and filters, it shows a list first:
+    `lorad rm --state failed --older 7d`.
+    """
     client = Client()
-    data = client.show(run)
+    verb = many.Verb(
+        "delete",
+        client.remove,
+        lambda answer: f"{answer.name} is deleted.",
+        "Delete {} with all versions, checkpoints, samples and logs?",
+        lambda run: run.state in many.OVER,
+    )
+    if name := many.only_run(meant):
+        _remove_one(client, name, yes=yes, as_json=as_json)
+        return
+    outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=as_json)
+    many.conclude(verb, outcomes, as_json=as_json)
+
+
+def _remove_one(client: Client, name: str, *, yes: bool, as_json: bool) -> None:
+    data = client.show(name)
     if not yes:
         if not sys.stdin.isatty():
-            raise Conflict(f"{run} is deleted only with --yes when nobody can be asked")
+            raise Conflict(f"{name} is deleted only with --yes when nobody can be asked")
         typer.confirm(
-            output.printable(f"Delete {run} and everything in {data.directory}?"), abort=True, err=True
+            output.printable(f"Delete {name} and everything in {data.directory}?"), abort=True, err=True
         )
-    answer = client.remove(run)
-    output.print_json(answer) if as_json else output.note(f"{run} is deleted.")
+    answer = client.remove(name)
+    output.print_json(answer) if as_json else output.note(f"{name} is deleted.")

@@ -14,12 +14,12 @@ from lorad.box.config import config_of
 from lorad.box.paths import Home
 from lorad.cli import output
 from lorad.cli.doctor.logout import has_linger, own_name
-from lorad.cli.launch import connected
-from lorad.cli.launch import start as launch
 from lorad.cli.options import AsJson
-from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client.box_shapes import StayingPool
 from lorad.client.client import Client
+from lorad.client.launch import connected
+from lorad.client.launch import start as launch
+from lorad.client.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")

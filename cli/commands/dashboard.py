@@ -15,12 +15,13 @@ import typer
 from lorad.alarms import Alarm, alarms
 from lorad.box.config import AlarmLimits, Config, config_of
 from lorad.cli.commands.pools import device_row, runs_in, strangers, versions_in
-from lorad.cli.launch import connected
+from lorad.cli.listing import run_row
 from lorad.cli.options import AsJson
-from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, run_row, size
+from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, size
 from lorad.cli.table import Column, Columns, folded_as_is, print_table, terminal_width
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
+from lorad.client.launch import connected
 from lorad.client.shapes import Run
 from lorad.errors import SpecError
 from lorad.tui.widgets.sparkline import sparkline

@@ -13,13 +13,14 @@ import typer
 from msgspec.structs import replace
 
 from lorad.bounds import TRIAL_SAMPLES
-from lorad.cli import candidates, launch, output, table
-from lorad.cli.commands.run import read_spec
+from lorad.cli import candidates, output, table
 from lorad.cli.commands.samples import whole
 from lorad.cli.options import AsJson, Run
-from lorad.cli.overrides import from_here
+from lorad.client import launch
 from lorad.client.client import Client
+from lorad.client.overrides import from_here
 from lorad.client.shapes import Sample, TrialEvent
+from lorad.client.spec_file import read_spec
 from lorad.envs.child import Answer
 from lorad.envs.episode import LIMITS
 from lorad.envs.host import Heard, Host

@@ -2,24 +2,133 @@
 
 import sys
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, NamedTuple
 
 import typer
 
-from lorad.cli import output
+from lorad.cli import candidates, output
+from lorad.cli.listing import COLUMNS, USUAL, groups_of, show
 from lorad.cli.options import AsJson
+from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
 from lorad.client.shapes import Run
+from lorad.selection import Selection, in_commas
 
 _SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
 
 
-def _show(client: Client, runs: list[Run], everything: bool) -> None:
-    cut = not everything and len(runs) > _SHOWN and runs[-1].state == "ended"
-    output.run_table(runs[:-1] if cut else runs)
-    if cut:
-        more = sum(client.status().runs.values()) - len(runs) + 1
+class Group(StrEnum):
+    """What folds runs into one row."""
+
+    SWEEP = "sweep"
+
+
+class _Listing(NamedTuple):
+    """What to list. limit: how many were asked for; None: lorad's choice."""
+
+    selection: Selection
+    everything: bool
+    columns: list[str]
+    sort: list[str]
+    limit: int | None
+    fold: bool
+
+
+@chooses_runs
+def list_(
+    meant: Selection,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Show old ones too.")] = False,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--columns",
+            "-c",
+            help="With commas: name,reward, keys of the spec (trainer.lr), metrics of the last step (kl).",
+            show_default=False,
+            autocompletion=candidates.columns,
+        ),
+    ] = None,
+    sort: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="By these columns, with commas; -reward: the largest first.",
+            show_default=False,
+            autocompletion=candidates.columns,
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", help="At most so many runs.", min=1, show_default=False)
+    ] = None,
+    group: Annotated[
+        Group | None, typer.Option(help="One row for the runs of a sweep.", show_default=False)
+    ] = None,
+    tags: Annotated[
+        bool, typer.Option("--tags", help="Show tags and notes in place of why runs wait.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, newest first, and why they wait: the last day's, or with names, globs and filters among
+    all.
+    """
+    shown = in_commas(columns) or ([*USUAL[:-1], "tags", "note"] if tags else [])
+    listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is Group.SWEEP)
+    client = Client()
+    while True:
+        found, more = _read(client, listing, whole=as_json)
+        if watch and not as_json:
+            print("\x1b[H\x1b[2J", end="")
+        _print_json(found, listing) if as_json else _show(found, listing, more)
+        _show_troubles(client.status().troubles)
+        if not watch:
+            return
+        time.sleep(2)
+
+
+def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run], int]:
+    """Read what to list, and how many runs were left out of it: -1 for some. whole: without a usual limit."""
+    usual = 0 if listing.everything or whole or listing.fold else _SHOWN
+    if _is_plain(listing):
+        runs = client.list(all=listing.everything, limit=usual and usual + 1)
+        if usual and len(runs) > usual and runs[-1].state == "ended":
+            return runs[:-1], sum(client.status().runs.values()) - len(runs) + 1
+        return runs, 0
+    limit = listing.limit or usual
+    runs = client.select(
+        listing.selection,
+        recent=listing.selection.is_everything and not listing.everything,
+        keys=[name for name in listing.columns if name not in COLUMNS],
+        sort=listing.sort,
+        limit=limit and limit + 1,
+    )
+    return (runs[:limit], -1) if limit and len(runs) > limit else (runs, 0)
+
+
+def _is_plain(listing: _Listing) -> bool:
+    return listing.selection.is_everything and not (listing.columns or listing.sort or listing.limit)
+
+
+def _show(runs: Sequence[Run], listing: _Listing, more: int) -> None:
+    if not runs and not listing.selection.is_everything:
+        output.note("No run is like that.")
+    else:
+        show(runs, listing.columns, fold=listing.fold)
+    if more > 0:
         output.note(f"{more} older ones: `lorad list --all` shows every run.")
+    elif more and listing.limit is None:
+        output.note("There are more: --all shows every one of them, --limit so many.")
+
+
+def _print_json(runs: Sequence[Run], listing: _Listing) -> None:
+    """Print the runs, or with `--group` each group: {sweep, runs}."""
+    if not listing.fold:
+        output.print_json(runs)
+        return
+    output.print_json([{"sweep": group[0].sweep, "runs": group} for group in groups_of(runs)])
 
 
 def _show_troubles(troubles: list[str]) -> None:
@@ -29,23 +138,3 @@ def _show_troubles(troubles: list[str]) -> None:
         print(
             output.printable(f"trouble: {troubles[0]}{more} `lorad doctor` lists all of it."), file=sys.stderr
         )
-
-
-def list_(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Show old ones too.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List runs, newest first, and why they wait."""
-    client = Client()
-    while True:
-        runs = client.list(all=everything, limit=0 if everything or as_json else _SHOWN + 1)
-        if watch and not as_json:
-            print("\x1b[H\x1b[2J", end="")
-        output.print_json(runs) if as_json else _show(client, runs, everything)
-        _show_troubles(client.status().troubles)
-        if not watch:
-            return
-        time.sleep(2)

@@ -1,5 +1,6 @@
-"""lorad pools and devices: base models that are kept warm, and what there is to run on."""
+"""lorad pools, devices and bill: base models that are kept warm, what there is to run on, who used it."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -8,6 +9,18 @@ from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson
 from lorad.client.box_shapes import Device, Engine, Lease, Pool
 from lorad.client.client import Client
+
+
+class By(StrEnum):
+    """What the lines of a bill are of."""
+
+    RUN = "run"
+    USER = "user"
+    SWEEP = "sweep"
+    ALIAS = "alias"
+    POOL = "pool"
+    DAY = "day"
+
 
 pools_app = typer.Typer(add_completion=False)
 
@@ -128,6 +141,35 @@ def engine_row(pool: Pool, engine: Engine) -> tuple[str, ...]:
         f"{100 * engine.prefix_hits:.0f}%" if isinstance(engine.prefix_hits, float) else "",
         output.number(pool.engine_tokens_per_second, 0),
     )
+
+
+def bill(
+    by: Annotated[By, typer.Option(help="What each line is of.")] = By.RUN,
+    user: Annotated[str | None, typer.Option(help="Of this user's runs alone.", show_default=False)] = None,
+    since: Annotated[
+        str | None, typer.Option(help="From this hour on: a day, a time, or 36h, 7d, 2w.", show_default=False)
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="To before this hour.", show_default=False)] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all figures as CSV.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Who used how much: of devices, tokens, energy and disk; and what it costs (`prices` in config.yaml).
+
+    held: time on a device; of a pool that several runs share, each has the time of its own work and an equal
+        part of the time in which nobody worked.
+    busy: time of its work. wasted: of held, what a resume threw away.
+    sampled, trained, served: tokens. cached: share of the tokens of prompts that were computed before.
+    (nobody): pools were warm without a run, started, or worked for themselves.
+    """
+    from lorad.cli.bill import print_bill, print_csv, time_of
+
+    found = Client().bill(
+        by.value, user=user, since=time_of("--since", since), until=time_of("--until", until)
+    )
+    if as_json:
+        output.print_json(found)
+    else:
+        print_csv(found) if as_csv else print_bill(found)
 
 
 def devices(as_json: AsJson = False) -> None:

@@ -1,22 +1,29 @@
-"""lorad run, resume and fork: start a run, from a spec, a checkpoint or a version, and follow it."""
+"""lorad run, attach, resume and fork: start a run, from a spec, a checkpoint or a version, and follow it."""
 
 import contextlib
 import json
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
-from lorad.cli import candidates, launch, output
+from lorad.cli import candidates, many, output
+from lorad.cli.checked import said
 from lorad.cli.follow import follow
-from lorad.cli.options import AsJson, Detach, Run, WaitOver, refuse_both
-from lorad.cli.overrides import from_here
+from lorad.cli.options import AsJson, Detach, Run, WaitOver, Yes, refuse_both
+from lorad.cli.selecting import chooses_runs
+from lorad.client import launch, shapes
+from lorad.client.client import Client
+from lorad.client.overrides import from_here
+from lorad.client.requests import RunRequest
+from lorad.client.spec_file import read_spec
 from lorad.client.words import rate_in_words
 from lorad.errors import DaemonUnreachable, SpecError
+from lorad.selection import Selection
 
 _SEVERAL = "; give it several times, or names with commas"
-_SIZE_LIMIT = 1 << 20  # bytes; an endless file is read no further
 
 
 def _option(flag: str, key: str, more: str = "") -> typer.models.OptionInfo:
@@ -55,10 +62,18 @@ def run(
         list[str] | None, _option("--exclude-modules", "lora.exclude_modules", _SEVERAL)
     ] = None,
     adapter_path: Annotated[str | None, _option("--lora-adapter-path", "lora.adapter_path")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check, as `lorad check` does.")] = False,
+    suffix: Annotated[bool, typer.Option("--suffix", help="Where NAME is in use, take NAME-2.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Remove the run of that name first, if it is over.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a run is replaced.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a run and follow it. Ctrl-C detaches; the run continues."""
     refuse_both(detach, wait)
+    if suffix and replace:
+        raise SpecError("--suffix keeps the run of that name, --replace removes it", hint="Give one of them.")
     flags = {
         "trainer.backend": trainer,
         "rollout.backend": rollout,
@@ -73,17 +88,16 @@ def run(
     given = [f"{key}={_as_yaml(value)}" for key, value in flags.items() if value is not None]
     text, source, cwd = read_spec(spec)
     client = launch.connected()
-    started = client.run(
-        text, source=source, cwd=str(cwd), overrides=from_here([*(overrides or []), *given]), name=name
+    request = RunRequest(
+        text, source, str(cwd), from_here([*(overrides or []), *given]), name, suffix, replace
     )
-    with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
-        made = client.show(started.name)
-        if made.data_format:
-            output.note(f"data.train is read as {made.data_format}")
-        for warning in made.warnings:
-            output.note(f"warning: {warning}")
-        if made.rate is not None and made.spec["trainer"]["lr"] == made.rate.lr:
-            output.note(rate_in_words(made))
+    if dry_run:
+        said(client.check(request), as_json=as_json)
+        return
+    if replace and not yes:
+        _ask_to_replace(client, request)
+    started = client.run(**structs.asdict(request))
+    _tell(client, started)
     if detach or (as_json and not wait):
         if as_json:
             output.print_json(started)
@@ -93,16 +107,47 @@ def run(
     follow(client, started.name, as_json=as_json)
 
 
+def _ask_to_replace(client: Client, request: RunRequest) -> None:
+    """Ask before a run with all its files goes. Raises SpecError where nobody can be asked."""
+    from lorad.spec.text import load_spec  # slow, and rarely needed
+
+    name = load_spec(request.spec, source=request.source, overrides=request.overrides).name
+    name = request.name or name
+    if name is None:
+        raise SpecError("--replace needs a name", hint="Give --name, or `name:` in the spec.")
+    there = client.named([name])
+    if not there:
+        return
+    if not sys.stdin.isatty():
+        raise SpecError(f"--replace removes {name} with all its files", hint="Say so with --yes.")
+    run = there[0]
+    output.note(f"{name} ({run.reason or run.state}, {run.step} of {run.steps} steps) would be removed.")
+    typer.confirm("Remove it, with its versions and checkpoints?", abort=True, err=True)
+
+
+def _tell(client: Client, started: shapes.Run) -> None:
+    """Say on stderr what the check of a run found worth saying."""
+    with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
+        made = client.show(started.name)
+        if made.data_format:
+            output.note(f"data.train is read as {made.data_format}")
+        for warning in made.warnings:
+            output.note(f"warning: {warning}")
+        if made.rate is not None and made.spec["trainer"]["lr"] == made.rate.lr:
+            output.note(rate_in_words(made))
+
+
+def attach(run: Run, as_json: AsJson = False) -> None:
+    """Follow a run until it is over, as `lorad run` does. Ctrl-C detaches; the run continues.
+
+    It exits 1 where the run did not end as it should; --json prints nothing before the end.
+    """
+    follow(Client(), run, as_json=as_json)
+
+
+@chooses_runs
 def resume(
-    run: Run,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]…",
-            help="From now on: trainer.backend=fsdp trainer.dp=2, rollout.…, pool.…",
-            autocompletion=candidates.overrides,
-        ),
-    ] = None,
+    meant: Selection,
     step: Annotated[
         int | None,
         typer.Option(
@@ -112,21 +157,58 @@ def resume(
     steps: Annotated[int | None, typer.Option(help="The new total of steps.", min=1)] = None,
     detach: Detach = False,
     wait: WaitOver = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue exactly where a checkpoint left off. Facts after it are rewound; version numbers are not.
 
-    The checkpoint fits every trainer and topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`.
+    Behind the run's name, keys of the spec that change from now on. The checkpoint fits every trainer and
+    topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`. Of several runs, named or found by
+    globs and filters, it shows a list and asks first, and follows none.
     """
     refuse_both(detach, wait)
+    meant, overrides = _without_overrides(meant)
+    name = many.only_run(meant)
     client = launch.connected()
-    resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides or []))
-    for warning in (*resumed.warnings, *resumed.changed_inputs):
-        output.note(f"warning: {warning}")
-    if detach or (as_json and not wait):
-        output.print_json(resumed) if as_json else output.note(f"{run} is {resumed.state}.")
+
+    def continued(run: str) -> shapes.Resumed:
+        resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides))
+        for warning in (*resumed.warnings, *resumed.changed_inputs):
+            output.note(f"warning: {'' if name else f'{run}: '}{warning}")
+        return resumed
+
+    if name is None:
+        _resume_several(client, meant, continued, wait=wait, yes=yes, as_json=as_json)
         return
-    follow(client, run, as_json=as_json)
+    resumed = continued(name)
+    if detach or (as_json and not wait):
+        output.print_json(resumed) if as_json else output.note(f"{name} is {resumed.state}.")
+        return
+    follow(client, name, as_json=as_json)
+
+
+def _without_overrides(meant: Selection) -> tuple[Selection, list[str]]:
+    """Tell names from `key=value`, which no name has."""
+    names = [name for name in meant.names if "=" not in name]
+    return structs.replace(meant, names=names), [name for name in meant.names if "=" in name]
+
+
+def _resume_several(
+    client: Client,
+    meant: Selection,
+    continued: Callable[[str], shapes.Resumed],
+    *,
+    wait: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    verb = many.Verb(
+        "resume", continued, many.state_in_words, "Resume {}?", lambda run: run.state in many.OVER
+    )
+    outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=wait or as_json)
+    if wait:
+        outcomes = many.awaited(client, verb, outcomes, quiet=as_json)
+    many.conclude(verb, outcomes, as_json=as_json)
 
 
 def fork(
@@ -193,20 +275,3 @@ def _as_yaml(value: str | float) -> str | float:
     if isinstance(value, str) and not value.startswith("["):
         return json.dumps(value, ensure_ascii=False)
     return value
-
-
-def read_spec(spec: str) -> tuple[str, str, Path]:
-    """Return the text, its name in messages, and the directory that its relative paths start from."""
-    path, source = Path(spec).expanduser(), "<stdin>" if spec == "-" else spec
-    try:
-        with sys.stdin.buffer if spec == "-" else path.open("rb") as file:
-            data = file.read(_SIZE_LIMIT + 1)
-        if len(data) > _SIZE_LIMIT:
-            raise SpecError(
-                f"{source}: larger than 1 MiB", hint="A spec is a page of YAML; data goes into its own files."
-            )
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SpecError(f"{source}: {reason}", hint="`lorad init` writes a spec to start from.") from None
-    return text, source, Path.cwd() if spec == "-" else path.absolute().parent

@@ -7,9 +7,10 @@ import typer
 
 from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
+from lorad.client.choice import HINT, ORDERS, Choice, ordered_by
 from lorad.client.client import Client
 from lorad.client.shapes import Sample
-from lorad.errors import NotFound, SpecError
+from lorad.errors import NotFound
 
 _SAMPLES = (
     *(
@@ -28,24 +29,47 @@ _SAMPLES = (
 )
 
 
+def _orders() -> list[str]:
+    return list(ORDERS)
+
+
+_Set = Annotated[
+    str | None,
+    typer.Option(
+        "--eval", metavar="SET", help="Of an evaluation: a set of eval.sets, or main.", show_default=False
+    ),
+]
+_Prompt = Annotated[
+    int | None, typer.Option("--prompt", "-p", help="Only this prompt; with --eval at each step.", min=1)
+]
+_Sample = Annotated[
+    int | None,
+    typer.Option("--sample", "-s", help="Show this one in full, by its number in the table.", min=1),
+]
+_Where = Annotated[str, typer.Option("--where", "-w", help=f"Only such: {HINT}.", show_default=False)]
+_End = Annotated[
+    str | None,
+    typer.Option("--end", help="Only those that ended so: done, length, …; truncated.", show_default=False),
+]
+_Sort = Annotated[
+    str, typer.Option(help=f"The largest first, by one of: {', '.join(ORDERS)}.", autocompletion=_orders)
+]
+
+
 def samples(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Default: the last step.")] = None,
-    eval: Annotated[
-        str | None,
-        typer.Option(
-            "--eval", metavar="SET", help="Of an evaluation: a set of eval.sets, or main.", show_default=False
-        ),
-    ] = None,
-    prompt: Annotated[
-        int | None,
-        typer.Option("--prompt", "-p", help="With --eval: only this prompt, at each step.", min=1),
-    ] = None,
+    eval: _Set = None,
+    prompt: _Prompt = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many.")] = 24,
-    sample: Annotated[
-        int | None,
-        typer.Option("--sample", "-s", help="Show this one in full, by its number in the table.", min=1),
-    ] = None,
+    sample: _Sample = None,
+    where: _Where = "",
+    end: _End = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only with at least this reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only with at most this reward.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only those whose reward failed.")] = False,
+    sort: _Sort = "drawn",
+    reverse: Annotated[bool, typer.Option("--reverse", help="The smallest first.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print prompts and completions of a step, with their reward and advantage; with --sample one of them in
@@ -54,13 +78,19 @@ def samples(
     Of an episode, that is each turn with what the environment answered. With --eval they are completions of
     held-out problems; --prompt shows how one of them changed from step to step.
 
+    --where and the options like it choose among all samples of the step, and --sort orders them; the first of
+    these, as many as --limit says, are printed. Several conditions hold at once; `!` before a word of --where
+    is for not.
+
     A prompt and its answer appear at the first of its samples. Long text is cut in the middle to fit the
     terminal.
     """
-    if prompt is not None and eval is None:
-        raise SpecError("--prompt is the number of a problem of --eval", hint="Give --eval main as well.")
     most = limit if sample is None else sample
-    rows = Client().samples(run, step=step, limit=most, eval=eval, problem=prompt)
+    given = {"reward>=": min_reward, "reward<=": max_reward}
+    words = [where, "" if end is None else f'end:"{end}"', "failed" if failed else ""]
+    words += [f"{name}{value!r}" for name, value in given.items() if value is not None]
+    choice = Choice(" ".join(word for word in words if word), ordered_by(sort), reverse)
+    rows = Client().samples(run, step=step, limit=most, eval=eval, problem=prompt, choice=choice)
     if sample is not None:
         one = _chosen(rows, sample, run)
         output.print_json(one) if as_json else table.print_fields(whole(one))
@@ -68,7 +98,9 @@ def samples(
         output.print_json(rows)
     else:
         output.print_table(
-            _SAMPLES, _cells(rows, grouped=table.terminal_width() is not None), empty="No samples yet."
+            _SAMPLES,
+            _cells(rows, grouped=table.terminal_width() is not None),
+            empty=f"No sample of that step is such: {choice.where}" if choice.where else "No samples yet.",
         )
         if eval is not None and prompt is None and rows:
             numbers = f"{rows[0].problem} to {rows[-1].problem}"

@@ -1,25 +1,21 @@
 """lorad serve, generate and eval: serve adapters on a base that stays warm, and try a version."""
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
-from msgspec.structs import replace
 
-from lorad.cli import candidates, launch, output
+from lorad.cli import candidates, output
 from lorad.cli.options import AsJson, Version
+from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.requests import AdapterRequest, ResultRequest, Sampling
+from lorad.client.evaluate import evaluated
+from lorad.client.requests import AdapterRequest, Sampling
 from lorad.client.shapes import Result, StoppedServing
-from lorad.errors import LoradError, NotAllowed, NotFound, SpecError, from_wire
-from lorad.protocol.evaluation import Evaluated, Suite, Wanted
-from lorad.rl.tasks import TASKS
-from lorad.spec.numbers import COUNT_LIMIT
+from lorad.errors import NotFound, SpecError
 
 
 def serve(
@@ -164,6 +160,13 @@ def evaluate(
     pass_at: Annotated[float, typer.Option(help="Reward from which a completion has passed.")] = 1.0,
     prompt_key: Annotated[str | None, typer.Option(help="Column of the prompts.", show_default=False)] = None,
     answer_key: Annotated[str | None, typer.Option(help="Column of the answers.", show_default=False)] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            help="Play its episodes: a builtin environment, or FILE.py:CLASS; default: the run's.",
+            show_default=False,
+        ),
+    ] = None,
     suite: Annotated[
         str | None,
         typer.Option(
@@ -181,77 +184,22 @@ def evaluate(
 ) -> None:
     """Evaluate a version on rows: sample completions, score them, and keep the figures with the version.
 
-    Its pool is started if it is not warm. Seeds are those of eval.sets: with the same rows, reward and
-    sampling the figures are those that the run has measured.
+    With an environment, a row is an episode, which has its own reward. The pool is started if it is not warm.
+    Seeds are those of eval.sets: with the same rows, reward and sampling the figures are those that the run
+    has measured.
     """
     client = launch.connected()
     if data is None and suite is None:
         found = client.results(version.partition("@")[0])
         output.print_json(found) if as_json else _print_results(found)
         return
-    settings: dict[str, Any] = {
-        "data": data, "reward": reward, "problems": problems or (256 if data in TASKS else COUNT_LIMIT),
-        "n": n, "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens,
-        "pass_at": pass_at, "prompt_key": prompt_key, "answer_key": answer_key,
+    given = {
+        "data": data, "reward": reward, "problems": problems, "n": n, "temperature": temperature,
+        "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens, "pass_at": pass_at,
+        "prompt_key": prompt_key, "answer_key": answer_key, "env": env,
     }  # fmt: skip
-    wanted = Wanted(version=version, settings=settings, cwd=str(Path.cwd()), out=out or "")
-    if suite is not None:
-        wanted = replace(wanted, suite=_suite(suite, python), settings=_of_suite(settings, problems))
-    result = _kept(client, _evaluated(wanted), data or "", wanted.suite)
+    result = evaluated(client, version, given, suite=suite, python=python, out=out or "", note=output.note)
     output.print_json(result) if as_json else _print_results([result])
-
-
-def _suite(text: str, python: str) -> Suite:
-    """Raises SpecError."""
-    kind, _, task = text.partition(":")
-    plain = {"kind": kind, "task": task, "python": str(Path(python).expanduser())}
-    try:
-        return msgspec.convert(plain, Suite)
-    except msgspec.ValidationError:
-        hint = "Write lm_eval:TASK or inspect:FILE."
-        raise SpecError(f"{text!r} is no suite", key="--suite", hint=hint) from None
-
-
-def _of_suite(given: dict[str, Any], problems: int | None) -> dict[str, Any]:
-    """Return the settings that a suite takes. Raises SpecError for others that were given."""
-    others = {"data": None, "reward": None, "n": 1, "top_p": 1.0, "top_k": 0, "pass_at": 1.0}
-    for key, usual in (others | {"prompt_key": None, "answer_key": None}).items():
-        if given[key] != usual:
-            raise SpecError(
-                "a suite has its own", key=f"--{key.replace('_', '-')}", hint="Leave it out, or --suite."
-            )
-    return {"problems": problems, **{key: given[key] for key in ("temperature", "max_new_tokens")}}
-
-
-def _kept(client: Client, answer: Evaluated, data: str, suite: Suite | None) -> Result:
-    """Keep what a version came to with it, if it is the caller's."""
-    settings = {key: value for key, value in answer.settings.items() if key != "data" and value is not None}
-    about = ResultRequest(data, "data", settings, answer.metrics, answer.problems, answer.failed)
-    if suite is not None:
-        about = replace(about, data=suite.task, suite=suite.kind)
-    try:
-        return client.keep_result(answer.version, about)
-    except NotAllowed as error:  # a version of somebody else
-        output.note(f"The result is not kept: {error.message}")
-        name, _, number = answer.version.rpartition("@")
-        return Result(name, int(number), metrics=answer.metrics, data=about.data, problems=answer.problems)
-
-
-def _evaluated(wanted: Wanted) -> Evaluated:
-    """Ask a process of its own, which shows how far it is. Raises what it raised."""
-    process = subprocess.run(
-        [sys.executable, "-P", "-m", "lorad.evaluation"],
-        input=msgspec.json.encode(wanted) + b"\n",
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    lines = process.stdout.splitlines()
-    if not lines:
-        raise LoradError(f"the evaluation ended with code {process.returncode} and said nothing")
-    answer = msgspec.json.decode(lines[-1], type=Evaluated)
-    if answer.error is not None:
-        raise from_wire(msgspec.to_builtins(answer.error))
-    return answer
 
 
 def _print_results(results: Sequence[Result]) -> None:

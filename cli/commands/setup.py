@@ -1,13 +1,22 @@
-"""lorad init and completion: a spec to start from, and the script with which a shell completes."""
+"""lorad init, completion and notify: a spec to start from, the script with which a shell completes, trials of
+notifications."""
 
+import asyncio
+import os
+import pwd
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from lorad.cli import candidates, output
+from lorad.cli.options import AsJson
 from lorad.cli.output import note
-from lorad.errors import Conflict, SpecError
+from lorad.client.client import Client
+from lorad.errors import Conflict, NotAllowed, NotFound, SpecError
+from lorad.spec.notify import Notify
 from lorad.spec.templates import SMALL, TEMPLATES
 
 
@@ -100,3 +109,87 @@ def completion(shell: Annotated[_Shell, typer.Argument(show_default=False)]) -> 
     `lorad completion fish | source`.
     """
     print(_SCRIPTS[shell].strip())
+
+
+notify_app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Who hears of starts, ends, failures and alarms of runs."
+)
+
+
+@notify_app.callback()
+def notify() -> None:
+    """Try out who hears of starts, ends, failures and alarms of runs."""
+
+
+@notify_app.command()
+def test(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run, whose receivers get it; without one those of config.yaml.",
+            show_default=False,
+            autocompletion=candidates.runs,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a trial to each receiver, once and from here, and say what became of it.
+
+    Exit code 1 where one did not take it.
+    """
+    receivers, cwd, facts = _of_config() if run is None else _of_run(run)
+    results = [_tried(run or "", number, to, cwd, facts) for number, to in enumerate(receivers)]
+    if as_json:
+        output.print_json(results)
+    else:
+        for one in results:
+            output.report(f"{one['to']}: {one['error'] or 'delivered'}")
+    if any(one["error"] for one in results):
+        raise typer.Exit(1)
+
+
+def _tried(run: str, number: int, to: Notify, cwd: str, facts: dict[str, Any]) -> dict[str, str]:
+    from lorad.notify.deliver import deliver
+    from lorad.notify.outbox import trial
+    from lorad.notify.undelivered import Undelivered
+
+    delivery = trial(run, number, to, cwd, facts)
+    error = ""
+    try:
+        asyncio.run(deliver(delivery))
+    except Undelivered as undelivered:
+        error = str(undelivered)
+    return {"to": to.title, "id": delivery.message.id, "error": error}
+
+
+def _of_config() -> tuple[list[Notify], str, dict[str, Any]]:
+    """Raises NotFound where it names nobody."""
+    from lorad.box.config import config_of
+    from lorad.box.paths import Home, default_home
+
+    home = Home(default_home())
+    if receivers := config_of(home).notify:
+        return receivers, str(Path.cwd()), {}
+    raise NotFound(f"{home.config} names nobody in notify", hint="docs/notify.md shows how, or name a run.")
+
+
+def _of_run(name: str) -> tuple[list[Notify], str, dict[str, Any]]:
+    """Raises NotFound where its spec names nobody, NotAllowed where it is another user's."""
+    shown = Client().show(name)
+    receivers = msgspec.convert(shown.spec.get("notify") or [], list[Notify])
+    if not receivers:
+        raise NotFound(f"the spec of {name} names nobody in notify", hint="docs/notify.md shows how.")
+    if shown.owner not in ("", str(os.getuid()), _own_name()):
+        raise NotAllowed(
+            f"{name} is of {shown.owner}, as whom its notifications are sent", hint="They can try them out."
+        )
+    facts = {key: getattr(shown, key) for key in ("owner", "state", "step", "steps", "attempt", "version")}
+    return receivers, shown.cwd or "/", facts
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""

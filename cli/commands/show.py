@@ -1,12 +1,14 @@
-"""lorad show RUN: everything about a run."""
+"""lorad show, open and diff: everything about a run, where it is, and how it differs from another."""
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from lorad.alarms import alarms
 from lorad.box.config import config_of
-from lorad.cli import output, table
+from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
 from lorad.client.shapes import Attempt, Reference, Result, RunDetails, Trainable
@@ -53,6 +55,9 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "origin": data.origin,
         "reference": _reference(data.reference),
         "sweep": data.sweep,
+        "group": data.group,
+        "tags": " ".join(data.tags),
+        "note": data.note,
         "pool": data.pool,
         "owner": data.owner,
         "created": f"{output.age(data.created_at)} ago",
@@ -68,6 +73,36 @@ def show(run: Run, as_json: AsJson = False) -> None:
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
     results = [("result", _result(one)) for one in data.results[-_RESULTS:]]
     table.print_fields([*fields, *sets, *results, *attempts, *warnings, *troubles, *raised, *spec])
+
+
+def open_(run: Run, as_json: AsJson = False) -> None:
+    """Print the directory of a run, and nothing else: `cd $(lorad open RUN)`."""
+    data = Client().show(run)
+    output.print_json({"run": data.name, "directory": data.directory}) if as_json else print(data.directory)
+
+
+def diff(
+    runs: Annotated[
+        tuple[str, str],
+        typer.Argument(metavar="RUN RUN", show_default=False, autocompletion=candidates.runs),
+    ],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Curves of this metric; give it several times. Default: reward, loss and eval.",
+            show_default=False,
+            autocompletion=candidates.metrics,
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Every step that both made.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs: keys of the spec, digests of data, rewards and model, versions of packages, curves at
+    equal steps.
+    """
+    from lorad.cli.compared import compare
+
+    compare(runs, metric, every=every, as_json=as_json)
 
 
 def _result(one: Result) -> str:

@@ -2,17 +2,20 @@
 early.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates, launch, output
-from lorad.cli.commands.run import read_spec
+from lorad.cli import candidates, output
 from lorad.cli.options import AsJson, Detach, refuse_both
-from lorad.cli.overrides import from_here
-from lorad.cli.sweeps import follow, show, summary
+from lorad.cli.points import points_in
+from lorad.cli.sweeps import follow, show, summary, write_svg
+from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.requests import HalvingRequest
+from lorad.client.overrides import from_here
+from lorad.client.requests import HalvingRequest, PointsRequest
+from lorad.client.spec_file import read_spec
 from lorad.errors import SpecError
 
 
@@ -34,7 +37,22 @@ def sweep(
             autocompletion=candidates.overrides,
         ),
     ] = None,
+    random: Annotated[
+        int | None,
+        typer.Option("--random", metavar="N", help="Draw N points: trainer.lr=loguniform(1e-5,1e-3).", min=1),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the draws: the same seed, the same points.", min=0)] = 0,
+    points: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Points to run: a .csv with keys as header, .json or .yaml list."),
+    ] = None,
     halving: Annotated[bool, typer.Option("--halving", help="Stop the worse runs at each rung.")] = False,
+    asha: Annotated[
+        bool, typer.Option("--asha", help="The same for each run as it comes to a rung; nobody waits.")
+    ] = False,
+    min_steps: Annotated[
+        int | None, typer.Option(help="The first rung; each is ETA times the one before.", min=1)
+    ] = None,
     eta: Annotated[
         float | None, typer.Option(help="A rung keeps one run in ETA; default: 2.", show_default=False)
     ] = None,
@@ -56,29 +74,49 @@ def sweep(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table of one sweep as Markdown.")
     ] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Write a picture: a line for each run through its values and its score."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they
     continue. A table at the end has the best first: last and best eval, mean reward of the last five steps.
 
-    `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Lists go into brackets, as a comma
-    separates values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
+    `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Instead of a grid, `--random 12` draws
+    points from uniform(a,b), loguniform(a,b), int(a,b), logint(a,b) and choice(a,b,…), quoted for the shell:
+    `lorad sweep spec.yaml "trainer.lr=loguniform(1e-5,1e-3)" lora.rank=8,16,32 --random 12`. Lists go into
+    brackets, as a comma separates values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
     """
     refuse_both(detach, wait)
     if listed:
         if markdown and spec is None:
             raise SpecError("--markdown prints one sweep", hint="`lorad sweep --list NAME --markdown`.")
-        show(Client().sweeps(spec), one=spec is not None, as_json=as_json, markdown=markdown)
+        if svg is not None and spec is None:
+            raise SpecError("--svg draws one sweep", hint="`lorad sweep --list NAME --svg FILE`.")
+        found = Client().sweeps(spec)
+        show(found, one=spec is not None, as_json=as_json, markdown=markdown)
+        if svg is not None:
+            write_svg(found[0], svg)
         return
     if spec is None:
         raise SpecError(
             "a sweep begins with a spec", hint="`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
         )
     text, source, cwd = read_spec(spec)
-    wish = _wished(halving, eta, rungs, metric)
+    wish = _wished(halving, eta, rungs, metric, asha=asha, min_steps=min_steps)
+    if points is not None and random is not None:
+        raise SpecError("--points names the points, --random draws them", hint="Give one of the two.")
+    listed_points = [] if points is None else [from_here(point) for point in points_in(points)]
     client = launch.connected()
     started = client.sweep(
-        text, source=source, cwd=str(cwd), overrides=from_here(overrides or []), name=name, halving=wish
+        text,
+        source=source,
+        cwd=str(cwd),
+        overrides=from_here(overrides or []),
+        name=name,
+        halving=wish,
+        points=PointsRequest(random, seed, listed_points),
     )
     for warning in started.warnings:
         output.note(f"warning: {warning}")
@@ -89,16 +127,30 @@ def sweep(
     if over is None:  # the user detached
         return
     show([over], one=True, as_json=as_json, markdown=markdown)
+    if svg is not None:
+        write_svg(over, svg)
     if all(run.reason != "completed" for run in over.runs):
         raise typer.Exit(1)
 
 
-def _wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> HalvingRequest | None:
+def _wished(
+    halving: bool,
+    eta: float | None,
+    rungs: str | None,
+    metric: str | None,
+    *,
+    asha: bool,
+    min_steps: int | None,
+) -> HalvingRequest | None:
     """Read the options of halving. Raises SpecError."""
-    if not halving and eta is None and rungs is None and metric is None:
+    if halving and asha:
+        raise SpecError(
+            "--halving waits for all runs at a rung, --asha for none", hint="Give one of the two."
+        )
+    if not (halving or asha) and (eta, rungs, metric, min_steps) == (None,) * 4:
         return None
     try:
         steps = None if rungs is None else [int(rung) for rung in rungs.split(",")]
     except ValueError:
         raise SpecError(f"--rungs {rungs}: not numbers of steps", hint="For example --rungs 10,20.") from None
-    return HalvingRequest(eta, steps, metric)
+    return HalvingRequest(eta, steps, metric, asha, min_steps)

@@ -1,14 +1,20 @@
 """lorad adapters, export, pin and unpin: the versions of adapters."""
 
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
-from lorad.cli import candidates, output, table
-from lorad.cli.options import AsJson, Version
+from lorad import text
+from lorad.cli import candidates, many, output, table
+from lorad.cli.options import AsJson, Versions, Yes
 from lorad.client.client import Client
-from lorad.client.shapes import Result
+from lorad.client.shapes import Result, Version
+from lorad.errors import NotFound, SpecError
+from lorad.selection import Selection, is_glob
 
 _VERSIONS = (
     *(
@@ -75,25 +81,112 @@ def export(
         str, typer.Argument(metavar="RUN@N", show_default=False, autocompletion=candidates.versions)
     ],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.", show_default=False)],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Write a whole model: the base with the version in its weights.")
+    ] = False,
+    tokenizer: Annotated[bool, typer.Option(help="Put the base's tokenizer beside an adapter.")] = True,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="ORG/NAME", help="Upload it to this repository of the hub.", show_default=False),
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make that repository private.")] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with a token for the hub, else its own login.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a version, verified, into a directory that PEFT, SGLang and vLLM load."""
-    answer = Client().export(version, str(directory.expanduser().absolute()))
-    output.print_json(answer) if as_json else output.note(
-        f"{answer.version} is in {answer.path} (sha256 {answer.sha256})."
-    )
+    """Copy a version, verified, into a directory that PEFT, SGLang and vLLM load, with a model card.
+
+    --merge reads what it wrote again and compares each number with base and adapter. --push uploads the
+    directory as one commit; HF_ENDPOINT names another hub.
+    """
+    from lorad.cli import exports, hub
+
+    if push is None and (private or token_file):
+        raise SpecError("--private and --token-file belong to --push", hint="Add --push ORG/NAME.")
+    token, client, target = hub.read_token(token_file), Client(), directory.expanduser().absolute()
+    if merge:
+        answer, merged = exports.merge(client, version, target)
+        about = f", merged into {merged.changed} weights of its base, {text.size(merged.bytes)}"
+    else:
+        answer, about = client.export(version, str(target)), ""
+        exports.add_beside(
+            target, answer, client.show(answer.version.rpartition("@")[0]), tokenizer=tokenizer
+        )
+    if push is not None:
+        url = hub.push(target, push, private=private, token=token, message=f"{answer.version} by lorad")
+        answer = replace(answer, url=url)
+    if as_json:
+        output.print_json(answer)
+        return
+    output.note(f"{answer.version} is in {answer.path} (sha256 {answer.sha256}){about}.")
+    if answer.url:
+        output.note(f"Uploaded: {answer.url}")
 
 
-def pin(version: Version, as_json: AsJson = False) -> None:
-    """Keep a version's files, and keep it loaded while the pool of its base is up."""
-    row = Client().pin(version)
-    output.print_json(row) if as_json else output.note(f"{row.run}@{row.version} is pinned.")
+def pin(versions: Versions, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Keep the files of versions, and keep them loaded while the pool of their base is up.
+
+    Of several, named or found by globs, it shows a list and asks first: `lorad pin 'sweep-*@best'`.
+    """
+    client = Client()
+    verb = many.Verb("pin", client.pin, lambda row: f"{row.run}@{row.version} is pinned.", "Pin {}?")
+    _change(client, verb, versions, yes=yes, as_json=as_json, fits=lambda version: not version.pinned)
 
 
-def unpin(version: Version, as_json: AsJson = False) -> None:
-    """Remove a pin; an alias keeps its version without one."""
-    row = Client().unpin(version)
+def unpin(versions: Versions, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Remove pins; an alias keeps its version without one.
+
+    Of several, named or found by globs, it shows a list and asks first: `lorad unpin 'RUN@*'`.
+    """
+    client = Client()
+    verb = many.Verb("unpin", client.unpin, _unpinned, "Unpin {}?")
+    _change(client, verb, versions, yes=yes, as_json=as_json, fits=lambda version: version.pinned)
+
+
+def _unpinned(row: Version) -> str:
     served = f", {', '.join(row.aliases)} still serves it" if row.aliases else ""
-    output.print_json(row) if as_json else output.note(
-        f"{row.run}@{row.version} is no longer pinned{served}."
-    )
+    return f"{row.run}@{row.version} is no longer pinned{served}."
+
+
+def _change(
+    client: Client,
+    verb: many.Verb,
+    versions: Sequence[str],
+    *,
+    yes: bool,
+    as_json: bool,
+    fits: Callable[[Version], bool],
+) -> None:
+    """Change one version that was named, or ask about several and change each."""
+    if len(versions) == 1 and not is_glob(versions[0]):
+        row = verb.does(versions[0])
+        output.print_json(row) if as_json else output.note(verb.says(row))
+        return
+    names = [*dict.fromkeys(name for given in versions for name in _meant(client, given, fits))]
+    if not names:
+        output.note(f"There is nothing to {verb.name}.")
+    else:
+        many.ask(verb, f"{len(names)} version{'s' if len(names) > 1 else ''}", [[n] for n in names], yes=yes)
+    many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
+
+
+def _meant(client: Client, given: str, fits: Callable[[Version], bool]) -> list[str]:
+    """Find the versions that a name with globs means: of the runs before the `@`, the numbers after it.
+
+    Raises NotFound where no run or no version is named so.
+    """
+    if not is_glob(given):
+        return [given]
+    name, at, number = given.partition("@")
+    runs = [run.name for run in client.select(Selection(names=[name]))] if is_glob(name) else [name]
+    if not runs:
+        raise NotFound(f"no run is named like {name}", hint="`lorad list --all` shows every run.")
+    if not is_glob(number):
+        return [f"{run}{at}{number}" for run in runs]
+    there = [version for run in runs for version in client.adapters(run)]
+    alike = [version for version in there if fnmatchcase(str(version.version), number)]
+    if not alike:
+        raise NotFound(f"no version is named like {given}", hint="`lorad adapters` shows what there is.")
+    return [f"{version.run}@{version.version}" for version in alike if version.path and fits(version)]

@@ -13,11 +13,13 @@ from lorad.bounds import SPEC_BYTES
 from lorad.box.paths import Home
 from lorad.errors import SpecError
 from lorad.files import read_file
+from lorad.spec.notify import Notify
 from lorad.spec.numbers import Loggers
 
 _Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
 _PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Price = Annotated[float, msgspec.Meta(ge=0)]
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
@@ -190,6 +192,30 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | None = None
 
 
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a device costs by the hour, for `lorad bill`; null is no price.
+
+    Attributes:
+        gpu_hour: price of an hour of a GPU.
+        cpu_hour: price of an hour of the CPU, or of a slot of it (`devices.cpu_slots`).
+        gpu_hours: prices of some GPUs by a part of their name, such as `{H100: 4.0}`; the longest part that
+            fits counts.
+        currency: what prices are in.
+    """
+
+    gpu_hour: _Price | None = None
+    cpu_hour: _Price | None = None
+    gpu_hours: dict[str, _Price] = {}
+    currency: str = "EUR"
+
+    def of(self, device: str) -> float | None:
+        """Return the price of an hour of a device, by its name; None: it has none."""
+        if device == "cpu":
+            return self.cpu_hour
+        fitting = [part for part in self.gpu_hours if part.lower() in device.lower()]
+        return self.gpu_hours[max(fitting, key=len)] if fitting else self.gpu_hour
+
+
 class Tui(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How `lorad tui` looks and what it allows.
 
@@ -219,6 +245,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             before a process starts, and written nowhere.
         backends: where backends are installed, by name.
         loggers: loggers of runs whose spec names none, see docs/loggers.md.
+        notify: who hears of runs whose spec names nobody, see docs/notify.md.
     """
 
     storage: Path | None = None
@@ -233,8 +260,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: Metrics = Metrics()
     backends: dict[str, Backend] = {}
     loggers: Loggers = []
+    notify: list[Notify] = []
     runtime: RuntimeSettings = RuntimeSettings()
     gateway: GatewaySettings = GatewaySettings()
+    prices: Prices = Prices()
     alarms: AlarmLimits = AlarmLimits()
     tui: Tui = Tui()
 

@@ -241,3 +241,51 @@ class Collected(Struct, frozen=True):
     bytes: int = 0
     dry_run: bool = False
     kept: list[KeptVersion] = []
+
+
+# -- the bill ------------------------------------------------------------------------------------------------
+
+
+class BillLine(Struct, frozen=True, kw_only=True):
+    """What was used by one run, user, sweep, alias or pool, or on one day.
+
+    key: its name; "" for what is nobody's: a pool was warm, started, or worked for itself.
+    owner: "" where it is of several users. held, busy: device-seconds, see `Use` in lorad/protocol/status.py.
+    wasted: of `held`, what a later attempt threw away; wasted_tokens: the same of `sampled`.
+    sampled, trained: tokens of the steps of runs; by alias and pool, of all that pools sampled and trained.
+    generated: tokens that pools sampled for runs, with those of evaluations and of steps that never ended.
+    served: tokens for whoever asked the gateway. prompts, cached: tokens of prompts, and those of them that
+    were not computed again. joules: None where nothing measures them. memory: bytes, the most of a slot; of
+    nobody, of a pool. disk: bytes of the runs that are there; None where they are not of runs.
+    cost: None where a device has no price.
+    """
+
+    key: str = ""
+    owner: str = ""
+    held: float = 0.0
+    busy: float = 0.0
+    wasted: float = 0.0
+    sampled: int = 0
+    trained: int = 0
+    generated: int = 0
+    served: int = 0
+    wasted_tokens: int = 0
+    prompts: int = 0
+    cached: int = 0
+    joules: float | None = None
+    memory: int = 0
+    disk: int | None = None
+    cost: float | None = None
+
+
+class Bill(Struct, frozen=True):
+    """Who used how much, the greatest first. since, until: Unix times of whole hours; None: from the first,
+    or until now.
+    """
+
+    by: str
+    rows: list[BillLine]
+    total: BillLine
+    currency: str = ""
+    since: float | None = None
+    until: float | None = None

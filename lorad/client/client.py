@@ -14,9 +14,11 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from lorad.box.paths import Home, default_home
-from lorad.client import box_shapes, requests, shapes
+from lorad.client import box_shapes, check_shapes, mark_shapes, requests, shapes
+from lorad.client.choice import Choice
 from lorad.client.transport import RESTART, Transport
 from lorad.errors import DaemonUnreachable, LoradError, NotFound, from_wire
+from lorad.selection import Selection
 
 T = TypeVar("T")
 
@@ -64,6 +66,23 @@ class Client:
         and can be resumed."""
         return _as(box_shapes.Pool, self._http.delete(f"/v1/pools/{quote(pool)}?force={int(force)}"))
 
+    def bill(
+        self,
+        by: str = "run",
+        *,
+        user: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> box_shapes.Bill:
+        """Return who used how much. by: run, user, sweep, alias, pool or day. user: of theirs alone.
+
+        since, until: Unix times; use is kept by the hour. Raises SpecError.
+        """
+        times = {"since": since, "until": until}
+        query = {"by": by} | ({"user": user} if user else {})
+        query |= {key: str(int(at)) for key, at in times.items() if at is not None}
+        return _as(box_shapes.Bill, self._http.get(f"/v1/bill?{urlencode(query)}"))
+
     def devices(self) -> builtins.list[box_shapes.Device]:
         return _as(builtins.list[box_shapes.Device], self._http.list_of("/v1/devices"))
 
@@ -81,11 +100,27 @@ class Client:
 
     # -- runs ------------------------------------------------------------------------------------------------
     def run(
-        self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], name: str | None
+        self,
+        spec: str,
+        *,
+        source: str,
+        cwd: str,
+        overrides: Sequence[str],
+        name: str | None,
+        suffix: bool = False,
+        replace: bool = False,
     ) -> shapes.Run:
-        """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths."""
-        request = requests.RunRequest(spec, source, cwd, [*overrides], name)
+        """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths.
+
+        suffix: take NAME-2 or the like where the name is in use. replace: remove the run of that name, which
+        is over, once the check has passed.
+        """
+        request = requests.RunRequest(spec, source, cwd, [*overrides], name, suffix, replace)
         return _as(shapes.Run, self._http.post("/v1/runs", request))
+
+    def check(self, request: requests.RunRequest) -> check_shapes.Check:
+        """Check a spec as `run` does, and say what it comes to and when it would start. Nothing is queued."""
+        return _as(check_shapes.Check, self._http.post("/v1/check", request))
 
     def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[shapes.Run]:
         """List runs, newest first; without `all`, the active ones and those of the last day.
@@ -93,6 +128,24 @@ class Client:
         limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
         """
         return _as(builtins.list[shapes.Run], self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}"))
+
+    def select(
+        self,
+        selection: Selection,
+        *,
+        recent: bool = False,
+        keys: Sequence[str] = (),
+        sort: Sequence[str] = (),
+        limit: int = 0,
+    ) -> builtins.list[shapes.Run]:
+        """List the runs that are meant, newest first where `sort` says nothing else.
+
+        recent: without those that ended over a day ago. keys: dotted keys of the spec, and metrics of the
+        last step, which the runs have as `values`. sort: columns or keys; `-` before one puts the largest
+        first. limit: how many; 0: all. Raises SpecError for a word that is neither.
+        """
+        request = requests.SelectRequest(selection, recent, [*keys], [*sort], limit)
+        return _as(builtins.list[shapes.Run], self._http.post("/v1/select", request)["items"])
 
     def named(self, names: Sequence[str]) -> builtins.list[shapes.Run]:
         """List the runs with these names, at most 100, newest first."""
@@ -128,6 +181,25 @@ class Client:
         """Delete an ended or paused run with its directory."""
         return _as(shapes.Removed, self._http.delete(_path(run)))
 
+    def label(
+        self, run: str, *, add: Sequence[str] = (), remove: Sequence[str] = (), note: str | None = None
+    ) -> shapes.Run:
+        """Add tags to a run, take some off it, and write its note (None: as it is)."""
+        request = mark_shapes.LabelRequest([*add], [*remove], note)
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/labels", request))
+
+    def edit(self, run: str, overrides: Sequence[str]) -> shapes.Run:
+        """Change keys of a queued run: resources, and trainer.steps before its first attempt."""
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/edit", mark_shapes.EditRequest([*overrides])))
+
+    def groups(self) -> builtins.list[mark_shapes.Group]:
+        return _as(builtins.list[mark_shapes.Group], self._http.list_of("/v1/groups"))
+
+    def limit_group(self, group: str, limit: int | None) -> mark_shapes.Group:
+        """Let so many runs of a group work at a time; None is any number."""
+        request = mark_shapes.GroupRequest(limit)
+        return _as(mark_shapes.Group, self._http.post(f"/v1/groups/{quote(group, safe='')}", request))
+
     def steps(
         self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1
     ) -> builtins.list[shapes.Step]:
@@ -147,26 +219,39 @@ class Client:
         limit: int = 1000,
         eval: str | None = None,
         problem: int | None = None,
+        prompt_id: str | None = None,
+        choice: Choice | None = None,
+        brief: bool = False,
     ) -> builtins.list[shapes.Sample]:
         """Read the samples of one step; by default those of the last.
 
         eval: the completions of this set of problems instead, `main` for that of data.eval. problem: those of
-        one problem, by its number, at all steps.
+        one problem, by its number: of an evaluation at all steps, else of the step. prompt_id: those of one
+        prompt by its id, at one step. choice: which of them, before `limit` counts. brief: without tokens and
+        log-probabilities, whose number and mean are kept. Raises SpecError, NotFound, IntegrityError.
         """
-        given = {"step": step, "eval": eval, "problem": problem}
+        choice = choice or Choice()
+        given: dict[str, Any] = {"step": step, "eval": eval, "problem": problem, "prompt_id": prompt_id}
+        given |= {"where": choice.where or None, "sort": None if choice.sort == "drawn" else choice.sort}
+        given |= {"reverse": int(choice.reverse) or None, "brief": int(brief) or None}
         query = {"limit": limit} | {key: value for key, value in given.items() if value is not None}
         return _as(
             builtins.list[shapes.Sample], self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}")
         )
 
     def logs(
-        self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20
+        self, run: str, *, of: str = "driver", attempt: int = 0, offset: int = -65536, limit: int = 1 << 20
     ) -> shapes.LogPart:
-        """Read a part of a log, from a byte offset (negative: from the end)."""
-        return _as(
-            shapes.LogPart,
-            self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}"),
-        )
+        """Read a part of a log, from a byte offset (negative: from the end).
+
+        attempt: of the driver, whose log it is; 0: the newest.
+        """
+        query = {"of": of, "offset": offset, "limit": limit} | ({"attempt": attempt} if attempt else {})
+        return _as(shapes.LogPart, self._http.get(f"{_path(run)}/logs?{urlencode(query)}"))
+
+    def log_names(self, run: str) -> builtins.list[str]:
+        """List which logs `logs` can read of a run now: `driver`, `pool`, `trainer`, `engine-0` and so on."""
+        return _as(builtins.list[str], self._http.list_of(f"{_path(run)}/logs/names"))
 
     def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> shapes.LogPart:
         """Read the log of the `daemon`, or of the caller's `gateway`, as `logs` does.
@@ -254,9 +339,13 @@ class Client:
         overrides: Sequence[str],
         name: str | None,
         halving: requests.HalvingRequest | None,
+        points: requests.PointsRequest | None = None,
     ) -> shapes.StartedSweep:
-        """Queue a run for each point of the grid that overrides with several values span."""
-        request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving)
+        """Queue a run for each point of the grid that overrides with several values span, or for each of
+        `points`.
+        """
+        chosen = points or requests.PointsRequest()
+        request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving=halving, points=chosen)
         return _as(shapes.StartedSweep, self._http.post("/v1/sweeps", request))
 
     def sweeps(self, name: str | None = None) -> builtins.list[shapes.Sweep]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from lorad.bounds import TRIAL_SAMPLES
+from lorad.selection import Selection
 from lorad.spec.numbers import NonNegative, NonNegativeFloat, Positive, Seed
 
 
@@ -23,6 +24,18 @@ class RunRequest(Struct, frozen=True):
     cwd: str  # where relative paths of the spec begin
     overrides: list[str] = []  # `key=value`
     name: str | None = None
+    suffix: bool = False  # take NAME-2 or the like where the name is in use
+    replace: bool = False  # remove the run of that name first, which has to be over
+
+
+class SelectRequest(Struct, frozen=True):
+    """Which runs to list, in which order, with which of their figures."""
+
+    selection: Selection = Selection()
+    recent: bool = False  # without those that ended over a day ago
+    keys: list[str] = []  # dotted keys of the spec, and metrics of the last step
+    sort: list[str] = []  # columns or keys; `-` before one: the largest first
+    limit: NonNegative = 0  # how many runs; 0: all
 
 
 class TrialRequest(Struct, frozen=True):
@@ -39,10 +52,21 @@ class HalvingRequest(Struct, frozen=True):
     eta: float | None = None
     rungs: list[int] | None = None
     metric: str | None = None
+    asha: bool = False  # decide for each run as it reaches a rung, without waiting for the others
+    min_steps: Positive | None = None  # the first rung; the others follow by eta
+
+
+class PointsRequest(Struct, frozen=True):
+    """Which points a sweep has: `random` that are drawn, or those that are `listed`; else all of a grid."""
+
+    random: int | None = None
+    seed: Seed = 0  # of the draws
+    listed: list[list[str]] = []  # overrides of each point
 
 
 class SweepRequest(RunRequest, frozen=True):
     halving: HalvingRequest | None = None  # None: every run makes all its steps
+    points: PointsRequest = PointsRequest()
 
 
 class ResumeRequest(Struct, frozen=True):

@@ -77,6 +77,12 @@ class Run(Struct, frozen=True):
     recent: list[_Number | None] = []  # mean rewards of the last 24 steps
     origin: str | None = None  # run@version or directory that it came from
     base: str = ""  # the model of its spec
+    tags: list[str] = []
+    note: str = ""
+    group: str = ""  # of which so many runs work at a time
+    sweep: str | None = None  # the sweep that started it
+    # what it has for the keys that were asked for; of a run of a sweep, for the keys of the grid
+    values: dict[str, Any] = {}
 
 
 class Reference(Struct, frozen=True):
@@ -103,6 +109,18 @@ class Attempt(Struct, frozen=True):
     reason: str | None = None
     detail: str = ""
     changed: dict[str, Any] = {}  # dotted keys of the spec that the attempt before had otherwise
+
+
+class Beginning(Struct, frozen=True):
+    """What the newest attempt of a run began with."""
+
+    attempt: int = 0
+    trainer: str = ""
+    engine: str = ""
+    data_sha256: str = ""  # of the rows; "" for a task
+    model_sha256: str = ""  # of the files of its weights
+    inputs: dict[str, str] = {}  # sha256 of each file of user code and of the model's, by what it is
+    software: dict[str, str] = {}  # versions of what the pool ran on, by package; empty where not kept
 
 
 class Trainable(Struct, frozen=True):
@@ -144,7 +162,6 @@ class RunDetails(Run, frozen=True):
     directory: str = ""
     cwd: str | None = None  # where relative paths of its spec begin
     reference: Reference | None = None
-    sweep: str | None = None
     serving: bool = False
     spec: dict[str, Any] = {}  # the whole spec as JSON, see lorad/spec/model.py
     data_format: str = ""  # what the rows of its data are, where completions are trained on
@@ -156,6 +173,7 @@ class RunDetails(Run, frozen=True):
     best: Best | None = None  # None before the first evaluation
     sets: dict[str, list[SetScore]] = {}  # of eval.sets, the first and the last evaluation of each
     results: list[Result] = []  # what its versions came to when somebody evaluated them
+    begun: Beginning | None = None  # None before its first attempt began to work
 
 
 class Forked(Run, frozen=True):
@@ -176,17 +194,17 @@ class Step(Struct, frozen=True):
     """A step of the surviving lineage.
 
     Metrics of every step: lr, updates, response_length, truncated, zero_variance_groups, failed_rewards,
-    failed_rewards_total, skipped_updates, skipped_updates_total, tokens, tokens_per_second, seconds,
-    seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were measured: reward, reward_std
-    (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over what was trained on),
-    of a critic explained_variance, value, value_loss, value_clip_fraction, critic_grad_norm, grad_norm,
-    importance_capped, importance_max, rejected (of the weights against the engine), kl_coef (where
-    it adapts), prompts_sampled, prompts_used (with dynamic sampling), logprob_difference,
-    logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one before),
-    trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu. A step of sft or dpo has no
-    rewards, groups and ratios. It has trained_tokens; sft has perplexity and token_accuracy, dpo has
-    pair_accuracy, margin, chosen_shift and rejected_shift (logprob - reference, nats per token); with an
-    evaluation each comes with held_out_ before it.
+    failed_rewards_total, skipped_updates, skipped_updates_total, tokens, trained_tokens, tokens_per_second,
+    seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were measured: reward,
+    reward_std (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over what was trained
+    on), of a critic explained_variance, value, value_loss, value_clip_fraction, critic_grad_norm,
+    grad_norm, importance_capped, importance_max, rejected (of the weights against the engine), kl_coef
+    (where it adapts), prompts_sampled, prompts_used (with dynamic sampling), logprob_difference,
+    logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one
+    before), trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu. A step of sft or
+    dpo has no rewards, groups and ratios; sft has perplexity and token_accuracy, dpo has pair_accuracy,
+    margin, chosen_shift and rejected_shift (logprob - reference, nats per token); with an evaluation each
+    comes with held_out_ before it.
     """
 
     step: int
@@ -232,6 +250,9 @@ class Sample(Struct, frozen=True):
     rewards: dict[str, _Number | None] = {}  # components by name
     tokens: list[int] = []  # behind the prompt
     logprobs: list[_Number | None] = []  # of the tokens that the model sampled
+    widths: list[int] = []  # characters that each of these made: of the completion, or of its turn
+    length: int | None = None  # tokens that the model sampled, where `tokens` are left out
+    logprob: float | None = None  # mean of `logprobs`, where these are left out
     task: Task | None = None  # of an episode
     turns: list[EpisodeTurn] = []
     end: EpisodeEnd | None = None
@@ -239,6 +260,28 @@ class Sample(Struct, frozen=True):
     forks: list[Fork] = []
     set: str = ""  # of an evaluation: the set of problems
     problem: int | None = None  # of an evaluation: its number in the set, from 1
+
+    @property
+    def ending(self) -> str:
+        """Return why it ended: of an episode its end, else why the engine stopped."""
+        return str(self.end or self.finish or "")
+
+    @property
+    def size(self) -> int:
+        """Return how many tokens the model sampled."""
+        if self.length is not None:
+            return self.length
+        return sum(turn.tokens for turn in self.turns) if self.turns else len(self.tokens)
+
+    @property
+    def turn_count(self) -> int:
+        return len(self.turns) or 1
+
+    @property
+    def searched(self) -> list[str]:
+        """Return the texts that a search looks in."""
+        spoken = [text for turn in self.turns for text in (turn.text, turn.observation)]
+        return [self.prompt, *(spoken or [self.completion])]
 
 
 class TrialEvent(Struct, frozen=True):
@@ -311,7 +354,8 @@ class Checkpoint(Struct, frozen=True):
 class Exported(Struct, frozen=True):
     version: str  # run@number
     path: str
-    sha256: str = ""
+    sha256: str = ""  # of the adapter
+    url: str = ""  # of the upload, where the command made one
 
 
 class Alias(Struct, frozen=True):
@@ -410,6 +454,7 @@ class Halving(Struct, frozen=True):
     eta: _Number
     rungs: list[int]
     metric: str  # eval | nll | reward | loss
+    asha: bool = False  # each run is decided about as it reaches a rung
 
 
 class Rung(Struct, frozen=True):
@@ -421,7 +466,6 @@ class Rung(Struct, frozen=True):
 
 
 class SweepRun(Run, frozen=True):
-    values: dict[str, Any] = {}  # what its spec has for the keys of the grid
     eval_best: float | None = None
     reward_mean: float | None = None  # of the last five steps
     loss_mean: float | None = None  # likewise

@@ -130,7 +130,8 @@ def sees(ctx: Context, caller: Caller, owner_uid: int) -> bool:
     return ctx.config.sharing.read == "all" or owns(ctx, caller, owner_uid)
 
 
-def _sees_all(ctx: Context, caller: Caller) -> bool:
+def sees_all(ctx: Context, caller: Caller) -> bool:
+    """Check whether the caller sees what belongs to others."""
     return ctx.config.sharing.read == "all" or is_admin(ctx, caller)
 
 
@@ -144,7 +145,7 @@ def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[
 
     Rows of a removed run have no owner: only callers who see everything get them.
     """
-    if _sees_all(ctx, caller):
+    if sees_all(ctx, caller):
         return list(rows)
     mine = {*runs.names(ctx.store, owner_uid=caller.uid)}
     return [row for row in rows if row.run in mine]

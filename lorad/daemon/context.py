@@ -25,7 +25,15 @@ from lorad.daemon.process.processes import Processes
 from lorad.daemon.process.sharing import OneUser, Users
 from lorad.daemon.process.users import User
 from lorad.daemon.read_threads import Readers
-from lorad.daemon.state import LoggerState, QueueState, RequestState, ServingState, StorageState
+from lorad.daemon.state import (
+    BillState,
+    LoggerState,
+    NotifyState,
+    QueueState,
+    RequestState,
+    ServingState,
+    StorageState,
+)
 from lorad.errors import StorageError
 from lorad.protocol.journal import Reference
 from lorad.protocol.preflight import SpecFacts
@@ -64,8 +72,10 @@ class Context:
     queue: QueueState = field(default_factory=QueueState)
     serving: ServingState = field(default_factory=ServingState)
     loggers: LoggerState = field(default_factory=LoggerState)
+    notify: NotifyState = field(default_factory=NotifyState)
     storage: StorageState = field(default_factory=StorageState)
     requests: RequestState = field(default_factory=RequestState)
+    bill: BillState = field(default_factory=BillState)
     users: Users = field(default_factory=OneUser)
     patience: Patience = field(default_factory=Patience)
 

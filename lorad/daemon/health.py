@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.beside.loggers import living_loggers
+from lorad.daemon.beside.notify import living_notifiers
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool, of_run
 from lorad.daemon.process.processes import is_same, read_status, write_json
@@ -69,6 +70,9 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
     for attempt in living_loggers(ctx):
         if ctx.processes.inspect(attempt).phase == "alive":
             yield attempt, ("the process of loggers", Item("the loggers"))
+    for attempt in living_notifiers(ctx):
+        if ctx.processes.inspect(attempt).phase == "alive":
+            yield attempt, ("the process of notifications", Item("the notifications"))
 
 
 def _look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lorad.daemon.beside.loggers import keep_loggers
+from lorad.daemon.beside.notify import keep_notify
+from lorad.daemon.bill.take_in import keep_bill
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_run
 from lorad.daemon.health import heal
@@ -163,6 +165,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     _ingest,
     _confirm,
     _reap,
+    keep_bill,
     heal,
     halve,
     keep_serving,
@@ -176,6 +179,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     keep_table,
     keep_gateways,
     keep_loggers,
+    keep_notify,
     _tidy_readers,
     keep_budget,
     rotate,

@@ -14,6 +14,8 @@ from pathlib import Path
 from lorad.bounds import Bounds
 from lorad.daemon.counters import Meter
 from lorad.loggers.table import Followed, Table
+from lorad.notify.outbox import Outbox
+from lorad.notify.table import Table as NotifyTable
 from lorad.protocol.connection import Connection
 
 LOOK_SECONDS = 60.0
@@ -68,6 +70,20 @@ class LoggerState:
 
 
 @dataclass
+class NotifyState:
+    """What `beside/notify.py` remembers.
+
+    outbox: as it is on disk, but for its cursor; None before the first look.
+    tables: the table that the process of each uid was last given.
+    needed_at: when the process of a uid was last needed, in monotonic time.
+    """
+
+    outbox: Outbox | None = None
+    tables: dict[int, NotifyTable] = field(default_factory=dict)
+    needed_at: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
 class RequestState:
     """What `api/` remembers.
 
@@ -81,6 +97,31 @@ class RequestState:
     parting: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: set[Connection] = field(default_factory=set)
     trials: set[str] = field(default_factory=set)
+
+
+@dataclass
+class UsesFile:
+    """How far the file of uses of a pool's life was read, and which file it was."""
+
+    offset: int = 0
+    inode: int = 0
+    life: str = ""
+
+
+@dataclass
+class BillState:
+    """What `bill/` remembers.
+
+    files: of lives of pools whose use is not all taken in, by the directory of the life.
+    closed: directories of lives of which everything is.
+    read_at: the monotonic time at which the files of pools that are up were last read.
+    sizes: bytes of directories of runs, and the monotonic time at which they were measured.
+    """
+
+    files: dict[Path, UsesFile] = field(default_factory=dict)
+    closed: set[Path] = field(default_factory=set)
+    read_at: float = float("-inf")
+    sizes: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.beside.loggers import living_loggers
+from lorad.daemon.beside.notify import living_notifiers
 from lorad.daemon.context import Context
 from lorad.daemon.process.log_trim import cut_all
 from lorad.daemon.serving.gateways import living_gateways
@@ -36,3 +37,4 @@ def _living(ctx: Context) -> Iterator[AttemptDir]:
     yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
     yield from living_gateways(ctx)
     yield from living_loggers(ctx)
+    yield from living_notifiers(ctx)

@@ -9,6 +9,7 @@ import contextlib
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from lorad.startup import quick_imports
@@ -29,9 +30,11 @@ with quick_imports():
     from lorad.models.facts import read_facts
     from lorad.protocol.driver_params import DriverParams, read_params
     from lorad.protocol.heartbeat import HEART
-    from lorad.protocol.journal import EndFact, JournalWriter
+    from lorad.protocol.journal import EndFact, JournalWriter, read
     from lorad.protocol.structs import learn_structs
     from lorad.rl.completions.targets import load_train
+    from lorad.rl.streaming.pinned import pinned
+    from lorad.rl.streaming.reader import newest_commit
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import fitted
 
@@ -112,6 +115,7 @@ def open_session(
     spec, cwd = load_spec(run_dir, params), Path(params.cwd)
     directory = resolve(spec.model.path, any_architecture=not needs_base(spec))
     spec = fitted(spec, read_facts(directory).max_positions)
+    spec = pinned(spec, _commits_before(run_dir), newest_commit)
     tokenizer = Tokenizer(directory, date=params.date)
     HEART.progress()
     train_data = load_train(spec, tokenizer, cwd)
@@ -129,6 +133,14 @@ def open_session(
     stack.enter_context(pool)
     data = (train_data, problems)
     return Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, hosts, stop)
+
+
+def _commits_before(run_dir: RunDir) -> Mapping[str, str]:
+    """Return the commits of hub datasets that the attempt before streamed."""
+    records = [record for record, _ in read(run_dir.journal)]
+    told = next((record.data for record in reversed(records) if record.kind == "attempt"), {})
+    found: Mapping[str, str] = told.get("commits", {})
+    return found
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from lorad.protocol.inputs import Input, look
 from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.rl.data import name_of
+from lorad.rl.streaming.pinned import commits
 from lorad.spec.data import names_of
 from lorad.spec.trainer import Trainer
 
@@ -77,6 +78,8 @@ def begin(session: Session) -> PoolInfo:
     inputs = _keep_inputs(session, Path(info.model_path))
     _compare_inputs(session, _inputs_before(records), inputs)
     restored = checkpoint.find(session, facts)
+    if restored and restored.state.stream and session.train_data.stream is not None:
+        session.train_data.stream.restore(restored.state.stream)
     made = pending.read(session, restored.path, facts) if restored else []
     opened = _open_slot(session, info, restored)
     begun = _attempt(session, info, restored, opened, inputs)
@@ -139,6 +142,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             critic=_critic(session, restored),
             reference=_reference(session, restored),
             has_teacher=spec.algorithm.teacher is not None,
+            step=restored.state.step if restored else 0,
         ),
     )
     return opened
@@ -285,6 +289,8 @@ def _attempt(
         inputs=inputs,
         reference=kl and replace(kl, bases=[], attested=opened.reference.verdict if opened.reference else ""),
         teacher_sha256=info.teacher_sha256 if session.spec.algorithm.teacher else "",
+        commits=commits(session.spec),
+        software=info.versions,
     )
 
 

@@ -55,7 +55,9 @@ def checkpoint(session: Session) -> None:
         session.journal.check_place()
         made = session.ahead.made() if session.ahead is not None else []
         temporary = directory.begin(final)
-        session.pool.call("save", Save(str(temporary)))
+        session.pool.call("save", Save(str(temporary), state.step))
+        if (stream := session.train_data.stream) is not None:
+            state.stream = stream.bookmark(state.position)
         (temporary / _STATE).write_bytes(msgspec.json.encode(state))
         pending.write(temporary, made)
         if session.reference is not None:

@@ -1,4 +1,6 @@
-"""The objective of dpo. Log-probabilities of the reference are computed once for each row."""
+"""The objective of dpo. Log-probabilities of the reference are computed once for each row; those of the
+policy come from the pass that makes the gradient, where the trainer can do that.
+"""
 
 import hashlib
 import os
@@ -7,17 +9,18 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from lorad.driver.session import Session
 from lorad.driver.supervised import LINEAR, Metrics, batch_of, is_wanted, likelihood_of, trained_of
 from lorad.driver.update import Update, update
 from lorad.driver.weigh import logprobs, predictions
-from lorad.protocol.batch import Batch, PolicyTargets
+from lorad.protocol.batch import OF_PAIRS, Batch, Gradients, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import ForwardBackward, LogprobsOf
 from lorad.protocol.status import PoolInfo
 from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Example
-from lorad.rl.pairs import Judged, label_loss, mismatched_divergence, pair_loss
+from lorad.rl.pairs import Judged, judged, mismatched_divergence
 
 
 class Preferences:
@@ -27,6 +30,7 @@ class Preferences:
         """Raises OSError when the file of log-probabilities cannot be made."""
         self._wanted = session.spec.algorithm.preference
         self._of: LogprobsOf = "reference" if session.params.reference else "base"
+        self._knows_pairs = OF_PAIRS in info.losses
         self._kept: _Kept | None = None
         if session.spec.algorithm.has_reference:
             assert isinstance(session.train_data, TargetDataset)
@@ -39,12 +43,55 @@ class Preferences:
 
     def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
         batch = batch_of(examples)
-        current = logprobs(session, "slot", batch)
-        found = self._judged(session, examples, current, self._reference(session, examples, batch, current))
+        reference = self._reference(session, examples, batch)
+        if self._fits(session, batch):
+            return self._learn_at_once(session, examples, batch, reference, rate)
+        found = self._judged(session, examples, logprobs(session, "slot", batch), reference)
         targets = PolicyTargets((-found.gradient).astype(np.float32), weights=trained_of(examples))
         wanted = ForwardBackward(batch, targets, LINEAR, 1.0)
         done = update(session, wanted, rate, has_gradient=bool(targets.advantages.any()))
         return done, self._metrics(session, examples, found)
+
+    def _fits(self, session: Session, batch: Batch) -> bool:
+        """Return whether the trainer can find the loss of a pair in the pass that makes its gradient: it
+        knows how, and each pair fits into a micro-batch.
+        """
+        ends = np.cumsum(batch.completion_lengths)[np.cumsum(batch.group_sizes) - 1]
+        rows = batch.prompt_lengths + np.diff(ends, prepend=0)
+        return self._knows_pairs and int(rows.max()) <= session.spec.trainer.tokens_per_microbatch
+
+    def _learn_at_once(
+        self,
+        session: Session,
+        examples: Sequence[Example],
+        batch: Batch,
+        reference: np.ndarray,
+        rate: float,
+    ) -> tuple[Update, Metrics]:
+        """Do one update whose gradient and log-probabilities come from one pass."""
+        loss = PolicyLoss(
+            "preference",
+            temperature=session.spec.rollout.temperature,
+            returns_logprobs=True,
+            preference=self._wanted,
+        )
+        signs, count = np.ones(batch.targets.size, np.float32), len(examples)
+        if self._wanted.loss == "kto":
+            signs = np.repeat(np.where(_desired(session, examples), 1, -1), batch.completion_lengths)
+            loss = replace(loss, divergence=self._divergence(session, examples))
+        found: list[Judged] = []
+
+        def has_gradient(stats: Gradients) -> bool:
+            assert stats.logprobs is not None
+            found.append(self._judged(session, examples, stats.logprobs, reference, loss.divergence))
+            return bool(found[0].gradient.any())
+
+        targets = PolicyTargets(
+            signs.astype(np.float32), reference_logprobs=reference, weights=trained_of(examples)
+        )
+        wanted = ForwardBackward(batch, targets, loss, float(count))
+        done = update(session, wanted, rate, has_gradient=has_gradient)
+        return done, self._metrics(session, examples, found[0]) if found else {}
 
     def held_out(self, session: Session) -> Metrics:
         examples = [example for example in session.held_out if example.targets]
@@ -59,12 +106,10 @@ class Preferences:
             found |= {key: value for key, value in wanted._asdict().items() if value is not None}
         return {f"held_out_{key}": value for key, value in found.items()}
 
-    def _reference(
-        self, session: Session, examples: Sequence[Example], batch: Batch, current: np.ndarray
-    ) -> np.ndarray:
+    def _reference(self, session: Session, examples: Sequence[Example], batch: Batch) -> np.ndarray:
         """float32 [T]; of a loss without a reference zeros."""
         if self._kept is None:
-            return np.zeros_like(current)
+            return np.zeros(batch.targets.size, np.float32)
         assert isinstance(session.train_data, TargetDataset)
         places = session.train_data.places(session.state.position, len(examples))
         if not all(self._kept.has(place) for place in places):
@@ -75,15 +120,22 @@ class Preferences:
         return np.concatenate([self._kept.at(place) for place in places])
 
     def _judged(
-        self, session: Session, examples: Sequence[Example], current: np.ndarray, reference: np.ndarray
+        self,
+        session: Session,
+        examples: Sequence[Example],
+        current: np.ndarray,
+        reference: np.ndarray,
+        divergence: float | None = None,
     ) -> Judged:
+        """divergence: z of kto; None: it is measured."""
         lengths = np.array([t.tokens.size for e in examples for t in e.targets])
         trained = trained_of(examples)
         if self._wanted.loss != "kto":
-            return pair_loss(current, reference, lengths, self._wanted, trained)
-        divergence = self._divergence(session, examples)
+            return judged(current, reference, lengths, self._wanted, trained)
+        if divergence is None:
+            divergence = self._divergence(session, examples)
         desired = _desired(session, examples)
-        return label_loss(current, reference, lengths, desired, self._wanted, divergence, trained)
+        return judged(current, reference, lengths, self._wanted, trained, desired, divergence)
 
     def _divergence(self, session: Session, examples: Sequence[Example]) -> float:
         """Measure z of kto on the completions of the step behind the prompts of others."""

@@ -19,6 +19,7 @@ from lorad.driver.weigh import importance_cap
 from lorad.protocol.calls import Stepped
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
+from lorad.rl.completions.widths import Widths
 from lorad.rl.data import Example
 from lorad.text import number
 
@@ -37,7 +38,7 @@ def record(
     step = state.step + 1
     state.failed_rewards += int((~scored.scored).sum())
     count_skips(session, trained.skipped, has_stepped=bool(trained.steps))
-    path, digest = write_samples(session, step, _samples(step, rollout, scored, weighed))
+    path, digest = write_samples(session, step, _samples(session, rollout, scored, weighed))
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
         version=rollout.plan.version,
@@ -94,7 +95,8 @@ def _metrics(
     |trainer - engine| in nats, absent where samples are of older weights; then staleness_difference has that
     and staleness together. rejected: share of tokens that algorithm.correction leaves out; importance_capped:
     share whose importance weight the cap bounds; importance_max: the greatest of these weights. updates:
-    optimizer steps; skipped_updates: that loss or gradient forbade; prompts_sampled, prompts_used: with
+    optimizer steps; trained_tokens: those with a loss, once for each pass; skipped_updates: that loss or
+    gradient forbade; prompts_sampled, prompts_used: with
     dynamic sampling, those that were sampled for the step, and those whose rewards differ;
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
@@ -118,6 +120,7 @@ def _metrics(
         "failed_rewards": float((~scored.scored).sum()),
         "failed_rewards_total": float(state.failed_rewards),
         "tokens": float(rollout.tokens),
+        "trained_tokens": float(trained.total.tokens),
         "tokens_per_second": rollout.tokens / max(rollout.seconds, 1e-9),
         "staleness": float(rollout.plan.staleness),
         "seconds": seconds["total"],
@@ -246,7 +249,10 @@ def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     return found
 
 
-def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | None) -> list[dict[str, Any]]:
+def _samples(
+    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed | None
+) -> list[dict[str, Any]]:
+    step, widths = session.state.step + 1, session.widths
     nothing = np.full(len(scored.scores), np.nan)
     advantages = nothing if weighed is None else weighed.advantages
     rows = zip(rollout.samples, scored.scores, advantages, strict=True)
@@ -267,10 +273,28 @@ def _samples(step: int, rollout: Rollout, scored: Scored, weighed: Weighed | Non
             "error": score.error,
             "tokens": s.tokens.tolist(),
             "logprobs": s.logprobs.tolist(),
+            "widths": _widths(widths, s),
         }
         | _of_episode(s)
         for s, score, advantage in rows
     ]
+
+
+def _widths(widths: Widths, sample: Sample) -> list[int]:
+    """Return how many characters each sampled token made, of the completion or of its turn; empty where that
+    is not known.
+    """
+    ids = sample.tokens if sample.sampled is None else sample.tokens[sample.sampled]
+    if sample.episode is None:
+        return widths.of(sample.text, ids.tolist())
+    found, at = list[int](), 0
+    for turn in sample.episode.turns:
+        of_turn = widths.of(turn.text, ids[at : at + turn.tokens].tolist())
+        if len(of_turn) != turn.tokens:
+            return []
+        found += of_turn
+        at += turn.tokens
+    return found
 
 
 def source_of(example: Example) -> dict[str, str]:

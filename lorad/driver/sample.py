@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from msgspec import structs
@@ -205,8 +206,9 @@ def _play(
 ) -> tuple[list[list[Sample]], Generated]:
     if isinstance(hosts, ProgramHosts):
         return play_programs(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
-    plays = play_freely if session.plays_freely else play
-    return plays(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
+    if session.plays_freely:
+        return play_freely(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
+    return play(session, hosts, partial(generate, pool), wanted, n, how, seed=seed, is_eval=is_eval)
 
 
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -24,8 +25,10 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import JournalWriter
+from lorad.rl.completions.widths import Widths
 from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput
+from lorad.rl.streaming.stream import Bookmark
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.kept import MAIN, EvalSet
 from lorad.spec.model import Spec
@@ -56,6 +59,7 @@ class State(Struct):
     reference_sha256: of the tensors that algorithm.kl.reset_every put in the reference's place; "" before.
     critic_steps: in which the critic learned; it begins with algorithm.critic.warmup_steps in a fork that
         takes a critic along.
+    stream: where to read on in data that are streamed.
     """
 
     step: int = 0
@@ -71,6 +75,7 @@ class State(Struct):
     kl_coef: float | None = None
     reference_sha256: str = ""
     critic_steps: int = 0
+    stream: Bookmark | None = None
 
 
 class _Sampler(Protocol):
@@ -147,6 +152,10 @@ class Session:
     patient_from: int = 0
     current_sha256: str = ""
     reference: Path | None = None
+
+    @cached_property
+    def widths(self) -> Widths:
+        return Widths(self.tokenizer)
 
     @property
     def held_out(self) -> list[Example]:

@@ -1,10 +1,11 @@
 """What every step that trains does: a gradient, and the optimizer's step on it where both are finite."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lorad.driver.session import Session
-from lorad.protocol.batch import LossStats
+from lorad.protocol.batch import Gradients
 from lorad.protocol.calls import ForwardBackward, Nothing, OptimStep, Stepped
 from lorad.rl.schedule import learning_rate
 
@@ -15,28 +16,35 @@ class Update:
     optimizer's step, None where it made none. is_finite: False where loss or gradient was not, so that the
     update was skipped."""
 
-    stats: LossStats | None = None
+    stats: Gradients | None = None
     step: Stepped | None = None
     is_finite: bool = True
 
 
 def update(
-    session: Session, wanted: ForwardBackward | None, rate: float, *, has_gradient: bool = True
+    session: Session,
+    wanted: ForwardBackward | None,
+    rate: float,
+    *,
+    has_gradient: bool | Callable[[Gradients], bool] = True,
 ) -> Update:
     """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
 
     Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
     either.
 
-    wanted: None where there is nothing to compute. has_gradient: False where it is zero for certain.
+    wanted: None where there is nothing to compute. has_gradient: False where it is zero for certain, or what
+    says so of a loss that is finite.
     """
     skips = session.spec.algorithm.skip_empty_updates
     if wanted is None:
         return Update(step=None if skips else _step(session, rate))
-    stats: LossStats = session.pool.call("forward_backward", wanted)
-    if not math.isfinite(stats.loss) or (skips and not has_gradient):
+    stats: Gradients = session.pool.call("forward_backward", wanted)
+    is_finite = math.isfinite(stats.loss)
+    teaches = has_gradient if isinstance(has_gradient, bool) else is_finite and has_gradient(stats)
+    if not is_finite or (skips and not teaches):
         session.pool.call("discard_grads", Nothing())
-        return Update(stats) if math.isfinite(stats.loss) else Update(is_finite=False)
+        return Update(stats) if is_finite else Update(is_finite=False)
     step = _step(session, rate)
     return Update(stats, step) if step.applied else Update(is_finite=False)
 

@@ -15,8 +15,9 @@ from lorad.client.shapes import Completion
 from lorad.driver.evals.evaluate import summary
 from lorad.driver.rewards import Rewarder, Score
 from lorad.driver.sampling.generate import seeds_of
-from lorad.driver.session import Plan
+from lorad.driver.session import Plan, Sample
 from lorad.errors import Conflict, SpecError
+from lorad.evaluation.episodes import played
 from lorad.models.facts import read_facts
 from lorad.protocol.evaluation import Evaluated, Wanted
 from lorad.rl.data import EVAL_SEED, Example, load_set
@@ -25,7 +26,7 @@ from lorad.rl.reward import RewardInput
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.kept import Checkpoint
 from lorad.spec.model import Spec, convert, fitted
-from lorad.spec.reward import rewards_of
+from lorad.spec.reward import RewardSpec, rewards_of
 
 _SECONDS = 24 * 3600.0  # for the completions of a batch, a pool that starts included
 _AT_ONCE = 256  # prompts of one request
@@ -44,9 +45,7 @@ def evaluate(wanted: Wanted) -> Evaluated:
     spec = fitted(_spec(details.spec, wanted), read_facts(model).max_positions)
     one, tokenizer = spec.eval.sets[_SET], Tokenizer(model)
     examples = load_set(spec, _SET, tokenizer, Path(wanted.cwd))
-    tokenizer.close()
-    cwd = Path(wanted.cwd if one.reward is not None else details.cwd or wanted.cwd)
-    rewards = rewards_of(spec.reward if one.reward is None else one.reward)
+    cwd = Path(wanted.cwd if one.reward is not None or wanted.env else details.cwd or wanted.cwd)
     sampling = Sampling(
         n=one.n,
         temperature=one.temperature,
@@ -55,19 +54,30 @@ def evaluate(wanted: Wanted) -> Evaluated:
         max_new_tokens=one.max_new_tokens or spec.rollout.max_new_tokens,
         stop=spec.rollout.stop,
     )
-    with Rewarder(rewards, cwd) as rewarder:
-        _refuse_lacking(rewarder, examples[0])
-        made = [*_completed(client, name, examples, sampling)]
-        groups = [[_to_score(e, one) for one in some] for e, some in zip(examples, made, strict=True)]
-        scores = rewarder.begin(groups).scores()
+    used = replace(one, max_new_tokens=sampling.max_new_tokens)
+    settings = msgspec.to_builtins(used)
+    if spec.env.name is not None:
+        settings = {key: value for key, value in settings.items() if key != "reward"} | {"env": spec.env.name}
+        groups = [*played(client, name, spec, tokenizer, examples, sampling, cwd)]
+        made = [[_of_episode(sample) for sample in some] for some in groups]
+        scores = [sample.episode.score for some in groups for sample in some if sample.episode]
+        tokenizer.close()
+    else:
+        tokenizer.close()
+        rewards = rewards_of(spec.reward if one.reward is None else one.reward)
+        settings["reward"] = msgspec.to_builtins([*rewards])
+        with Rewarder(rewards, cwd) as rewarder:
+            _refuse_lacking(rewarder, examples[0])
+            made = [*_completed(client, name, examples, sampling)]
+            to_score = [[_to_score(e, one) for one in some] for e, some in zip(examples, made, strict=True)]
+            scores = rewarder.begin(to_score).scores()
     by_problem = [scores[start : start + one.n] for start in range(0, len(scores), one.n)]
     if wanted.out:
         _write(Path(wanted.cwd, wanted.out), examples, made, by_problem)
     found = summary(one.n, one.pass_at, [[score.value for score in some] for some in by_problem])
-    used = replace(one, reward=[*rewards], max_new_tokens=sampling.max_new_tokens)
     return Evaluated(
         version=name,
-        settings=msgspec.to_builtins(used),
+        settings=settings,
         metrics=({} if found.score is None else {"score": found.score}) | found.passed,
         problems=found.problems,
         failed=found.failed,
@@ -77,15 +87,17 @@ def evaluate(wanted: Wanted) -> Evaluated:
 def _spec(given: dict[str, Any], wanted: Wanted) -> Spec:
     """Return the run's spec with one set, which has the settings that are wanted.
 
-    Raises SpecError for settings that cannot be, Conflict for a run that plays episodes.
+    Raises SpecError for settings that cannot be.
     """
     spec = convert(given)
-    if spec.env.name is not None:
-        raise Conflict(
-            f"its run plays episodes in {spec.env.name}, which this command does not",
-            hint="Add a set to eval.sets of the run.",
-        )
     plain = msgspec.to_builtins(replace(spec, checkpoint=Checkpoint()))
+    if wanted.env:
+        plain |= {"env": plain["env"] | {"name": wanted.env}, "reward": msgspec.to_builtins(RewardSpec())}
+    name = wanted.env or spec.env.name
+    if name is not None and wanted.settings.get("reward") is not None:
+        raise SpecError(
+            f"episodes of {name} have the reward that it gives", key="--reward", hint="Leave it out."
+        )
     try:
         spec = convert(plain | {"eval": {"every": 1, "sets": {_SET: wanted.settings}}})
         refuse_contradictions(spec)
@@ -119,6 +131,10 @@ def _completed(
         print(f"{first + len(some)} of {len(examples)} problems", file=sys.stderr, flush=True)
         for start in range(0, len(answer.completions), sampling.n):
             yield answer.completions[start : start + sampling.n]
+
+
+def _of_episode(sample: Sample) -> Completion:
+    return Completion(sample.text, sample.tokens.tolist(), sample.finish)
 
 
 def _to_score(example: Example, one: Completion) -> RewardInput:

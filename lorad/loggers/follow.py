@@ -4,15 +4,19 @@ A `rewind` that takes steps back ends a segment: what follows continues the line
 """
 
 import contextlib
+import json
 import math
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from lorad.files import open_file
 from lorad.loggers.cursor import Cursor, CursorFile
 from lorad.loggers.logger import Logger, Point, Segment
+from lorad.loggers.markdown import as_markdown
 from lorad.protocol.journal import Record, read
 
 _OF_EVAL = ("score", "nll", "accuracy")  # facts of an evaluation that have a curve
@@ -87,9 +91,19 @@ class Follower:
             if record.kind == "step":
                 self._cursor = replace(self._cursor, offset=self._offset, step=record.step - 1)
             if found := values(record):
-                self._opened.put(Point(record.step, record.at, found))
+                texts = self._texts(record, self._opened.samples) if record.kind == "step" else {}
+                self._opened.put(Point(record.step, record.at, found, texts))
                 self._unflushed += 1
             self._reached = max(self._reached, record.step)
+
+    def _texts(self, record: Record, count: int) -> dict[str, str]:
+        """Read the first samples of a step; none where they are no longer kept."""
+        place = self._journal.parent / str(record.data.get("samples", ""))
+        if count == 0 or not place.is_file():
+            return {}
+        with open_file(place) as file:
+            lines = [line for line in islice(file, count) if line.endswith(b"\n")]
+        return {f"samples/{n}": as_markdown(json.loads(line)) for n, line in enumerate(lines, 1)}
 
     def _end_segment(self, to: int, offset: int) -> None:
         self._opened.flush()

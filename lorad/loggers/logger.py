@@ -52,11 +52,13 @@ class Point(Struct, frozen=True):
     step: the number of optimizer steps done.
     at: Unix time of the record.
     values: figures by name, `train/reward` or `eval/score`. One that was not finite is NaN.
+    texts: samples by name, `samples/1`, as Markdown; as many as the logger takes.
     """
 
     step: int
     at: float
     values: dict[str, float]
+    texts: dict[str, str] = {}
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,6 +88,11 @@ class Logger(ABC):
     def __init__(self, run: LoggedRun, settings: Any) -> None:
         """Nothing is opened yet. settings: a `settings_type`."""
         self.run, self.settings = run, settings
+
+    @property
+    def samples(self) -> int:
+        """Return how many samples of each step it takes as text."""
+        return 0
 
     @abstractmethod
     def begin(self, segment: Segment, after: int) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from lorad.models.turns import WORK, Turns, Work
+from lorad.models.turns import WORK, Payer, Turns, Work
 from lorad.protocol.heartbeat import HEART
 
 P = ParamSpec("P")
@@ -52,6 +52,16 @@ def _tried(compute: Callable[[], T]) -> tuple[T | None, BaseException | None]:
         return None, error
 
 
+class Watch(Protocol):
+    """Sees each quantum, on the compute thread. Times are of the clock of `Compute`."""
+
+    def starts(self, at: float, payers: Mapping[Payer, float]) -> None:
+        """Note that a quantum starts, and who is billed for it, each with a weight."""
+
+    def ends(self, at: float, payers: Mapping[Payer, float]) -> None:
+        """Note that it has ended. payers: some may have come or gone meanwhile."""
+
+
 class Compute:
     """Runs quanta one after another, in turns (see `lorad/models/turns.py`); the asyncio loop stays free
     meanwhile.
@@ -59,7 +69,8 @@ class Compute:
     Whose a quantum is, `WORK` says where it is asked for; its cost is the time that it takes. clock: seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, watch: Watch | None = None) -> None:
+        self._watch = watch
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._turns: Turns[_Quantum[Any]] = Turns()
         self._lock = threading.Lock()
@@ -113,9 +124,14 @@ class Compute:
         quantum, started = turn.what, self._clock()
         turn.work.wait(started - quantum.asked)
         HEART.work("computing")
+        if self._watch is not None:
+            self._watch.starts(started, turn.work.payers())
         goes_on = quantum.run()
         HEART.work("")
-        seconds = self._clock() - started
+        ended = self._clock()
+        if self._watch is not None:
+            self._watch.ends(ended, turn.work.payers())
+        seconds = ended - started
         if goes_on:
             self._put(quantum)
         with self._lock:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lorad.adapters.targets import HEAD, leaf
 from lorad.errors import SpecError
@@ -33,6 +33,15 @@ _KV_HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _OTHER_SENSES = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|mm_projector|multi_modal_projector)(\.|$)")
+
+
+class TensorPlace(NamedTuple):
+    """A tensor of a weight file. start, end: its bytes, counted from the beginning of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -204,6 +213,14 @@ def _integer(config: Mapping[str, Any], keys: tuple[str, ...], where: str) -> in
 
 def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Tensor name -> (dtype, shape), as the file itself says."""
+    return {name: (place.dtype, place.shape) for name, place in tensor_places(path).items()}
+
+
+def tensor_places(path: Path) -> dict[str, TensorPlace]:
+    """Read where each tensor of a weight file lies, from its header alone.
+
+    Raises SpecError for a file whose header is no safetensors header.
+    """
     try:
         with open_file(path) as file:
             refuse_sparse(file, path)
@@ -213,7 +230,7 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             text = file.read(size)
             if len(text) < size:
                 raise ValueError("it ends too early")
-            return dict(_tensors(json.loads(text)))
+            return dict(_places(json.loads(text), 8 + size))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         told = getattr(error, "strerror", None) or error
         raise SpecError(
@@ -221,7 +238,9 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         ) from None
 
 
-def _tensors(header: dict[str, Any]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+def _places(header: dict[str, Any], begin: int) -> Iterator[tuple[str, TensorPlace]]:
     for name, about in header.items():
         if name != "__metadata__":
-            yield name, (str(about["dtype"]), tuple(int(size) for size in about["shape"]))
+            start, end = about["data_offsets"]
+            shape = tuple(int(size) for size in about["shape"])
+            yield name, TensorPlace(str(about["dtype"]), shape, begin + int(start), begin + int(end))

@@ -13,7 +13,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Generic, NamedTuple, TypeVar
 
@@ -52,6 +52,21 @@ class Party(Account):
         return (self,)
 
 
+class Payer(NamedTuple):
+    """Who is billed for a piece of work.
+
+    run: whose adapter it is; "" for the pool itself. attempt: of the run that asks; 0 for others who are
+        served a version of it. alias: the name under which they asked.
+    """
+
+    run: str = ""
+    attempt: int = 0
+    alias: str = ""
+
+
+NOBODY = Payer()
+
+
 class Work(ABC):
     """Whose a piece of work is."""
 
@@ -65,15 +80,24 @@ class Work(ABC):
         """Return who pays which part of the work's cost. A part below zero pays debts off."""
 
     @abstractmethod
+    def payers(self) -> Mapping[Payer, float]:
+        """Return who is billed for the work, each with a weight above zero. Never empty."""
+
+    @abstractmethod
     def wait(self, seconds: float) -> None:
         """Report to its callers that they waited so long for their turn."""
 
 
 class Caller(Work):
-    """One call of a party. waited: seconds, of this call."""
+    """One call of a party.
 
-    def __init__(self, party: Party) -> None:
-        self.party, self.waited = party, 0.0
+    waited: seconds, of this call. prompts, cached: tokens of its prompts, and those of them that were not
+        computed again.
+    """
+
+    def __init__(self, party: Party, payer: Payer = NOBODY) -> None:
+        self.party, self.payer, self.waited = party, payer, 0.0
+        self.prompts = self.cached = 0
 
     @property
     def account(self) -> Account:
@@ -81,6 +105,9 @@ class Caller(Work):
 
     def parts(self) -> Iterable[tuple[Account, float]]:
         return ((self.party, 1.0),)
+
+    def payers(self) -> Mapping[Payer, float]:
+        return {self.payer: 1.0}
 
     def wait(self, seconds: float) -> None:
         self.waited += seconds
@@ -102,6 +129,12 @@ class Together(Work):
     def parts(self) -> Iterable[tuple[Account, float]]:
         total = sum(self.sizes)
         return [(caller.party, size / total) for caller, size in zip(self.callers, self.sizes, strict=True)]
+
+    def payers(self) -> Mapping[Payer, float]:
+        found: dict[Payer, float] = {}
+        for caller, size in zip(self.callers, self.sizes, strict=True):
+            found[caller.payer] = found.get(caller.payer, 0.0) + size
+        return found
 
     def wait(self, seconds: float) -> None:
         for caller in self.callers:

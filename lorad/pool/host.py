@@ -8,11 +8,13 @@ import os
 import platform
 import signal
 import time
+import uuid
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 import lorad
@@ -26,13 +28,16 @@ from lorad.models.facts import ModelFacts, read_facts, weights_sha256
 from lorad.models.loading import load_base
 from lorad.pool.capacity import dtype_of, engine_cache, memory_for_adapters, server_share
 from lorad.pool.config import log_directory
+from lorad.pool.energy import meter_of
+from lorad.pool.ledger import Ledger
 from lorad.pool.service import Service
 from lorad.pool.state import Pool
+from lorad.pool.usage_file import UsageFile, kept
 from lorad.pool.work import Rate, peak_of
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.listener import answers, listen, remove
 from lorad.protocol.pool_setup import PoolSetup, RanksSetup, ServerSetup
-from lorad.protocol.status import PoolInfo
+from lorad.protocol.status import USES, PoolInfo, Uses
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings
 
@@ -317,7 +322,8 @@ async def _what_is_lost(pool: Pool) -> str:
 @contextlib.asynccontextmanager
 async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
     """Provide the pool of a configuration, without its socket; closed at the end, with all files written."""
-    compute = Compute()
+    ledger = _ledger(config)
+    compute = Compute(watch=ledger)
     try:
         digest = asyncio.create_task(asyncio.to_thread(_digests, config))
         try:
@@ -332,16 +338,47 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                     lodger=training.lodger,
                     rate=_rate(config, info.dtype, facts),
                     joins=not config.deterministic and config.ranks is None,
-                    memory=memory_for_adapters(config),
+                    ledger=ledger,
                 )
-                try:
-                    yield pool
-                finally:
-                    await pool.close()
+                pool.memory = memory_for_adapters(config)
+                pool.uses = _usage_file(config, root, ledger)
+                async with kept(pool.uses):
+                    try:
+                        yield pool
+                    finally:
+                        await pool.close()
         finally:
             await asyncio.gather(digest, return_exceptions=True)
     finally:
         compute.close()
+
+
+def _ledger(config: PoolSetup) -> Ledger:
+    """Return the bill of a pool whose life began with this process."""
+    age = max(0.0, time.time() - psutil.Process().create_time())
+    by_calls = config.ranks is not None or config.server is not None
+    since = time.perf_counter() - age
+    return Ledger(devices=max(1, len(config.devices)), by_calls=by_calls, since=since)
+
+
+def _usage_file(config: PoolSetup, root: Path, ledger: Ledger) -> UsageFile:
+    """Nothing is known of the energy of a CPU that several pools share: its counters are of all of it."""
+    gpus = [] if config.device == "cpu" else list(config.devices or (config.device,))
+    properties = [torch.cuda.get_device_properties(torch.device(gpu)) for gpu in gpus]
+    is_own = bool(gpus) or not config.devices
+    began = psutil.Process().create_time()
+    head = Uses(
+        life=uuid.uuid4().hex,
+        pool=config.pool,
+        device=properties[0].name if properties else config.device,
+        devices=ledger.devices,
+        since=began,
+        at=began,
+        uses=[],
+    )
+    uuids = [f"GPU-{getattr(one, 'uuid', '')}" for one in properties]
+    meter = meter_of(uuids) if is_own else None
+    return UsageFile(log_directory(root) / USES, head, ledger, meter)
 
 
 def _digests(config: PoolSetup) -> tuple[str, str]:

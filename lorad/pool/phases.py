@@ -13,13 +13,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from lorad.engines.base import Engine
 from lorad.errors import Conflict
 from lorad.models.turns import caller
+from lorad.pool.ledger import Ledger
 from lorad.trainers.base import Trainer
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,19 @@ class Phases:
     is_timesliced: False when both kinds may run at once; then nothing ever waits here.
     lodger: a trainer whose base is off the devices while the engine is awake (and now); None: it stays on
         them.
+    ledger: bills the calls that are inside.
     """
 
-    def __init__(self, engine: Engine, *, is_timesliced: bool, lodger: Trainer | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        is_timesliced: bool,
+        lodger: Trainer | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
         self._engine, self._is_timesliced, self._lodger = engine, is_timesliced, lodger
+        self._ledger = Ledger() if ledger is None else ledger
         self._is_away = lodger is not None
         # None: a change failed, so that the engine is neither here nor there
         self._kind: Kind | None = "serving"
@@ -75,7 +85,7 @@ class Phases:
         """Keep the trainer's base in place for work other than training; waits only where the base may be
         away.
         """
-        return self.training(run) if self._lodger is not None else nullcontext()
+        return self.training(run) if self._lodger is not None else self._at_work()
 
     @property
     def is_base_away(self) -> bool:
@@ -84,7 +94,7 @@ class Phases:
 
     def stream(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """`chunks` of the engine, served; a reader that stops reading keeps no trainer waiting."""
-        return self._pumped(run, chunks) if self._is_timesliced else chunks
+        return self._pumped(run, chunks) if self._is_timesliced else self._billed(chunks)
 
     async def settle(self) -> None:
         """Wait for a change under way."""
@@ -94,15 +104,28 @@ class Phases:
     @asynccontextmanager
     async def _phase(self, kind: Kind, run: str, *, is_stream: bool = False) -> AsyncIterator[None]:
         if not self._is_timesliced:
-            yield
+            with self._ledger.working():
+                yield
             return
         asked = time.monotonic()
         await self._enter(kind, run, is_stream)
         caller().wait(time.monotonic() - asked)
         try:
-            yield
+            with self._ledger.working():
+                yield
         finally:
             self._leave(kind, run)
+
+    @asynccontextmanager
+    async def _at_work(self) -> AsyncIterator[None]:
+        with self._ledger.working():
+            yield
+
+    async def _billed(self, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        with self._ledger.working():
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
 
     async def _pumped(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         queue: asyncio.Queue[T | None] = asyncio.Queue()

@@ -26,7 +26,8 @@ from lorad.protocol.listener import may_call
 log = logging.getLogger(__name__)
 
 LAST_ANSWERS = 1.0  # seconds for callers to take their last answers at the end
-_ABOUT = frozenset({"hello", "status", "shutdown"})  # calls that do not count as use of the pool
+# calls that do not count as use of the pool
+_ABOUT = frozenset({"hello", "status", "shutdown", "write_uses"})
 
 
 class Service:

@@ -9,9 +9,11 @@ from lorad.pool.attest.attester import Attester
 from lorad.pool.fencing import Fence
 from lorad.pool.files import VersionFiles
 from lorad.pool.joint import Joint
+from lorad.pool.ledger import Ledger
 from lorad.pool.loaded import LoadedVersions
 from lorad.pool.phases import Phases
 from lorad.pool.tenants import Parties, Tenant
+from lorad.pool.usage_file import UsageFile
 from lorad.pool.work import Meter, Rate, Work
 from lorad.protocol.calls import Call, Open
 from lorad.protocol.status import PoolInfo
@@ -24,7 +26,9 @@ class Pool:
     teacher: holds another model, for log-probabilities.
 
     lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`. joins: gradients of
-    several runs are made in the same passes. memory: bytes for slots and versions, 0 when not known.
+    several runs are made in the same passes. ledger: who is billed.
+
+    memory: bytes for slots and versions, 0 when not known. uses: where the ledger is written to.
     """
 
     def __init__(
@@ -37,12 +41,15 @@ class Pool:
         lodger: Trainer | None = None,
         rate: Rate | None = None,
         joins: bool = False,
-        memory: int = 0,
+        ledger: Ledger | None = None,
     ) -> None:
         self.info, self.trainer, self.engine = info, trainer, engine
+        self.ledger = Ledger() if ledger is None else ledger
         self._teacher = teacher
         self.vocab_size = trainer.capabilities().vocab
-        self.phases = Phases(engine, is_timesliced=info.mode == "timesliced", lodger=lodger)
+        self.phases = Phases(
+            engine, is_timesliced=info.mode == "timesliced", lodger=lodger, ledger=self.ledger
+        )
         self.attester = Attester(engine, trainer, self.vocab_size, self.phases, is_apart=info.mode != "fused")
         self.loaded = LoadedVersions(engine, self.attester.forget)
         self.files = VersionFiles(info.model)
@@ -50,7 +57,8 @@ class Pool:
         self.work = Work(trainer, rate)
         self.joint = Joint(trainer, joins=joins)
         self.parties = Parties()
-        self.memory = memory
+        self.memory = 0
+        self.uses: UsageFile | None = None
         self.tenants: dict[str, Tenant] = {}
         self.fences: dict[str, Fence] = {}
         self.stopping = asyncio.Event()
@@ -88,6 +96,7 @@ class Pool:
     async def evict(self, tenant: Tenant) -> None:
         """Forget a run's slot and its versions, those excepted that somebody is served from."""
         self.tenants.pop(tenant.run, None)
+        self.ledger.leaves(tenant.run)
         for entry in tenant.versions:
             self.loaded.release(entry)
         for slot in (tenant.run, *tenant.beside):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lorad.errors import Conflict
-from lorad.models.turns import Caller, Party, caller
+from lorad.models.turns import Caller, Party, Payer, caller
 from lorad.pool.attest.canaries import Canaries
 from lorad.pool.attest.prediction import Files
 from lorad.pool.attest.verdict import Outcome
@@ -131,7 +131,9 @@ class Parties:
 
     def caller(self, call: Call) -> Caller:
         """Return who makes this call."""
-        return Caller(self.of(call.run) if call.run else self._served)
+        if call.run:
+            return Caller(self.of(call.run), Payer(call.run, call.attempt))
+        return Caller(self._served)
 
     def of(self, run: str) -> Party:
         return self._runs.setdefault(run, Party(run))

@@ -36,7 +36,9 @@ with quick_imports():
     from lorad.preflight.backends import check_backends, server_check
     from lorad.preflight.directory import check_weights, model_directory
     from lorad.preflight.loggers import check_loggers
+    from lorad.preflight.look import look_at
     from lorad.preflight.memory import available_memory, base_memory, check_memory
+    from lorad.preflight.notify import check_receivers
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
         check_adapted,
@@ -57,6 +59,7 @@ with quick_imports():
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.data import names_of
     from lorad.spec.model import Spec, convert, fitted
+    from lorad.spec.notify import Notify
     from lorad.spec.numbers import Loggers
     from lorad.spec.reward import RewardSpec
 
@@ -71,16 +74,29 @@ _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
-def preflight(spec: Spec, *, cwd: Path, loggers: Loggers | None = None, **machine: Any) -> SpecFacts:
+def preflight(
+    spec: Spec,
+    *,
+    cwd: Path,
+    loggers: Loggers | None = None,
+    notify: list[Notify] | None = None,
+    look: bool = False,
+    **machine: Any,
+) -> SpecFacts:
     """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to
     that one.
 
-    loggers: those of runs whose spec names none; None to read config.yaml.
+    loggers, notify: those of runs whose spec names none; None to read config.yaml.
+    look: describe the data, too.
     """
     try:
         usual = load_config(Home(default_home()).config).loggers if loggers is None else loggers
         chosen = check_loggers(spec, usual)
-        return msgspec.structs.replace(_checked(spec, cwd=cwd, **machine), loggers=chosen)
+        heard = load_config(Home(default_home()).config).notify if notify is None else notify
+        receivers = check_receivers(spec, heard, cwd)
+        facts, data, tokenizer = _checked(spec, cwd=cwd, **machine)
+        seen = look_at(data, tokenizer) if look else None
+        return msgspec.structs.replace(facts, loggers=chosen, notify=receivers, look=seen)
     except SpecError as error:
         others = {
             other.message: other for other in _wrong_on_disk(spec, cwd) if other.message != error.message
@@ -131,10 +147,10 @@ def _checked(
     warm: bool = False,
     backends: dict[str, Backend] | None = None,
     reference: Path | None = None,
-) -> SpecFacts:
+) -> tuple[SpecFacts, Dataset, Tokenizer]:
     """Check `spec` against the disk and the machine; the arguments are those of `Question`.
 
-    Raises SpecError.
+    Returns what it found, and the data that it read. Raises SpecError.
     """
     box = load_config(Home(default_home()).config) if backends is None else Config(backends=backends)
     refuse_contradictions(spec)
@@ -168,7 +184,7 @@ def _checked(
     if spec.rollout.backend in SERVERS:
         check = server_check()
         told += check(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
-    return SpecFacts(
+    facts = SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
         model_type=model.model_type,
@@ -191,6 +207,7 @@ def _checked(
         eval_likely=any(example.targets for example in held_out),
         warnings=told + _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
     )
+    return facts, data, tokenizer
 
 
 def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
@@ -352,6 +369,8 @@ def main() -> int:
                 backends=None if request.backends is None else backends_of(request.backends),
                 reference=None if request.reference is None else Path(request.reference),
                 loggers=request.loggers,
+                notify=request.notify,
+                look=request.look,
             )
             answer = Answer(facts=facts)
         except OSError as error:

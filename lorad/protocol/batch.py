@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from msgspec import Struct
 
-from lorad.spec.algorithm import Anchor, KlType, Ratio
+from lorad.spec.algorithm import Anchor, KlType, Preference, Ratio
 
 Finish = Literal["stop", "length", "abort"]
 FINISHES: tuple[Finish | None, ...] = (None, "stop", "length", "abort")
@@ -267,13 +267,14 @@ class PolicyTargets(Struct, frozen=True):
         return PolicyTargets(*(None if array is None else array[tokens] for array in values))  # type: ignore[arg-type]
 
 
-Surrogate = Literal["clip", "weighted", "soft", "divergence", "dro", "rectified", "linear"]
+Surrogate = Literal["clip", "weighted", "soft", "divergence", "dro", "rectified", "linear", "preference"]
 
 
 class PolicyLoss(Struct, frozen=True):
     """A policy-gradient loss; see `lorad/rl/loss.py` for the formulas and their sources.
 
     surrogate: the loss of a token. `linear` carries every loss whose derivatives the caller knows.
+        `preference` is that of pairs, or of completions with a label; see `preference`.
     ratio: whether the importance ratio is that of a token or of its whole sample.
     anchor: the policy that the ratio compares with.
     clip_low, clip_high: how far the ratio (geometric: its logarithm; divergence: the probability) may move.
@@ -288,6 +289,10 @@ class PolicyLoss(Struct, frozen=True):
     entropy_coef: weight of the entropy, which is added to what is made large.
     importance_cap: cap of the importance weights of the trainer against the engine; None is off.
     returns_logprobs: the log-probabilities before the update come back with the statistics.
+    preference: the loss of pairs, in groups of a chosen and a rejected sample; of kto the loss of samples,
+        whose advantages are positive where they are desired. Weights are 1 for the tokens that count, else 0,
+        and the normaliser is the number of pairs or samples.
+    divergence: z of kto, see `lorad/rl/pairs.py`.
     """
 
     surrogate: Surrogate = "clip"
@@ -308,6 +313,18 @@ class PolicyLoss(Struct, frozen=True):
     importance_cap: float | None = None
     temperature: float = 1.0
     returns_logprobs: bool = False
+    preference: Preference | None = None
+    divergence: float = 0.0
+
+    @property
+    def has_pairs(self) -> bool:
+        """Return whether the samples of a group have one loss, so that they are computed together."""
+        return self.preference is not None and self.preference.loss != "kto"
+
+    @property
+    def is_of_samples(self) -> bool:
+        """Return whether the loss of a token depends on the log-probabilities of its whole sample."""
+        return self.ratio != "token" or self.preference is not None
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -348,7 +365,7 @@ class ValueLoss(Struct, frozen=True):
     clip: float | None = 0.2
 
 
-VALUE_LOSS = "value:clip"
+VALUE_LOSS, OF_PAIRS = "value:clip", "surrogate:preference"
 GIVEN_RATIO = "ratio:given"  # `PolicyTargets.sequence_log_ratios`
 LOSSES = (
     *(f"surrogate:{name}" for name in get_args(Surrogate)),

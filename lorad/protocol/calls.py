@@ -59,6 +59,8 @@ class Open(Struct, frozen=True):
 
     critic: it is never published.
 
+    step: the optimizer steps that the run has done.
+
     priority: a run with one more gets twice the share of the pool's turns. kept: versions that stay loaded
     for the run, the current one among them. amplified_every: publishes between two amplified attestations, 0
     for none but the first.
@@ -85,6 +87,7 @@ class Open(Struct, frozen=True):
     reference: "LoadVersion | None" = None
     critic: OpenCritic | None = None
     has_teacher: bool = False
+    step: int = 0
 
 
 class Opened(Struct, frozen=True):
@@ -104,11 +107,13 @@ class Generate(Struct, frozen=True):
     """Sample completions of prompts.
 
     version: `run@number`, or `base`.
+    alias: the name under which it was asked for; "" where that is the version's own.
     """
 
     version: str
     prompts: list[Prompt]
     sampling: Sampling
+    alias: str = ""
 
 
 class Generated(Struct, frozen=True):
@@ -259,9 +264,12 @@ class Published(Struct, frozen=True):
 class Save(Struct, frozen=True):
     """Write the slot's state into `directory` (which exists), a critic's into CRITIC below it; wait for the
     files of `version` to be on disk as well.
+
+    step: the optimizer steps that are done.
     """
 
     directory: str
+    step: int = 0
 
 
 class Saved(Struct, frozen=True):
@@ -347,6 +355,7 @@ VERBS: dict[str, Verb] = {
     "close": Verb(Nothing, Closed, mutates=True),
     "hello": Verb(Nothing, PoolInfo, of_run=False),
     "status": Verb(Nothing, PoolStatus, of_run=False),
+    "write_uses": Verb(Nothing, Nothing, of_run=False),
     "load_version": Verb(LoadVersion, Loaded, of_run=False),
     "attest_again": Verb(LoadVersion, Loaded, of_run=False),
     "let_go": Verb(LetGo, Nothing, of_run=False),

@@ -26,6 +26,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     cwd: the directory where relative paths of the settings begin.
     out: a file for the completions, of a suite a directory for what it writes; "" for none.
     suite: it evaluates instead of a reward on rows.
+    env: an environment that is played instead of that of the run; "" for that.
     """
 
     version: str
@@ -33,6 +34,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     cwd: str
     out: str = ""
     suite: Suite | None = None
+    env: str = ""
 
 
 class Evaluated(Struct, frozen=True, kw_only=True):

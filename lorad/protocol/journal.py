@@ -80,6 +80,8 @@ class Attempt(Struct, frozen=True):
     sizes: sizes of the trainer along its axes, where there is more than one rank.
     inputs: files that the attempt read, see `lorad/driver/begin.py`.
     teacher_sha256: see `PoolInfo`.
+    commits: of hub datasets that are streamed, by their names.
+    software: versions of what the pool runs on, by package.
     """
 
     pid: int
@@ -97,6 +99,8 @@ class Attempt(Struct, frozen=True):
     inputs: dict[str, Input] = {}
     reference: Reference | None = None
     teacher_sha256: str = ""
+    commits: dict[str, str] = {}
+    software: dict[str, str] = {}
 
 
 class VersionFact(Struct, frozen=True):

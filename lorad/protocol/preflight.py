@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from lorad.bounds import TEXT
+from lorad.spec.notify import Notify
 from lorad.spec.numbers import Loggers
 
 _Count = Annotated[int, Meta(ge=0)]
@@ -22,6 +23,8 @@ class Question(Struct, frozen=True, kw_only=True):
     backends: those of the box; None to read config.yaml, which not every user may.
     reference: the directory of the adapter that KL is measured against; None for the base.
     loggers: those of runs whose spec names none.
+    look: whether the data are to be described, too.
+    notify: receivers of runs whose spec names nobody.
     """
 
     spec: dict[str, Any]
@@ -33,6 +36,8 @@ class Question(Struct, frozen=True, kw_only=True):
     backends: dict[str, Any] | None = None
     reference: str | None = None
     loggers: Loggers = []
+    look: bool = False
+    notify: list[Notify] = []
 
 
 class BaseFacts(Struct, frozen=True, kw_only=True):
@@ -57,6 +62,36 @@ class Rate(Struct, frozen=True):
     why: str = ""
 
 
+class Lengths(Struct, frozen=True):
+    """Lengths in tokens."""
+
+    least: _Count
+    median: _Count
+    most: _Count
+
+
+class DataLook(Struct, frozen=True, kw_only=True):
+    """The training data as a person would look at them.
+
+    looked_at: prompts that were measured: all of a file, the first of a task, which never ends.
+    prompts: their lengths, before any is cut; rows that are left out for another reason are not among them.
+    completions: lengths of what is trained on; None where completions are sampled.
+    cut: prompts, or samples of sft and dpo, that are shortened (data.too_long: truncate).
+    prompt: the first of training, with the chat template applied; prompt_tokens: its length.
+    answer: what its row has for an answer.
+    said: the completions of that row, where those are trained on.
+    """
+
+    looked_at: _Count = 0
+    prompts: Lengths
+    completions: Lengths | None = None
+    cut: _Count = 0
+    prompt: str = ""
+    prompt_tokens: _Count = 0
+    answer: str = ""
+    said: list[str] = []
+
+
 class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     """What a spec comes to.
 
@@ -77,6 +112,8 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     warnings: what is allowed and probably not meant, a sentence each.
     rate: what trainer.lr is where it is not given; None from an older lorad.
     loggers: those of the run: of its spec, or else of config.yaml.
+    look: the data, where somebody asked to see them.
+    notify: who hears of the run: by its spec, or else by config.yaml.
     """
 
     model_path: str = ""
@@ -98,6 +135,8 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
     rate: Rate | None = None
     loggers: Loggers = []
+    look: DataLook | None = None
+    notify: list[Notify] = []
 
 
 class ErrorSaid(Struct, frozen=True):

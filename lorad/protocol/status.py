@@ -1,6 +1,10 @@
-"""What a pool is, and what it does now: the answers to `hello` and `status`."""
+"""What a pool is, and what it does now: the answers to `hello` and `status`; and who used it how much, which
+it writes to a file as it works.
+"""
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 
 class PoolInfo(Struct, frozen=True):
@@ -119,3 +123,63 @@ class PoolStatus(Struct, frozen=True):
     trainer: TrainerStatus | None = None
     kept: list[str] = []
     capacity: Capacity | None = None
+
+
+USES = "usage.jsonl"
+"""The file of a pool's life, beside its log: lines of a checksum (crc32, 8 hex digits), a space and a `Uses`.
+Each line has what changed since the one before, so of several lines about an entry the last one counts.
+"""
+_Name = Annotated[str, Meta(max_length=256)]
+_Entry = Annotated[int, Meta(ge=0, lt=1 << 20)]
+_Hour = Annotated[int, Meta(ge=0, lt=4 * 10**9)]
+_Count = Annotated[int, Meta(ge=0, lt=2**62)]
+_Amount = Annotated[float, Meta(ge=0, lt=1e15)]
+
+
+class Use(Struct):
+    """What one payer (see `lorad/models/turns.py`) has used of a pool within an hour, so far.
+
+    entry: its number in the life of the pool. hour: Unix time of its beginning.
+    run: "" for nobody: the pool is warm and nobody has a slot, it starts, or works for itself.
+    attempt: 0 for what others were served of a version of the run.
+    step: the run's newest checkpoint, or where the attempt began; what comes later is lost with the attempt
+        unless there is another checkpoint.
+    held: device-seconds: those that it was busy, and an equal part of those in which nobody was, of all who
+        have a slot.
+    busy: device-seconds that its work took; where several overlap, an equal part.
+    generated, served: tokens that were sampled for the run, and for others. trained: tokens with a target.
+    prompts, cached: tokens of prompts, and those of them that were not computed again.
+    joules: None where nothing measures them. memory: most bytes of its slot; of nobody, those of the pool.
+    """
+
+    entry: _Entry
+    hour: _Hour
+    run: _Name = ""
+    attempt: _Count = 0
+    step: _Count = 0
+    alias: _Name = ""
+    held: _Amount = 0.0
+    busy: _Amount = 0.0
+    generated: _Count = 0
+    trained: _Count = 0
+    served: _Count = 0
+    prompts: _Count = 0
+    cached: _Count = 0
+    joules: _Amount | None = None
+    memory: _Count = 0
+
+
+class Uses(Struct, frozen=True):
+    """A line of the file.
+
+    life: a name that no other life of a pool has. devices: how many there are. device: what they are called,
+        `cpu` where it is none. since, at: Unix time at which the life began, and of the line.
+    """
+
+    life: _Name
+    pool: _Name
+    device: _Name
+    devices: Annotated[int, Meta(ge=1, le=4096)]
+    since: _Amount
+    at: _Amount
+    uses: list[Use]

@@ -20,7 +20,9 @@ from msgspec import Struct, structs
 
 from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
-from lorad.rl.sources import Row, labelled, read_rows
+from lorad.rl.sources import SUFFIXES, Row, labelled, read_rows
+from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
+from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS, Problem, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
@@ -63,14 +65,23 @@ class Dataset(ABC):
 
     size: distinct prompts, None when endless.
     dropped: rows left out as too long.
+    cut: rows that are shortened.
+    prompt_lengths: tokens of the prompt of each row, before it is cut and also where it is left out for its
+        length; nothing where the data never end.
+    completion_lengths: tokens of the completions to train on; nothing where there are none.
     has_answers: see `Example`.
     digest: sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
+    stream: where rows are read while the run trains, what they are read from.
     """
 
     size: int | None = None
     dropped: int = 0
+    cut: int = 0
+    prompt_lengths: Sequence[int] = ()
+    completion_lengths: Sequence[int] = ()
     has_answers: bool = True
     digest: str = ""
+    stream: Stream[Any] | None = None
 
     @abstractmethod
     def take(self, position: int, n: int) -> list[Example]:
@@ -173,44 +184,17 @@ def order_of(rows: Sequence[Row], sources: Sources, seed: int, *, shuffled: bool
 
 def name_of(sources: Sources) -> str:
     """Return how errors, and rows of one source, call them."""
+    if isinstance(sources, str) and Path(sources).suffix.lower() not in SUFFIXES:
+        sources = re.sub("@[^:]*", "", sources)  # the commit of a hub dataset is no part of its name
     return Path(sources).name if isinstance(sources, str) else ", ".join(labels_of(sources).values())
 
 
-class _RowDataset(Dataset):
-    """Rows in memory."""
+class _Prompts(Dataset):
+    """Rows that hold prompts."""
 
-    def __init__(
-        self, sources: Sources, rows: Iterable[Row], data: Data, tokenizer: Tokenizer, seed: int
-    ) -> None:
-        """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
-        name = name_of(sources)
-        self._name, self._data, self._tokenizer = name, data, tokenizer
-        kept = list(self._kept(rows))
-        self._rows, self._texts = [row for row, _ in kept], [text for _, text in kept]
-        self.size = len(self._rows)
-        self.digest = digest_of(self._rows)
-        self.has_answers = any(find_value(row, data, "answer_key") is not None for row in self._rows)
-        if not self._rows:
-            left_out = (
-                f", {self.dropped} were longer than {data.max_prompt_tokens} tokens" if self.dropped else ""
-            )
-            raise SpecError(
-                f"{name} has no usable row{left_out}",
-                key="data",
-                hint="Raise data.max_prompt_tokens or add rows.",
-            )
-        self._order = order_of(self._rows, sources, seed, shuffled=data.shuffle)
-        if self.has_answers:
-            for row in self._rows:
-                value_of(row, data, "answer_key")
-
-    def take(self, position: int, n: int) -> list[Example]:
-        chosen = [self._order.place(index) for index in range(position, position + n)]
-        encoded = self._encode([self._texts[place] for place, _ in chosen])
-        return [
-            self._example(place, epoch, tokens)
-            for (place, epoch), tokens in zip(chosen, encoded, strict=True)
-        ]
+    def __init__(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
+        self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
+        self._lengths: array[int] | None = None  # of the prompts, where they are kept
 
     def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
         """Yield the rows that are kept, each with its prompt as text."""
@@ -222,13 +206,21 @@ class _RowDataset(Dataset):
                     raise SpecError(
                         f"{row.where}: the prompt is empty", hint="Every prompt has at least one token."
                     )
-                if len(tokens) <= self._data.max_prompt_tokens or self._data.too_long == "truncate":
+                if self._lengths is not None:
+                    self._lengths.append(len(tokens))
+                is_short = len(tokens) <= self._data.max_prompt_tokens
+                if is_short or self._data.too_long == "truncate":
+                    self.cut += not is_short
                     yield row, text
                 else:
                     self.dropped += 1
 
-    def _example(self, place: int, epoch: int, tokens: list[int]) -> Example:
-        row, prompt = self._rows[place], self._texts[place]
+    def _examples(self, chosen: Sequence[tuple[Row, str, int]]) -> list[Example]:
+        """Return what the model gets of rows, each with its prompt as text and its epoch."""
+        encoded = self._encode([text for _, text, _ in chosen])
+        return [self._example(*one, tokens) for one, tokens in zip(chosen, encoded, strict=True)]
+
+    def _example(self, row: Row, prompt: str, epoch: int, tokens: list[int]) -> Example:
         text = text_of(value_of(row, self._data, "answer_key")) if self.has_answers else ""
         if len(tokens) > self._data.max_prompt_tokens:
             tokens = tokens[-self._data.max_prompt_tokens :]
@@ -265,6 +257,58 @@ class _RowDataset(Dataset):
         )
 
 
+class _RowDataset(_Prompts):
+    """Rows in memory."""
+
+    def __init__(
+        self, sources: Sources, rows: Iterable[Row], data: Data, tokenizer: Tokenizer, seed: int
+    ) -> None:
+        """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
+        super().__init__(sources, data, tokenizer)
+        self.prompt_lengths = self._lengths = array("Q")
+        kept = list(self._kept(rows))
+        self._rows, self._texts = [row for row, _ in kept], [text for _, text in kept]
+        self.size = len(self._rows)
+        self.digest = digest_of(self._rows)
+        self.has_answers = any(find_value(row, data, "answer_key") is not None for row in self._rows)
+        if not self._rows:
+            left_out = (
+                f", {self.dropped} were longer than {data.max_prompt_tokens} tokens" if self.dropped else ""
+            )
+            raise SpecError(
+                f"{self._name} has no usable row{left_out}",
+                key="data",
+                hint="Raise data.max_prompt_tokens or add rows.",
+            )
+        self._order = order_of(self._rows, sources, seed, shuffled=data.shuffle)
+        if self.has_answers:
+            for row in self._rows:
+                value_of(row, data, "answer_key")
+
+    def take(self, position: int, n: int) -> list[Example]:
+        chosen = [self._order.place(index) for index in range(position, position + n)]
+        return self._examples([(self._rows[place], self._texts[place], epoch) for place, epoch in chosen])
+
+
+class _Streamed(_Prompts):
+    """Rows that are read while the run trains."""
+
+    def __init__(self, source: str, reader: Reader, data: Data, tokenizer: Tokenizer, seed: int) -> None:
+        """Checks the first rows. Raises SpecError with their place."""
+        super().__init__(source, data, tokenizer)
+        self.digest = hashlib.sha256(reader.known.encode()).hexdigest()
+        self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
+        (first, _), _ = self._rows.item(0)
+        self.has_answers = find_value(first, data, "answer_key") is not None
+
+    def take(self, position: int, n: int) -> list[Example]:
+        chosen = [self._rows.item(index) for index in range(position, position + n)]
+        return self._examples([(row, text, epoch) for (row, text), epoch in chosen])
+
+    def _usable(self, rows: list[Row]) -> list[tuple[Row, str]]:
+        return [*self._kept(trained_on(rows, self._data))]
+
+
 def load_data(
     source: Sources, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path
 ) -> Dataset:
@@ -277,6 +321,9 @@ def load_data(
         return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
     if not tokenizer.has_chat_template:
         refuse_for_chats(data, "the model has no chat template")
+    if data.streaming and split == "train":
+        name = single(source)
+        return _Streamed(name, reader_of(name, split, cwd), data, tokenizer, seed)
 
     def read(name: str) -> Iterator[Row]:
         is_generated = name.startswith(GENERATED)
@@ -288,16 +335,20 @@ def load_data(
 def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> list[Example]:
     """Return the first `problems` held-out problems, the same for every run; empty when the spec has no eval.
 
-    Without `data.eval` they are the test split of the task in `data.train`; a file is taken in its
-    order.
+    Without `data.eval` they are the test split of the task in `data.train`, or the rows of a stream that are
+    held out; a file is taken in its order.
     """
     has_split = single(data.train) in TASKS or single(data.train).startswith(GENERATED)
-    source = data.eval or (data.train if has_split else None)
+    source = data.eval or (data.train if has_split or data.streaming else None)
     if source is None:
         return []
     if isinstance(source, str) and source in TASKS:
         return TaskDataset(source, "test", EVAL_SEED, tokenizer, data.max_prompt_tokens).take(0, problems)
-    ordered = Data(**{**{name: getattr(data, name) for name in data.__struct_fields__}, "shuffle": False})
+    ordered = structs.replace(data, shuffle=False)
+    if data.streaming and (rows := eval_rows(data, problems, cwd)) is not None:
+        first = [*rows]
+        streamed = _RowDataset(source, first, ordered, tokenizer, EVAL_SEED) if first else None
+        return streamed.take(0, streamed.size or 0) if streamed else []
     found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
     return found.take(0, min(problems, found.size or problems))
 
@@ -313,6 +364,8 @@ def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Exa
     }
     if not one.data.startswith(GENERATED):
         keys |= {"args": {}, "python": None}
+    if one.data in TASKS or one.data.startswith(GENERATED):
+        keys |= {"streaming": False}
     data = structs.replace(spec.data, train=one.data, eval=one.data, **keys)
     try:
         return load_eval(data, tokenizer, one.problems or spec.eval.problems, cwd)

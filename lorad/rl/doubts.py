@@ -9,7 +9,7 @@ from lorad.protocol.evals import ks
 from lorad.rl.idle import idle_keys
 from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Algorithm, Kind
-from lorad.spec.data import single
+from lorad.spec.data import GENERATED, Data, single
 from lorad.spec.env import EnvSpec
 from lorad.spec.kept import MAIN
 from lorad.spec.model import Spec
@@ -24,7 +24,7 @@ _COLDEST = 0.01  # below, scores divided by it overflow
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    kinds = (_of_rate, _of_env, _of_eval, _of_best, idle_keys, *_OF_KIND[spec.algorithm.kind])
+    kinds = (_of_rate, _of_stream, _of_env, _of_eval, _of_best, idle_keys, *_OF_KIND[spec.algorithm.kind])
     for error in chain.from_iterable(kind(spec) for kind in kinds):
         raise error
 
@@ -36,6 +36,27 @@ def _of_rate(spec: Spec) -> Iterator[SpecError]:
             f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
             key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
+        )
+
+
+def _of_stream(spec: Spec) -> Iterator[SpecError]:
+    data, source = spec.data, single(spec.data.train)
+    if not data.streaming:
+        if data.buffer != Data().buffer:
+            hint = "Add data.streaming, or leave it out."
+            yield SpecError("nothing is streamed", key="data.buffer", hint=hint)
+        return
+    if not source or source in TASKS or source.startswith(GENERATED):
+        yield SpecError(
+            "data.train is not one hub dataset or one file, which alone are streamed",
+            key="data.streaming",
+            hint="Leave it out: these rows are read before training.",
+        )
+    if spec.algorithm.kind == "preference":
+        yield SpecError(
+            f"{spec.algorithm.name} computes the reference's log-probabilities of all rows before it trains",
+            key="data.streaming",
+            hint="Leave it out.",
         )
 
 

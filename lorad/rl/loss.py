@@ -19,6 +19,7 @@
     dro         -(A logprob - beta / 2 (logprob - anchor)^2): Richemond et al., 2024, arXiv 2405.19107
     rectified   -sg(exp(logprob)) logprob: DFT (Wu et al., 2025, arXiv 2508.05629)
     linear      -A logprob: the negative log-likelihood for A = 1, and any other loss for A = -dloss/dlogprob
+    preference  the same with A = -dloss/dlogprob of a loss of pairs, see `lorad/rl/pairs.py`
 
 - ratio `sequence`: r_t = sg(s) exp(logprob - sg(logprob)) with s = exp(mean over the trained tokens of the
   sample of logprob - anchor): GSPO (Zheng et al., 2025, arXiv 2507.18071). `geometric`: the mean of the log
@@ -35,6 +36,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lorad.protocol.batch import LossStats, PolicyLoss, PolicyTargets
+from lorad.rl.pairs import judged
 from lorad.spec.algorithm import KlType
 
 _FAR = 3.0
@@ -153,7 +155,7 @@ def _surrogate(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> tup
     ratio = log_ratio.exp()
     never = torch.zeros_like(current, dtype=torch.bool)
     match loss.surrogate:
-        case "linear":
+        case "linear" | "preference":
             return -a * logprobs, ratio, never
         case "rectified":
             return -current.exp() * logprobs, ratio, never
@@ -219,6 +221,28 @@ def sequence_ratios(
     sums = nothing.index_add(0, owner, log_ratio * trained)
     counts = nothing.index_add(0, owner, trained).clamp(min=1)
     return targets._replace(sequence=(sums / counts)[owner])
+
+
+def preference_targets(
+    logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss, lengths: np.ndarray
+) -> tuple[TokenTargets, float]:
+    """Give tokens the advantages with which their gradient is that of a loss of preferences.
+
+    logprobs: [T], of whole pairs, or samples where the loss is kto. lengths: int [S], sums to T. Returns the
+    targets, and the sum of the losses of all pairs or samples. Raises ValueError when the loss has no
+    `preference`, or there are no reference log-probabilities.
+    """
+    wanted, reference = loss.preference, targets.reference
+    if wanted is None or reference is None:
+        raise ValueError("a loss of preferences needs `preference` and the reference's log-probabilities")
+    current, behind, trained, each = (
+        values.detach().cpu().numpy() for values in (logprobs, reference, targets.weights, targets.advantages)
+    )
+    desired = each[np.cumsum(lengths) - 1] > 0
+    found = judged(current, behind, lengths, wanted, trained, desired, loss.divergence)
+    count = lengths.size // 2 if loss.has_pairs else lengths.size
+    slopes = torch.from_numpy((-count * found.gradient).astype(np.float32)).to(logprobs.device)
+    return targets._replace(advantages=slopes, reference=None), count * found.loss
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:

@@ -40,6 +40,23 @@ class Judged:
     shifts: np.ndarray
 
 
+def judged(
+    logprobs: np.ndarray,
+    reference: np.ndarray,
+    lengths: np.ndarray,
+    wanted: Preference,
+    trained: np.ndarray | None = None,
+    desired: np.ndarray | None = None,
+    divergence: float = 0.0,
+) -> Judged:
+    """Return `label_loss` for kto, which needs `desired`, and `pair_loss` for all others."""
+    if wanted.loss != "kto":
+        return pair_loss(logprobs, reference, lengths, wanted, trained)
+    if desired is None:
+        raise ValueError("kto needs to know which completions are desired")
+    return label_loss(logprobs, reference, lengths, desired, wanted, divergence, trained)
+
+
 def pair_loss(
     logprobs: np.ndarray,
     reference: np.ndarray,

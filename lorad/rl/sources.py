@@ -14,9 +14,12 @@ from lorad.errors import SpecError
 from lorad.rl.tasks import TASKS
 from lorad.spec.data import Sources, labels_of
 
-_HUB = re.compile(r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?::(?P<parts>[\w.:\[\]%+-]+))?")
+_HUB = re.compile(
+    r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<parts>[\w.:\[\]%+-]+))?"
+)
 SUFFIXES = (".jsonl", ".parquet", ".csv", ".json")  # of files that rows are read from
-_FORMS = "a builtin task, a .jsonl, .parquet, .csv or .json file, or hub:org/name[:config]:split"
+HUB_FORM = "hub:org/name[@revision][:config]:split"
+_FORMS = f"a builtin task, a .jsonl, .parquet, .csv or .json file, or {HUB_FORM}"
 
 
 class Row(Struct, frozen=True):
@@ -129,7 +132,16 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise SpecError(f"{path}: not readable as Parquet: {error}", hint="Write the file again.") from error
 
 
-def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
+def hub_named(source: str) -> re.Match[str] | None:
+    """Return `name`, `revision` and `parts` of what may name a hub dataset."""
+    return _HUB.fullmatch(source)
+
+
+def hub_parts(source: str, split: str, path: Path) -> tuple[str, str | None, str, str | None]:
+    """Return name, config, split and revision of a hub dataset; `split` where it names none.
+
+    Raises SpecError for what is no name of one, and where there is a file `path`.
+    """
     found = _HUB.fullmatch(source)
     if found is None or path.exists():
         raise SpecError(
@@ -137,23 +149,32 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
             key="data",
             hint=f"Give {_FORMS}.",
         )
+    config, colon, chosen = (found["parts"] or "").rpartition(":")
+    return found["name"], (config or None) if colon else None, chosen or split, found["revision"]
+
+
+def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
+    name, config, chosen, revision = hub_parts(source, split, path)
+    datasets = hub_library(source)
+    try:
+        rows = datasets.load_dataset(name, config, split=chosen, revision=revision)
+    except Exception as error:  # each kind of failure of the hub has its own class
+        raise SpecError(
+            f"the hub dataset {source} could not be loaded: {type(error).__name__}: {error}",
+            key="data",
+            hint=f"check name and network, or download it; the form is {HUB_FORM}, here {chosen}",
+        ) from error
+    return (Row(number, f"{source}:{number}", dict(values)) for number, values in enumerate(rows, 1))
+
+
+def hub_library(source: str) -> Any:
+    """Return the module `datasets`. Raises SpecError."""
     try:
         import datasets
     except ImportError as error:
         raise SpecError(
             f"{source} is a hub dataset and the package `datasets` is not installed",
             key="data",
-            hint="pip install datasets, or give a .jsonl or .parquet file",
+            hint='pip install datasets (or "lorad[hub]"), or give a .jsonl or .parquet file',
         ) from error
-    config, colon, chosen = (found["parts"] or "").rpartition(":")
-    chosen = chosen or split
-    try:
-        rows = datasets.load_dataset(found["name"], (config or None) if colon else None, split=chosen)
-    except Exception as error:  # each kind of failure of the hub has its own class
-        raise SpecError(
-            f"the hub dataset {source} could not be loaded: {type(error).__name__}: {error}",
-            key="data",
-            hint="check name and network, or download it; the form is hub:org/name[:config]:split, here "
-            f"{chosen}",
-        ) from error
-    return (Row(number, f"{source}:{number}", dict(values)) for number, values in enumerate(rows, 1))
+    return datasets

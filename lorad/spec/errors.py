@@ -122,7 +122,7 @@ def _field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
     """Return the type and the default of a dotted key; None where there is no such key."""
     kind: Any = spec
     default: Any = None
-    for part in key.split("."):
+    for part, *at in (word.split("[") for word in key.split(".")):
         if (named := _named_section(kind)) is not None:
             kind, default = named, None
             continue
@@ -132,6 +132,8 @@ def _field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
         kind, default = fields[part].type, fields[part].default
         if default is msgspec.NODEFAULT and fields[part].default_factory is not msgspec.NODEFAULT:
             default = fields[part].default_factory()
+        if at and (inner := [one for one in (kind, *get_args(kind)) if get_origin(one) is list]):
+            (kind,) = get_args(inner[0])
     return kind, default
 
 

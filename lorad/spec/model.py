@@ -20,6 +20,7 @@ from lorad.spec.data import Data
 from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.kept import Checkpoint, Eval
+from lorad.spec.notify import Notify
 from lorad.spec.numbers import (
     COUNT_LIMIT,
     Loggers,
@@ -29,12 +30,14 @@ from lorad.spec.numbers import (
     PositiveFloat,
     Probability,
     Seed,
+    Tag,
 )
 from lorad.spec.reward import RewardSpec, rewards_of
 from lorad.spec.trainer import Trainer
 
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
+TAGS = 32  # of a run at most
 _MOST_ERRORS = 20  # that are found at once
 
 
@@ -150,6 +153,7 @@ class Resources(Part, frozen=True):
         restart: on-failure resumes the run by itself, a few times.
         max_restarts: automatic restarts since the last start or resume by hand.
         exclusive: no other run is in its pool while it runs.
+        group: a name; `lorad groups NAME --limit 2` lets so many of your runs with it work at a time.
     """
 
     devices: Annotated[int, Meta(ge=1, le=64)] | None = None
@@ -158,6 +162,7 @@ class Resources(Part, frozen=True):
     restart: Literal["never", "on-failure"] = "never"
     max_restarts: NonNegative = 20
     exclusive: bool = False
+    group: Annotated[str, Meta(pattern=NAME)] | None = None
 
 
 class Attest(Part, frozen=True):
@@ -188,6 +193,9 @@ class Spec(Part, frozen=True):
         env: the environment that samples are played in: its name, or a mapping with name and settings.
         loggers: where its figures are written: `tensorboard`, `wandb`, `mlflow` or a plug-in, by name or with
             settings (docs/loggers.md); null is `loggers` of config.yaml.
+        tags: words of yours to find the run by; `lorad tag` changes them at any time.
+        notify: who hears of its start, end, failure and alarms (docs/notify.md); null is `notify` of
+            config.yaml.
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
@@ -207,6 +215,8 @@ class Spec(Part, frozen=True):
     resources: Resources = Resources()
     attest: Attest = Attest()
     loggers: Loggers | None = None
+    tags: Annotated[list[Tag], Meta(max_length=TAGS)] = msgspec.field(default_factory=list)
+    notify: list[Notify] | None = None
 
     def __post_init__(self) -> None:
         curves = [reward.curve for reward in self.rewards]

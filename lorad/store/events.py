@@ -43,6 +43,12 @@ def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> li
     return [event_row(row) for row in rows]
 
 
+def moves_after(store: Rows, id: int, limit: int = 1000) -> list[EventRow]:
+    """List the moves of runs with a larger id, in order."""
+    sql = "SELECT * FROM events WHERE id > ? AND kind = 'state' ORDER BY id LIMIT ?"
+    return [event_row(row) for row in store.rows(sql, (id, limit))]
+
+
 def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
     """List the last events, oldest of them first, as `after` has them."""
     if run is None:

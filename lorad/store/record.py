@@ -23,7 +23,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "aliases": ("alias",),
     "alias_moves": ("id",),
     "sweeps": ("sweep",),
+    "queue_groups": ("owner_uid", "name"),
     "results": ("id",),
+    "lives": ("life",),
+    "uses": ("life", "entry"),
     "events": ("id",),
 }
 _ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of these is in journals of runs
@@ -33,7 +36,7 @@ _DERIVED = frozenset(
 _DERIVED |= {"signals", "recent", "nll_first", "nll_last", "accuracy_last", "token_accuracy_last"}
 _PASSING = frozenset({"waiting"})  # found again by every look at the queue
 TOLD_BY_RUNS = ("attempt", "rewind", "step", "eval", "version", "checkpoint", "warning", "end")
-_ENDING = ("runs", "aliases", "sweeps")
+_ENDING = ("runs", "aliases", "sweeps", "queue_groups")
 _OWN_EVENT = (
     f"({{0}}kind NOT IN ({', '.join(repr(kind) for kind in TOLD_BY_RUNS)}) "
     "OR json_type({0}data, '$.attempt') IS NULL OR json_type({0}data, '$.step') IS NULL)"

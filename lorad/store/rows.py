@@ -33,8 +33,11 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     started_at: when it was first placed.
     ended_at: None until it ended.
     origin: the `run@version` or directory that it came from.
+    sweep: the sweep that it is a point of.
     serving: a pool of its base stays up.
     preempted: the run that it makes, or made, room for.
+    tags, note: what its owner wrote on it.
+    queue_group: the group of which so many runs work at a time.
     signals, recent: JSON that goes to clients as it is.
     """
 
@@ -63,8 +66,12 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     started_at: float | None = None
     ended_at: float | None = None
     origin: str | None = None
+    sweep: str | None = None
     serving: bool = False
     preempted: str | None = None
+    tags: list[str] = []
+    note: str = ""
+    queue_group: str | None = None
     rates: Rates = Rates()
     signals: msgspec.Raw = msgspec.Raw(b"{}")
     recent: msgspec.Raw = msgspec.Raw(b"[]")
@@ -76,7 +83,6 @@ class RunRow(RunSummary, frozen=True, kw_only=True, eq=True):
     spec: its spec as JSON text.
     wanted: what its owner asked for and its driver has not done yet.
     resume_step: the checkpoint that its next attempt begins with.
-    sweep: the sweep that it is a point of.
     restart_at: when it may be placed again after an automatic restart.
     """
 
@@ -84,7 +90,6 @@ class RunRow(RunSummary, frozen=True, kw_only=True, eq=True):
     directory: str
     wanted: Literal["pause", "stop", "kill"] | None = None
     resume_step: int | None = None
-    sweep: str | None = None
     restart_at: float | None = None
 
     @property
@@ -105,6 +110,19 @@ class QueuedRow(Struct, frozen=True):
     owner_uid: int
     priority: int
     waiting: str
+
+
+class GroupRow(Struct, frozen=True, kw_only=True):
+    """A group of runs of one owner.
+
+    limit: how many of them may work at a time; None is no limit.
+    """
+
+    owner_uid: int
+    name: str
+    limit: int | None
+    working: int
+    queued: int
 
 
 class AttemptRow(Struct, frozen=True, kw_only=True):
@@ -358,11 +376,13 @@ class Halving(Struct, frozen=True):
     eta: a rung keeps one run in so many.
     rungs: their steps.
     metric: `eval` or `reward`.
+    asha: each run is decided about as it reaches a rung.
     """
 
     eta: float
     rungs: list[int]
     metric: str
+    asha: bool = False
 
 
 class Rung(Struct, frozen=True):
@@ -406,7 +426,7 @@ def sweep_row(raw: Row) -> SweepRow:
     return SweepRow(**raw | decoded)
 
 
-_DECODED = frozenset({"state", "reason", "serving", "rates", "signals", "recent"})
+_DECODED = frozenset({"state", "reason", "serving", "tags", "rates", "signals", "recent"})
 _SUMMARY = tuple(field for field in RunSummary.__struct_fields__ if field not in _DECODED)
 _ROW = tuple(field for field in RunRow.__struct_fields__ if field not in _DECODED)
 SUMMARY_COLUMNS = (*_SUMMARY, *sorted(_DECODED - {"rates"}), "tokens_per_second", "step_seconds")
@@ -428,6 +448,7 @@ def _decoded(raw: Row) -> dict[str, Any]:
         "state": RunState(raw["state"]),
         "reason": None if raw["reason"] is None else EndReason(raw["reason"]),
         "serving": bool(raw["serving"]),
+        "tags": msgspec.json.decode(raw["tags"], type=list[str]),
         "rates": Rates(raw["tokens_per_second"], raw["step_seconds"]),
         "signals": msgspec.Raw(raw["signals"].encode()),
         "recent": msgspec.Raw(raw["recent"].encode()),

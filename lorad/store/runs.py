@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lorad.errors import Conflict, NotFound
+from lorad.spec.model import Spec, to_json
 from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
 from lorad.store import events
+from lorad.store.bill import keep_removed
 from lorad.store.db import Row, Rows, Store
 from lorad.store.rows import SUMMARY_COLUMNS, AttemptRow, QueuedRow, RunRow, RunSummary, run_row, run_summary
 
@@ -20,6 +24,7 @@ _FIELDS = frozenset(
         "pool",
         "preempted",
         "priority",
+        "queue_group",
         "restart_at",
         "resume_step",
         "serving",
@@ -30,7 +35,7 @@ _FIELDS = frozenset(
     }
     | {"wanted"}
 )
-_RECENT_SECONDS = 24 * 3600.0
+RECENT_SECONDS = 24 * 3600.0
 _SUMMARY = ", ".join(SUMMARY_COLUMNS)
 _DAEMON = "daemon"  # who moves a run that nobody asked for
 
@@ -183,7 +188,7 @@ def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
 
 def count_listed(store: Rows, *, all: bool) -> int:
     """Count the runs that `list_runs` lists without a limit."""
-    since = 0.0 if all else time.time() - _RECENT_SECONDS
+    since = 0.0 if all else time.time() - RECENT_SECONDS
     sql = "SELECT count(*) AS n FROM runs WHERE ended_at IS NULL OR ended_at >= ?"
     return int(store.rows(sql, (since,))[0]["n"])
 
@@ -193,7 +198,7 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
 
     limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
     """
-    since = 0.0 if all else time.time() - _RECENT_SECONDS
+    since = 0.0 if all else time.time() - RECENT_SECONDS
     sql = f"SELECT created_at, rowid, {_SUMMARY} FROM runs WHERE"
     order = "ORDER BY created_at DESC, rowid DESC"
     others = store.tuples(f"{sql} ended_at IS NULL {order}")
@@ -313,8 +318,22 @@ def set_fields(store: Store, name: str, **columns: Any) -> None:
             get(store, name)
 
 
+def set_labels(store: Store, name: str, tags: Sequence[str], note: str) -> None:
+    """Write what its owner says of a run."""
+    with store.write() as connection:
+        values = (msgspec.json.encode(tags).decode(), note, name)
+        connection.execute("UPDATE runs SET tags = ?, note = ? WHERE name = ?", values)
+
+
+def respecify(store: Store, name: str, spec: Spec) -> None:
+    """Give a run another spec, with the columns that are made of it. Raises NotFound."""
+    resources, text = spec.resources, to_json(spec).decode()
+    columns = {"priority": resources.priority, "queue_group": resources.group}
+    set_fields(store, name, spec=text, steps=spec.trainer.steps, **columns)
+
+
 def remove(store: Store, name: str, *, by: str = "daemon") -> None:
-    """Forget a run with all its rows, and a sweep with its last run; its events stay.
+    """Forget a run with all its rows, and a sweep with its last run; its events and its bill stay.
 
     Raises NotFound, and Conflict while it works, or one of its versions is aliased or pinned.
     """
@@ -324,18 +343,19 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
             raise Conflict(
                 f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first."
             )
-        _refuse_held(store, name)
+        refuse_held(store, name)
         row = get(store, name)
         newest = (store.row("SELECT max(version) AS version FROM versions WHERE run = ?", (name,)) or {})[
             "version"
         ]
+        keep_removed(store, connection, name)
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
         is_empty = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep)"
         connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row.sweep,))
         events.add(connection, name, "removed", {"by": by, "attempt": row.attempt, "version": newest})
 
 
-def _refuse_held(store: Rows, name: str) -> None:
+def refuse_held(store: Rows, name: str) -> None:
     """Raises Conflict while one of its versions is aliased or pinned."""
     sql = """SELECT alias, (aliases.owner_uid <> runs.owner_uid) AS is_foreign,
     (SELECT "by" FROM alias_moves m WHERE m.alias = aliases.alias ORDER BY id DESC LIMIT 1) AS "by"

@@ -61,9 +61,11 @@ def sweeps(store: Rows) -> list[SweepRow]:
 
 
 def undecided(store: Rows) -> list[SweepRow]:
-    """List the sweeps with a rung that is not decided yet, oldest first."""
+    """List the sweeps with a rung that is not decided yet, or with asha a run at work, oldest first."""
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
-    return _select(store, f"WHERE halving IS NOT NULL AND {left} ORDER BY created_at")
+    works = "EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep AND state <> 'ended')"
+    open_ = f"CASE json_extract(halving, '$.asha') WHEN 1 THEN {works} ELSE {left} END"
+    return _select(store, f"WHERE halving IS NOT NULL AND {open_} ORDER BY created_at")
 
 
 def members(store: Rows, sweep: str) -> list[str]:
@@ -73,9 +75,10 @@ def members(store: Rows, sweep: str) -> list[str]:
 
 
 def decide(store: Store, sweep: str, rung: Rung) -> None:
-    """Add what was decided at the next rung."""
+    """Add what was decided at the next rung, or put it in the place of what was decided there before."""
     with store.write() as connection:
-        rungs = [*get(store, sweep).rungs, rung]
+        others = (other for other in get(store, sweep).rungs if other.step != rung.step)
+        rungs = sorted([*others, rung], key=lambda one: one.step)
         connection.execute("UPDATE sweeps SET rungs = ? WHERE sweep = ?", (_json(rungs), sweep))
 
 

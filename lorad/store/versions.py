@@ -36,6 +36,21 @@ def get_version(store: Rows, run: str, number: int) -> VersionRow:
     return found[0]
 
 
+def of_step(store: Rows, run: str, step: int) -> VersionRow:
+    """Read the newest version that a step of the surviving lineage made.
+
+    Raises NotFound, with the steps before and after it that made one.
+    """
+    which = "WHERE v.run = ? AND v.lineage = 1 AND v.step {} ? ORDER BY v.step {}, v.version DESC LIMIT 1"
+    if found := _select(store, which.format("=", "ASC"), (run, step)):
+        return found[0]
+    before = _select(store, which.format("<", "DESC"), (run, step))
+    after = _select(store, which.format(">", "ASC"), (run, step))
+    near = " and ".join(f"{run}@step:{row.step}" for row in (*before, *after))
+    hint = f"There is {near}." if near else f"`lorad adapters {run}` shows what there is."
+    raise NotFound(f"no step {step} of run {run} made a version", hint=hint)
+
+
 def exists(store: Rows, run: str, number: int) -> bool:
     return store.row("SELECT 1 FROM versions WHERE run = ? AND version = ?", (run, number)) is not None
 

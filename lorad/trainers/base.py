@@ -284,6 +284,8 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: Trai
         raise ValueError("a slot is named twice: join its batches, or make two calls")
     for item in work:
         check_batch(item.batch, takes, item.loss.temperature)
+        if missing := [term for term in item.loss.needs if term not in takes.losses]:
+            raise ValueError(f"this trainer does not know {', '.join(missing)}")
         _check_targets(item.batch, item.targets, item.loss)
         _check_normaliser(item.batch, item.normaliser)
 
@@ -341,6 +343,12 @@ def _check_targets(batch: Batch, targets: PolicyTargets, loss: PolicyLoss) -> No
         raise ValueError("a KL coefficient needs the reference's log-probabilities")
     if loss.anchor == "sampler" and targets.sampler_logprobs is None:
         raise ValueError("a ratio to the sampler needs the sampler's log-probabilities")
+    if (loss.surrogate == "preference") != (loss.preference is not None):
+        raise ValueError("the surrogate `preference` and the settings of a preference need each other")
+    if loss.preference is not None and targets.reference_logprobs is None:
+        raise ValueError("a loss of preferences needs the reference's log-probabilities")
+    if loss.has_pairs and not np.isin(batch.group_sizes, (0, 2)).all():
+        raise ValueError("a loss of pairs needs a chosen and a rejected sample in each group")
     _check_arrays(batch, targets)
 
 

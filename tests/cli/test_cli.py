@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.cli.overrides import changed
+from lorad.client.overrides import changed
 from tests.kit.pty_kit import Terminal
 from tests.kit.world import SMALL, World, world
 

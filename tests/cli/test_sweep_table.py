@@ -4,9 +4,12 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from msgspec import structs
 
+from lorad.cli.parallel import lines, svg
 from lorad.cli.sweeps import ranked, show
 from lorad.client.shapes import Halving, Rung, Sweep, SweepRun
 
@@ -71,3 +74,21 @@ def test_the_best_is_first_and_failures_last(capsys: pytest.CaptureFixture[str])
     assert [run.name[-1] for run in ranked(SWEEP)] == ["4", "3", "2", "1", "6", "5"]
     show([SWEEP], one=True, as_json=True)
     assert json.loads(capsys.readouterr().out)["runs"][0]["name"] == "sort-4"
+
+
+def test_picture_marks_the_best_run() -> None:
+    head, *rows, best = lines(SWEEP, ranked(SWEEP), 80)
+    assert head.split() == ["trainer.lr", "lora.rank", "eval"] and best == "━ sort-4 is the best"
+    assert all(len(row) <= 80 for row in rows) and "0.992" in rows[0] and "0.01" in rows[0]
+    assert rows[6].startswith("│0.001")  # half way, by its logarithm
+    assert rows[5].startswith("│   ━") and "│32━" in rows[0] and "━" not in "".join(rows[6:])
+    alone = structs.replace(SWEEP, runs=SWEEP.runs[:1])
+    assert lines(alone, alone.runs, 80) == []
+
+
+def test_svg_has_a_line_for_each_run() -> None:
+    root = ElementTree.fromstring(svg(SWEEP, ranked(SWEEP)))
+    found = [line.attrib["points"].split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert sorted(map(len, found)) == [2, 3, 3, 3, 3, 3]  # one has no score
+    names = {title.text for title in root.iter("{http://www.w3.org/2000/svg}title")}
+    assert names == {run.name for run in SWEEP.runs}

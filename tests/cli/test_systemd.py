@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lorad.box.paths import Home
-from lorad.cli import systemd
 from lorad.cli.commands.daemon import app
-from lorad.cli.systemd import MARKER, Unit, quoted, start_by_unit, unit_of, write_unit
+from lorad.client import systemd
+from lorad.client.systemd import MARKER, Unit, quoted, start_by_unit, unit_of, write_unit
 from lorad.errors import Conflict, NotFound
 
 

@@ -12,7 +12,7 @@ import pytest
 from lorad.daemon.api.verbs.verify import attest_again
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.user_threads import Hands
-from lorad.daemon.runs.grid import axes_of
+from lorad.daemon.runs.draws import axes_of
 from lorad.daemon.runs.preflight import exchanged, guarded
 from lorad.errors import Conflict, SpecError
 from lorad.store import runs

@@ -124,6 +124,24 @@ def test_figures_are_written_as_the_owner(box: Box, tmp_path: Path) -> None:
         shutil.rmtree(place)
 
 
+def test_notifications_run_as_the_owner(box: Box) -> None:
+    place = Path(tempfile.mkdtemp(prefix="lr-"))
+    try:
+        os.chown(place, ALICE, ALICE)
+        box.run(ALICE, "noted", f"notify=[{{command: [sh, -c, 'id -u >> {place}/got; cat >> {place}/got']}}]")
+        box.over("noted")
+        deadline = time.monotonic() + 60
+        while not (place / "got").exists() or "completed" not in (place / "got").read_text():
+            assert time.monotonic() < deadline, box.ask(0, "GET", "status")
+            time.sleep(0.1)
+        assert (place / "got").read_text().splitlines()[0] == str(ALICE)
+        table = box.home / "notify" / "owners" / str(ALICE) / "table.json"
+        assert (table.stat().st_uid, table.stat().st_mode & 0o777) == (ALICE, 0o400)
+        assert (box.home / "notify" / "outbox.json").stat().st_mode & 0o777 == 0o600
+    finally:
+        shutil.rmtree(place)
+
+
 def test_run_processes_have_only_their_owners_rights(box: Box) -> None:
     box.run(ALICE, "long", "trainer.steps=100000")
     while (

@@ -108,6 +108,17 @@ def test_one_sample_is_shown_as_a_transcript(calm: tuple[World, dict[str, Any]])
     assert "turn 1" in shown and "observation 1" in shown and "reward 2" in shown
 
 
+def test_eval_plays_what_the_run_has_played(calm: tuple[World, dict[str, Any]]) -> None:
+    made, _ = calm
+    of_run = made.client.evals("calm")[-1]
+    found = made.json("eval", f"calm@{made.client.show('calm').version}", "lookup", "--problems", 16)
+    assert (found["metrics"]["score"], found["settings"]["env"]) == (of_run.score, "lookup")
+    refused = made.lorad("eval", "calm", "lookup", "--reward", "exact_match", expect=2).stderr
+    assert "episodes of lookup have the reward that it gives" in refused
+    program = made.lorad("eval", "calm", "lookup", "--env", "agent.py:run", expect=1).stderr
+    assert "agent.py:run is an agent program" in program
+
+
 def test_replay_finds_what_differs(calm: tuple[World, dict[str, Any]]) -> None:
     made, _ = calm
     assert "16 episodes of step 8 played again, 0 differ" in made.lorad("replay", "calm").stderr

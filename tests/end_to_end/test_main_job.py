@@ -67,6 +67,39 @@ def test_engine_and_trainer_agree_on_every_step(demo: tuple[World, Any]) -> None
     assert max(differences) <= 1e-4
 
 
+def test_scripts_wait_for_runs_and_figures(demo: tuple[World, Any]) -> None:
+    made, _ = demo
+    assert "demo is ended (completed) at step 60 of 60" in made.lorad("wait", "demo").stderr
+    assert made.json("wait", "demo", "--metric", "eval>0.8")[0]["name"] == "demo"
+    missed = made.lorad("wait", "de*", "--metric", "eval>2", expect=1).stderr
+    assert "eval>2 was never true: eval was 0.9" in missed
+    assert "'eval=>2' is no condition" in made.lorad("wait", "demo", "--metric", "eval=>2", expect=2).stderr
+    made.lorad("wait", "nobody", expect=3)
+    made.lorad("run", REPOSITORY / "examples" / "demo.yaml", "--name", "long", "-d", "trainer.steps=9000")
+    late = made.lorad("wait", "long", "--metric", "step>=8000", "--timeout", "1s", expect=1).stderr
+    assert "after 1 seconds" in late
+    made.lorad("kill", "long", "--wait")
+
+
+def test_export_has_tokenizer_and_card_and_merges(demo: tuple[World, Any], tmp_path: Path) -> None:
+    made, _ = demo
+    made.lorad("export", "demo@60", tmp_path / "adapter")
+    assert {"README.md", "tokenizer.json"} <= verify(tmp_path / "adapter").keys()
+    assert "| algorithm | grpo |" in (tmp_path / "adapter" / "README.md").read_text()
+    merged = made.json("export", "demo@60", tmp_path / "model", "--merge")
+    assert merged["path"] == str(tmp_path / "model")
+    resumed = made.json(
+        "run",
+        REPOSITORY / "examples" / "demo.yaml",
+        "--name",
+        "again",
+        "--wait",
+        "trainer.steps=1",
+        f"model.path={tmp_path / 'model'}",
+    )
+    assert resumed["eval_first"] == made.json("show", "demo")["eval_last"]
+
+
 def test_peft_computes_the_same_with_exported_version(
     demo: tuple[World, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,12 +69,22 @@ EXPECTED: dict[Route, list[Case]] = {
         Case("/v1/pools/none", "404 404 404 404 404"),
     ],
     ("GET", "/v1/devices"): [Case("/v1/devices", EVERYBODY)],
+    ("GET", "/v1/bill"): [
+        Case("/v1/bill?by=user", EVERYBODY),
+        Case("/v1/bill?by=colour", "422 422 422 422 422"),
+    ],
     ("GET", "/v1/events"): [
         Case("/v1/events?after=0", READ_LIST),
         Case(f"/v1/events?run={RUN}", READERS),
     ],
     ("POST", "/v1/runs"): [Case("/v1/runs", "422 422 422 422 422", REFUSED)],
+    ("POST", "/v1/check"): [
+        Case("/v1/check", "422 422 422 422 422", REFUSED),
+        Case("/v1/check", EVERYBODY, REFUSED | {"overrides": []}),
+        Case("/v1/check", OWNERS_LATE, REFUSED | {"name": RUN, "replace": True}),
+    ],
     ("GET", "/v1/runs"): [Case("/v1/runs?all=1", READ_LIST)],
+    ("POST", "/v1/select"): [Case("/v1/select", READ_LIST, {"selection": {"names": [RUN]}})],
     ("GET", "/v1/runs/{run}"): [
         Case(f"/v1/runs/{RUN}", READERS),
         Case("/v1/runs/none", "404 404 404 404 404"),
@@ -84,6 +94,12 @@ EXPECTED: dict[Route, list[Case]] = {
     ("POST", "/v1/runs/{run}/pause"): [Case(f"/v1/runs/{RUN}/pause", OWNERS_LATE, {})],
     ("POST", "/v1/runs/{run}/stop"): [Case(f"/v1/runs/{RUN}/stop", OWNERS_LATE, {})],
     ("POST", "/v1/runs/{run}/kill"): [Case(f"/v1/runs/{RUN}/kill", OWNERS_LATE, {})],
+    ("POST", "/v1/runs/{run}/labels"): [Case(f"/v1/runs/{RUN}/labels", OWNERS, {"add": ["good"]})],
+    ("POST", "/v1/runs/{run}/edit"): [
+        Case(f"/v1/runs/{RUN}/edit", OWNERS_LATE, {"overrides": ["resources.priority=1"]})
+    ],
+    ("GET", "/v1/groups"): [Case("/v1/groups", EVERYBODY)],
+    ("POST", "/v1/groups/{group}"): [Case("/v1/groups/of-{me}", EVERYBODY, {"limit": 2})],
     ("GET", "/v1/runs/{run}/steps"): [Case(f"/v1/runs/{RUN}/steps", READERS)],
     ("GET", "/v1/runs/{run}/evals"): [Case(f"/v1/runs/{RUN}/evals", READERS)],
     ("GET", "/v1/runs/{run}/samples"): [Case(f"/v1/runs/{RUN}/samples", READERS)],
@@ -91,6 +107,7 @@ EXPECTED: dict[Route, list[Case]] = {
         Case(f"/v1/runs/{RUN}/logs", READERS),
         Case(f"/v1/runs/{RUN}/logs?of=pool", READERS),
     ],
+    ("GET", "/v1/runs/{run}/logs/names"): [Case(f"/v1/runs/{RUN}/logs/names", READERS)],
     ("GET", "/v1/runs/{run}/checkpoints"): [Case(f"/v1/runs/{RUN}/checkpoints", READERS)],
     ("GET", "/v1/versions"): [
         Case("/v1/versions", READ_LIST),

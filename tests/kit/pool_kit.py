@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import pytest
 
 from lorad.models.directory import BUILTIN, linear_shapes, read_config
 from lorad.pool.host import opened
@@ -31,6 +30,9 @@ from lorad.protocol.calls import (
 from lorad.protocol.connection import Connection
 from lorad.protocol.listener import listen
 from lorad.protocol.pool_setup import PoolSetup
+
+if TYPE_CHECKING:
+    import pytest  # benchmarks do without
 
 TINY = BUILTIN["builtin:tiny"]
 SHAPES = linear_shapes(read_config(TINY))
@@ -87,7 +89,7 @@ def running_pool(directory: Path, **changes: Any) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def swapped(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def swapped(patch: "pytest.MonkeyPatch") -> Iterator[list[int]]:
     """Whoever asks for a later turn of an episode gets tokens of another version, as if it had been swapped.
 
     Yields what was asked for: 0 for first turns, whose contexts are short, 1 for later ones.

@@ -1,5 +1,6 @@
 """What `loggers` may be, how a journal becomes segments, and loggers of other packages."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,10 @@ def follow(directory: RunDir, *, is_over: bool = False) -> list[Any]:
     logged = LoggedRun("r", 1.0, directory.root)
     file = CursorFile(directory.loggers / "noted.json")
     follower = Follower(directory.journal, lambda: Noted(logged, None), file)
-    follower.catch_up(is_over=is_over)
-    follower.drop()
+    try:
+        follower.catch_up(is_over=is_over)
+    finally:
+        follower.drop()
     return [call for call in Noted.calls if call != ("close", "")]
 
 
@@ -106,6 +109,15 @@ def test_damaged_cursor_is_the_beginning(run: RunDir) -> None:
     follow(run)
     (run.loggers / "noted.json").write_text("{")
     assert follow(run) == [("begin", 0, -1), 1, 2]
+
+
+def test_points_that_were_not_flushed_come_again(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    life(run, 1, None, 1, 2, 3)
+    with monkeypatch.context() as broken:
+        broken.setattr(Noted, "flush", lambda self: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(OSError, match="full"):
+            follow(run)
+    assert follow(run) == [("begin", 0, -1), 1, 2, 3]
 
 
 def test_two_processes_never_write_with_one_cursor(run: RunDir) -> None:
@@ -185,3 +197,23 @@ def test_earlier_run_of_the_name_is_left_alone(run: RunDir, tmp_path: Path) -> N
         write_all(run, choice, tmp_path)
         run.journal.unlink()
     assert sorted(path.name for path in (tmp_path / "tb").iterdir()) == ["r", "r~1"]
+
+
+def test_tensorboard_shows_samples_as_text(run: RunDir, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    life(run, 1, None, 1, 2, reason="completed")
+    (run.root / "samples").mkdir()
+    said = {"prompt": "S:21=", "completion": "# <b>no\n`markup`", "reward": 0.5, "answer": "12"}
+    (run.root / "samples" / "2").write_text("".join(json.dumps(said) + "\n" for _ in range(3)) + '{"to')
+    choice = Choice("tensorboard", {"dir": str(tmp_path / "tb"), "samples": 2})
+    write_all(run, choice, tmp_path)
+    found = EventAccumulator(str(tmp_path / "tb" / "r"))
+    found.Reload()
+    assert sorted(found.Tags()["tensors"]) == ["samples/1", "samples/2"]
+    (shown,) = found.Tensors("samples/1")
+    (text,) = shown.tensor_proto.string_val
+    assert shown.step == 2 and b"reward 0.5" in text and b"    # <b>no\n    `markup`" in text
+    write_all(run, Choice("tensorboard", {"dir": str(tmp_path / "none")}), tmp_path)
+    assert "samples/1" not in EventAccumulator(str(tmp_path / "none" / "r")).Reload().Tags()["tensors"]

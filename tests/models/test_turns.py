@@ -11,12 +11,14 @@ import pytest
 from lorad.models.compute import Compute
 from lorad.models.turns import (
     FIRST_SHARE,
+    NOBODY,
     POOL,
     ROUND,
     WORK,
     Account,
     Caller,
     Party,
+    Payer,
     Together,
     TurnLock,
     Turns,
@@ -145,6 +147,9 @@ class Shared(Account, Work):
 
     def parts(self) -> Iterable[tuple[Account, float]]:
         return [(self, 1.0), *((party, n / sum(self.rows.values()) - 0.5) for party, n in self.rows.items())]
+
+    def payers(self) -> dict[Payer, float]:
+        return {NOBODY: 1.0}
 
     def wait(self, seconds: float) -> None: ...
 

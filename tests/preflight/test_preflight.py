@@ -316,3 +316,26 @@ def test_a_reward_module_cannot_answer_for_the_check(tmp_path: Path) -> None:
 def test_facts_of_wrong_types_are_refused(facts: Any) -> None:
     with pytest.raises(SpecError, match="fell over"):
         answer(json.dumps({"facts": facts}).encode(), b"")
+
+
+def test_a_look_measures_all_rows(tmp_path: Path) -> None:
+    rows = [json.dumps({"prompt": "1" * length, "answer": "1"}) + "\n" for length in (3, 5, 9, 40)]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    data = {"train": "rows.jsonl", "max_prompt_tokens": 6, "shuffle": False}
+    left_out = check(tmp_path, {"data": data}, look=True)
+    assert left_out.look is not None and (left_out.dropped, left_out.look.cut) == (2, 0)
+    lengths = left_out.look.prompts
+    assert lengths.most - lengths.least == 37 and lengths.least < lengths.median < lengths.most
+    shortened = check(tmp_path, {"data": data | {"too_long": "truncate"}}, look=True)
+    assert shortened.look is not None and (shortened.dropped, shortened.look.cut) == (0, 2)
+    assert shortened.look.looked_at == 4 and "111" in shortened.look.prompt and shortened.look.answer == "1"
+    assert check(tmp_path).look is None
+
+
+def test_a_look_shows_what_is_learnt_of_completions(tmp_path: Path) -> None:
+    rows = [json.dumps({"prompt": "12", "completion": "3" * length}) + "\n" for length in (2, 30)]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    data = {"train": "rows.jsonl", "max_sample_tokens": 10, "too_long": "truncate", "shuffle": False}
+    look = check(tmp_path, {"algorithm": "sft", "data": data}, look=True).look
+    assert look is not None and look.cut == 1 and look.completions is not None
+    assert look.completions.least < look.completions.most <= 10 and look.said[0].startswith("33")

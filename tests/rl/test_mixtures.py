@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lorad.cli.overrides import changed
+from lorad.client.overrides import changed
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.rl.completions.targets import TargetDataset, load_train

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from lorad.adapters.peft import write_peft
@@ -17,10 +18,11 @@ from lorad.models.compute import Compute
 from lorad.models.decoder import hidden, logits
 from lorad.models.loading import load_base
 from lorad.models.lora import LoraApply
-from lorad.protocol.batch import Batch, LossStats, Optimizer, PolicyLoss
+from lorad.protocol.batch import Batch, LossStats, Optimizer, PolicyLoss, PolicyTargets
 from lorad.rl.loss import TokenLosses, loss_stats
+from lorad.spec.algorithm import Preference
 from lorad.trainers.base import GradientWork, Policy
-from lorad.trainers.builtin import passes
+from lorad.trainers.builtin import blocks, passes, stems
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import pack, plan
 from lorad.trainers.builtin.slot import Slot
@@ -122,6 +124,64 @@ async def test_chunks_of_logits_give_the_same_gradients(
     await accumulate(trainer, "chunked", random_batch(5))
     whole, chunked = (trainer._slots[slot].grads for slot in ("whole", "chunked"))
     assert whole.norm() > 0.1
+    torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-4)
+
+
+def stemmed(seed: int, stem: int) -> Batch:
+    """Groups of one to three samples whose prompts begin alike, and branch with every token."""
+    draw = np.random.default_rng(seed)
+
+    def some(most: int) -> np.ndarray:
+        return draw.integers(0, 100, draw.integers(1, most + 1)).astype(np.int32)
+
+    head = draw.integers(0, 100, stem).astype(np.int32)
+    tails = [draw.integers(0, 2, draw.integers(1, 10)).astype(np.int32) for _ in range(12)]
+    prompts = [np.concatenate([head, tail]) for tail in tails]
+    return Batch.of([(prompt, [some(8) for _ in range(1 + n % 3)]) for n, prompt in enumerate(prompts)])
+
+
+@pytest.mark.parametrize("long", [256, 12])
+async def test_a_stem_changes_no_gradient(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch, long: int
+) -> None:
+    """With a stem for each of two slots, also where attention is fused, as without."""
+    monkeypatch.setattr(blocks, "LONG", long)
+    batches = {"a": stemmed(1, 9), "b": stemmed(2, 4)}
+    for slot in batches:
+        await open_trained(trainer, slot)
+    found = []
+    for worth in (1000, 0):
+        monkeypatch.setattr(stems, "WORTH", worth)
+        work = [GradientWork(s, b, _all_ones(b), PolicyLoss("linear"), 30.0) for s, b in batches.items()]
+        await trainer.forward_backward_many(work)
+        grads = [trainer._slots[slot].grads for slot in batches]
+        logprobs = [torch.from_numpy(await trainer.logprobs(Policy(s), b)) for s, b in batches.items()]
+        found.append([*(grad.clone() for grad in grads), *logprobs])
+        for grad in grads:
+            grad.zero_()
+    assert min(values.norm() for values in found[0]) > 0.1
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
+
+
+def _all_ones(batch: Batch) -> PolicyTargets:
+    return PolicyTargets(np.ones(batch.completions.size, np.float32))
+
+
+@pytest.mark.parametrize(
+    "loss", [PolicyLoss(ratio="sequence"), PolicyLoss("preference", preference=Preference())]
+)
+async def test_chunks_cut_no_loss_of_whole_samples(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch, loss: PolicyLoss
+) -> None:
+    batch = random_batch(5, groups=3, samples=2)
+    targets = replace(targets_for(batch), reference_logprobs=targets_for(batch, 1).sampler_logprobs)
+    for slot in ("whole", "chunked"):
+        await open_trained(trainer, slot)
+        stats = await trainer.forward_backward(slot, batch, targets, loss, 3.0)
+        monkeypatch.setattr(passes, "LOGITS", 128 * 7)
+        monkeypatch.setattr(passes, "ROWS", 1)
+    whole, chunked = (trainer._slots[slot].grads for slot in ("whole", "chunked"))
+    assert whole.norm() > 1e-3 and np.isfinite(stats.loss)
     torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-4)
 
 

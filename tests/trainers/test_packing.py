@@ -9,6 +9,7 @@ from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch
 from lorad.trainers.builtin.blocks import LONG, Layout, Sequences, similar
 from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
+from lorad.trainers.builtin.stems import stems_of
 from tests.conformance.reference import random_batch, write_random_model
 
 
@@ -61,6 +62,39 @@ def test_equal_samples_of_a_group_are_computed_once(base: Base) -> None:
     (piece,) = plan(Batch.of([(tokens(5), group), (tokens(5), group[:1])]), 100, share=True)
     assert ids_of(base, piece) == [5, 5, 6, 6, 8]  # the other group has a prompt of its own
     assert pack(base, [piece]).predictors.tolist() == [0, 3, 0, 4, 0, 3, 1, 2]
+
+
+def test_what_prompts_begin_with_is_computed_once(base: Base) -> None:
+    groups = [(tokens(7, 8, 9, 1), [tokens(6, 7), tokens(8)]), (tokens(7, 8, 9), [tokens(4, 5)])]
+    (piece,) = plan(Batch.of(groups), 100, share=True)
+    found = pack(base, [piece])
+    assert piece.rows == 7
+    assert found.ids[0].tolist() == [7, 8, 9, 1, 9, 4, 6]
+    assert found.positions.tolist() == [0, 1, 2, 3, 2, 3, 4]
+    assert found.predictors.tolist() == [3, 6, 3, 4, 5]
+    (masked,) = plan(Batch.of(groups), 100, share=False)
+    assert masked.rows == 9
+
+
+def test_stems_branch() -> None:
+    prompts = [
+        tokens(*head, n) for n, head in enumerate([(7, 1, 1), (7, 2), (7, 1, 1), (7, 2), (7, 3), (4,)])
+    ]
+    found = stems_of(prompts, rows=20)
+    assert (found.lengths.tolist(), found.starts.tolist()) == ([1, 2, 1], [0, 1, 1])
+    assert (found.owner.tolist(), found.source.tolist()) == ([-1, 0, 0], [0, 0, 1])
+    assert (found.of.tolist(), found.before.tolist()) == ([1, 2, 1, 2, 0, -1], [3, 2, 3, 2, 1, 0])
+    assert found.left_out == 4 + 2 + 1
+
+
+def test_a_prompt_keeps_its_last_token() -> None:
+    assert stems_of([tokens(7, 8), tokens(7, 8), tokens(7, 8, 9)], rows=7).before.tolist() == [1, 1, 1]
+    assert not stems_of([tokens(7), tokens(7), tokens(7)], rows=3)
+
+
+def test_stems_are_made_where_they_leave_out_enough() -> None:
+    prompts = [tokens(7, 7, n) for n in range(3)]
+    assert [bool(stems_of(prompts, rows)) for rows in (80, 81)] == [True, False]
 
 
 def test_with_dropout_every_sample_is_computed_for_itself(base: Base) -> None:

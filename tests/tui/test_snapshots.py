@@ -41,6 +41,11 @@ def test_theme(theme: str, client: Client, snap_compare: Compare) -> None:
     assert snap_compare(app_of(client, theme), terminal_size=MIDDLE, run_before=WALKS["dashboard"])
 
 
+@pytest.mark.parametrize("theme", ["light", "ansi"])
+def test_theme_of_texts(theme: str, client: Client, snap_compare: Compare) -> None:
+    assert snap_compare(app_of(client, theme), terminal_size=MIDDLE, run_before=ODD["chances"])
+
+
 def test_pictures_contain_no_paths_of_this_machine() -> None:
     here = Path(__file__).parent
     pictures = [*here.glob("__snapshots__/test_snapshots/*.svg"), *PICTURES.glob("tui-*.svg")]

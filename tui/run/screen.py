@@ -144,6 +144,9 @@ def _facts(run: RunDetails) -> Text:
         f"attempt {run.attempt}" if run.attempt else "",
         f"from {run.origin}" if run.origin else "",
         f"by {run.owner}",
+        f"group {run.group}" if run.group else "",
+        f"tags {' '.join(run.tags)}" if run.tags else "",
+        run.note,
     ]
     return Text.assemble((reason, "bold"), one_line(" · ".join(part for part in parts if part)))
 

@@ -5,45 +5,56 @@ order.
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from lorad.client import shapes
-from lorad.text import printable
+from lorad.client.choice import Choice
+from lorad.text import one_line
+from lorad.tui.samples.parts import Part, inert, told
 
 HITS = 10_000  # of a search that are kept
-_PART = 4096  # characters that are looked at together
 ORDERS = ("as drawn", "reward", "advantage", "length")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """completion: without control characters. tokens: how many. logprob: their mean. version: its number.
-    rewards: components of the reward.
+    """completion: without control characters; of an episode all that was said. parts: what it is made of.
+    size: tokens that the model sampled. logprob: their mean. version: its number. rewards: components of the
+    reward. rows: of an episode, in which it is trained. prompt: that of its group.
     """
 
     index: int
     completion: str
     reward: float | None
     advantage: float | None
-    tokens: int
+    size: int
     logprob: float | None
-    finish: str
+    ending: str
     error: str
     version: str
     rewards: dict[str, float]
+    parts: tuple[Part, ...]
+    turn_count: int
+    rows: int
+    prompt: str
+
+    @property
+    def searched(self) -> tuple[str, str]:
+        return self.prompt, self.completion
 
 
 @dataclass
 class Group:
-    """All samples of one prompt, which has no control characters here either. rank: its place in the step,
-    from 0.
+    """All samples of one prompt, which has no control characters here either.
+    rank: its place in the step, from 0. problem: its number among those of an evaluation, from 1.
     """
 
     id: str
     rank: int
     prompt: str
     answer: str
+    problem: int | None = None
     samples: list[Sample] = field(default_factory=list)
 
     @property
@@ -81,23 +92,35 @@ def grouped(rows: Iterable[shapes.Sample]) -> list[Group]:
     for row in rows:
         id = row.prompt_id
         if id not in groups:
-            groups[id] = Group(id, len(groups), _inert(row.prompt), _inert(row.answer))
-        groups[id].samples.append(_sample(row))
+            groups[id] = Group(id, len(groups), inert(row.prompt), inert(row.answer), row.problem)
+        groups[id].samples.append(_sample(row, groups[id].prompt))
     return list(groups.values())
 
 
-def _sample(row: shapes.Sample) -> Sample:
+def selected(groups: Iterable[Group], choice: Choice) -> list[Group]:
+    """Return the groups with those of their samples that are wanted; none that is empty. Raises SpecError."""
+    takes = choice.test()
+    some = (replace(group, samples=list(filter(takes, group.samples))) for group in groups)
+    return [group for group in some if group.samples]
+
+
+def _sample(row: shapes.Sample, prompt: str) -> Sample:
+    text, parts = told(row)
     return Sample(
         index=row.index,
-        completion=_inert(row.completion),
+        completion=text,
         reward=_finite(row.reward),
         advantage=_finite(row.advantage),
-        tokens=len(row.tokens),
-        logprob=_mean(row.logprobs),
-        finish=_inert(row.finish),
-        error=_inert(row.error),
-        version=_inert(row.version).rpartition("@")[2][:12],
-        rewards={_inert(k): v for k, value in row.rewards.items() if (v := _finite(value)) is not None},
+        size=row.size,
+        logprob=_mean(row.logprobs) if row.logprob is None else _finite(row.logprob),
+        ending=one_line(row.ending),
+        error=inert(row.error),
+        version=inert(row.version).rpartition("@")[2][:12],
+        rewards={inert(k): v for k, value in row.rewards.items() if (v := _finite(value)) is not None},
+        parts=parts,
+        turn_count=row.turn_count,
+        rows=row.rows,
+        prompt=prompt,
     )
 
 
@@ -114,19 +137,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return _finite(sum(known) / len(known)) if known and len(known) == len(values) else None
 
 
-def _inert(text: Any) -> str:
-    """`printable`, quick where nothing is to be done; a tab is two spaces."""
-    whole = "" if text is None else str(text)
-    parts = (whole[i : i + _PART] for i in range(0, len(whole), _PART))
-    return "".join(part if part.isprintable() else printable(part.replace("\t", "  ")) for part in parts)
-
-
 def ordered(samples: Sequence[Sample], by: str) -> list[int]:
     """Places of samples, the largest first; those without a value last. by: one of ORDERS."""
     values: dict[str, Callable[[Sample], float | None]] = {
         "reward": lambda one: one.reward,
         "advantage": lambda one: one.advantage,
-        "length": lambda one: one.tokens or len(one.completion),
+        "length": lambda one: one.size or len(one.completion),
     }
     if by not in values:
         return list(range(len(samples)))
@@ -142,7 +158,7 @@ def hits(groups: Iterable[Group], wanted: str, by: str) -> list[Hit]:
     """
     if not wanted:
         return []
-    look, found = re.compile(re.escape(_inert(wanted)), re.IGNORECASE), list[Hit]()
+    look, found = re.compile(re.escape(inert(wanted)), re.IGNORECASE), list[Hit]()
     for hit in _looked(look, groups, by):
         found.append(hit)
         if len(found) == HITS:

@@ -1,17 +1,20 @@
-"""Samples of other steps of a run, to look at beside those that are shown. Called on threads."""
+"""Samples of other steps, or of another run, to look at beside those that are shown. Called on threads."""
 
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from lorad.client.client import Client
+from lorad.client.shapes import Sample
 from lorad.errors import DaemonUnreachable, LoradError, NotFound
 from lorad.tui.samples.groups import Group, grouped
-from lorad.tui.samples.text import Scale, Side, scale, together
+from lorad.tui.samples.look import Look
+from lorad.tui.samples.reading import LIMIT, steps_of
+from lorad.tui.samples.text import Scale, Side, one_by_one, scale, together
 from lorad.tui.widgets.text_view import Section
 
-LIMIT = 10_000  # samples of a step that are asked for
 _LOOK = 32  # steps to each side that are looked through
 _PATIENCE = 5.0  # seconds for that
 _KNOWN = 4096  # steps whose prompts are remembered
@@ -31,47 +34,67 @@ class _Other(NamedTuple):
 
 
 class Lookup:
-    """Find prompts in other steps of one attempt; after a resume a step may have other samples."""
+    """Find prompts in the steps of one attempt of a run, or of its evaluations of a set; after a resume a
+    step may have other samples.
 
-    def __init__(self, client: Client, run: str) -> None:
-        self._client, self._run = client, run
+    is_other: of another run than the one that is shown, where an id may be that of another prompt.
+    """
+
+    def __init__(self, client: Client, run: str, set: str = "", *, is_other: bool = False) -> None:
+        self._client, self._run, self._set, self._is_other = client, run, set, is_other
         # by step; empty where there are no samples
         self._prompts: OrderedDict[int, frozenset[str]] = OrderedDict()
-        self._last: tuple[int, list[Group]] = (0, [])
+        self._last: tuple[int, list[Group]] = (-1, [])
 
     def at(self, step: int, group: Group) -> _Other:
         """The same prompt in a step, else the prompt at the same place. Raises LoradError."""
-        groups = self._groups(step)
+        groups, of = self._groups(step), f" of {self._run}" if self._is_other else ""
         if not groups:
             raise NotFound(f"step {step} of {self._run} has no samples", hint="Choose another step.")
         for one in groups:
-            if one.id == group.id:
-                return _Other(step, one, groups, f"the same prompt in step {step}")
+            if self._key(one) == self._key(group):
+                return _Other(step, one, groups, f"the same prompt in step {step}{of}")
         one = groups[min(group.rank, len(groups) - 1)]
         return _Other(
-            step, one, groups, f"this prompt is not in step {step}; its prompt {one.rank + 1} instead"
+            step, one, groups, f"this prompt is not in step {step}{of}; its prompt {one.rank + 1} instead"
         )
 
-    def nearest(self, step: int, newest: int, group: Group, is_over: Callable[[], bool]) -> _Other:
+    def nearest(self, step: int, group: Group, is_over: Callable[[], bool]) -> _Other:
         """The nearest earlier step with that prompt, else the nearest later one; where no step nearby has it,
-        the prompt at the same place of the nearest one. Raises LoradError when no other step has samples."""
+        the prompt at the same place of the nearest one. Of another run the same step comes first. Raises
+        LoradError when no other step has samples."""
         there, until = list[int](), time.monotonic() + _PATIENCE
-        for one in _nearby(step, newest):
+        for one in self._nearby(step):
             if is_over() or time.monotonic() > until:
                 break
-            prompts = self._ids(one)
-            if group.id in prompts:
+            prompts = self._keys(one)
+            if self._key(group) in prompts:
                 return self.at(one, group)
             there += [one] if prompts else []
+        of = f" of {self._run}" if self._is_other else ""
         if not there:
             raise NotFound(
-                f"no step near step {step} has samples", hint="checkpoint.keep_samples says how many do."
+                f"no step near step {step}{of} has samples", hint="checkpoint.keep_samples says how many do."
             )
-        absent = f"this prompt is not in steps {min(there)} to {max(there)}"
+        absent = f"this prompt is not in steps {min(there)} to {max(there)}{of}"
         other = self.at(there[0], group)
         return other._replace(says=f"{absent}; prompt {other.group.rank + 1} of step {other.step} instead")
 
-    def _ids(self, step: int) -> frozenset[str]:
+    def _nearby(self, step: int) -> Iterator[int]:
+        """Earlier steps, the nearest first, then later ones."""
+        steps = steps_of(self._client, self._run, self._set)
+        if self._is_other:
+            step = min(step, steps[-1] if steps else 0)
+        place = bisect_left(steps, step)  # so many are before it
+        later = steps[place : place + _LOOK + 1]
+        yield from (one for one in later[:1] if one == step and self._is_other)
+        yield from reversed(steps[max(place - _LOOK, 0) : place])
+        yield from (one for one in later if one != step)
+
+    def _key(self, group: Group) -> str:
+        return group.prompt if self._is_other else group.id
+
+    def _keys(self, step: int) -> frozenset[str]:
         if step not in self._prompts:
             try:
                 self._groups(step)
@@ -83,9 +106,9 @@ class Lookup:
 
     def _groups(self, step: int) -> list[Group]:
         if self._last[0] != step:
-            groups = grouped(self._client.samples(self._run, step=step, limit=LIMIT))
-            self._last = step, groups
-            self._know(step, frozenset(group.id for group in groups))
+            rows = self._client.samples(self._run, step=step, limit=LIMIT, eval=self._set or None, brief=True)
+            self._last = step, grouped(rows)
+            self._know(step, frozenset(map(self._key, self._last[1])))
         return self._last[1]
 
     def _know(self, step: int, prompts: frozenset[str]) -> None:
@@ -94,35 +117,58 @@ class Lookup:
             self._prompts.popitem(last=False)
 
 
-def _nearby(step: int, newest: int) -> Iterator[int]:
-    """Earlier steps, the nearest first, then later ones."""
-    yield from range(step - 1, max(step - 1 - _LOOK, 0), -1)
-    yield from range(step + 1, min(step + _LOOK, newest) + 1)
-
-
 class Here(NamedTuple):
-    """The prompt that another step is compared with. newest: the run's last step."""
+    """The prompt that is compared with another one."""
 
     step: int
-    newest: int
     group: Group
     scale: Scale
 
 
 class Ask(NamedTuple):
-    """step: which one; None: the nearest one with that prompt. by: one of ORDERS."""
+    """step: which one; None: the nearest one with that prompt. run: another one; "": the same. by: one of
+    ORDERS.
+    """
 
     step: int | None
+    run: str
     by: str
     word_by_word: bool
 
 
-def compared(lookup: Lookup, here: Here, ask: Ask, is_over: Callable[[], bool]) -> tuple[str, list[Section]]:
-    """Return what the prompt was compared with, and both sides, the earlier step first. Raises LoradError."""
+class Found(NamedTuple):
+    """says: what the prompt is shown beside. options: of `lorad samples` of the other run, that print it."""
+
+    says: str
+    sections: list[Section]
+    options: str = ""
+
+
+def compared(lookup: Lookup, here: Here, ask: Ask, is_over: Callable[[], bool]) -> Found:
+    """Return both sides: of one run the earlier step first, else the other run last. Raises LoradError."""
     if ask.step is None:
-        other = lookup.nearest(here.step, here.newest, here.group, is_over)
+        other = lookup.nearest(here.step, here.group, is_over)
     else:
         other = lookup.at(ask.step, here.group)
-    sides = [Side(other.step, other.group, scale(other.groups)), Side(here.step, here.group, here.scale)]
-    sides.sort(key=lambda side: side.step)
-    return other.says, together(sides[0], sides[1], ask.by, here.step, word_by_word=ask.word_by_word)
+    sides = [
+        Side(f"{ask.run} step {other.step}".lstrip(), other.group, scale(other.groups)),
+        Side(f"step {here.step}", here.group, here.scale, is_here=True),
+    ]
+    if ask.run or other.step > here.step:
+        sides.reverse()
+    options = f"--step {other.step} --prompt {other.group.problem or other.group.rank + 1}"
+    return Found(other.says, together(sides[0], sides[1], ask.by, word_by_word=ask.word_by_word), options)
+
+
+def history(client: Client, run: str, set: str, here: Here, look: Look) -> Found:
+    """One held-out problem at each step whose completions are kept. Raises LoradError."""
+    rows = client.samples(run, eval=set, problem=here.group.problem, limit=LIMIT, brief=True)
+    steps = OrderedDict[int, list[Sample]]()
+    for row in rows:
+        steps.setdefault(row.step, []).append(row)
+    groups = {step: grouped(some) for step, some in steps.items()}
+    measure = scale([group for some in groups.values() for group in some])
+    sides = [
+        Side(f"step {step}", some[0], measure, is_here=step == here.step) for step, some in groups.items()
+    ]
+    return Found("its other steps", one_by_one(sides, look))

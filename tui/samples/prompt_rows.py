@@ -1,39 +1,53 @@
-"""The prompts of a step as rows of a table."""
+"""The prompts of a step, or its samples, as rows of a table."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.text import Text
 
 from lorad.text import number, one_line
 from lorad.tui.dashboard.run_rows import bar
-from lorad.tui.samples.groups import Group
+from lorad.tui.samples.groups import Group, Sample
+from lorad.tui.samples.reading import Step
 from lorad.tui.samples.text import Scale
-from lorad.tui.widgets.columns import Column, Values
+from lorad.tui.widgets.columns import Column, Columns
 
-
-class Step(NamedTuple):
-    """words: why there are no samples."""
-
-    number: int
-    newest: int
-    attempt: int
-    groups: list[Group]
-    words: str = ""
-
-
-COLUMNS = (
-    Column("prompt", 10, 80, 0, rest=True),
+_TURNS = Column("turns", 5, 6, 2, right=True, orders=True)
+_FIRST = (
+    Column("prompt", 12, 80, 0, rest=True),
     Column("mean", 6, 7, 0, right=True, orders=True),
     Column("reward", 6, 6, 4),
-    Column("worst", 6, 7, 5, right=True, orders=True),
-    Column("best", 6, 7, 6, right=True, orders=True),
+    Column("worst", 6, 7, 6, right=True, orders=True),
+    Column("best", 6, 7, 7, right=True, orders=True),
     Column("spread", 7, 8, 3, right=True, orders=True),
-    Column("n", 2, 4, 7, right=True),
+)
+_LAST = (
+    Column("end", 6, 22, 1, orders=True, shrinks=6),
+    Column("tokens", 6, 7, 8, right=True, orders=True),
+    Column("failed", 6, 6, 9, right=True, orders=True),
+    Column("n", 2, 4, 10, right=True),
+)
+_SAMPLES = (
+    Column("completion", 10, 200, 0, rest=True),
+    Column("reward", 6, 7, 0, right=True, orders=True),
+    Column("advantage", 9, 9, 6, right=True, orders=True),
+)
+_SAMPLES_LAST = (
+    Column("end", 6, 8, 1, orders=True),
+    Column("length", 6, 7, 4, right=True, orders=True),
+    Column("logprob", 7, 8, 7, right=True, orders=True),
+    Column("prompt", 6, 6, 5, right=True, orders=True),
+    Column("n", 2, 4, 8, right=True),
 )
 _START = 400  # characters of a prompt that a row may need
 _COMMON = 12  # characters from which on what all prompts begin with is left out
 _FLAT = "= "  # before a spread of nothing: such a group teaches nothing
+
+
+def columns(groups: Iterable[Group], *, of_samples: bool) -> Columns:
+    """Return the columns of the table of prompts, or of that of samples; `turns` where there are episodes."""
+    turns = (_TURNS,) if any(one.turn_count > 1 for group in groups for one in group.samples) else ()
+    return (*_SAMPLES, *turns, *_SAMPLES_LAST) if of_samples else (*_FIRST, *turns, *_LAST)
 
 
 def rows(groups: Sequence[Group], measure: Scale, found: Mapping[str, int]) -> dict[str, dict[str, Text]]:
@@ -45,29 +59,123 @@ def rows(groups: Sequence[Group], measure: Scale, found: Mapping[str, int]) -> d
 def _cells(group: Group, same: int, measure: Scale, found: int) -> dict[str, Text]:
     """same: characters that the prompts of all groups begin with."""
     start = one_line(("…" if same else "") + group.prompt[same : same + _START])
-    mean, spread, rewards = group.mean, group.spread, group.rewards
+    mean, spread, rewards, order = group.mean, group.spread, group.rewards, values(group)
     plain = {
         "mean": number(mean),
         "reward": "" if mean is None else bar(measure.share(mean), 6),
         "worst": number(min(rewards, default=None)),
         "best": number(max(rewards, default=None)),
         "spread": f"{'' if spread else _FLAT}{number(spread)}",
+        "turns": number(order["turns"], 1),
+        "end": _ends(group),
+        "tokens": number(order["tokens"], 0),
+        "failed": f"✖ {order['failed']:g}" if order["failed"] else "",
         "n": str(len(group.samples)),
     }
     row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
     row["reward"].stylize("cyan")
+    row["failed"].stylize("red")
+    return {**row, "prompt": _with_sign(found, start)}
+
+
+def _with_sign(found: int, text: str) -> Text:
     sign = (f"{found}× ", "bold yellow") if found else ""
-    return {**row, "prompt": Text.assemble(sign, start, no_wrap=True, overflow="ellipsis")}
+    return Text.assemble(sign, text, no_wrap=True, overflow="ellipsis")
 
 
-def values(group: Group) -> Values:
+def _ends(group: Group) -> str:
+    """Return why the samples ended, the most frequent reason first."""
+    counts = Counter(one.ending or "?" for one in group.samples).most_common()
+    return counts[0][0] if len(counts) == 1 else " ".join(f"{n}×{end}" for end, n in counts)
+
+
+def values(group: Group) -> dict[str, str | float | None]:
     """Return the values that the table is ordered by."""
-    rewards = group.rewards
+    rewards, count = group.rewards, max(len(group.samples), 1)
     return {
         "mean": group.mean,
         "worst": min(rewards, default=None),
         "best": max(rewards, default=None),
         "spread": group.spread,
+        "turns": sum(one.turn_count for one in group.samples) / count,
+        "end": _ends(group),
+        "tokens": sum(one.size for one in group.samples) / count,
+        "failed": sum(bool(one.error) for one in group.samples),
+    }
+
+
+# -- samples, each in a row of its own -----------------------------------------------------------------------
+def sample_key(group: Group, place: int) -> str:
+    return f"{place} {group.id}"
+
+
+class SampleRows(Mapping[str, dict[str, Text]]):
+    """Makes the cells of a row when the table shows it: a step may have thousands.
+
+    found: by group and place, how often a search found something.
+    """
+
+    def __init__(self, groups: Sequence[Group], found: Mapping[tuple[str, int], int]) -> None:
+        self._places = {
+            sample_key(group, n): (group, n) for group in groups for n in range(len(group.samples))
+        }
+        self._found, self._made = found, dict[str, dict[str, Text]]()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __getitem__(self, key: str) -> dict[str, Text]:
+        if key not in self._made:
+            group, place = self._places[key]
+            found = self._found.get((group.id, place), 0)
+            self._made[key] = _sample_cells(group, group.samples[place], found)
+        return self._made[key]
+
+    def place(self, key: str) -> tuple[Group, int] | None:
+        """Return the group of a row, and the sample's place in it."""
+        return self._places.get(key)
+
+
+def _sample_cells(group: Group, sample: Sample, found: int) -> dict[str, Text]:
+    plain = {
+        "reward": "✖" if sample.reward is None else number(sample.reward),
+        "advantage": "" if sample.advantage is None else f"{sample.advantage:+.3f}",
+        "turns": str(sample.turn_count),
+        "end": sample.ending,
+        "length": str(sample.size or ""),
+        "logprob": number(sample.logprob),
+        "prompt": str(group.rank + 1),
+        "n": f"#{sample.index}",
+    }
+    row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
+    row["reward"].stylize("red" if sample.reward is None else "cyan")
+    return {**row, "completion": _with_sign(found, _words_of(sample))}
+
+
+def _words_of(sample: Sample) -> str:
+    """Return the beginning of a completion; of an episode, of what the model said last."""
+    last = next((part for part in reversed(sample.parts) if part.kind in ("said", "call")), None)
+    text = "" if last is None else last.note or sample.completion[last.start : last.end]
+    return one_line(("… " if sample.turn_count > 1 else "") + text[: _START * 4])[:_START]
+
+
+def sample_values(groups: Iterable[Group]) -> dict[str, dict[str, str | float | None]]:
+    """Return the values that the table of samples is ordered by."""
+    return {
+        sample_key(group, place): {
+            "reward": one.reward,
+            "advantage": one.advantage,
+            "turns": one.turn_count,
+            "end": one.ending,
+            "length": one.size,
+            "logprob": one.logprob,
+            "prompt": group.rank,
+        }
+        for group in groups
+        for place, one in enumerate(group.samples)
     }
 
 
@@ -80,21 +188,26 @@ def _common(prompts: Sequence[str]) -> int:
     return len(same) if len(same) >= _COMMON else 0
 
 
-def head(step: Step, wanted: int | None, measure: Scale, more: Sequence[str]) -> Text:
-    """Return the line that says which step is shown and how. wanted: the step that was asked for; None: the
-    latest.
+def head(step: Step, shown: Sequence[Group], wanted: int | None, measure: Scale, more: Sequence[str]) -> Text:
+    """Return the line that says which step is shown and how.
+
+    shown: what a filter left. wanted: the step that was asked for; None: the latest.
     """
-    samples = [sample for group in step.groups for sample in group.samples]
+    samples = [sample for group in shown for sample in group.samples]
+    whole = sum(len(group.samples) for group in step.groups)
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     failed = sum(bool(sample.error) for sample in samples)
     versions = sorted({sample.version for sample in samples if sample.version})
     parts = [f"@{','.join(versions[:3])}{'…' if len(versions) > 3 else ''}"] if versions else []
-    parts += [f"{len(step.groups)} prompts, {len(samples)} samples"] if samples else []
+    of = "" if len(samples) == whole else f" of {whole}"
+    parts += [f"{len(shown)} prompts, {len(samples)}{of} samples"] if whole else []
     parts += (
         [f"reward {sum(rewards) / len(rewards):.3f} ({measure.low:g} to {measure.high:g})"] if rewards else []
     )
     parts += [f"✖ {failed} without a reward"] if failed else []
-    reads = f"reading step {wanted} … " if wanted not in (None, step.number) else ""
+    is_there = wanted is None or step.number in (wanted, -1)
+    reads = "" if is_there or step.set else f"reading step {wanted} … "
     follows = "● latest" if wanted is None else f"of {step.newest}"
     text = one_line(" · ".join([follows, *parts, *more]))
-    return Text.assemble((reads, "bold yellow"), (f"step {step.number} ", "bold"), text)
+    name = (f"eval {one_line(step.set)} ", "bold cyan") if step.set else ""
+    return Text.assemble((reads, "bold yellow"), name, (f"step {max(step.number, 0)} ", "bold"), text)

@@ -1,40 +1,57 @@
-"""The samples of a run, step by step: prompts on the left,
-what the model made of one of them on the right.
-"""
+"""The samples of a run, step by step: prompts or samples on the left, one of them in full on the right."""
 
 import asyncio
 import shlex
 from collections import Counter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
+from lorad.client.choice import CUT, HINT, TRUNCATED, Choice, ordered_by
 from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
-from lorad.errors import DaemonUnreachable, LoradError
-from lorad.text import printable
+from lorad.errors import LoradError, SpecError
+from lorad.spec.kept import MAIN
+from lorad.text import one_line, printable
 from lorad.tui import keys
-from lorad.tui.feed import Changes, Pace
+from lorad.tui.dashboard.run_rows import state_text
+from lorad.tui.feed import Changes
 from lorad.tui.port import AppPort
-from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, grouped, hits
-from lorad.tui.samples.other_steps import LIMIT, Ask, Here, Lookup, compared
-from lorad.tui.samples.prompt_rows import COLUMNS, Step, head, rows, values
-from lorad.tui.samples.text import alone, scale
+from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, hits, selected
+from lorad.tui.samples.look import CHANCES_SAY, Look, chances
+from lorad.tui.samples.other_steps import Ask, Found, Here, Lookup, compared, history
+from lorad.tui.samples.prompt_rows import SampleRows, columns, head, rows, sample_key, sample_values, values
+from lorad.tui.samples.reading import LIMIT, Reading, Step
+from lorad.tui.samples.text import View, alone, scale
+from lorad.tui.screens.base import Base
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.picker import Choose
 from lorad.tui.widgets.table import Rows
 from lorad.tui.widgets.text_view import Block, Reader, Section, Span
 
 _FOUND, _HERE = "underline yellow", "bold reverse yellow"  # what a search found, and where `n` led
+_LISTED = 1000  # runs that are offered
+_TRAINING = "training"
 _ASKED = {
     "search": "search prompts and completions; nothing: no search",
+    "filter": f"{HINT}; nothing: all",
     "step": "a step's number; nothing: the latest, and those to come",
     "other": "compare with which step? nothing: the nearest one with that prompt",
 }
+
+
+class _Beside(NamedTuple):
+    """step: None: the nearest one that has it. run: another one; "": this one. is_history: all evals."""
+
+    step: int | None = None
+    run: str = ""
+    is_history: bool = False
 
 
 class Samples(RunTab):
@@ -60,50 +77,37 @@ class Samples(RunTab):
     def __init__(self, run: str) -> None:
         super().__init__(run)
         self._head, self._input = Line(id="samples-head"), Input(id="samples-input", compact=True)
-        self._table, self._text = Rows(COLUMNS, id="samples-groups"), Reader(id="samples-text")
+        self._prompts = Rows(columns([], of_samples=False), id="samples-groups")
+        self._all, self._text = (
+            Rows(columns([], of_samples=True), id="samples-all"),
+            Reader(id="samples-text"),
+        )
+        self._all.display = False
+        self._reading = Reading()
+        self._set = ""  # of an evaluation; "": training
         self._wanted: int | None = None  # a step; None: the latest
-        self._had: Step | None = None  # what was read last
-        self._pace = Pace()
-        self._step, self._scale = Step(0, 0, 0, []), scale([])
+        self._step, self._scale = Step(-1, 0, 0, []), scale([])
+        self._where, self._shown = "", list[Group]()  # what the filter leaves
+        self._rows = SampleRows([], {})
         self._by, self._drawn = ORDERS[0], cast("tuple[Any, ...]", ())
         self._needle, self._hits, self._hit = "", cast("list[Hit]", []), -1
-        self._is_beside, self._beside_step, self._word_by_word = False, cast("int | None", None), False
-        self._beside_says, self._lookup = "", cast("Lookup | None", None)
+        self._look = Look()
+        self._beside, self._word_by_word = cast("_Beside | None", None), False
+        self._found, self._lookups = Found("", []), dict[tuple[str, str], Lookup]()
         self._asks = ""
+        self._at = ""  # the prompt that the cursor was at last, also while a step has none
 
     def compose(self) -> ComposeResult:
         yield self._head
         with Horizontal(id="samples-panes"):
-            yield self._table
+            yield self._prompts
+            yield self._all
             yield self._text
         yield self._input
 
     # -- what is read ----------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes, run: RunDetails) -> Step | None:
-        """Once for each attempt and step: samples never change."""
-        wanted, newest, attempt = self._wanted, run.step, run.attempt
-        at = newest if wanted is None else wanted
-        had = self._had
-        if (
-            had is not None
-            and (had.attempt, had.number) == (attempt, at)
-            and (had.groups or not changes.everything)
-        ):
-            self._had = had if had.newest == newest else had._replace(newest=newest)
-            return None if self._had is had else self._had
-        if had is not None and wanted is None and not self._pace.is_due:
-            return None
-        groups, words = list[Group](), "No samples yet: the first step has not ended."
-        try:
-            with self._pace.asking():
-                groups = grouped(client.samples(self.run_name, step=at, limit=LIMIT)) if at else []
-            words = f"Step {at} has no samples." if at else words
-        except DaemonUnreachable:
-            raise
-        except LoradError as error:
-            words = f"{error.message} {error.hint}"
-        self._had = Step(at, newest, attempt, groups, "" if groups else words)
-        return self._had
+        return self._reading.read(client, changes, run, self._set, self._wanted)
 
     def show(self, data: Step) -> None:
         before, self._step = self._step, data
@@ -111,58 +115,123 @@ class Samples(RunTab):
             self._draw_head()
             return
         if data.attempt != before.attempt:
-            self._lookup = None
-        self._scale = scale(data.groups)
-        self._search(self._needle)
+            self._lookups.clear()
+        self._scale, at = scale(data.groups), self._at
+        self._filter()
+        if not before.groups and (group := next((one for one in self._shown if one.id == at), None)):
+            self._table.go(sample_key(group, 0) if self._is_flat else at)
 
     def command(self) -> str:
-        step = "" if self._wanted is None else f" --step {self._wanted}"
-        return f"lorad samples {shlex.quote(self.run_name)}{step}"
+        parts = ["lorad samples", shlex.quote(self.run_name)]
+        parts += [f"--eval {shlex.quote(self._set)}"] if self._set else []
+        if self._beside is not None and self._beside.is_history:
+            return " ".join([*parts, f"--prompt {(self.group and self.group.problem) or 1}"])
+        if self._beside is not None and self._found.options and self.group is not None:
+            number = self.group.problem or self.group.rank + 1
+            other = [
+                parts[0],
+                shlex.quote(self._beside.run or self.run_name),
+                *parts[2:],
+                self._found.options,
+            ]
+            return " ".join([*parts, f"--step {self._step.number} --prompt {number};", *other])
+        parts += [] if self._wanted is None else [f"--step {self._step.number}"]
+        by = self._all.by if self._is_flat else ""
+        order = ordered_by(by) if by in ORDERS else "drawn"
+        parts.append(Choice(self._where, order, order != "drawn" and not self._all.is_reversed).options())
+        return " ".join(part for part in parts if part)
 
     # -- what is drawn ---------------------------------------------------------------------------------------
     @property
+    def _is_flat(self) -> bool:
+        return bool(self._all.display)
+
+    @property
+    def _table(self) -> Rows:
+        return self._all if self._is_flat else self._prompts
+
+    @property
     def group(self) -> Group | None:
         """Under the cursor."""
-        return next((group for group in self._step.groups if group.id == self._table.key), None)
+        if self._is_flat:
+            found = self._rows.place(self._all.key or "")
+            return found and found[0]
+        return next((group for group in self._shown if group.id == self._prompts.key), None)
+
+    @property
+    def _only(self) -> int | None:
+        """The place of the sample under the cursor in its group; None where the rows are prompts."""
+        found = self._rows.place(self._all.key or "") if self._is_flat else None
+        return found and found[1]
+
+    def _filter(self) -> None:
+        self._shown = selected(self._step.groups, Choice(self._where))
+        for table, of_samples in ((self._prompts, False), (self._all, True)):
+            table.use(columns(self._step.groups, of_samples=of_samples))
+        self._search(self._needle)
 
     def _draw(self) -> None:
-        found = Counter(hit.group for hit in self._hits)
-        groups = self._step.groups
-        self._table.show(rows(groups, self._scale, found), {group.id: values(group) for group in groups})
+        groups = self._shown
+        if self._is_flat:
+            found = Counter((hit.group, hit.sample) for hit in self._hits)
+            self._rows = SampleRows(groups, found)
+            self._all.show(self._rows, sample_values(groups))
+        else:
+            by_group = Counter(hit.group for hit in self._hits)
+            self._prompts.show(rows(groups, self._scale, by_group), {one.id: values(one) for one in groups})
         self._draw_text()
 
     def _draw_head(self) -> None:
-        more = [f"completions by {self._by}"] if self._by != ORDERS[0] else []
+        more = [f"only {self._where}"] if self._where else []
+        more += [f"completions by {self._by}"] if self._by != ORDERS[0] else []
         if self._needle:
             at = f"match {self._hit + 1} of " if self._hit >= 0 else ""
             count = f"{HITS}+" if len(self._hits) == HITS else str(len(self._hits))
             more.append(f"{at}{count} for “{self._needle}” (n, N)")
-        if self._is_beside:
-            more.append(f"beside: {self._beside_says or 'looking for that prompt …'}")
-        self._head.say(head(self._step, self._wanted, self._scale, more))
+        if self._beside is not None:
+            more.append(f"beside: {self._found.says or 'looking for that prompt …'}")
+        more += [CHANCES_SAY] if self._look.chances is not None else []
+        more += [self._table.says] if self._table.says else []
+        self._head.say(head(self._step, self._shown, self._wanted, self._scale, more))
 
-    def on_rows_moved(self) -> None:
-        self._draw_text()
+    def on_rows_moved(self, message: Rows.Moved) -> None:
+        if message.rows is self._table:
+            self._at = self.group.id if self.group else self._at
+            self._draw_text()
+            self._offer()
+
+    def _offer(self) -> None:
+        """The status line has the command for what is shown now."""
+        screen = cast(Base, self.screen)
+        screen.offer(self.command(), *screen.targets("run"))
 
     def _draw_text(self) -> None:
         """Draw the text, only if it is another one."""
         group, step = self.group, self._step
-        beside = (self._beside_step, self._word_by_word) if self._is_beside else None
-        wanted = (step.attempt, step.number, step.words, group and group.id, self._by, beside)
+        beside = (self._beside, self._word_by_word) if self._beside else None
+        of = (step.attempt, step.set, step.number, step.words, self._where)
+        wanted = (*of, group and group.id, self._only, self._by, beside, self._look)
         if wanted != self._drawn:
-            self._drawn, self._beside_says = wanted, ""
+            before, self._drawn, self._found = self._drawn, wanted, Found("", [])
             if group is None:
-                self._text.show([Section([Block(printable(step.words))])])
-            elif self._is_beside:
-                self._compare(group)
+                none_left = f"No sample of this step is such: {self._where}" if step.groups else step.words
+                self._text.show([Section([Block(printable(none_left))])])
+            elif self._beside is not None:
+                self._compare(group, self._beside)
             else:
-                self._text.show(alone(group, len(step.groups), self._by, self._scale))
+                if self._look.chances is not None and (group.id, -1) not in self._look.chances:
+                    self._read_chances(group)
+                view = View(len(step.groups), self._by, self._scale, self._look, self._only)
+                is_same = before[:-1] == wanted[:-1]  # only how it is shown is another
+                self._text.show(alone(group, view), stay=is_same)
         self._draw_head()
         self._text.mark(self._marks(group))
 
     def _marks(self, group: Group | None) -> dict[int, list[Span]]:
         here = self._hits[self._hit] if self._hit >= 0 else None
         marks = dict[int, list[Span]]()
+        if self._look.markdown and self._beside is None:
+            return marks  # rendered text has other places: see Look.needle
         for hit in self._hits:
             if group is not None and hit.group == group.id:
                 marks.setdefault(hit.sample, []).append(
@@ -173,8 +242,7 @@ class Samples(RunTab):
     # -- which step ------------------------------------------------------------------------------------------
     def action_step(self, by: int) -> None:
         """Past the newest one is the latest, and those to come."""
-        at = max((self._wanted or self._step.number) + by, 1)
-        self._go(at if at <= self._step.newest else None)
+        self._go(self._step.beside(self._step.number if self._wanted is None else self._wanted, by))
 
     def action_latest(self) -> None:
         self._go(None)
@@ -182,7 +250,69 @@ class Samples(RunTab):
     def _go(self, step: int | None) -> None:
         self._wanted = step
         self._draw_head()
+        self._again()
+
+    def _again(self) -> None:
         self.lorad.feed.again()
+        self._offer()
+
+    @work
+    async def action_source(self) -> None:
+        """Ask for training, or for a set of held-out problems."""
+        try:
+            run = await asyncio.to_thread(self.lorad.client.show, self.run_name)
+        except LoradError as error:
+            cast(Base, self.screen).say_error(error)
+            return
+        sets = run.spec.get("eval", {}).get("sets", {})
+        options = {_TRAINING: Text("samples that it trains on"), MAIN: Text("evaluation of data.eval")}
+        options |= {name: Text(one_line(str(one.get("data", "")))) for name, one in sets.items()}
+        lines = {
+            name: Text.assemble((f"{one_line(name):<16}", "bold"), says) for name, says in options.items()
+        }
+        chosen = await self.app.push_screen_wait(Choose("Samples of what?", lines, self._set or _TRAINING))
+        if chosen is not None:
+            self._set, self._wanted, self._beside = "" if chosen == _TRAINING else chosen, None, None
+            self._again()
+
+    # -- which samples ---------------------------------------------------------------------------------------
+    def action_flat(self) -> None:
+        """All samples of the step, or its prompts; the cursor stays with the prompt."""
+        group, had_focus = self.group, self._table.has_focus
+        self._all.display, self._prompts.display = not self._is_flat, self._is_flat
+        self._draw()
+        if group is not None:
+            self._table.go(sample_key(group, 0) if self._is_flat else group.id)
+        if had_focus:
+            self._table.focus()
+        self.refresh(layout=True)
+
+    @work
+    async def action_choose_filter(self) -> None:
+        """Ask which samples, by why they ended, their reward, or that it failed."""
+        samples = [sample for group in self._step.groups for sample in group.samples]
+        ends = Counter(one.ending for one in samples if one.ending)
+        options = {"": ("all", len(samples))}
+        options |= {f'end:"{end}"': (f"ended: {end}", count) for end, count in ends.most_common()}
+        options |= {TRUNCATED: ("cut off, by a limit of tokens", sum(ends[end] for end in CUT))}
+        options |= {"failed": ("without a reward: it failed", sum(bool(one.error) for one in samples))}
+        rewards = sorted(one.reward for one in samples if one.reward is not None)
+        for share, says in ((0.0, "the lowest reward"), (1.0, "the highest reward")):
+            if rewards and rewards[0] < rewards[-1]:
+                bound, sign = rewards[round(share * (len(rewards) - 1))], ">=" if share else "<="
+                count = sum(one >= bound if share else one <= bound for one in rewards)
+                options[f"reward{sign}{bound!r}"] = (says, count)
+        lines = {key: Text(f"{count:>6}  {one_line(says)}") for key, (says, count) in options.items()}
+        chosen = await self.app.push_screen_wait(Choose("Which samples?", lines, self._where))
+        if chosen is not None:
+            self._choose(chosen)
+
+    def _choose(self, where: str) -> None:
+        """Raises SpecError for words that are not understood; then nothing changes."""
+        Choice(where).test()
+        self._where = where.strip()
+        self._filter()
+        self._offer()
 
     @property
     def lorad(self) -> AppPort:
@@ -191,7 +321,8 @@ class Samples(RunTab):
     # -- search and order ------------------------------------------------------------------------------------
     def _search(self, needle: str) -> None:
         self._needle, self._hit = needle, -1
-        self._hits = hits(self._step.groups, needle, self._by)
+        self._hits = hits(self._shown, needle, self._by)
+        self._look = self._look._replace(needle=needle)
         self._draw()
 
     def action_find(self, by: int) -> None:
@@ -200,7 +331,8 @@ class Samples(RunTab):
             return
         self._hit = (self._hit + by) % len(self._hits) if self._hit >= 0 or by > 0 else len(self._hits) - 1
         hit = self._hits[self._hit]
-        self._table.go(hit.group)
+        group = next(group for group in self._shown if group.id == hit.group)
+        self._table.go(sample_key(group, max(hit.sample, 0)) if self._is_flat else hit.group)
         self._draw_text()
         self._text.go(hit.sample, hit.start)
 
@@ -208,35 +340,105 @@ class Samples(RunTab):
         self._by = ORDERS[(ORDERS.index(self._by) + 1) % len(ORDERS)]
         self._search(self._needle)
 
+    # -- how it is shown -------------------------------------------------------------------------------------
     def action_unfold(self) -> None:
         self._text.unfold()
 
-    # -- another step beside ---------------------------------------------------------------------------------
-    def action_compare(self) -> None:
-        self._is_beside, self._beside_step = not self._is_beside, None
+    def action_special(self) -> None:
+        """Special tokens, blanks and line ends readable, or as they are."""
+        self._look = self._look._replace(special=not self._look.special, markdown=False)
+        self._text.show_space(self._look.special)
         self._draw_text()
+
+    def action_markdown(self) -> None:
+        """Markdown rendered, or as it is written."""
+        self._look = self._look._replace(markdown=not self._look.markdown, special=False)
+        self._text.show_space(False)
+        self._draw_text()
+
+    def action_chances(self) -> None:
+        """Tokens coloured by their probability, or not."""
+        self._look = self._look._replace(chances={} if self._look.chances is None else None, markdown=False)
+        self._draw_text()
+
+    @work(exclusive=True, group="chances")
+    async def _read_chances(self, group: Group) -> None:
+        """Read the tokens of one prompt's samples, which are left out elsewhere, and colour them."""
+        of, ask = self._step, self.lorad.client.samples
+        try:
+            rows = await asyncio.to_thread(
+                ask, self.run_name, step=of.number, limit=LIMIT, eval=of.set or None, prompt_id=group.id
+            )
+        except LoradError as error:
+            cast(Base, self.screen).say_error(error)
+            return
+        by_index = {sample.index: sample for sample in group.samples}
+        known = {
+            (group.id, row.index): chances(row, by_index[row.index]) for row in rows if row.index in by_index
+        }
+        if self._look.chances is not None and of is self._step:
+            self._look = self._look._replace(chances={(group.id, -1): [], **known})
+            self._draw_text()
+
+    # -- another step or run beside --------------------------------------------------------------------------
+    def action_compare(self) -> None:
+        self._beside = _Beside() if self._beside is None else None
+        self._draw_text()
+        self._offer()
 
     def action_words(self) -> None:
-        self._word_by_word = not (self._is_beside and self._word_by_word)
-        self._is_beside = True
+        self._word_by_word = not (self._beside and self._word_by_word)
+        if self._beside is None or self._beside.is_history:
+            self._beside = _Beside()
         self._draw_text()
 
-    @work(exclusive=True, group="compare")
-    async def _compare(self, group: Group) -> None:
-        """Look for the prompt in another step, which may take a few seconds, and show both."""
-        self._text.show([Section([Block("Looking for this prompt in another step …", "dim")])])
-        wanted, worker = self._drawn, get_current_worker()
-        lookup = self._lookup = self._lookup or Lookup(self.lorad.client, self.run_name)
-        here = Here(self._step.number, self._step.newest, group, self._scale)
-        ask = Ask(self._beside_step, self._by, self._word_by_word)
+    def action_history(self) -> None:
+        """A held-out prompt at all steps, or at this one."""
+        was_history = self._beside is not None and self._beside.is_history
+        self._beside = None if was_history else _Beside(is_history=True)
+        self._draw_text()
+        self._offer()
+
+    @work
+    async def action_other_run(self) -> None:
+        """Ask for a run whose samples of the same prompt are shown beside these."""
         try:
-            says, sections = await asyncio.to_thread(compared, lookup, here, ask, lambda: worker.is_cancelled)
+            runs = await asyncio.to_thread(self.lorad.client.list, all=True, limit=_LISTED)
         except LoradError as error:
-            says, sections = "nothing", [Section([Block(printable(f"{error.message} {error.hint}"))])]
+            cast(Base, self.screen).say_error(error)
+            return
+        options = {
+            run.name: Text.assemble((one_line(run.name), "bold"), "  ", state_text(run), f"  step {run.step}")
+            for run in runs
+            if run.name != self.run_name
+        }
+        chosen = await self.app.push_screen_wait(Choose("Beside the samples of which run?", options))
+        if chosen is not None:
+            self._beside = _Beside(run=chosen)
+            self._draw_text()
+            self._offer()
+
+    @work(exclusive=True, group="compare")
+    async def _compare(self, group: Group, beside: _Beside) -> None:
+        """Look for the prompt in another step or run, which may take a few seconds, and show both."""
+        self._text.show([Section([Block("Looking for this prompt …", "dim")])])
+        wanted, worker, client = self._drawn, get_current_worker(), self.lorad.client
+        run, here = beside.run or self.run_name, Here(self._step.number, group, self._scale)
+        key = run, self._set
+        lookup = self._lookups.setdefault(key, Lookup(client, run, self._set, is_other=bool(beside.run)))
+        ask = Ask(beside.step, beside.run, self._by, self._word_by_word)
+        try:
+            if beside.is_history:
+                found = await asyncio.to_thread(history, client, run, self._set, here, self._look)
+            else:
+                found = await asyncio.to_thread(compared, lookup, here, ask, lambda: worker.is_cancelled)
+        except LoradError as error:
+            found = Found("nothing", [Section([Block(printable(f"{error.message} {error.hint}"))])])
         if wanted == self._drawn:
-            self._beside_says = says
-            self._text.show(sections)
+            self._found = found
+            self._text.show(found.sections)
             self._draw_head()
+            self._offer()
             self._text.mark(self._marks(group))
 
     # -- keys ------------------------------------------------------------------------------------------------
@@ -245,13 +447,13 @@ class Samples(RunTab):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that have nothing to do here are those of the screen."""
-        if action == "find":
-            return bool(self._needle)
+        if action in ("find", "history"):
+            return bool(self._needle if action == "find" else self._set)
         return self._is_to_undo if action == "undo" else keys.opens(self.screen, action)
 
     @property
     def _is_to_undo(self) -> bool:
-        return bool(self._asks or self._text.has_focus or self._is_beside or self._needle)
+        return bool(self._asks or self._text.has_focus or self._beside or self._needle or self._where)
 
     def action_undo(self) -> None:
         """The last thing first."""
@@ -259,16 +461,19 @@ class Samples(RunTab):
             self._answered()
         elif self._text.has_focus:
             self._table.focus()
-        elif self._is_beside:
+        elif self._beside is not None:
             self.action_compare()
-        else:
+        elif self._needle:
             self._search("")
+        else:
+            self._choose("")
 
     def action_ask(self, what: str) -> None:
         """Ask for a line of text; see ASKED."""
         self._asks, asked = what, self._input
-        asked.placeholder, asked.restrict = _ASKED[what], None if what == "search" else r"[0-9]{0,7}"
-        asked.value, asked.display = self._needle if what == "search" else "", True
+        asked.placeholder = _ASKED[what]
+        asked.restrict = None if what in ("search", "filter") else r"[0-9]{0,7}"
+        asked.value, asked.display = {"search": self._needle, "filter": self._where}.get(what, ""), True
         self.screen.set_focus(asked)
 
     def _answered(self) -> None:
@@ -277,12 +482,19 @@ class Samples(RunTab):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         what, value = self._asks, event.value
+        if what == "filter":
+            try:
+                self._choose(value)
+            except SpecError as error:
+                cast(Base, self.screen).say_error(error)
+                return
         self._answered()
         if what == "search":
             self._search(value)
             self.action_find(1)
         elif what == "step":
-            self._go(max(int(value), 1) if value else None)
-        else:
-            self._is_beside, self._beside_step = True, int(value) if value else None
+            self._go(int(value) if value else None)
+        elif what == "other":
+            run = self._beside.run if self._beside else ""
+            self._beside = _Beside(int(value) if value else None, run)
             self._draw_text()

@@ -1,7 +1,7 @@
 """A group of samples as a text to read, alone or beside that of another step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from lorad.text import number
 from lorad.tui import text_diff
 from lorad.tui.dashboard.run_rows import bar
 from lorad.tui.samples.groups import Group, Sample, ordered
+from lorad.tui.samples.look import Look
 from lorad.tui.widgets.text_view import Block, Section, Span
 
 _PROMPT = -1  # key of the prompt's block; completions have their place in the group
@@ -37,17 +38,46 @@ def scale(groups: Sequence[Group]) -> Scale:
 
 
 # -- one group -----------------------------------------------------------------------------------------------
-def alone(group: Group, of: int, by: str, measure: Scale) -> list[Section]:
-    """The prompt, then its completions in order. of: how many prompts the step has."""
+class View(NamedTuple):
+    """of: how many prompts the step has. by: one of ORDERS. scale: of the step. only: the place of the one
+    sample that is shown; None: all of the group.
+    """
+
+    of: int
+    by: str
+    scale: Scale
+    look: Look = Look()
+    only: int | None = None
+
+
+def alone(group: Group, view: View) -> list[Section]:
+    """The prompt, then its completions in order."""
     blocks = [
-        Block(f"prompt {group.rank + 1} of {of}, {group.id}", "bold"),
-        Block(group.prompt, key=_PROMPT, name="prompt"),
+        Block(f"prompt {group.rank + 1} of {view.of}, {group.id}", "bold"),
+        view.look.block(Block(group.prompt, key=_PROMPT, name="prompt")),
     ]
     blocks += [Block(f"answer: {group.answer}", "dim", name="answer")] if group.answer else []
-    for place in ordered(group.samples, by):
+    for place in ordered(group.samples, view.by) if view.only is None else (view.only,):
         sample = group.samples[place]
-        blocks += [Block(""), _head(sample, measure), Block(sample.completion, key=place), *_wrong(sample)]
+        blocks += [Block(""), _head(sample, view.scale), *_said(group.id, place, sample, view.look)]
+        blocks += _wrong(sample)
     return [Section(blocks)]
+
+
+def _said(group: str, place: int, sample: Sample, look: Look) -> Iterator[Block]:
+    """Yield the parts of a sample: what the model said is bright, what it was told is dim."""
+    for part in sample.parts:
+        text = sample.completion[part.start : part.end]
+        block = Block(text, key=place, at=part.start)
+        if part.kind == "said":
+            yield look.block(block, (group, sample.index))
+        elif part.kind == "call":
+            yield look.block(block._replace(short=f"{part.note}  z", style="bold"), (group, sample.index))
+        elif part.kind == "told":
+            yield from [Block(part.note, "dim italic")] if part.note else []
+            yield block._replace(style="dim", name="observation")
+        else:
+            yield Block(part.note, "bold yellow" if part.kind == "fork" else "bold dim")
 
 
 def _head(sample: Sample, measure: Scale, before: str = "") -> Block:
@@ -69,7 +99,9 @@ def _head(sample: Sample, measure: Scale, before: str = "") -> Block:
 
 
 def _figures(sample: Sample) -> list[str]:
-    parts = [f"{sample.tokens} tokens" if sample.tokens else "", sample.finish]
+    parts = [f"{sample.turn_count} turns" if sample.turn_count > 1 else ""]
+    parts += [f"{sample.size} tokens" if sample.size else "", sample.ending]
+    parts += [f"{sample.rows} rows" if sample.rows > 1 else ""]
     parts += [f"{name} {number(value)}" for name, value in sample.rewards.items()]
     parts += [f"logprob {number(sample.logprob)}" if sample.logprob is not None else ""]
     return [one for one in (*parts, f"@{sample.version}" if sample.version else "") if one]
@@ -88,39 +120,59 @@ def _wrong(sample: Sample) -> list[Block]:
 
 # -- two groups ----------------------------------------------------------------------------------------------
 class Side(NamedTuple):
-    step: int
+    """name: what it is called in front of its samples. is_here: its blocks have keys."""
+
+    name: str
     group: Group
     scale: Scale
+    is_here: bool = False
 
 
-def together(before: Side, after: Side, by: str, here: int, *, word_by_word: bool) -> list[Section]:
-    """The completions of two steps in pairs, best with best when they are ordered by reward; the earlier step
-    first.
-    here: the step whose blocks have keys.
+def together(before: Side, after: Side, by: str, *, word_by_word: bool) -> list[Section]:
+    """The completions of two sides in pairs, best with best when they are ordered by reward.
 
     Word by word: as one text, with [-what is gone-] and {+what is new+}."""
-    names = [f"step {side.step} " for side in (before, after)]
     sections = [_prompts(before, after)]
     places = zip_longest(ordered(before.group.samples, by), ordered(after.group.samples, by))
     for one, other in places:
         left = None if one is None else before.group.samples[one]
         right = None if other is None else after.group.samples[other]
         heads = [
-            Block(f"{name}has no more", "dim") if sample is None else _head(sample, side.scale, name)
-            for name, sample, side in zip(names, (left, right), (before, after), strict=True)
+            Block(f"{side.name} has no more", "dim")
+            if sample is None
+            else _head(sample, side.scale, f"{side.name} ")
+            for sample, side in zip((left, right), (before, after), strict=True)
         ]
         sections.append(Section([Block("")]))
         sections.append(Section([heads[0]], [heads[1]]))
         texts = ("" if left is None else left.completion, "" if right is None else right.completion)
-        sections.append(_merged(*texts) if word_by_word else _apart(texts, (one, other), here == after.step))
+        sections.append(_merged(*texts) if word_by_word else _apart(texts, (one, other), after.is_here))
     return sections
 
 
+def one_by_one(sides: Sequence[Side], look: Look) -> list[Section]:
+    """One prompt at several steps, in order. The sides that are not here have no keys."""
+    first = sides[-1].group
+    blocks = [
+        Block(f"prompt {first.id}", "bold"),
+        look.block(Block(first.prompt, key=_PROMPT, name="prompt")),
+    ]
+    blocks += [Block(f"answer: {first.answer}", "dim", name="answer")] if first.answer else []
+    for side in sides:
+        for place, sample in enumerate(side.group.samples):
+            blocks += [Block(""), _head(sample, side.scale, f"{side.name} ")]
+            said = _said(side.group.id, place, sample, look)
+            blocks += said if side.is_here else (block._replace(key=None) for block in said)
+            blocks += _wrong(sample)
+    return [Section(blocks)]
+
+
 def _prompts(before: Side, after: Side) -> Section:
-    if before.group.id == after.group.id:
-        return Section([Block(f"prompt {after.group.id}", "bold"), Block(after.group.prompt, name="prompt")])
+    if before.group.prompt == after.group.prompt:
+        here = before.group if before.is_here else after.group
+        return Section([Block(f"prompt {here.id}", "bold"), Block(here.prompt, name="prompt")])
     left, right = (
-        [Block(f"step {side.step}, prompt {side.group.id}", "bold"), Block(side.group.prompt, name="prompt")]
+        [Block(f"{side.name}, prompt {side.group.id}", "bold"), Block(side.group.prompt, name="prompt")]
         for side in (before, after)
     )
     return Section(left, right)

@@ -64,6 +64,7 @@ class Rows(Lines):
         self.widths: Widths = {}  # of the columns that are shown
         self.page, self.by, self.is_reversed = 0, "", False
         self.marked: set[str] = set()
+        self._later: str | None = None  # where the cursor goes when the table is seen at last
 
     # -- what is there ---------------------------------------------------------------------------------------
     @property
@@ -97,6 +98,14 @@ class Rows(Lines):
         return self._shown[key]
 
     # -- drawing ---------------------------------------------------------------------------------------------
+    def use(self, columns: Columns) -> None:
+        """Take other columns from the next `show` on, whose first one is the same."""
+        if columns != self._wanted:
+            self._wanted, self._right = columns, {column.key for column in columns if column.right}
+            self._given, self._made, self._parts, self._shown, self.on_page = {}, {}, {}, {}, []
+            self._needs, self.widths = {}, {}
+            self.by = self.by if any(column.key == self.by for column in columns) else ""
+
     def show(self, rows: Mapping[str, Cells], values: Mapping[str, Values] | None = None) -> None:
         """All rows in order. values: by row, of the columns that rows can be ordered by. Only cells of the
         page are asked for; those of a row that are the same object as before did not change."""
@@ -114,7 +123,7 @@ class Rows(Lines):
             self._arrange(key)
 
     def on_resize(self) -> None:
-        self._draw(self.key)
+        self._draw(self._later or self.key)
 
     def _arrange(self, at: str | None) -> None:
         """Order and page, with the cursor on row `at` if that is still there."""
@@ -136,7 +145,9 @@ class Rows(Lines):
     def _draw(self, at: str | None) -> None:
         """Draw the page, with the cursor on row `at` if the page has it."""
         if not self.size.width:
+            self._later = self._later if at is None else at
             return  # nobody sees it: drawn when it gets a size
+        self._later = None
         names, before, shown = (
             self._names[self.page * PAGE : (self.page + 1) * PAGE],
             self.on_page,

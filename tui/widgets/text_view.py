@@ -4,8 +4,9 @@ line.
 Of blocks that have a name the middle is hidden while there is little room, so that what follows them is seen.
 """
 
+import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -24,6 +25,8 @@ _BAR = " │ "
 # lines that are seen of a block with a name: so many, or this part of the height if that is more
 _LEAST, _SHARE = 3, 6
 _UNFOLD = "z"  # the key, as it is shown
+TAB = "\N{EM SPACE} "  # stands for a tab; no other em space is in a text without control characters
+_SIGNS = re.compile("[·→⏎]+")
 Span = tuple[int, int, str]  # begin, end, style
 
 
@@ -72,13 +75,18 @@ def _fitting(text: str, width: int) -> int:
 
 class Block(NamedTuple):
     """Text without control characters. spans: in order, none over another. key: what `mark` and `go` call it.
-    name: what a long one is called where its middle is hidden; "": it is always whole."""
+    name: what a long one is called where its middle is hidden; "": it is always whole.
+    at: where it begins in the text of that key, of which it may be a part. short: one line that is shown
+    instead while there is little room. made: gives text and spans for a width instead."""
 
     text: str
     style: str = ""
     spans: Sequence[Span] = ()
     key: int | None = None
     name: str = ""
+    at: int = 0
+    short: str = ""
+    made: Callable[[int], tuple[str, Sequence[Span]]] | None = None
 
 
 class Section(NamedTuple):
@@ -113,6 +121,7 @@ class Reader(ScrollView, can_focus=True):
         self._marks: Mapping[int, Sequence[Span]] = {}
         self._width = self._most = 0
         self.is_whole = False  # nothing is hidden
+        self.shows_space = False  # blanks and line ends, of blocks that have a key
 
     # -- what is shown ---------------------------------------------------------------------------------------
     def show(self, sections: Sequence[Section], *, stay: bool = False) -> None:
@@ -140,7 +149,8 @@ class Reader(ScrollView, can_focus=True):
     def _line_of(self, key: int, at: int) -> int | None:
         for y, line in enumerate(self._lines):
             if any(
-                fold is not None and fold.block.key == key and fold.start <= at <= fold.end for fold in line
+                fold is not None and fold.block.key == key and fold.start <= at - fold.block.at <= fold.end
+                for fold in line
             ):
                 return y
         return None
@@ -150,16 +160,20 @@ class Reader(ScrollView, can_focus=True):
         self.is_whole = not self.is_whole
         self._fold()
 
+    def show_space(self, shown: bool) -> None:
+        """Show where blanks, tabs and line ends are, or not."""
+        self.shows_space = shown
+        self._fold()
+
     @property
     def said(self) -> str:
         """All of it, a line for each that is drawn."""
-        return "\n".join(
-            _BAR.join(f.block.text[f.start : f.end] for f in line if f is not None) for line in self._lines
-        )
+        return "\n".join(_BAR.join(self._plain(f) for f in line if f is not None) for line in self._lines)
 
     @property
     def _room(self) -> int:
-        return self.scrollable_content_region.width
+        """Cells of a line; the last one is for the sign of its end where that is shown."""
+        return max(self.scrollable_content_region.width - self.shows_space, 0)
 
     @property
     def _seen(self) -> int:
@@ -223,23 +237,47 @@ class Reader(ScrollView, can_focus=True):
 
     def _text(self, fold: _Fold) -> Text:
         block, start, end = fold
-        text = Text(block.text[start:end], style=block.style, end="", no_wrap=True)
-        for spans in (block.spans, self._marks.get(block.key, ()) if block.key is not None else ()):
-            for first, last, style in spans[max(bisect_left(spans, (start,)) - 1, 0) :]:
-                if first >= end:
+        text = Text(plain := self._plain(fold), end="", no_wrap=True)
+        text.stylize(block.style)  # as a span: Rich leaves the style of a text without spans out
+        if len(plain) != end - start or plain != block.text[start:end]:
+            for found in _SIGNS.finditer(plain):
+                text.stylize("dim", *found.span())
+        marks = self._marks.get(block.key, ()) if block.key is not None else ()
+        for spans, at in ((block.spans, start), (marks, block.at + start)):
+            for first, last, style in spans[max(bisect_left(spans, (at,)) - 1, 0) :]:
+                if first >= at + end - start:
                     break
-                text.stylize(style, max(first - start, 0), max(last - start, 0))
+                text.stylize(style, max(first - at, 0), max(last - at, 0))
         return text
+
+    def _plain(self, fold: _Fold) -> str:
+        """Return a line as it is shown: each sign of a blank is as wide as the blank."""
+        block, start, end = fold
+        text = block.text[start:end]
+        if not self.shows_space or block.key is None:
+            return text.replace(TAB[0], " ")
+        text = text.replace(TAB, "→\N{NO-BREAK SPACE}").replace(" ", "·").replace("\N{NO-BREAK SPACE}", " ")
+        return text + "⏎" * (block.text[end : end + 1] == "\n")
 
 
 def _folds(blocks: Sequence[Block], width: int, most: int) -> _Folds:
     """most: lines of a block with a name; 0: all."""
-    return [fold for block in blocks for fold in _shortened(block, width, most)]
+    return [fold for block in blocks for fold in _shortened(_for(block, width), width, most)]
+
+
+def _for(block: Block, width: int) -> Block:
+    if block.made is None:
+        return block
+    text, spans = block.made(width)
+    return block._replace(text=text, spans=spans)
 
 
 def _shortened(block: Block, width: int, most: int) -> _Folds:
     """A block with a name keeps its end, and its beginning where there is room for both: a question stands at
     the end of its prompt, a result at the end of its answer."""
+    if block.short and most:
+        short = Block(block.short, block.style)
+        return [_Fold(short, start, end) for start, end in folded(block.short, width)][:1]
     lines = [_Fold(block, start, end) for start, end in folded(block.text, width)]
     hidden = len(lines) - most
     if not block.name or not most or hidden <= 1:

@@ -23,6 +23,7 @@ from lorad.protocol.traffic import Figures
 from lorad.states import ACTIVE, RunState
 from lorad.store import runs
 from lorad.store.aliases import aliases
+from lorad.store.bill import BillRow, bill
 from lorad.store.db import Rows
 from lorad.store.events import last_id
 from lorad.store.metrics import StepTotals, add_new_steps, ended_attempts, readings, waits
@@ -49,6 +50,17 @@ _OF_RUN = (
     ("tokens_per_second", "Tokens per second of its last step."),
     ("eval", "Its newest evaluation."),
 )
+_BILL = (
+    ("held_seconds", "Seconds of devices that runs held, or were served on."),
+    ("busy_seconds", "Seconds of devices that their work took."),
+    ("wasted_seconds", "Of the seconds held, those whose work a later attempt threw away."),
+    ("sampled", "Tokens of the samples of steps."),
+    ("trained", "Tokens of steps with a loss."),
+    ("served", "Tokens that were sampled for others than runs."),
+    ("prompts", "Tokens of prompts."),
+    ("cached", "Of the tokens of prompts, those that were not computed again."),
+    ("joules", "Energy, where something measures it."),
+)
 _Labels = Mapping[str, Any]
 _NONE: _Labels = {}
 
@@ -65,6 +77,7 @@ class _Read(Struct, frozen=True):
     versions: int
     aliases: int
     events: int
+    bill: list[BillRow]  # by user and device
 
 
 async def exposition(ctx: Context) -> str:
@@ -87,6 +100,7 @@ def _read(rows: Rows, before: StepTotals) -> _Read:
         versions=rows.count("versions"),
         aliases=rows.count("aliases"),
         events=last_id(rows),
+        bill=bill(rows, "user"),
     )
 
 
@@ -127,6 +141,7 @@ def _lines(ctx: Context, found: _Read) -> Iterator[str]:
     yield from _of_runs(ctx, found)
     yield from _of_each_run(found.progress if ctx.config.sharing.read == "all" else {})
     yield from _of_devices(ctx)
+    yield from _of_bill(found.bill, is_open=ctx.config.sharing.read == "all")
     yield from _of_requests(ctx)
     yield from _of_process(ctx)
 
@@ -200,6 +215,17 @@ def _of_devices(ctx: Context) -> Iterator[str]:
             f"Tokens per second of its {of}, over the last seconds.",
             rates,
         )
+
+
+def _of_bill(rows: list[BillRow], *, is_open: bool) -> Iterator[str]:
+    """Write what was used, by user where everybody may see that; "" is what is nobody's."""
+    for key, says in _BILL:
+        sums: dict[tuple[str, str], float] = {}
+        for row in rows:
+            label = "user", row.key if is_open or not row.key else "*"
+            if (amount := getattr(row, key.removesuffix("_seconds"))) is not None:
+                sums[label] = sums.get(label, 0) + amount
+        yield from _many(f"lorad_bill_{key}_total", "counter", says, sums)
 
 
 def _of_requests(ctx: Context) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Rows as clients see them: the shapes of `lorad.client`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from lorad.box.paths import AttemptDir
 from lorad.client.box_shapes import Engine, Pool, PoolRun, Runtime, Trainer
 from lorad.client.shapes import (
     Attempt,
+    Beginning,
     Best,
     Rates,
     Reference,
@@ -56,6 +57,7 @@ class _History(Struct, frozen=True):
     best: Best | None
     sets: dict[str, list[SetScore]]
     results: list[Result]
+    begun: Beginning | None
 
 
 _SIGNALS = msgspec.json.Decoder(Signals)
@@ -76,8 +78,8 @@ def _fields_in_both(kind: type[Struct], row: type[Struct]) -> tuple[str, ...]:
 
 
 def extended(kind: type[T], answer: Struct, **more: Any) -> T:
-    """Make a Struct that has further fields."""
-    return kind(**asdict(answer), **more)
+    """Make a Struct that has further fields, or others of the same names."""
+    return kind(**asdict(answer) | more)
 
 
 def run_view(row: RunSummary) -> Run:
@@ -88,6 +90,7 @@ def run_view(row: RunSummary) -> Run:
         rates=Rates(row.rates.tokens_per_second, row.rates.step_seconds),
         signals=_SIGNALS.decode(row.signals),
         recent=_RECENT.decode(row.recent),
+        group=row.queue_group or "",
     )
 
 
@@ -103,7 +106,9 @@ def history(rows: Rows, row: RunRow) -> _History:
     messages = [warning.get("message", "") for warning in reversed(warnings)]
     best, sets = _best_of(rows, row), _sets_of(rows, row)
     made = [of_row(Result, one) for one in results(rows, row.name)]
-    return _History(_attempts_of(rows, row), _trainable(rows, row), messages, best, sets, made)
+    began = events.of_kind(rows, row.name, "attempt", since=row.created_at, limit=1)
+    trainable, begun = (_trainable(began[0]), _beginning(began[0])) if began else (None, None)
+    return _History(_attempts_of(rows, row), trainable, messages, best, sets, made, begun)
 
 
 def _best_of(rows: Rows, row: RunRow) -> Best | None:
@@ -133,7 +138,6 @@ def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
         cwd=asked_in(row),
         reference=_reference_of(row),
         rate=_rate_of(row),
-        sweep=row.sweep,
         serving=row.serving,
         spec=json.loads(row.spec),
         data_format=_format_of(row),
@@ -213,16 +217,21 @@ def _differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
     }
 
 
-def _trainable(rows: Rows, row: RunRow) -> Trainable | None:
-    """Read the newest attempt's counts of parameters, of the adapter and of its base; None before any
-    attempt.
-    """
-    attempts = events.of_kind(rows, row.name, "attempt", since=row.created_at, limit=1)
-    if not attempts:
-        return None
-    newest = attempts[0]
-    own, base = newest.get("parameters", 0), newest.get("base_parameters", 0)
+def _trainable(began: Mapping[str, Any]) -> Trainable:
+    """Read an attempt's counts of parameters, of the adapter and of its base."""
+    own, base = began.get("parameters", 0), began.get("base_parameters", 0)
     return Trainable(own, base or None, own / (own + base) if base else None)
+
+
+def _beginning(began: Mapping[str, Any]) -> Beginning | None:
+    """Read what an attempt began with; None where its driver wrote something else."""
+    files = began.get("inputs")
+    told = files if isinstance(files, dict) else {}
+    digests = {key: one["sha256"] for key, one in told.items() if isinstance(one, dict) and one.get("sha256")}
+    try:
+        return msgspec.convert({**began, "inputs": digests}, Beginning)
+    except msgspec.ValidationError:
+        return None
 
 
 def _processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:

@@ -1,1 +1,2 @@
-"""Processes beside the runs: how any of them is kept up, and those that write to experiment loggers."""
+"""Processes beside the runs: how any of them is kept up, those that write to experiment
+loggers, and those that notify."""

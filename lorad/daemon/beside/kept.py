@@ -41,7 +41,7 @@ class Kept:
     user: whose process it is; None for the daemon's own.
     """
 
-    role: Literal["gateway", "loggers"]
+    role: Literal["gateway", "loggers", "notify"]
     title: str
     root: Path
     work: Path
@@ -78,6 +78,15 @@ def keep(ctx: Context, kept: Kept, *, wanted: bool) -> None:
             shutil.rmtree(old.root, ignore_errors=True)
     if state.trouble:
         raise StorageError(state.trouble, hint=DAMAGED)
+
+
+def make_root(kept: Kept) -> None:
+    """Make the directory of a process, and the one that it writes into as its user's. Raises OSError."""
+    if kept.user is None:
+        kept.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    else:
+        passable(kept.root.parent.parent, kept.root.parent, kept.root)
+        own_directory(kept.work, kept.user)
 
 
 def not_before(lives: list[AttemptDir]) -> float:

@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.beside.kept import Kept, keep, put_away
+from lorad.daemon.beside.kept import Kept, keep, make_root, put_away
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guarded import each
 from lorad.daemon.process.as_user import as_user
-from lorad.daemon.process.user_files import own_directory, passable
 from lorad.daemon.troubles import Item
 from lorad.errors import StorageError
 from lorad.loggers.table import STATE, TABLE, Fault, Followed, State, Table, read_state, write
@@ -101,11 +100,7 @@ def _write_table(ctx: Context, uid: int, kept: Kept, wanted: list[Followed]) -> 
     files = str(ctx.home.root) if kept.user is None else _SHARED_FILES
     table = Table(time.time_ns(), files, wanted)
     try:
-        if kept.user is None:
-            kept.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        else:
-            passable(kept.root.parent.parent, kept.root.parent, kept.root)
-            own_directory(kept.work, kept.user)
+        make_root(kept)
         write(kept.root / TABLE, table, uid=None if kept.user is None else kept.user.uid)
     except OSError as error:
         raise StorageError(f"{error.filename or kept.root}: {error.strerror}", hint=_RETRIED) from error

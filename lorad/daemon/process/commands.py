@@ -30,6 +30,7 @@ class Commands:
     pool: followed by the pool's directory.
     gateway: followed by the home.
     loggers: followed by the directory of its table.
+    notify: followed by the directories of its table and of its state.
     trial: followed by its attempt's directory, and a number of samples.
     """
 
@@ -38,6 +39,7 @@ class Commands:
     preflight: tuple[str, ...] = _module("lorad.preflight")
     gateway: tuple[str, ...] = _module("lorad.gateway")
     loggers: tuple[str, ...] = _module("lorad.loggers")
+    notify: tuple[str, ...] = _module("lorad.notify")
     trial: tuple[str, ...] = _module("lorad.driver.trial")
 
     def environment(

@@ -1,4 +1,5 @@
-"""What one user may have at a time: active runs, and bytes on disk; and the priority that they may ask for.
+"""What one user may have at a time: active runs, in all and of a group, and bytes on disk; and the priority
+that they may ask for.
 
 A run over a limit waits and says why; `queue/obstacles.py` has the limit of devices.
 
@@ -16,7 +17,7 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.state import bytes_of
 from lorad.errors import NotAllowed
 from lorad.spec.model import Spec
-from lorad.store import runs
+from lorad.store import groups, runs
 from lorad.store.rows import RunRow
 from lorad.text import size
 
@@ -46,10 +47,24 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow]) -> str:
     active: the runs of all users that work.
     """
     limit, user = ctx.config.queue.limit_of(run.owner), run.owner
+    if held := _over_group(ctx, run, active):
+        return held
     working = sum(other.owner_uid == run.owner_uid for other in active)
     if limit.runs is not None and working >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
     return _over_disk(ctx, run, limit.disk) if limit.disk is not None else ""
+
+
+def _over_group(ctx: Context, run: RunRow, active: Sequence[RunRow]) -> str:
+    """Say that as many runs of its group work as may; "" when another one may."""
+    if not run.queue_group:
+        return ""
+    limit = groups.limit_of(ctx.store, run.owner_uid, run.queue_group)
+    mine = (other for other in active if other.owner_uid == run.owner_uid)
+    working = sum(other.queue_group == run.queue_group for other in mine)
+    if limit is None or working < limit:
+        return ""
+    return f"waits for group {run.queue_group} ({working} of {limit} running)"
 
 
 def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:

@@ -1,6 +1,8 @@
 """Making a run: its name, its directory, its row. What `run`, `sweep`, `fork` and `serve` have in common."""
 
 import contextlib
+import itertools
+import json
 import os
 import random
 from collections.abc import Iterable, Iterator
@@ -10,13 +12,16 @@ import msgspec
 from msgspec.structs import replace
 
 from lorad.box.paths import RunDir
+from lorad.client.requests import RunRequest
 from lorad.daemon.context import Context, Request
+from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.users import Caller, User
 from lorad.errors import Conflict, SpecError, StorageError
 from lorad.files import write_whole
 from lorad.spec.model import Spec, to_json
+from lorad.spec.text import load_task
 from lorad.store import events, runs
 from lorad.store.rows import RunRow
 
@@ -29,6 +34,9 @@ badger beaver bison cobra condor crane dolphin eagle falcon ferret finch fox gec
 koala lark
 lemur lynx marten mole moose newt otter owl panda puffin raven seal stork swan tapir tern wolf wren yak
 """
+
+
+_NAME_CHARACTERS = 63  # that a name has at most
 
 
 def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
@@ -62,6 +70,28 @@ def fresh_name(ctx: Context) -> str:
     return name
 
 
+async def asked_for(ctx: Context, caller: Caller, body: RunRequest) -> Spec:
+    """Read the spec that a request means: with a name, absolute models and nothing else looked at.
+
+    Raises SpecError.
+    """
+    overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
+    spec = await in_thread(ctx, caller.uid, load_task, body.spec, source=body.source, overrides=overrides)
+    spec = await in_thread(ctx, caller.uid, anchored, spec, Path(body.cwd), ctx.user(caller.uid))
+    name = spec.name or fresh_name(ctx)
+    return replace(spec, name=free_name(ctx, name) if body.suffix else name)
+
+
+def free_name(ctx: Context, name: str) -> str:
+    """Return the name, or where that is in use the first of NAME-2, NAME-3, … that is not."""
+    for number in itertools.count(1):
+        tried = name if number == 1 else f"{name[: _NAME_CHARACTERS - 1 - len(str(number))]}-{number}"
+        is_used = tried.lower() in ctx.queue.being_made or runs.name_in_use(ctx.store, tried)
+        if not is_used and not (ctx.runs_root / tried / "journal.jsonl").exists():
+            return tried
+    raise AssertionError("numbers never end")
+
+
 def refuse_used(ctx: Context, spec: Spec) -> None:
     """Raises Conflict when a run, or the files of one, have the name, in whatever capitals: a disk may ignore
     them.
@@ -71,7 +101,8 @@ def refuse_used(ctx: Context, spec: Spec) -> None:
     if there := runs.name_in_use(ctx.store, str(spec.name)):
         other = "" if there == spec.name else ", and capitals alone do not tell two runs apart"
         raise Conflict(
-            f"there is a run named {there}{other}", hint=f"Choose another name, or `lorad rm {there}`."
+            f"there is a run named {there}{other}",
+            hint=f"Choose another name, let --suffix choose {spec.name}-2, or `lorad rm {there}`.",
         )
     directory = ctx.runs_root / str(spec.name)
     if (directory / "journal.jsonl").exists():
@@ -122,9 +153,11 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: 
             steps=spec.trainer.steps,
             priority=spec.resources.priority,
         )
+        runs.set_labels(ctx.store, row.name, spec.tags, "")
+        runs.set_fields(ctx.store, row.name, queue_group=spec.resources.group)
         for warning in warnings:
             events.append(ctx.store, row.name, "warning", {"message": warning})
-    return row
+        return runs.get(ctx.store, row.name)
 
 
 def _generate_name(number: int) -> str:

@@ -6,7 +6,7 @@ here, as a comma may separate its items elsewhere. Pure.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -15,37 +15,14 @@ from lorad.errors import SpecError
 from lorad.spec.model import Spec
 from lorad.spec.text import overridden, refuse_long
 
-_POINTS = 256  # at most
+POINTS = 256  # at most
 _CLOSES = {"[": "]", "{": "}"}
 
-_Axes = dict[str, list[str]]
+Axes = dict[str, list[str]]
 """key -> the texts of its values"""
 
 
-def axes_of(overrides: Sequence[str]) -> tuple[_Axes, list[str]]:
-    """Find the keys with several values, in order, and the overrides with one. Raises SpecError."""
-    axes: _Axes = {}
-    rest = []
-    for text in overrides:
-        key, values = overridden_values(text)
-        if len(values) == 1:
-            rest.append(text)
-            continue
-        if key in axes:
-            raise SpecError(f"override {text}: {key} is given twice", hint="Give all of its values at once.")
-        axes[key] = values
-    if not axes:
-        raise SpecError(
-            "no override has several values, so there is nothing to sweep",
-            hint="Separate them by commas, as in trainer.lr=1e-4,3e-4; `lorad run` starts a single run.",
-        )
-    for key in axes:
-        if key == "name":
-            raise SpecError("override name=…: runs of a sweep get their names from it", hint="Use --name.")
-    return axes, rest
-
-
-def points_of(axes: _Axes) -> list[list[str]]:
+def points_of(axes: Axes) -> list[list[str]]:
     """The overrides of each point: every value of each key with every one of the others, the last key
     changing first.
 
@@ -53,11 +30,11 @@ def points_of(axes: _Axes) -> list[list[str]]:
     """
     points = [
         [f"{key}={value}" for key, value in zip(axes, values, strict=True)]
-        for values in itertools.islice(itertools.product(*axes.values()), _POINTS + 1)
+        for values in itertools.islice(itertools.product(*axes.values()), POINTS + 1)
     ]
-    if len(points) > _POINTS:
+    if len(points) > POINTS:
         raise SpecError(
-            f"the grid has more than {_POINTS} points", hint="Leave out some values, or sweep twice."
+            f"the grid has more than {POINTS} points", hint="Leave out some values, or sweep twice."
         )
     return points
 
@@ -70,8 +47,8 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
     if not equals or len(values) < 2:
         return overridden(text), [rest]
     key = overridden(f"{first}={values[0]}")
-    if len(values) > _POINTS:
-        raise SpecError(f"{key} has more than {_POINTS} values", hint="Leave out some, or sweep twice.")
+    if len(values) > POINTS:
+        raise SpecError(f"{key} has more than {POINTS} values", hint="Leave out some, or sweep twice.")
     if any(not value for value in values):
         raise SpecError(
             f"override {text}: a value is empty", hint="Leave one of the commas out, or quote it."

@@ -29,18 +29,22 @@ _PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
 _END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 
-async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None) -> SpecFacts:
+async def preflight(
+    ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None, *, look: bool = False
+) -> SpecFacts:
     """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it
     takes too long or falls over, and Conflict when too many of that user's wait.
 
     It reads `config.yaml` as that is now; from then on the daemon goes by the same backends. reference: where
-    the adapter lies that KL is measured against.
+    the adapter lies that KL is measured against. look: whether the data are to be described, too.
     """
     async with ctx.users.checks.turn(uid):
-        return await _checked(ctx, spec, cwd, uid, reference)
+        return await _checked(ctx, spec, cwd, uid, reference, look=look)
 
 
-async def _checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None) -> SpecFacts:
+async def _checked(
+    ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None, *, look: bool
+) -> SpecFacts:
     wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend, spec.algorithm.teacher or "")
     warm = any(
         p.process.is_up
@@ -58,6 +62,8 @@ async def _checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path
         backends=msgspec.to_builtins(box.backends, enc_hook=str),
         reference=None if reference is None else str(reference),
         loggers=box.loggers,
+        look=look,
+        notify=box.notify,
     )
     user, argv = ctx.user(uid), [*ctx.processes.commands.preflight]
     env = {

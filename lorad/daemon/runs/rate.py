@@ -1,4 +1,6 @@
-"""What a spec leaves open, learning rate and loggers: chosen once, from what the preflight found."""
+"""What a spec leaves open, learning rate, loggers and receivers of notifications: chosen once, from what the
+preflight found.
+"""
 
 from msgspec.structs import replace
 
@@ -9,7 +11,7 @@ from lorad.spec.model import Spec
 
 
 def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
-    """Fill in loggers and trainer.lr where they are not given, and warn where the rate is far off.
+    """Fill in loggers, notify and trainer.lr where they are not given, and warn where the rate is far off.
 
     Raises SpecError when trainer.min_lr is more than what was chosen.
     """
@@ -20,4 +22,6 @@ def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
         refuse_contradictions(spec)
     if spec.loggers is None:
         spec = replace(spec, loggers=facts.loggers)
+    if spec.notify is None:
+        spec = replace(spec, notify=facts.notify)
     return spec, replace(facts, rate=rate, warnings=warnings)

@@ -13,7 +13,7 @@ that does: a name never decides between equal runs. (ASHA, Li et al., 2020, keep
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -58,6 +58,10 @@ def halving_of(wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[Spec
         raise SpecError(f"--eta {eta:g} does not fit {len(specs)} runs", hint=hint)
     first = max(_first_telling(spec) for spec in specs)
     rungs = wish.rungs if wish.rungs is not None else _usual_rungs(eta, len(specs), steps, first)
+    if wish.min_steps is not None:
+        if wish.rungs is not None:
+            raise SpecError("--rungs and --min-steps both say where rungs are", hint="Give one of the two.")
+        rungs = _rungs_from(wish.min_steps, eta, steps)
     if not rungs or sorted(set(rungs)) != rungs or not 0 < rungs[0] <= rungs[-1] < steps:
         hint = "Give numbers of steps that grow, all of them before the last step, or raise trainer.steps."
         raise SpecError(f"rungs {', '.join(map(str, rungs)) or 'none'} do not fit {steps} steps", hint=hint)
@@ -68,7 +72,7 @@ def halving_of(wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[Spec
         raise SpecError(
             f"rung {rungs[0]}: {what} up to step {first - 1} are from before the first update", hint=hint
         )
-    return Halving(eta, rungs, metric)
+    return Halving(eta, rungs, metric, wish.asha)
 
 
 def _metric_of(
@@ -132,6 +136,14 @@ def _usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
     return sorted({max(first, int(steps / eta**power)) for power in range(1, wanted + 1)})
 
 
+def _rungs_from(least: int, eta: float, steps: int) -> list[int]:
+    """List the first rung, and then each eta times as many steps as the one before."""
+    rungs = [least]
+    while (further := math.ceil(rungs[-1] * eta)) < steps:
+        rungs.append(further)
+    return rungs
+
+
 def halve(ctx: Context) -> None:
     """Decide every rung that can be decided."""
     each(ctx, _decide, sweeps.undecided(ctx.store), lambda sweep: Item(f"sweep {sweep.sweep}"))
@@ -140,6 +152,9 @@ def halve(ctx: Context) -> None:
 def _decide(ctx: Context, sweep: SweepRow) -> None:
     """Decide the next rung of a sweep, unless some run has yet to reach it."""
     if (halving := sweep.halving) is None:
+        return
+    if halving.asha:
+        _decide_each(ctx, sweep, halving)
         return
     metric, step = halving.metric, halving.rungs[len(sweep.rungs)]
     there = set(sweeps.members(ctx.store, sweep.sweep))
@@ -152,6 +167,69 @@ def _decide(ctx: Context, sweep: SweepRow) -> None:
     most = math.ceil(len(ranked) / halving.eta)
     kept = _with_ties([point for point in ranked if point.in_race], most)
     _settle(ctx, sweep, step, ranked, kept)
+
+
+def _decide_each(ctx: Context, sweep: SweepRow, halving: Halving) -> None:
+    """Decide about every run at work by the last rung that it reached, among all that reached it so far.
+
+    Nobody waits: the first to come to a rung continues, and is stopped before it comes to the next one if it
+    is no more among the best, one in eta (ASHA, Li et al., 2020, with stops in place of pauses). Whoever has
+    exactly the score of the last of these continues.
+    """
+    members = {name: runs.get(ctx.store, name) for name in sweeps.members(ctx.store, sweep.sweep)}
+    before = {rung.step: rung for rung in sweep.rungs}
+    out = {name for rung in sweep.rungs for name in rung.stopped}
+    rungs = [
+        _with_scores(ctx, before.get(step) or Rung(step, [], [], {}, 0.0), members, out, halving.metric)
+        for step in halving.rungs
+    ]
+    last = {name: rung.step for rung in rungs for name in rung.scores}
+    for rung in rungs:
+        limit = _last_kept(rung.scores, halving)
+        stopped = [
+            _Point(members[name], score, in_race=True)
+            for name, score in rung.scores.items()
+            if name in members.keys() - out and members[name].state != RunState.ENDED
+            if last[name] == rung.step and not _is_as_good(score, limit, halving.metric)
+        ]
+        lost = [*rung.stopped, *(point.run.name for point in stopped)]
+        kept = [name for name in rung.scores if name not in lost and not _has_failed(members.get(name))]
+        found = structs.replace(rung, kept=kept, stopped=lost)
+        known = before.get(rung.step)
+        if found.scores and (known is None or (known.scores, known.stopped) != (found.scores, lost)):
+            _stop_at(ctx, sweep, structs.replace(found, at=time.time()), stopped)
+
+
+def _with_scores(
+    ctx: Context, rung: Rung, members: Mapping[str, RunRow], out: Container[str], metric: str
+) -> Rung:
+    """Add the scores of runs that have reached a rung since the last look."""
+    there = (run for run in members.values() if run.step >= rung.step and run.name not in rung.scores)
+    new = {
+        run.name: _score_of(ctx, run.name, rung.step, metric)
+        for run in there
+        if run.name not in out and _has_reached(ctx, run, rung.step, metric)
+    }
+    return structs.replace(rung, scores=rung.scores | new)
+
+
+def _has_failed(run: RunRow | None) -> bool:
+    return run is not None and run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
+
+
+def _last_kept(scores: Mapping[str, float | None], halving: Halving) -> float | None:
+    """Find the score of the last run that continues; None where no run has a score."""
+    found = (score for score in scores.values() if score is not None)
+    there = sorted(found, reverse=halving.metric not in LOWER_IS_BETTER)
+    most = math.ceil(len(scores) / halving.eta)
+    return there[min(most, len(there)) - 1] if there else None
+
+
+def _is_as_good(score: float | None, limit: float | None, metric: str) -> bool:
+    """Compare a score with that of the last run that continues; without any score all are equal."""
+    if score is None or limit is None:
+        return limit is None
+    return score <= limit if metric in LOWER_IS_BETTER else score >= limit
 
 
 def _racing(ctx: Context, sweep: SweepRow) -> list[str]:
@@ -205,7 +283,6 @@ def _finite(score: float | None) -> float | None:
 
 
 def _settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[_Point], kept: list[_Point]) -> None:
-    best = next((point.score for point in ranked if point.score is not None), None)
     stopped = [point for point in ranked if point not in kept and point.run.state != RunState.ENDED]
     rung = Rung(
         step=step,
@@ -214,6 +291,14 @@ def _settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[_Point], kept
         scores={point.run.name: point.score for point in ranked},
         at=time.time(),
     )
+    _stop_at(ctx, sweep, rung, stopped)
+
+
+def _stop_at(ctx: Context, sweep: SweepRow, rung: Rung, stopped: Sequence[_Point]) -> None:
+    """Write a rung down and stop runs there, both or neither."""
+    scores = [score for name in rung.kept if (score := rung.scores[name]) is not None]
+    best_of = min if sweep.halving and sweep.halving.metric in LOWER_IS_BETTER else max
+    best, step = best_of(scores, default=None), rung.step
     with ctx.store.write():
         sweeps.decide(ctx.store, sweep.sweep, rung)
         events.append(ctx.store, None, "halving", {"sweep": sweep.sweep} | structs.asdict(rung))
@@ -223,7 +308,7 @@ def _settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[_Point], kept
                 point.run,
                 f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}",
             )
-    log.info("sweep %s: step %d keeps %s", sweep.sweep, step, ", ".join(point.run.name for point in kept))
+    log.info("sweep %s: step %d keeps %s", sweep.sweep, step, ", ".join(rung.kept))
     ctx.loop.poke()
 
 

@@ -18,26 +18,31 @@ from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.states import RunState
 from lorad.store import aliases, runs
 from lorad.store.metrics import best_evals
-from lorad.store.rows import VersionRow
-from lorad.store.versions import get_version
+from lorad.store.rows import RunRow, VersionRow
+from lorad.store.versions import get_version, of_step
 
-_BEST = "best"  # in place of a number
+_BEST, _LATEST = "best", "latest"  # in place of a number
+_OF_STEP = re.compile(r"step:([0-9]{1,9})")  # likewise
 _WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's back
 _POLL_SECONDS = 0.05
 
 
 def find_version(ctx: Context, name: str) -> VersionRow:
-    """Find a version by `run@number`, as the best of a run (`run@best`), by an alias, or as a run's current
-    one; an alias goes before a run.
+    """Find a version by `run@number`, as the one that a step made (`run@step:80`), as the best of a run
+    (`run@best`), by an alias, or as a run's current one (`run`, `run@latest`); an alias goes before a run.
 
     Raises NotFound, SpecError.
     """
     run, at, number = name.partition("@")
     if at and number == _BEST:
         return _best_version(ctx, run)
+    if at and (step := _OF_STEP.fullmatch(number)):
+        return of_step(ctx.store, runs.get(ctx.store, run).name, int(step[1]))
+    if at and number == _LATEST:
+        return _current_version(ctx, runs.get(ctx.store, run))
     if at:
         if not re.fullmatch(r"[0-9]{1,9}", number):
-            hint = "A version is written run@number, as in sorter@12, or run@best."
+            hint = "A version is written run@number, as in sorter@12, or run@step:80, run@best, run@latest."
             raise SpecError(f"{name} is not a version", hint=hint)
         return get_version(ctx.store, run, int(number))
     if alias := aliases.find(ctx.store, name):
@@ -45,9 +50,15 @@ def find_version(ctx: Context, name: str) -> VersionRow:
     if (there := runs.find(ctx.store, name)) is None:
         hint = "`lorad aliases` and `lorad list --all` show what there is."
         raise NotFound(f"no alias and no run is named {name}", hint=hint)
-    if there.version is None:
-        raise NotFound(f"run {name} has no version yet", hint=f"`lorad logs {name}` shows how far it is.")
-    return get_version(ctx.store, name, there.version)
+    return _current_version(ctx, there)
+
+
+def _current_version(ctx: Context, run: RunRow) -> VersionRow:
+    """Raises NotFound before the first one."""
+    if run.version is None:
+        hint = f"`lorad logs {run.name}` shows how far it is."
+        raise NotFound(f"run {run.name} has no version yet", hint=hint)
+    return get_version(ctx.store, run.name, run.version)
 
 
 def _best_version(ctx: Context, run: str) -> VersionRow:

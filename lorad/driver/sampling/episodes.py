@@ -4,15 +4,15 @@ answer.
 So the step alone decides what is computed with what, and a resume makes the same episodes again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec.structs import replace as changed
 
-from lorad.driver.sampling.generate import Seed, generate, joined, seed_of, seeds_of
-from lorad.driver.session import Episode, Plan, Sample, Session
+from lorad.driver.sampling.generate import Ended, Seed, joined, seed_of, seeds_of
+from lorad.driver.session import Episode, Plan, Sample
 from lorad.envs.child import Answer
 from lorad.envs.episode import LIMITS, EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.envs.format import Format
@@ -21,8 +21,19 @@ from lorad.envs.protocol import shown
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
-from lorad.protocol.connection import Connection
 from lorad.rl.data import Example
+from lorad.spec.model import Spec
+
+_Speak = Callable[[str, list[Prompt], Sampling, Ended], Generated]
+"""Samples by a version, as `generate` does."""
+
+
+class _Setting(Protocol):
+    """What episodes depend on, of a session."""
+
+    @property
+    def spec(self) -> Spec: ...
+    def name_of(self, version: int) -> str: ...
 
 
 @dataclass
@@ -80,9 +91,9 @@ class Live:
 
 
 def play(
-    session: Session,
+    session: _Setting,
     hosts: Hosts,
-    pool: Connection,
+    speak: _Speak,
     wanted: Plan,
     n: int,
     how: Sampling,
@@ -93,7 +104,7 @@ def play(
     """Play `n` episodes of each example with the plan's version; returns them in order, and the sums of the
     pool's summaries.
 
-    seed: where seeds of tasks and samples begin.
+    speak: has the model speak. seed: where seeds of tasks and samples begin.
     """
     host = hosts.evals if is_eval else hosts.training
     version = session.name_of(wanted.version)
@@ -112,7 +123,7 @@ def play(
     made = Generated(0, 0, 0.0)
     turn = 0
     while live := [episode for episode in episodes if episode.end is None]:
-        made = _speak(session, hosts.format, pool, version, live, turn, how, made)
+        made = _speak(hosts.format, speak, version, live, turn, how, made)
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
             hear(session, hosts.format, episode, answer, how)
         limited = [episode for episode in live if episode.heard.at_limit]
@@ -125,7 +136,7 @@ def play(
 
 
 def begun(
-    session: Session,
+    session: _Setting,
     format: Format,
     example: Example,
     episodes: Sequence[Live],
@@ -155,9 +166,8 @@ def begun(
 
 
 def _speak(
-    session: Session,
     format: Format,
-    pool: Connection,
+    speak: _Speak,
     version: str,
     live: Sequence[Live],
     turn: int,
@@ -177,9 +187,7 @@ def _speak(
         )
         for place, some in enumerate(spoken)
     ]
-    more = generate(
-        pool, version, prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, format)
-    )
+    more = speak(version, prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, format))
     return Generated(
         made.samples + more.samples,
         made.tokens + more.tokens,
@@ -188,7 +196,7 @@ def _speak(
     )
 
 
-def hear(session: Session, format: Format, episode: Live, answer: Answer, how: Sampling) -> None:
+def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: Sampling) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec, said = session.spec, answer.messages
     limit = spec.env.max_tokens

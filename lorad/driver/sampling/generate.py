@@ -17,13 +17,11 @@ Seed = Callable[[int], int]
 """From a turn of an episode, from 0, to the seed of its tokens; a completion is the turn 0."""
 
 
-_Ended = Callable[[int, int, list[Chunk]], None]
+Ended = Callable[[int, int, list[Chunk]], None]
 """Called with (place of the prompt, index of the sample, its chunks) when a sample has ended."""
 
 
-def generate(
-    pool: Connection, version: str, prompts: list[Prompt], how: Sampling, ended: _Ended
-) -> Generated:
+def generate(pool: Connection, version: str, prompts: list[Prompt], how: Sampling, ended: Ended) -> Generated:
     """Sample by a version, hand over each sample as it ends, and return the pool's summary.
 
     The id of a prompt is its place. Raises LoradError for tokens of another version, and where a sample has

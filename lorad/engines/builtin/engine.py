@@ -8,7 +8,7 @@ import contextlib
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from lorad.models.directory import linear_shapes
 from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
-from lorad.models.turns import FIRST_SHARE, WORK, Account, Party, Work, caller
+from lorad.models.turns import FIRST_SHARE, WORK, Account, Party, Payer, Work, caller
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 
 QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the next in line
@@ -82,6 +82,11 @@ class SharedDecode(Account, Work):
             weight = sum(party.weight for party in parties)
             parts += [(party, rows[party] / rows.total() - party.weight / weight) for party in parties]
         return parts
+
+    def payers(self) -> Mapping[Payer, float]:
+        """Return the rows of each payer; where nobody has one yet, the calls."""
+        calls = [group.call for group in self.batch.groups] or self.batch.calls
+        return Counter(call.caller.payer for call in calls)
 
     def wait(self, seconds: float) -> None:
         for call in self.batch.calls:

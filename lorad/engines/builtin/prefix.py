@@ -79,6 +79,10 @@ def prefill(
     """(logits [groups, vocab] after each prompt, a cache with one slot per prompt), all under one version."""
     known = [prefixes.find(held.identity, group.tokens) if prefixes else [] for group in groups]
     starts = [len(keys) * BLOCK for keys in known]
+    for group, start in zip(groups, starts, strict=True):
+        if len(group.tokens) == group.prompt:  # not one that is computed again
+            group.call.caller.prompts += group.prompt
+            group.call.caller.cached += start
     cache = KVCache(models.base, len(groups), max(len(group.tokens) for group in groups) + any(starts))
     if prefixes:
         for slot, keys in enumerate(known):

@@ -172,7 +172,8 @@ class Generator:
                 served, base, ranking, made, completions, None, _nothing(), counted, wish.n, ready
             )
         sampling = wish.sampling(most, tuple(base.tokenizer.eos_ids), logprobs=asked.logprobs)
-        items = peer.connection.stream("serve", Generate(served.name, made, sampling))
+        alias = wish.model if wish.model != served.name else ""
+        items = peer.connection.stream("serve", Generate(served.name, made, sampling, alias))
         first = await _following(items)
         return Generation(served, base, ranking, made, completions, first, items, counted, wish.n)
 

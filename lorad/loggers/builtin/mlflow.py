@@ -14,7 +14,7 @@ from lorad.loggers.logger import LoggedRun, Logger, Point, Segment, Settings
 
 _BATCH = 1000  # metrics that the server takes at once
 _PARAMS, _PARAM_TEXT = 100, 500
-_TOKEN = "MLFLOW_TRACKING_TOKEN"
+_TOKEN, _USER, _PASSWORD = (f"MLFLOW_TRACKING_{what}" for what in ("TOKEN", "USERNAME", "PASSWORD"))
 _environment = threading.RLock()  # MLflow reads its key from there
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "lost": "FAILED", "attestation_failed": "FAILED"}
 
@@ -25,12 +25,18 @@ class _Settings(Settings, frozen=True, kw_only=True):
     Attributes:
         uri: the tracking server (`https://…`) or a database (`sqlite:////path/to/mlflow.db`).
         experiment: experiment in which the runs are.
-        key_file: file that holds the token of the server, readable by its owner only.
+        user: who writes, where the server asks for a name and a password; null where it takes a token.
+        key_file: file that holds the password of `user`, else the token; readable by its owner only.
     """
 
     uri: str
     experiment: str = "lorad"
+    user: str | None = None
     key_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.user is not None and self.key_file is None:
+            raise ValueError("user is given, and no key_file with the password")
 
 
 class MLflow(Logger):
@@ -115,11 +121,14 @@ class MLflow(Logger):
             yield
             return
         with _environment:
-            os.environ[_TOKEN] = read_key(self.settings.key_file)
+            user, key = self.settings.user, read_key(self.settings.key_file)
+            given = {_TOKEN: key} if user is None else {_USER: user, _PASSWORD: key}
+            os.environ |= given
             try:
                 yield
             finally:
-                os.environ.pop(_TOKEN, None)
+                for name in given:
+                    os.environ.pop(name, None)
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, Any]]:

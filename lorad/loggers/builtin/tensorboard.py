@@ -8,7 +8,9 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
+
+from msgspec import Meta
 
 from lorad.errors import SpecError
 from lorad.files import fsync, write_whole
@@ -23,9 +25,11 @@ class _Settings(Settings, frozen=True, kw_only=True):
     Attributes:
         dir: directory in which each run has one of its own; null is `tensorboard` in the home of lorad, in a
             daemon that several users share `~/lorad/tensorboard`.
+        samples: samples of each step that are shown as text.
     """
 
     dir: str | None = None
+    samples: Annotated[int, Meta(ge=0, le=64)] = 0
 
 
 class TensorBoard(Logger):
@@ -38,6 +42,10 @@ class TensorBoard(Logger):
         super().__init__(run, settings)
         self._file: BinaryIO | None = None
         self._writer: Any = None
+
+    @property
+    def samples(self) -> int:
+        return int(self.settings.samples)
 
     def begin(self, segment: Segment, after: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -65,6 +73,7 @@ class TensorBoard(Logger):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+        values += [_text(name, text) for name, text in point.texts.items()]
         event = Event(wall_time=point.at, step=point.step, summary=Summary(value=values))
         self._writer.write(event.SerializeToString())
 
@@ -94,6 +103,19 @@ class TensorBoard(Logger):
         raise SpecError(
             f"{root} holds 1000 directories of runs named {self.run.name}", hint="Remove old ones."
         )
+
+
+def _text(name: str, text: str) -> Any:
+    """Return a value for the page of texts."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+    return Summary.Value(tag=name, metadata=create_summary_metadata(name, ""), tensor=tensor)
 
 
 def _read(mark: Path) -> Any:

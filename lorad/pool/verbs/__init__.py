@@ -31,6 +31,7 @@ PLAIN: dict[str, _Plain] = {
     "hello": about.hello,
     "status": about.status,
     "shutdown": about.shutdown,
+    "write_uses": about.write_uses,
     "load_version": versions.load_version,
     "attest_again": versions.attest_again,
     "let_go": versions.let_go,

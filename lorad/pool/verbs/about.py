@@ -1,4 +1,6 @@
-"""`hello`, `status` and `shutdown`: calls about the pool itself."""
+"""`hello`, `status`, `write_uses` and `shutdown`: calls about the pool itself."""
+
+import asyncio
 
 import psutil
 
@@ -48,6 +50,13 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
         kept=pool.loaded.kept(),
         capacity=await capacity(pool),
     )
+
+
+async def write_uses(pool: Pool, _call: Call, _args: Nothing) -> Nothing:
+    """Return when the file of uses has everything up to now."""
+    if pool.uses is not None:
+        await asyncio.to_thread(pool.uses.write, all=True)
+    return Nothing()
 
 
 async def shutdown(pool: Pool, _call: Call, _args: Nothing) -> Nothing:

@@ -24,4 +24,5 @@ async def value_backward(pool: Pool, call: calls.Call, args: calls.ValueBackward
                     tenant.critic, args.batch, args.targets, args.loss, args.normaliser
                 )
     pool.meter.trained(int(args.batch.targets.size))
+    pool.ledger.add(trained=int(args.batch.targets.size))
     return stats

@@ -6,15 +6,15 @@ together.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import cast
 
 import numpy as np
 
 from lorad.engines.base import BASE
 from lorad.errors import AttestationFailed, LoradError
-from lorad.models.turns import caller
+from lorad.models.turns import Payer, caller
 from lorad.pool.state import Pool
 from lorad.protocol.batch import Chunk, Chunks, Ranked
 from lorad.protocol.calls import Call, Generate, Generated, Rank
@@ -37,6 +37,7 @@ async def generate(pool: Pool, call: Call, args: Generate) -> _Items:
 async def serve(pool: Pool, call: Call, args: Generate) -> _Items:
     """Raises NotFound for a version that is not loaded."""
     request = pool.request(call)
+    caller().payer = payer_of(args.version, args.alias)
     if args.version == BASE:
         async for item in _stream(pool, "", request, BASE, args, lambda: None):
             yield item
@@ -46,8 +47,14 @@ async def serve(pool: Pool, call: Call, args: Generate) -> _Items:
             yield item
 
 
+def payer_of(version: str, alias: str = "") -> Payer:
+    """Return who is billed for what is served of a version: its run."""
+    return Payer(version.rpartition("@")[0], 0, alias)
+
+
 async def rank(pool: Pool, _call: Call, args: Rank) -> Ranked:
     """Raises NotFound for a version that is not loaded."""
+    caller().payer = payer_of(args.version)
     async with pool.phases.serving():
         if args.version == BASE:
             found = await pool.engine.ranked(BASE, args.texts, args.starts, args.most)
@@ -68,7 +75,7 @@ async def _stream(
     made = cast(
         "AsyncGenerator[Chunk, None]", pool.engine.generate(request, name, args.prompts, args.sampling)
     )
-    async with aclosing(pool.phases.stream(run, made)) as chunks:
+    async with _counted(pool), aclosing(pool.phases.stream(run, made)) as chunks:
         async for chunk in chunks:
             check()
             if chunk.version != name:
@@ -77,6 +84,7 @@ async def _stream(
                     hint="Nothing of this call may be used; the log of the pool shows what the engine did.",
                 )
             samples, tokens = samples + (chunk.finish is not None), tokens + chunk.tokens.size
+            pool.ledger.add(**{"generated" if run else "served": chunk.tokens.size})
             kept.append(chunk)
             if args.sampling.stream or args.sampling.as_they_end:
                 yield Chunks.of(args.version, kept, positions)
@@ -85,3 +93,12 @@ async def _stream(
     if kept:
         yield Chunks.of(args.version, kept, positions)
     yield Generated(samples, tokens, time.perf_counter() - started, caller().waited)
+
+
+@asynccontextmanager
+async def _counted(pool: Pool) -> AsyncIterator[None]:
+    """Bill the prompts of the call, however it ends."""
+    try:
+        yield
+    finally:
+        pool.ledger.add(prompts=caller().prompts, cached=caller().cached)

@@ -9,6 +9,7 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.directory import verify
 from lorad.adapters.peft import outline
 from lorad.errors import AttestationFailed, Conflict
+from lorad.models.turns import caller
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant, critic_slot, reference_slot
 from lorad.pool.verbs.versions import attest_reference
@@ -32,6 +33,7 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     """Afresh, whatever an older attempt left. Raises Conflict when this attempt has a slot already."""
     await _clear(pool, call)
     pool.parties.joins(call.run, args.priority)
+    pool.ledger.opens(call.run, args.step)
     if args.resume_from is not None:
         await asyncio.to_thread(verify, Path(args.resume_from))
     canaries = await pool.attester.canaries(args.canaries, args.canary_tokens, call.run)
@@ -43,6 +45,7 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
         if args.reference is not None:
             slot = await _with_reference(pool, slot, args, args.reference)
     pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
+    pool.ledger.holds(caller().payer, slot.bytes)
     return Opened(slot.parameters, slot.tensors, slot.bytes, reference)
 
 

@@ -23,6 +23,7 @@ async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBack
             with pool.work.measured(slot, args.batch):
                 stats = await pool.joint.forward_backward(work)
     pool.meter.trained(int(args.batch.targets.size))
+    pool.ledger.add(trained=int(args.batch.targets.size))
     return stats
 
 
@@ -91,6 +92,7 @@ async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:
             hint="Free some space (`lorad rm` deletes a run), then resume.",
         ) from error
     await pool.files.flush(tenant.run)
+    pool.ledger.saved(tenant.run, args.step)
     return calls.Saved(files)
 
 

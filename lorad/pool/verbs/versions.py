@@ -13,6 +13,7 @@ from lorad.adapters.peft import read_peft
 from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource
 from lorad.errors import AdapterRefused, Conflict, IntegrityError
+from lorad.models.turns import caller
 from lorad.pool.attest.amplified import Prediction
 from lorad.pool.attest.canaries import Canaries
 from lorad.pool.attest.prediction import Files
@@ -21,6 +22,7 @@ from lorad.pool.loaded import Entry
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
 from lorad.pool.verbs.bring_in import Live, Predict, again, bring
+from lorad.pool.verbs.generate import payer_of
 from lorad.protocol import calls
 
 _CHANGED = "Its files were changed, and nothing was loaded; use another version."
@@ -30,6 +32,7 @@ async def load_version(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> ca
     """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed, Conflict (no
     room).
     """
+    caller().payer = payer_of(args.version)
     entry = await pool.loaded.serve(args.version, args.sha256, lambda: _bring(pool, args), keep=args.keep)
     return calls.Loaded(entry.verdict)
 

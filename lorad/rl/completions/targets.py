@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from lorad.errors import SpecError
 from lorad.rl.completions.formats import Turns, format_of, label_of, plain_of, turns_of
@@ -40,6 +40,8 @@ from lorad.rl.data import (
     with_system,
 )
 from lorad.rl.sources import Row, labelled, read_rows
+from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
+from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
@@ -108,15 +110,16 @@ class TargetDataset(Dataset):
         algorithm: Algorithm,
     ) -> None:
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
-        name = name_of(sources)
-        self._name, self._data, self._tokenizer = name, data, tokenizer
-        self.unended = self.split = 0
+        self._begin(sources, data, tokenizer)
+        name = self._name
         rows = iter(rows)
         first = list(islice(rows, 1))
         self.form: DataFormat = format_of(first[0], data, algorithm) if first else "auto"
         everything = (row for part in (first, rows) for row in part)
         self._kept = list(self._read(everything))
         self.size = len(self._kept)
+        self.prompt_lengths = [kept.prompt.size for kept in self._kept]
+        self.completion_lengths = [target.tokens.size for kept in self._kept for target in kept.targets]
         if not self._kept:
             left_out = f", {self.dropped} were too long" if self.dropped else ""
             raise SpecError(
@@ -130,6 +133,10 @@ class TargetDataset(Dataset):
         if self.has_answers:
             for kept in self._kept:
                 value_of(kept.row, data, "answer_key")
+
+    def _begin(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
+        self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
+        self.unended = self.split = 0
 
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [self._order.place(index) for index in range(position, position + n)]
@@ -184,6 +191,7 @@ class TargetDataset(Dataset):
         if kept is None:
             self.dropped += 1
         else:
+            self.cut += kept is not targets
             yield _Kept(row, name, samples[0][0].text, prompt, kept)
 
     def _cut(self, prompt: np.ndarray, targets: tuple[Target, ...]) -> tuple[Target, ...] | None:
@@ -307,6 +315,30 @@ def _samples_of(row: Row, turns: Turns, texts: Sequence[tuple[str, str]]) -> lis
     return [[whole, turn] for whole, turn in zip(wholes, parts[1::2], strict=True)]
 
 
+class _TargetStream(TargetDataset):
+    """Rows that are read while the run trains."""
+
+    def __init__(
+        self, source: str, reader: Reader, data: Data, tokenizer: Tokenizer, seed: int, algorithm: Algorithm
+    ) -> None:
+        """Checks the first rows. Raises SpecError with their place."""
+        self._begin(source, data, tokenizer)
+        self._algorithm, self.form = algorithm, "auto"
+        self.digest = hashlib.sha256(reader.known.encode()).hexdigest()
+        self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
+        first, _ = self._rows.item(0)
+        self.has_answers = find_value(first.row, data, "answer_key") is not None
+
+    def take(self, position: int, n: int) -> list[Example]:
+        chosen = [self._rows.item(index) for index in range(position, position + n)]
+        return [self._example(kept, epoch) for kept, epoch in chosen]
+
+    def _usable(self, rows: list[Row]) -> list[_Kept]:
+        if rows and self.form == "auto":
+            self.form = format_of(rows[0], self._data, self._algorithm)
+        return [*self._read(trained_on(rows, self._data))]
+
+
 def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     """Return what a run trains on. Raises SpecError."""
     data, kind = spec.data, spec.algorithm.kind
@@ -320,6 +352,11 @@ def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
         )
     if single(data.train) in TASKS:
         return _TargetTask(_task(data, tokenizer, spec.seed, cwd), tokenizer)
+    if data.streaming:
+        _refuse_for_plain(data, tokenizer)
+        source = single(data.train)
+        reader = reader_of(source, "train", cwd)
+        return _TargetStream(source, reader, data, tokenizer, spec.seed, spec.algorithm)
     return _rows(data.train, "train", data, tokenizer, spec.seed, cwd, spec.algorithm)
 
 
@@ -328,8 +365,17 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
     trained on. Rows without completions are prompts. Raises SpecError.
     """
     data, kind, source = spec.data, spec.algorithm.kind, spec.data.eval
-    if kind == "rl" or (source is None and single(data.train) not in TASKS):
+    if kind == "rl" or (source is None and single(data.train) not in TASKS and not data.streaming):
         return load_eval(data, tokenizer, spec.eval.problems, cwd)
+    ordered = structs.replace(data, shuffle=False)
+    if data.streaming and (streamed := eval_rows(data, spec.eval.problems, cwd)) is not None:
+        rows = [*streamed]
+        if rows and data.eval and data.format == "auto" and not _has_targets(rows[0], data, spec.algorithm):
+            return load_eval(data, tokenizer, spec.eval.problems, cwd)
+        if not rows:
+            return []
+        found = TargetDataset(data.eval or data.train, rows, ordered, tokenizer, EVAL_SEED, spec.algorithm)
+        return found.take(0, found.size or 0)
     if source is None or single(source) in TASKS:
         problems = load_eval(data, tokenizer, spec.eval.problems, cwd)
         return (
@@ -338,7 +384,6 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
     first = next(labelled(source, lambda name: read_rows(name, "test", cwd)), None)
     if first is not None and data.format == "auto" and not _has_targets(first, data, spec.algorithm):
         return load_eval(data, tokenizer, spec.eval.problems, cwd)
-    ordered = Data(**{**{key: getattr(data, key) for key in data.__struct_fields__}, "shuffle": False})
     found = _rows(source, "test", ordered, tokenizer, EVAL_SEED, cwd, spec.algorithm)
     return found.take(0, min(spec.eval.problems, found.size or 0))
 
@@ -352,10 +397,14 @@ def _rows(
     cwd: Path,
     algorithm: Algorithm,
 ) -> TargetDataset:
-    if not tokenizer.has_chat_template:
-        refuse_for_chats(data, "the model has no chat template")
+    _refuse_for_plain(data, tokenizer)
     rows = labelled(source, lambda name: read_rows(name, split, cwd))
     return TargetDataset(source, rows, data, tokenizer, seed, algorithm)
+
+
+def _refuse_for_plain(data: Data, tokenizer: Tokenizer) -> None:
+    if not tokenizer.has_chat_template:
+        refuse_for_chats(data, "the model has no chat template")
 
 
 def _has_targets(row: Row, data: Data, algorithm: Algorithm) -> bool:

@@ -133,22 +133,27 @@ def _gathered(block: Block, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> 
 
 
 def _add_shares(layout: Layout, parts: list[Tensor]) -> None:
-    """Adds to the gradients of the prompts' keys what all the sequences that share them have."""
-    if all(block.sharers is None for block in layout.blocks):
-        return
-    shape = layout.prompts, layout.kv, layout.longest_prompt, layout.dim
-    total = parts[0].new_zeros(shape, dtype=torch.float32)
-    for block, part in zip(layout.blocks, parts, strict=True):
-        if block.sharers is not None:
+    """Adds to the gradients of the keys that are shared what all the sequences that share them have, from the
+    last level up: what a completion has of the stem comes to the stem with what its prompt has of it.
+    """
+    total: Tensor | None = None
+    for level in range(len(layout.levels) - 1, -1, -1):
+        above = None
+        if level:
+            count, most = layout.levels[level - 1]
+            above = parts[0].new_zeros((count, layout.kv, most, layout.dim), dtype=torch.float32)
+        done = 0
+        for block, part in zip(layout.blocks, parts, strict=True):
+            if block.level != level:
+                continue
             count, prefix, _, keys = block.shape
-            share = part.view(count, layout.kv, keys, layout.dim)[:, :, :prefix]
-            _add_at(total[:, :, :prefix], block.sharers, share.to(total.dtype))
-    done = 0
-    for block, part in zip(layout.blocks, parts, strict=True):
-        if block.sharers is None:
-            count, _, width, _ = block.shape
-            part.view(count, layout.kv, width, layout.dim).add_(total[done : done + count, :, :width])
+            cells = part.view(count, layout.kv, keys, layout.dim)
+            if total is not None and block.is_shared:
+                cells.add_(total[done : done + count, :, :keys])
             done += count
+            if above is not None and block.sharers is not None:
+                _add_at(above[:, :, :prefix], block.sharers, cells[:, :, :prefix].to(above.dtype))
+        total = above
 
 
 def _add_at(total: Tensor, index: Tensor, parts: Tensor) -> None:

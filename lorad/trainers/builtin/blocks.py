@@ -7,6 +7,7 @@ is padded, nothing else.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,33 +21,61 @@ LONG = 256
 """From so many keys on, a block uses the fused kernel, whose memory does not grow with queries x keys."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sequences:
-    """Runs of rows that attend causally to themselves and before that to a prompt, which is another of the
-    runs.
+    """Runs of rows that attend causally to themselves, and before that to the run that they share and to what
+    that one shares.
 
-    starts, lengths, owner: int64 [S]; owner is the index of the prompt among the runs, -1 for the prompts
-        themselves.
+    starts, lengths, owner: int64 [S]; owner is the index of the run that is shared, -1 for none. A completion
+        shares its prompt, which may share a stem.
     """
 
     starts: Ints
     lengths: Ints
     owner: Ints
 
-    @property
+    @cached_property
     def prefixes(self) -> Ints:
-        """Return how many tokens of a prompt come before each run."""
-        return np.where(self.owner < 0, 0, self.lengths[self.owner])
+        """Return how many tokens come before each run."""
+        return sum((length for _, length in self._above), np.zeros_like(self.lengths))
+
+    @cached_property
+    def levels(self) -> Ints:
+        """Return how many runs come before each run."""
+        return sum(((above >= 0).astype(np.int64) for above, _ in self._above), np.zeros_like(self.lengths))
+
+    def before(self, runs: Ints) -> Ints:
+        """Return [len(runs), P]: the rows that come before each run, the last one repeated for padding."""
+        ends = self.prefixes[runs]
+        cells = np.broadcast_to(np.arange(ends.max(initial=0)), (len(runs), ends.max(initial=0)))
+        cells = np.minimum(cells, ends[:, None] - 1)
+        found: Ints = np.zeros_like(cells)
+        for above, lengths in self._above:
+            starts = ends - lengths[runs]
+            inside = (cells >= starts[:, None]) & (cells < ends[:, None])
+            found = np.where(inside, self.starts[above[runs]][:, None] + cells - starts[:, None], found)
+            ends = starts
+        return found
+
+    @cached_property
+    def _above(self) -> list[tuple[Ints, Ints]]:
+        """(The run above each, its length), -1 and 0 for none: the nearest first, as far as there is any."""
+        above, found = self.owner, []
+        while (above >= 0).any():
+            found.append((above, np.where(above < 0, 0, self.lengths[above])))
+            above = np.where(above < 0, -1, self.owner[above])
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """S sequences with Q queries and K = P + Q keys, the first P of them those of a shared prompt.
+    """S sequences with Q queries and K = P + Q keys, the first P of them those of what they share.
 
     queries: int64 [S * heads * Q], kv head by kv head: rows of q seen as [rows * heads, head_dim]. keys:
     int64 [S * kv * K], likewise of k and v. live: [S, 1, 1, Q, 1], zero where a query is padding; None when
-    none is. sharers: int64 [S], the prompt of each sequence, counted in the order of the blocks; None of
-    prompts.
+    none is. level: how many runs come before each. is_shared: whether others share any of them. sharers:
+    int64 [S], the run that each sequence shares, counted in the order of the blocks of its level; None on the
+    first level.
     """
 
     shape: tuple[int, int, int, int]  # S, P, Q, K
@@ -54,15 +83,18 @@ class Block:
     fused: bool
     queries: Tensor
     keys: Tensor
-    bias: Tensor | None  # None of fused prompts: the kernel knows what is causal
+    bias: Tensor | None  # None of fused blocks that share nothing: the kernel knows what is causal
     live: Tensor | None
+    level: int
+    is_shared: bool
     sharers: Tensor | None
 
 
 class Layout:
-    """The blocks of one micro-batch, prompts first. out: int64 [rows * heads], where the output of each query
-    head is among the outputs of all blocks; home: int64 [rows * kv], where each key head is among the keys of
-    all blocks.
+    """The blocks of one micro-batch, what is shared first.
+
+    out: int64 [rows * heads], where the output of each query head is among the outputs of all blocks; home:
+    int64 [rows * kv], where each key head is among the keys of all blocks.
     """
 
     def __init__(self, base: Base, rows: int, sequences: Sequences) -> None:
@@ -74,11 +106,14 @@ class Layout:
         )
         self._base, self._sequences = base, sequences
         groups = list(similar(sequences))
-        prompts = np.concatenate([g for g in groups if sequences.owner[g[0]] < 0])
-        self.prompts = len(prompts)
-        self.longest_prompt = int(sequences.lengths[prompts].max())
-        self._rank = np.zeros(len(sequences.starts), np.int64)  # of each prompt, in the order of the blocks
-        self._rank[prompts] = np.arange(len(prompts))
+        levels, ends = sequences.levels, sequences.prefixes + sequences.lengths
+        self._rank = np.zeros_like(ends)  # of each run on its level, in the order of the blocks
+        self.levels: list[tuple[int, int]] = []
+        """Of each level: how many runs it has, and the most keys that one of them has."""
+        for level in range(max(int(levels[g[0]]) for g in groups) + 1):
+            there = np.concatenate([g for g in groups if levels[g[0]] == level])
+            self._rank[there] = np.arange(len(there))
+            self.levels.append((len(there), int(ends[there].max())))
         out, home = np.zeros(rows * self.heads, np.int64), np.zeros(rows * self.kv, np.int64)
         self.blocks, outputs, keys = [], 0, 0
         for group in groups:
@@ -93,7 +128,7 @@ class Layout:
         lengths, owner, prefixes = runs.lengths[group], runs.owner[group], runs.prefixes[group]
         wide, long = int(prefixes.max()), int(lengths.max())
         own = _cells(runs.starts[group], lengths, long)
-        seen = np.concatenate([_cells(runs.starts[owner], prefixes, wide), own], 1)
+        seen = np.concatenate([runs.before(group), own], 1)
         query_heads = own[:, None, None] * self.heads + np.arange(self.heads).reshape(1, self.kv, rep, 1)
         key_heads = seen[:, None] * self.kv + np.arange(self.kv)[:, None]
         live = np.arange(long) < lengths[:, None]
@@ -107,6 +142,8 @@ class Layout:
             keys=self._tensor(key_heads.ravel()),
             bias=self._bias(prefixes, wide, long, fused),
             live=None if live.all() else self._tensor(live[:, None, None, :, None]).to(self._base.dtype),
+            level=int(runs.levels[group[0]]),
+            is_shared=bool(np.isin(group, runs.owner).any()),
             sharers=None if owner[0] < 0 else self._tensor(self._rank[owner]),
         )
 
@@ -138,27 +175,24 @@ class Layout:
 
 
 def similar(sequences: Sequences) -> Iterator[Ints]:
-    """Indices of the sequences of each block, prompts first, no empty ones; longest first, ties in the given
+    """Indices of the sequences of each block, level by level, no empty ones; longest first, ties in the given
     order.
 
-    In a block the longest is at most a quarter and 8 tokens longer than the shortest; where the fused kernel
-    works, all have prompts of one length, so that one mask does for all.
+    In a block the longest is at most a quarter and 8 tokens longer than the shortest. All have as much before
+    them where the fused kernel works, so that one mask does for all, and where others share them, so that
+    their keys lie where those of the others have them.
     """
-    lengths, prefixes = sequences.lengths, sequences.prefixes
-    for chosen in (sequences.owner < 0, (sequences.owner >= 0) & (lengths > 0)):
-        some = np.flatnonzero(chosen)
-        order = some[np.lexsort((-lengths[some], _apart(lengths, prefixes)[some]))]
-        yield from _cut(order, lengths, prefixes)
+    lengths, prefixes, levels = sequences.lengths, sequences.prefixes, sequences.levels
+    shared = np.isin(np.arange(len(lengths)), sequences.owner)
+    apart = np.where((prefixes + lengths > LONG) | shared, prefixes, 0)
+    for level in range(int(levels.max(initial=0)) + 1):
+        some = np.flatnonzero((levels == level) & (lengths > 0))
+        order = some[np.lexsort((-lengths[some], apart[some]))]
+        yield from _cut(order, lengths, prefixes, apart)
 
 
-def _apart(lengths: Ints, prefixes: Ints) -> Ints:
-    """Return the key by which sequences share a block: the prompt's length for the fused kernel, else 0."""
-    return np.where(prefixes + lengths > LONG, prefixes, 0)
-
-
-def _cut(order: Ints, lengths: Ints, prefixes: Ints) -> Iterator[Ints]:
+def _cut(order: Ints, lengths: Ints, prefixes: Ints, apart: Ints) -> Iterator[Ints]:
     """Sorted sequences as blocks; padding, too, takes keys, so short sequences may make up a long block."""
-    apart = _apart(lengths, prefixes)
     taken: list[int] = []
     widest = 0
     for index in order.tolist():

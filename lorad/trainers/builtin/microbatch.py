@@ -2,12 +2,13 @@
 
 Tokens lie flat in one row and without padding, slot by slot: the prompts of its groups, then the inputs of
 its completions (all but the last token of each). A prompt with one completion is one sequence with it, as
-nobody shares it. Linears see one long row; only attention knows of sequences.
+nobody shares it. What several prompts begin with (a system prompt, the first tokens of a chat template) is a
+sequence before them, see `stems.py`. Linears see one long row; only attention knows of sequences.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -18,17 +19,20 @@ from lorad.models.base import Base
 from lorad.protocol.batch import Batch
 from lorad.trainers.builtin.attention import PackedAttention
 from lorad.trainers.builtin.blocks import Ints, Layout, Sequences
+from lorad.trainers.builtin.stems import NO_STEMS, Stems, stems_of
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some samples of a batch that follow one another, of one slot. same: int64 [S of the batch], see
-    `twins`.
+    """Some samples of a batch that follow one another, of one slot.
+
+    same: int64 [S of the batch], see `_twins`. stems: of its prompts.
     """
 
     batch: Batch
     samples: slice
     same: Ints
+    stems: Stems
 
     @property
     def groups(self) -> slice:
@@ -56,10 +60,21 @@ class Piece:
     @property
     def rows(self) -> int:
         """Count the tokens that the forward computes for this piece."""
-        computed = np.unique(self.same[self.samples])
-        return int(
-            self.batch.prompt_lengths[self.groups].sum() + (self.batch.completion_lengths[computed] - 1).sum()
-        )
+        computed, prompts = np.unique(self.same[self.samples]), self.batch.prompt_lengths[self.groups]
+        rows = int(prompts.sum() + (self.batch.completion_lengths[computed] - 1).sum())
+        return rows - self.stems.left_out
+
+
+def _piece(batch: Batch, samples: slice, same: Ints, share: bool) -> Piece:
+    """Return a piece, whose prompts have stems where prompts may share anything."""
+    piece = Piece(batch, samples, same, NO_STEMS)
+    if not share:
+        return piece
+    groups = piece.groups
+    ends = np.cumsum(batch.prompt_lengths)[groups].tolist()
+    widths = batch.prompt_lengths[groups].tolist()
+    prompts = [batch.prompts[end - width : end] for end, width in zip(ends, widths, strict=True)]
+    return replace(piece, stems=stems_of(prompts, piece.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +112,39 @@ def _twins(batch: Batch) -> Ints:
     return np.array([first.setdefault(key, sample) for sample, key in enumerate(keys)], np.int64)
 
 
-def plan(batch: Batch, budget: int, share: bool) -> Iterator[Piece]:
+def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterator[Piece]:
     """Yield the batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by
     itself.
 
     Groups without samples are left out. share: samples of a group with the same tokens are computed once
-    (which dropout
-    forbids: each has its own masks).
+    (which dropout forbids: each has its own masks), and so are stems. whole: groups are not cut, one that has
+    more than the budget is a piece.
     """
     batch = _without_empty_groups(batch)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
     prompts, lengths = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
     same = _twins(batch) if share else np.arange(len(lengths))
+    twins = same.tolist()
+
+    def fresh(samples: range, there: set[int]) -> int:
+        """Count the rows of samples that are not there; those of their prompt are not among them."""
+        return sum(lengths[twin] - 1 for twin in {twins[sample] for sample in samples} - there)
+
     first = rows = 0
     there: set[int] = set()
-    for sample, (twin, length) in enumerate(zip(same.tolist(), lengths, strict=True)):
-        more = 0 if twin in there else length - 1
-        if sample == first or owner[sample] != owner[sample - 1]:
-            more += prompts[owner[sample]]
-        if sample > first and rows + more > budget:
-            yield Piece(batch, slice(first, sample), same)
-            first, rows, there = sample, 0, set()
-            more = length - 1 + prompts[owner[sample]]
+    ends = np.cumsum(batch.group_sizes).tolist() if whole else range(1, len(lengths) + 1)
+    for unit in itertools.starmap(range, itertools.pairwise([0, *ends])):
+        prompt, more = prompts[owner[unit.start]], fresh(unit, there)
+        if unit.start == first or owner[unit.start] != owner[unit.start - 1]:
+            more += prompt
+        if unit.start > first and rows + more > budget:
+            yield _piece(batch, slice(first, unit.start), same, share)
+            first, rows, there = unit.start, 0, set()
+            more = prompt + fresh(unit, there)
         rows += more
-        there.add(twin)
+        there.update(twins[sample] for sample in unit)
     if lengths:
-        yield Piece(batch, slice(first, len(lengths)), same)
+        yield _piece(batch, slice(first, len(lengths)), same, share)
 
 
 def _without_empty_groups(batch: Batch) -> Batch:
@@ -203,52 +225,62 @@ class _Part:
 
 
 def _part(piece: Piece, row: int, run: int) -> _Part:
-    batch, groups, samples = piece.batch, piece.groups, piece.samples
-    ends = np.cumsum(batch.prompt_lengths)
-    prompts = batch.prompts[ends[groups.start] - batch.prompt_lengths[groups.start] : ends[groups.stop - 1]]
+    batch, groups, samples, stems = piece.batch, piece.groups, piece.samples, piece.stems
     tokens = batch.completions[piece.tokens]
-    widths = batch.prompt_lengths[groups].astype(np.int64)
+    whole = batch.prompt_lengths[groups].astype(np.int64)
+    before = stems.before if stems else np.zeros_like(whole)
+    widths = whole - before  # of the prompts' own tokens
+    ends = np.cumsum(batch.prompt_lengths)
+    prompts = batch.prompts[ends[groups.start] - whole[0] : ends[groups.stop - 1]]
+    own = _steps(whole) >= np.repeat(before, whole)
+    shared = np.repeat((np.cumsum(whole) - whole)[stems.source] + stems.starts, stems.lengths)
     lengths = batch.completion_lengths[samples].astype(np.int64)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples] - groups.start
     computed, twin = _firsts(piece.same[samples])
-    sizes = np.concatenate([widths, lengths[computed] - 1])
+    sizes = np.concatenate([stems.lengths, widths, lengths[computed] - 1])
     starts = np.cumsum(sizes) - sizes
+    first = len(stems.lengths)  # of the prompts, among the runs
     step, last = _steps(lengths), np.cumsum(lengths) - 1
     # The last prompt token predicts the first token of each of its samples; token j of a completion predicts
     # j + 1.
-    predictors = np.repeat(starts[len(widths) :][twin], lengths) + step - 1
-    predictors[last + 1 - lengths] = (starts[: len(widths)] + widths - 1)[owner]
+    predictors = np.repeat(starts[first + len(widths) :][twin], lengths) + step - 1
+    predictors[last + 1 - lengths] = (starts[first:][: len(widths)] + widths - 1)[owner]
     inputs = np.isin(np.arange(len(lengths)), computed).repeat(lengths)
     inputs[last] = False
-    order, place, runs, sharers = _in_runs(widths, owner[computed], sizes)
+    above = np.concatenate([stems.owner, stems.of if stems else np.full(len(whole), -1)])
+    order, place, runs, sharers = _in_runs(above, first, owner[computed], sizes)
     trained = slice(None) if batch.sampled is None else batch.sampled[piece.tokens]
-    positions = np.concatenate([_steps(widths), (np.repeat(widths[owner], lengths) + step)[inputs]])
+    of_stems = _steps(stems.lengths)
+    after = (np.repeat(whole[owner], lengths) + step)[inputs]
+    positions = np.concatenate([np.repeat(stems.starts, stems.lengths) + of_stems, _steps(whole)[own], after])
     return _Part(
-        ids=np.concatenate([prompts, tokens[inputs]])[order],
+        ids=np.concatenate([prompts[shared + of_stems], prompts[own], tokens[inputs]])[order],
         positions=positions[order],
         predictors=row + place[predictors][trained],
         targets=tokens[trained],
         starts=row + np.cumsum(runs) - runs,
         lengths=runs,
-        owner=np.concatenate([np.full(len(widths), -1), sharers + run]),
+        owner=np.where(sharers < 0, -1, sharers + run),
     )
 
 
-def _in_runs(widths: Ints, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _in_runs(above: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Put the only completion of a prompt behind it: (tokens in the order of their runs, the place of each
-    token, the length of each run, the prompts of the runs that share one).
+    token, the length of each run, for each run the one that it shares, -1 for none).
 
-    widths: of the prompts. owner: of each completion that is computed. sizes: of prompts and completions.
+    above: for stems and prompts the stem that they share. first: of the prompts among them. owner: of each
+    completion that is computed. sizes: of stems, prompts and completions.
     """
-    alone = (np.bincount(owner, minlength=len(widths)) == 1)[owner]
-    own = np.where(alone, owner, len(widths) + np.cumsum(~alone) - 1)
-    run = np.concatenate([np.arange(len(widths)), own])
+    count = len(above)
+    alone = (np.bincount(owner, minlength=count - first) == 1)[owner]
+    own = np.where(alone, first + owner, count + np.cumsum(~alone) - 1)
+    run = np.concatenate([np.arange(count), own])
     order = np.argsort(np.repeat(run, sizes), kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    lengths = np.zeros(len(widths) + int((~alone).sum()), np.int64)
+    lengths = np.zeros(count + int((~alone).sum()), np.int64)
     np.add.at(lengths, run, sizes)
-    return order, place, lengths, owner[~alone]
+    return order, place, lengths, np.concatenate([above, first + owner[~alone]])
 
 
 def _firsts(same: Ints) -> tuple[Ints, Ints]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from lorad.models.base import Base
@@ -22,6 +23,7 @@ from lorad.rl.loss import (
     TokenLosses,
     TokenTargets,
     loss_stats,
+    preference_targets,
     sequence_ratios,
     token_logprobs,
     token_losses,
@@ -66,10 +68,15 @@ def forward_backward(
     """
     states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
     temperature = _temperatures(rows, [w.loss for w in work])
-    wanted = _targets(base, rows, lora, work, states.detach(), temperature)
+    chunks = list(_chunks(base, rows))
+    of_samples = any(w.loss.is_of_samples and w.targets.sequence_log_ratios is None for w in work)
+    first_pass = None
+    if of_samples and len(chunks) > 1:
+        first_pass = _logprobs(base, rows, lora, states.detach(), temperature)
+    wanted = _targets(base, rows, work, first_pass)
     found: list[list[_Found]] = [[] for _ in work]
     gradients = torch.empty_like(states)
-    for chunk in _chunks(base, rows):
+    for chunk in chunks:
         ranges = _within(rows.tokens, chunk)
         part = states[chunk].detach().requires_grad_(states.requires_grad)
         made = logits(base, part, lora.at(ranges))
@@ -77,11 +84,13 @@ def forward_backward(
         has_bonus = any(w.loss.entropy_coef for w in work)
         likely = token_logprobs(made, rows.targets[chunk], some, entropy_gradient=has_bonus)
         del made
+        if of_samples and first_pass is None:
+            wanted = _targets(base, rows, work, likely.logprobs.detach())
         totals = []
         for index, (inside, whole) in enumerate(zip(ranges, rows.tokens, strict=True)):
             if inside.stop > inside.start:
                 first, w = chunk.start + inside.start - whole.start, work[index]
-                those = wanted[index].at(slice(first, first + inside.stop - inside.start))
+                those = wanted[index].tokens.at(slice(first, first + inside.stop - inside.start))
                 here = TokenLogprobs(*(values[inside] for values in likely))
                 losses = token_losses(here.logprobs, those, w.loss, here.entropy)
                 totals.append(losses.loss.sum() / w.normaliser)
@@ -92,28 +101,43 @@ def forward_backward(
             gradients[chunk] = part.grad
     if states.requires_grad:
         torch.autograd.backward(states, gradients)
-    return [_gradients(parts, w) for parts, w in zip(found, work, strict=True)]
+    return [_gradients(parts, w, of) for parts, w, of in zip(found, work, wanted, strict=True)]
+
+
+class _Wanted(NamedTuple):
+    """The targets of a piece. loss: the sum of the losses of its pairs; None where tokens have their own."""
+
+    tokens: TokenTargets
+    loss: float | None = None
 
 
 @torch.no_grad()
 def _targets(
-    base: Base,
-    rows: Microbatch,
-    lora: SlotLora,
-    work: Sequence[GradientWork],
-    states: Tensor,
-    temperature: float | Tensor,
-) -> list[TokenTargets]:
-    """Return the targets of each piece. Ratios of whole samples that are not given need all log-probabilities
-    before the first chunk's gradient, so the head is passed once more for them, with the dropout of the pass
-    that follows.
+    base: Base, rows: Microbatch, work: Sequence[GradientWork], logprobs: Tensor | None
+) -> list[_Wanted]:
+    """Return the targets of each piece. logprobs: [M], those of the policy; without them what losses of whole
+    samples need is missing.
     """
-    wanted = [
-        token_targets(w.targets, piece.targets, base.device)
-        for piece, w in zip(rows.pieces, work, strict=True)
-    ]
-    if all(w.loss.ratio == "token" or w.targets.sequence_log_ratios is not None for w in work):
-        return wanted
+    found = []
+    for piece, w, inside in zip(rows.pieces, work, rows.tokens, strict=True):
+        those, loss = token_targets(w.targets, piece.targets, base.device), None
+        lengths = piece.batch.target_lengths[piece.samples].astype(np.int64)
+        if logprobs is not None and w.loss.preference is not None:
+            those, loss = preference_targets(logprobs[inside], those, w.loss, lengths)
+        elif logprobs is not None:
+            sizes = torch.from_numpy(lengths).to(base.device)
+            those = sequence_ratios(logprobs[inside], those, w.loss, sizes)
+        found.append(_Wanted(those, loss))
+    return found
+
+
+@torch.no_grad()
+def _logprobs(
+    base: Base, rows: Microbatch, lora: SlotLora, states: Tensor, temperature: float | Tensor
+) -> Tensor:
+    """[M]: those of the policy before the first chunk's gradient. The head is passed once more for them, with
+    the dropout of the pass that follows.
+    """
     parts, drawn = [], [generator.get_state() for generator in lora.generators]
     for chunk in _chunks(base, rows):
         some = temperature[chunk] if isinstance(temperature, Tensor) else temperature
@@ -121,11 +145,7 @@ def _targets(
         parts.append(token_logprobs(made, rows.targets[chunk], some)[0])
     for generator, state in zip(lora.generators, drawn, strict=True):
         generator.set_state(state)
-    logprobs, found = torch.cat(parts), []
-    for piece, w, those, tokens in zip(rows.pieces, work, wanted, rows.tokens, strict=True):
-        lengths = torch.from_numpy(piece.batch.target_lengths[piece.samples].astype(np.int64))
-        found.append(sequence_ratios(logprobs[tokens], those, w.loss, lengths.to(base.device)))
-    return found
+    return torch.cat(parts)
 
 
 class _Found(NamedTuple):
@@ -135,7 +155,7 @@ class _Found(NamedTuple):
     likely: TokenLogprobs
 
 
-def _gradients(parts: Sequence[_Found], work: GradientWork) -> Gradients:
+def _gradients(parts: Sequence[_Found], work: GradientWork, wanted: _Wanted) -> Gradients:
     losses = TokenLosses(
         *(torch.cat(columns) for columns in zip(*(part.losses for part in parts), strict=True))
     )
@@ -143,6 +163,8 @@ def _gradients(parts: Sequence[_Found], work: GradientWork) -> Gradients:
         *(torch.cat(columns) for columns in zip(*(part.likely for part in parts), strict=True))
     )
     stats = loss_stats(losses, likely.entropy, likely.correct, work.normaliser)
+    if wanted.loss is not None:
+        stats = replace(stats, loss=wanted.loss / work.normaliser)
     return Gradients.of(stats, likely.logprobs.cpu().numpy() if work.loss.returns_logprobs else None)
 
 

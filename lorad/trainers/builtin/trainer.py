@@ -110,7 +110,7 @@ class BuiltinTrainer(Trainer):
             refuse_critic(item.slot, slot.spec)
         budgets = [slot.spec.tokens_per_microbatch for slot in slots]
         plans = [
-            plan(item.batch, budget, share=not slot.spec.adapter.dropout)
+            plan(item.batch, budget, share=not slot.spec.adapter.dropout, whole=item.loss.has_pairs)
             for item, budget, slot in zip(work, budgets, slots, strict=True)
         ]
         quanta = (

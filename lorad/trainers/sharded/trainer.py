@@ -23,6 +23,7 @@ from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound, SpecError
 from lorad.protocol.batch import (
     LOSSES,
+    OF_PAIRS,
     VALUE_LOSS,
     Batch,
     Gradients,
@@ -140,7 +141,9 @@ class RankTrainer:
             deterministic=self._body.device.type == "cpu",
             offload=True,
             parameters=self._body.parameter_count,
-            losses=tuple(term for term in LOSSES if term != VALUE_LOSS or self._body.has_states),
+            losses=tuple(
+                term for term in LOSSES if term != OF_PAIRS and (term != VALUE_LOSS or self._body.has_states)
+            ),
         )
 
     def modules(self) -> dict[str, tuple[int, int]]:

@@ -31,12 +31,14 @@ GRID = ["trainer.lr=1e-4,3e-4"]
 
 
 async def lively(api: Api, tmp_path: Path) -> None:
-    """Runs that completed, were paused, killed, resumed, forked, swept, imported, aliased, pinned and
-    removed.
+    """Runs that completed, were paused, killed, resumed, forked, swept, imported, aliased, pinned, tagged and
+    removed; a group with a limit.
     """
     await api.run("done")
     await api.until("done", "ended")
     await api("pin", "done@1002")
+    await api("label", "done", add=["good"], note="kept")
+    await api("limit_group", "night", 3)
     for version in ("done@1003", "done@1001"):
         await api("swap", "bot", version)
     await api("swap", "gone", "done@1002")
@@ -97,7 +99,7 @@ async def test_lost_database_is_rebuilt_completely(home: Path, tmp_path: Path) -
         await lively(api, tmp_path)
         await api("kill", "on")
         await api.until("on", "ended")
-        asked = ("aliases", "sweeps", "adapters")
+        asked = ("aliases", "sweeps", "adapters", "groups")
         told = {ask: await api(ask) for ask in asked} | {"list": await api("list", all=True)}
     before = tables(home)
     cut_off(home)

@@ -15,7 +15,8 @@ from lorad.client.requests import HalvingRequest
 from lorad.client.shapes import Rung, StartedSweep, Sweep, SweepRun
 from lorad.daemon.context import Context
 from lorad.daemon.runs.create import being_made
-from lorad.daemon.runs.grid import axes_of, overridden_values, points_of
+from lorad.daemon.runs.draws import axes_of
+from lorad.daemon.runs.grid import overridden_values, points_of
 from lorad.daemon.runs.sweeps import halve, halving_of
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.protocol.journal import EvalFact, JournalWriter
@@ -371,3 +372,54 @@ def test_the_table_reads_a_stop_off_its_rung() -> None:
     assert stopped(Sweep("s", rungs=[rung]), run) == "stopped by halving at step 2: 0.1, the best had 0.9"
     assert stopped(Sweep("s"), run) == "in other words"
     assert stopped(Sweep("s", rungs=[rung]), replace(run, reason="completed")) == ""
+
+
+# -- ASHA ---------------------------------------------------------------------------------------------------
+def asha(ctx: Context, rungs: list[int], count: int = 4) -> list[str]:
+    names = racing(ctx, "reward", rungs, count)
+    with ctx.store.write() as connection:
+        halving = json.dumps({"eta": 2, "rungs": rungs, "metric": "reward", "asha": True})
+        connection.execute("UPDATE sweeps SET halving = ?", (halving,))
+    return names
+
+
+def test_asha_decides_as_runs_come_to_a_rung(ctx: Context) -> None:
+    a, b, c, d = asha(ctx, [2, 4])
+    went(ctx, b, [0.0, 0.5])
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, [b], [])]  # the first continues, and nobody is waited for
+    went(ctx, a, [0.0, 0.1])
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, [b], [a])]
+    assert runs.get(ctx.store, a).detail == "stopped by halving at step 2: 0.1, the best had 0.5"
+    for name, reward in ((c, 0.7), (d, 0.6)):
+        went(ctx, name, [0.0, reward])
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, [c, d], [a, b])]  # b was kept once, and is no more among the best half
+    halve(ctx)
+    assert len(ctx.store.rows("SELECT 1 FROM events WHERE kind = 'halving'")) == 3
+
+
+def test_asha_judges_a_run_by_its_last_rung(ctx: Context) -> None:
+    a, b, *_ = asha(ctx, [2, 4])
+    went(ctx, a, [0.0, 0.1, 0.9, 0.9])
+    went(ctx, b, [0.0, 0.5])
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, [a, b], []), (4, [a], [])]
+
+
+def test_asha_spares_equals_and_drops_the_failed(ctx: Context) -> None:
+    a, b, c, d = asha(ctx, [2])
+    for name in (a, b, c):
+        went(ctx, name, [0.0, 0.5])
+    runs.move(ctx.store, c, Move.STOP)
+    runs.move(ctx.store, c, Move.END, reason=EndReason.FAILED)
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, [a, b], [])] and runs.get(ctx.store, d).state == "running"
+
+
+def test_first_rung_and_factor_place_the_others() -> None:
+    wish = HalvingRequest(eta=3, min_steps=4, asha=True)
+    assert halving_of(wish, specs(9), []) == Halving(3, [4, 12, 36], "reward", asha=True)
+    with pytest.raises(SpecError, match="--min-steps"):
+        halving_of(HalvingRequest(rungs=[5], min_steps=5), specs(9), [])

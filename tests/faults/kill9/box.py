@@ -23,6 +23,8 @@ MODULES = {
     "lorad.pool": "pool",
     "lorad.gateway": "gateway",
 }
+# of user code, below a driver: without LORAD_HOME, and gone when it is
+HELPERS = {"lorad.envs.child": "env-host", "lorad.driver.user.reward_child": "reward-worker"}
 LOOK_SECONDS = 0.1
 ORPHAN_SECONDS = 15.0  # a process may outlive that of its attempt for so long
 
@@ -147,6 +149,20 @@ class Box(World):
         role, what = role_of(argv)
         return Process(pid, int(fields[1]), role, what, "".join(marks[:1]), fields[0] in (b"Z", b"X"))
 
+    def helpers(self, run: str) -> list[Process]:
+        """List the processes of user code of a run."""
+        drivers = {p.pid for p in self.processes() if p.role == "driver" and p.run == run}
+        found, below = [], drivers
+        while below:
+            children = [read for pid in below for read in _children(pid)]
+            below = {pid for pid, _ in children}
+            found += [
+                Process(pid, 0, HELPERS[argv[argv.index("-m") + 1]], "", "", False)
+                for pid, argv in children
+                if "guard.py" not in " ".join(argv) and "-m" in argv and argv[argv.index("-m") + 1] in HELPERS
+            ]
+        return found
+
     def _look(self) -> None:
         while not self.closed:
             with contextlib.suppress(OSError):
@@ -208,6 +224,17 @@ def role_of(argv: list[str]) -> tuple[str, str]:
             "driver-shim" if "/runs/" in shims[0] else "pool-shim" if "/pools/" in shims[0] else "shim"
         ), shims[0]
     return "", ""
+
+
+def _children(pid: int) -> list[tuple[int, list[str]]]:
+    """Return the children of a process, with their command lines."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                argv = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                found.append((int(child), argv))
+    return found
 
 
 def is_copy(process: Process, parents: dict[int, Process]) -> bool:

@@ -20,7 +20,7 @@ SPEC = """
 seed: {seed}
 lora: {{rank: {rank}, alpha: 16, dropout: {dropout}}}
 algorithm: {algorithm}
-data: {{train: {task}, eval: {held_out}, prompts_per_step: 3}}
+data: {{train: {task}, eval: {held_out}, prompts_per_step: 3, {data}}}
 trainer: {{lr: 2.0e-3, steps: {steps}, schedule: cosine, warmup_steps: 2}}
 rollout: {{max_new_tokens: 10, max_staleness: {staleness}}}
 eval: {{every: 5, problems: 4}}
@@ -34,22 +34,23 @@ REWARD = """
 def share(completion, answer):
     return sum(a == b for a, b in zip(completion, answer)) / max(len(answer), 1)
 """  # of a user: it runs in a process of its own
+SHARE = "{name: reward.py:share, retries: 10}"  # also where its worker is killed at the same sample again
 # two of a kind share a pool; "ahead" samples ahead of its training; "by-hand" is resumed by its user alone
 KINDS: dict[str, dict[str, Any]] = {
     "calm": {
         "seed": 1,
         "algorithm": "{group_size: 4, minibatches: 2}",
         "restart": "on-failure",
-        "reward": "reward.py:share",
+        "reward": SHARE,
     },
     "ahead": {"seed": 2, "rank": 4, "staleness": 1, "task": "reverse", "restart": "on-failure"},
-    "by-hand": {"seed": 3, "dropout": 0.1, "reward": "reward.py:share"},
-    "apart": {"seed": 4, "threads": 2, "restart": "on-failure", "reward": "reward.py:share"},
+    "by-hand": {"seed": 3, "dropout": 0.1, "reward": SHARE},
+    "apart": {"seed": 4, "threads": 2, "restart": "on-failure", "reward": SHARE},
     "critic": {
         "seed": 5,
         "algorithm": "{name: ppo, group_size: 4}",
         "restart": "on-failure",
-        "reward": "reward.py:share",
+        "reward": SHARE,
     },
     "tuned": {"seed": 6, "dropout": 0.1, "restart": "on-failure", "algorithm": "sft"},
     "preferred": {
@@ -75,7 +76,21 @@ KINDS: dict[str, dict[str, Any]] = {
         "restart": "on-failure",
         "algorithm": "{name: distill, group_size: 4, kl: {reference: teacher}}",
     },
-    "played": {"seed": 11, "restart": "on-failure", "task": "lookup", "env": "{name: lookup, turns: 3}"},
+    # also where a host is killed at the same turn again and again
+    "played": {
+        "seed": 11,
+        "restart": "on-failure",
+        "task": "lookup",
+        "env": "{name: lookup, turns: 3, workers: 2, retry: 10}",
+    },
+    "streamed": {
+        "seed": 12,
+        "staleness": 1,
+        "restart": "on-failure",
+        "task": "rows.jsonl",
+        "held_out": "sort",
+        "data": "streaming: true, buffer: 8",
+    },
 }
 PAIRS = 20  # fewer than the steps of a run see
 DEFAULTS: dict[str, Any] = {
@@ -89,6 +104,7 @@ DEFAULTS: dict[str, Any] = {
     "restart": "never",
     "reward": "exact_match",
     "env": "{}",
+    "data": "shuffle: true",
 }
 CONFIG = "devices: {cpu_slots: 2}\n"
 GAVE_UP = ("got no further", "restarts")  # in the words of an end after which only its user resumes a run
@@ -104,6 +120,8 @@ def start(made: World, name: str, kind: str, steps: int) -> None:
     found = [problem("sort", "train", 0, number) for number in range(PAIRS)]
     pairs = [{"prompt": p.prompt, "chosen": p.answer, "rejected": p.prompt[2:-1] + "0"} for p in found]
     (made.root / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    rows = [{"prompt": p.prompt, "answer": p.answer} for p in found]
+    (made.root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not (made.root / "teacher").exists():
         (made.root / "teacher").mkdir()
         teacher = random_adapter(linear_shapes(read_config(resolve("builtin:tiny"))), 1, std=0.02)

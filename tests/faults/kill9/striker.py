@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lorad.errors import LoradError
 from tests.faults.kill9.box import Box, Process
-from tests.faults.kill9.runs import Crew
+from tests.faults.kill9.runs import KINDS, Crew
 
 PHASES = (
     "starting",
@@ -24,7 +24,12 @@ PHASES = (
     "stopping",
 )
 ALONE = ("driver", "daemon", "pool", "driver-shim", "pool-shim")
+HELPERS = {"env-host": "env", "reward-worker": "reward"}  # and the key of kinds that have them
+OF_HELPERS = ("sampling", "sampling", "scoring", "evaluating", "any")
 TOGETHER = (
+    ("env-host", "driver"),
+    ("env-host", "pool"),
+    ("reward-worker", "pool"),
     ("driver", "driver-shim"),
     ("driver", "daemon"),
     ("pool", "pool-shim"),
@@ -101,6 +106,7 @@ class Strike:
 def deck(chance: random.Random) -> list[Strike]:
     """Shuffled within three parts, which alternate: who and when; several at once; exact points."""
     ones = [Strike((victim,), phase) for victim in ALONE for phase in (*PHASES, "any")]
+    ones += [Strike((victim,), phase) for victim in HELPERS for phase in OF_HELPERS]
     ones += [Strike((victim,), "daemon starting") for victim in ALONE for _ in range(2)]
     many = [Strike(victims, chance.choice(PHASES)) for victims in TOGETHER * 3]
     many += [Strike(EVERYTHING, phase) for phase in (*PHASES, "any", "daemon starting")]
@@ -126,7 +132,7 @@ class Striker:
             return self._migration(strike)
         if strike.point:
             return strike.point, [strike.victim] if self._trap(strike) else []
-        run, phase = self._await(strike.phase)
+        run, phase = self._await(strike.phase, strike.victims)
         time.sleep(
             self.chance.choice((0.0, 0.0, self.chance.uniform(0.0, 0.03), self.chance.uniform(0.0, 0.2)))
         )
@@ -136,17 +142,22 @@ class Striker:
                 os.kill(process.pid, signal.SIGKILL)
         return phase, [process.role for process in found]
 
-    def _await(self, phase: str) -> tuple[str, str]:
+    def _await(self, phase: str, victims: tuple[str, ...] = ()) -> tuple[str, str]:
         """A run whose driver is in `phase`, or whatever there is when none comes to be in it:
-        run and phase.
+        run and phase. Only runs that have what is to be killed.
         """
+        keys = [HELPERS[victim] for victim in victims if victim in HELPERS]
         if phase == "daemon starting":
             return self._restarted(), phase
         if phase == "stopping":
             self._ask_to_stop()
         begun = time.monotonic()
         while True:
-            phases = self._phases()
+            phases = {
+                run: told
+                for run, told in self._phases().items()
+                if all(key in KINDS[self.crew.names[run]] for key in keys)
+            }
             if meant := [run for run, told in phases.items() if told == phase]:
                 return self.chance.choice(meant), phase
             waited = time.monotonic() - begun
@@ -187,6 +198,7 @@ class Striker:
         if wanted == EVERYTHING:
             return processes
         fitting = [p for p in processes if p.role in wanted and p.run in ("", run)]
+        fitting += [p for p in self.box.helpers(run) if p.role in wanted]
         pools = sorted({p.what.split("/attempts/")[0] for p in fitting if p.role in ("pool", "pool-shim")})
         pool = self.chance.choice(pools) if pools else ""
         return [p for p in fitting if p.role not in ("pool", "pool-shim") or p.what.startswith(pool)]

@@ -21,6 +21,7 @@ SHOWN: dict[str, Walk] = {
     "tui-runs": WALKS["dashboard"],
     "tui-run": WALKS["curves"],
     "tui-samples": WALKS["samples"],
+    "tui-transcript": WALKS["transcript"],
     "tui-versions": WALKS["versions"],
     "tui-serving": WALKS["chat"],
     "tui-new-run": WALKS["new_run"],

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from lorad.box.paths import RunDir
+from lorad.protocol.evals import SetScore
 from lorad.protocol.journal import (
     Attempt,
     CheckpointFact,
@@ -24,6 +25,7 @@ from lorad.protocol.journal import (
     VersionFact,
     encode,
 )
+from tests.kit.frozen.episodes import completions_of, episodes_of
 from tests.kit.frozen.texts import hostile_log, samples_of
 
 NOW = float(os.environ.get("FROZEN_AT", 1_767_261_600))  # when the world stands still: 2026-01-01 10:00 UTC
@@ -39,6 +41,7 @@ class Story:
     pace: seconds of a step.
     stride: steps between two that are kept.
     odd: what is not as usual at a step.
+    is_agent: its samples are episodes, and its evaluations keep their completions.
     resumed: the checkpoint's step that attempt 2 began from.
     """
 
@@ -61,6 +64,7 @@ class Story:
     tokens_per_second: float = 4100.0
     odd: Callable[[int], Metrics] = field(default=lambda step: {})
     spec: dict[str, Any] = field(default_factory=dict)
+    is_agent: bool = False
 
     @property
     def kept(self) -> range:
@@ -104,7 +108,15 @@ STORIES = (
         tokens_per_second=5200,
     ),
     Story("bold-lr", step=118, steps=400, rewards=(0.3, 0.1), odd=runaway, ago=9),
-    Story("one-answer", step=88, ago=11, rewards=(0.7, 1.0), odd=lambda step: {"zero_variance_groups": 15.0}),
+    Story(
+        "one-answer",
+        step=88,
+        ago=11,
+        rewards=(0.7, 1.0),
+        odd=lambda step: {"zero_variance_groups": 15.0},
+        spec={"eval": {"sets": {"hard": {"data": "/srv/data/hard.jsonl"}}}},
+        is_agent=True,
+    ),
     Story(
         "essays",
         owner="bob",
@@ -231,6 +243,7 @@ def spec_of(story: Story) -> dict[str, Any]:
     rollout |= story.spec.get("rollout", {})
     own = {"model": {"path": story.base}, "data": data, "rollout": rollout, "seed": 7}
     reward = {"reward": "exact_match" if story.is_tiny else "gsm8k"}
+    own |= {"eval": story.spec["eval"]} if "eval" in story.spec else {}
     return own | reward | {"trainer": {"lr": 1e-3, "steps": story.steps, **story.spec.get("trainer", {})}}
 
 
@@ -340,21 +353,34 @@ def a_step(writer: Writer, step: int, metrics: Metrics, root: Path) -> None:
     samples = f"samples/{step:06d}-a{writer.attempt}.jsonl"
     sha256 = digest(samples)
     if step > story.step - 3 * story.stride:  # of the last three the files are kept
-        data = samples_of(story.base, step, writer.version)
+        texts = episodes_of(step, writer.version) if story.is_agent else b""
+        data = texts or samples_of(story.base, step, writer.version)
         (root / "samples").mkdir(exist_ok=True)
         (root / samples).write_bytes(data)
         sha256 = hashlib.sha256(data).hexdigest()
-    fact = StepFact(writer.version, [f"p{n}" for n in range(16)], 16 * step - 16, samples, sha256, metrics)
-    writer.put("step", step, at, fact)
+    step_fact = StepFact(
+        writer.version, [f"p{n}" for n in range(16)], 16 * step - 16, samples, sha256, metrics
+    )
+    writer.put("step", step, at, step_fact)
     writer.publish(step, at + 0.2)
     if step % every == 0:
         score = (metrics["reward"] if math.isfinite(metrics["reward"]) else 0.0) * 0.97
-        writer.put("eval", step, at + 0.4, EvalFact(writer.version, score, 256, 0))
+        fact = EvalFact(writer.version, score, 256, 0)
+        writer.put("eval", step, at + 0.4, with_completions(fact, step, root) if story.is_agent else fact)
         path = f"checkpoints/{step:06d}-a{writer.attempt}"
         writer.put("checkpoint", step, at + 0.5, CheckpointFact(path, writer.version, 261_881_856))
         (root / path).mkdir(parents=True, exist_ok=True)
     if step % every == 0 or step > story.step - 3 * story.stride:
         (root / f"versions/{writer.version:06d}").mkdir(parents=True, exist_ok=True)
+
+
+def with_completions(fact: EvalFact, step: int, root: Path) -> EvalFact:
+    """An evaluation of two sets that kept what was said."""
+    path, data = f"evals/{step:06d}-a1.jsonl", completions_of(step, fact.version)
+    (root / "evals").mkdir(exist_ok=True)
+    (root / path).write_bytes(data)
+    sha256, sets = hashlib.sha256(data).hexdigest(), {"hard": SetScore(float(step >= 80), 2, 0)}
+    return msgspec.structs.replace(fact, sets=sets, samples=path, samples_sha256=sha256)
 
 
 def write_files(story: Story, directory: RunDir) -> None:

@@ -177,12 +177,17 @@ def serve(store: Store, clock: Clock) -> None:
 def in_order(store: Store) -> None:
     """Events are numbered by their times, as they would have come."""
     with store.write() as connection:
-        triggers = [row["sql"] for row in store.rows("SELECT sql FROM sqlite_master WHERE type = 'trigger'")]
+        triggers = _triggers(store)
         found = store.rows("SELECT at, run, kind, data FROM events ORDER BY at, id")
         for statement in (*GONE, "DELETE FROM events", "DELETE FROM sqlite_sequence WHERE name = 'events'"):
             connection.execute(statement)
         for row in found:
             events.append(store, row["run"], row["kind"], msgspec.json.decode(row["data"]), at=row["at"])
         connection.execute("UPDATE runs SET first_event = (SELECT min(id) FROM events WHERE run = runs.name)")
-        for statement in triggers:
-            connection.execute(statement)
+        for name in triggers.keys() - _triggers(store).keys():
+            connection.execute(triggers[name])
+
+
+def _triggers(store: Store) -> dict[str, str]:
+    rows = store.rows("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
+    return {row["name"]: row["sql"] for row in rows}

@@ -123,6 +123,26 @@ WALKS: dict[str, Walk] = {
     "dashboard": walk(last=("support-bot",)),
     "curves": tab(1, last=("step 312",)),
     "samples": tab(2, last=("answer: 112",)),
+    "transcript": tab(2, "agent/0", ("a", "j", "enter"), last=("turn 1",), of="one-answer"),
+    "evaluation": tab(
+        2,
+        "agent/0",
+        ("t",),
+        "Samples of what",
+        (*"hard", "enter"),
+        "eval hard step 80",
+        ("h",),
+        last=("its other steps", "step 20 #0"),
+        of="one-answer",
+    ),
+    "two_runs": tab(
+        2,
+        "answer: 112",
+        ("b",),
+        "Beside the samples",
+        (*typed("bold-lr"), "enter"),
+        last=("in step 118 of bold-lr", "bold-lr step 118"),
+    ),
     "versions": tab(3, last=("◉ current",), of="sorter"),
     "checkpoints": tab(4, last=("newest, whole",)),
     "logs": tab(5, last=("samples scored",)),
@@ -139,6 +159,11 @@ WALKS: dict[str, Walk] = {
 }
 ODD: dict[str, Walk] = {  # what no terminal and no chart may be hurt by
     "hostile": tab(2, "answer: 112", ("G",), last=("not markup",)),
+    "chances": tab(2, "agent/0", ("c", "enter", "G"), last=("probability", "not markup"), of="one-answer"),
+    "special": tab(2, "agent/0", ("i", "z"), last=("I·calculate·it.", "<tool_call>"), of="one-answer"),
+    "markdown": tab(
+        2, "agent/0", ("m", *typed("fend:done"), "enter"), last=("2 of 8 samples",), of="one-answer"
+    ),
     "not_finite": tab(1, last=("step 31",), of="judge-fails"),
     "million": tab(1, last=("1,003,520",), of="million"),
     "filtered": walk(("slash", *typed("owner:bob"), "enter"), last=("essays",)),

@@ -4,6 +4,7 @@ from lorad.daemon.access import Access
 from lorad.daemon.api.verbs import (
     aliases,
     box,
+    check,
     control,
     events,
     fork,
@@ -21,6 +22,7 @@ from lorad.daemon.api.verbs import (
     verify,
     versions,
 )
+from lorad.daemon.api.verbs.marks import edit, groups, labels
 
 _ANY, _READ, _OWN, _ADMIN = Access
 
@@ -34,19 +36,27 @@ ROUTES = (
     ("GET", "/v1/pools", pools.list_pools, _ANY),
     ("DELETE", "/v1/pools/{pool}", pools.stop_pool, _OWN),
     ("GET", "/v1/devices", box.list_devices, _ANY),
+    ("GET", "/v1/bill", box.show_bill, _ANY),
     ("GET", "/v1/events", events.read_events, _READ),
     ("POST", "/v1/runs", runs.run, _ANY),
+    ("POST", "/v1/check", check.check, _ANY),
     ("GET", "/v1/runs", runs.list_runs, _ANY),
+    ("POST", "/v1/select", runs.select_runs, _ANY),
     ("GET", "/v1/runs/{run}", runs.show_run, _READ),
     ("DELETE", "/v1/runs/{run}", control.remove, _OWN),
     ("POST", "/v1/runs/{run}/resume", resume.resume, _OWN),
     ("POST", "/v1/runs/{run}/pause", control.pause, _OWN),
     ("POST", "/v1/runs/{run}/stop", control.stop, _OWN),
     ("POST", "/v1/runs/{run}/kill", control.kill, _OWN),
+    ("POST", "/v1/runs/{run}/labels", labels.label, _OWN),
+    ("POST", "/v1/runs/{run}/edit", edit.edit, _OWN),
+    ("GET", "/v1/groups", groups.list_groups, _ANY),
+    ("POST", "/v1/groups/{group}", groups.limit_group, _ANY),
     ("GET", "/v1/runs/{run}/steps", runs.list_steps, _READ),
     ("GET", "/v1/runs/{run}/evals", runs.list_evals, _READ),
     ("GET", "/v1/runs/{run}/samples", samples.list_samples, _READ),
     ("GET", "/v1/runs/{run}/logs", logs.read_log, _READ),
+    ("GET", "/v1/runs/{run}/logs/names", logs.list_logs, _READ),
     ("GET", "/v1/runs/{run}/checkpoints", versions.list_checkpoints, _READ),
     ("GET", "/v1/versions", versions.list_versions, _READ),
     ("POST", "/v1/versions/{version}/export", versions.export, _READ),

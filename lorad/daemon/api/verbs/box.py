@@ -1,4 +1,6 @@
-"""Describe and end the daemon, and look at this machine: its devices, the database and left processes."""
+"""Describe and end the daemon, and look at this machine: its devices, the database, left processes, who used
+how much.
+"""
 
 import asyncio
 import os
@@ -11,6 +13,7 @@ from aiohttp import web
 import lorad
 from lorad.box.tokens import tokens_trouble
 from lorad.client.box_shapes import (
+    Bill,
     Caller,
     Census,
     DatabaseSize,
@@ -27,6 +30,8 @@ from lorad.client.requests import ShutdownRequest
 from lorad.daemon.access import is_admin
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
+from lorad.daemon.bill.answer import KEYS, bill_of
+from lorad.daemon.bill.take_in import take_in_all
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.occupancy import Sight
@@ -39,6 +44,7 @@ from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.runs.take_in import size_of
 from lorad.daemon.serving.gateways import gateway_socket, stop_gateway
+from lorad.errors import SpecError
 from lorad.store import runs
 
 _CPU_SECONDS = 0.05  # over which the use of the CPU is measured
@@ -151,3 +157,20 @@ async def list_orphans(ctx: Context, call: Call) -> list[Orphan]:
 async def show_metrics(ctx: Context, call: Call) -> web.Response:
     """Answer what Prometheus reads: see `lorad/daemon/api/metrics.py`."""
     return web.Response(text=await exposition(ctx), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def show_bill(ctx: Context, call: Call) -> Bill:
+    """Add up what was used, with what pools wrote up to now. Raises SpecError."""
+    by = next((key for key in KEYS if key == (call.text("by") or "run")), None)
+    if by is None:
+        raise SpecError(f"a bill by {call.text('by')}", hint=f"It is by one of: {', '.join(KEYS)}.")
+    since, until = (call.number(key, -1) for key in ("since", "until"))
+    await take_in_all(ctx)
+    return await bill_of(
+        ctx,
+        call.caller,
+        by,
+        user=call.text("user"),
+        since=None if since < 0 else since,
+        until=None if until < 0 else until,
+    )

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 from lorad.client.shapes import Removed, Run
+from lorad.daemon.access import Access, of_run, refuse
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
+from lorad.daemon.process.users import Caller
 from lorad.daemon.storage.prune import REMOVED
 from lorad.errors import Conflict
 from lorad.states import EndReason, Move, RunState
@@ -98,15 +100,36 @@ async def remove(ctx: Context, call: Call) -> Removed:
 
     Raises Conflict while it works or is queued, or an alias serves one of its versions.
     """
-    run = runs.get(ctx.store, call.run)
+    _refuse_at_work(runs.get(ctx.store, call.run))
+    await removed(ctx, call.run, call.caller.name)
+    return Removed(call.run)
+
+
+def replaceable(ctx: Context, caller: Caller, name: str) -> RunRow | None:
+    """Find the run of this name that may be removed for another one; None where there is none.
+
+    Raises Conflict while it works, or a version of it is aliased or pinned, and NotAllowed.
+    """
+    if (run := runs.find(ctx.store, name)) is None:
+        return None
+    refuse(ctx, caller, of_run(run), Access.OWN)
+    _refuse_at_work(run)
+    runs.refuse_held(ctx.store, name)
+    return run
+
+
+def _refuse_at_work(run: RunRow) -> None:
     if not RunState(run.state).is_over:
         raise Conflict(
-            f"run {call.run} is {run.state}", hint=f"`lorad stop {call.run}` or `lorad kill` first."
+            f"run {run.name} is {run.state}", hint=f"`lorad stop {run.name}` or `lorad kill` first."
         )
-    doomed = forget(ctx, call.run, Path(run.directory), call.caller.name)
+
+
+async def removed(ctx: Context, name: str, by: str) -> None:
+    """Delete a run that is over, with everything that it wrote. Raises Conflict where it may not go."""
+    doomed = forget(ctx, name, Path(runs.get(ctx.store, name).directory), by)
     ctx.loop.poke()
     await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
-    return Removed(call.run)
 
 
 def forget(ctx: Context, name: str, directory: Path, by: str) -> Path:

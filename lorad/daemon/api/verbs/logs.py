@@ -12,7 +12,7 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
 from lorad.daemon.process.log_trim import cut_before
 from lorad.daemon.serving.gateways import gateway_of, public_gateway
-from lorad.errors import SpecError
+from lorad.errors import NotFound, SpecError
 from lorad.files import open_file
 from lorad.store import runs
 from lorad.store.rows import RunRow
@@ -23,10 +23,37 @@ _MOST = 1 << 20  # bytes in one answer
 
 
 async def read_log(ctx: Context, call: Call) -> LogPart:
-    """Read what the processes of a run print, by byte offset."""
+    """Read what the processes of a run print, by byte offset; of its driver also what an earlier attempt did.
+
+    Raises SpecError, NotFound for an attempt that there never was.
+    """
     run = runs.get(ctx.store, call.run)
-    path = log_of(ctx, run, call.text("of") or "driver")
+    of, attempt = call.text("of") or "driver", call.number("attempt", 0)
+    path = _of_attempt(ctx, run, of, attempt) if attempt else log_of(ctx, run, of)
     return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", _MOST))
+
+
+def _of_attempt(ctx: Context, run: RunRow, of: str, attempt: int) -> Path:
+    """Find the log of the driver of an attempt. Raises SpecError, NotFound."""
+    if of != "driver":
+        hint = f"A pool outlives attempts and keeps one log: `lorad logs {run.name} --of {of}` shows it."
+        raise SpecError(f"there is no log of {of!r} by attempts", hint=hint)
+    if attempt not in {one.attempt for one in runs.attempts(ctx.store, run.name)}:
+        hint = f"`lorad show {run.name}` lists its attempts."
+        raise NotFound(f"run {run.name} has no attempt {attempt}", hint=hint)
+    return run.dir.attempt(attempt).log
+
+
+async def list_logs(ctx: Context, call: Call) -> list[str]:
+    """List which logs a run has now: its driver's, and those of its pool, trainer and servers, each once."""
+    run = runs.get(ctx.store, call.run)
+    names = ["driver"]
+    if pool := ctx.pools.get(run.pool or ""):
+        servers = await asyncio.to_thread(lambda: sorted(pool.attempt().work.glob("engine-*.log")))
+        others = [path.stem for path in servers if _SERVER.fullmatch(path.stem)]
+        names += ["pool", "trainer", *others]
+    paths = {log_of(ctx, run, name): name for name in reversed(names)}
+    return [name for name in names if name in paths.values()]
 
 
 def log_of(ctx: Context, run: RunRow, of: str) -> Path:

@@ -74,8 +74,9 @@ async def resume(ctx: Context, call: Call) -> Resumed:
         )
         runs.set_fields(ctx.store, call.run, steps=steps, resume_step=done if chosen else None)
         if request:
-            text, priority = to_json(spec).decode(), spec.resources.priority
-            runs.set_fields(ctx.store, call.run, spec=text, priority=priority)
+            text, resources = to_json(spec).decode(), spec.resources
+            columns = {"priority": resources.priority, "queue_group": resources.group}
+            runs.set_fields(ctx.store, call.run, spec=text, **columns)
             _keep(ctx, run, request)
     ctx.loop.poke()
     warnings = request.facts.warnings if request else []

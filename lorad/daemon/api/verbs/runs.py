@@ -1,25 +1,28 @@
 """Queue runs, list them, and read what they measured."""
 
-import json
-from pathlib import Path
+from collections.abc import Sequence
+from difflib import get_close_matches
 
 import msgspec
 
-from lorad.client.requests import RunRequest
+from lorad.client.requests import RunRequest, SelectRequest
 from lorad.client.shapes import Evaluation, Run, RunDetails, Step
 from lorad.client.words import perplexity
-from lorad.daemon.access import seen
+from lorad.daemon.access import seen, sees_all
 from lorad.daemon.api.call import Call
+from lorad.daemon.api.verbs.control import removed, replaceable
 from lorad.daemon.api.views import history, listed_view, of_row, run_view, show_view
 from lorad.daemon.context import Context, Request
-from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.queue.limits import refuse_priority
-from lorad.daemon.runs.create import anchored, create, fresh_name, make_directory, refuse_used
+from lorad.daemon.runs.create import asked_for, create, make_directory, refuse_used
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import clear, refuse_other_model, settle, staged
-from lorad.spec.text import load_task
+from lorad.errors import SpecError
+from lorad.spec.errors import leaves
+from lorad.spec.model import Spec
 from lorad.store import metrics, runs
+from lorad.store.select import COLUMNS, Selected, is_of_spec, select
 
 _MOST_NAMES = 100  # that one request may ask for
 _AT_ONCE = 1000  # runs; 635 are read in 2.3 ms; beside a thread that works, each row waits for its turn
@@ -28,17 +31,14 @@ _AT_ONCE = 1000  # runs; 635 are read in 2.3 ms; beside a thread that works, eac
 async def run(ctx: Context, call: Call) -> Run:
     """Check a spec, preflight it, and queue it as a run.
 
-    Raises SpecError, Conflict (the name is in use), StorageError, and for a reference what `staged` raises;
-    then nothing was made.
+    Raises SpecError, Conflict (the name is in use, or the run to replace is not over), StorageError, and for
+    a reference what `staged` raises; then nothing was made, and nothing removed.
     """
     body = call.json(RunRequest)
-    overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
-    spec = await in_thread(
-        ctx, call.caller.uid, load_task, body.spec, source=body.source, overrides=overrides
-    )
-    spec = await in_thread(ctx, call.caller.uid, anchored, spec, Path(body.cwd), ctx.user(call.caller.uid))
-    spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
-    refuse_used(ctx, spec)
+    spec = await asked_for(ctx, call.caller, body)
+    before = replaceable(ctx, call.caller, str(spec.name)) if body.replace else None
+    if before is None:
+        refuse_used(ctx, spec)
     refuse_priority(ctx, call.caller, spec)
     reference = await staged(ctx, call.caller, spec, body.cwd)
     try:
@@ -48,6 +48,8 @@ async def run(ctx: Context, call: Call) -> Run:
         model = facts.model_path, facts.model_dtype, facts.parameters
         kept = reference and reference.reference
         request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=kept)
+        if before is not None:
+            await removed(ctx, before.name, call.caller.name)
         refuse_used(ctx, spec)
         directory = make_directory(ctx, spec, body.spec, request)
         settle(reference, directory)
@@ -72,6 +74,56 @@ async def list_runs(ctx: Context, call: Call) -> list[Run]:
     else:
         rows = await ctx.read(runs.list_runs, all=everything, limit=limit)
     return [listed_view(row) for row in seen(ctx, call.caller, rows)]
+
+
+async def select_runs(ctx: Context, call: Call) -> list[Run]:
+    """List the runs that a selection means and the caller may see, sorted, with figures that it asks for.
+
+    Raises SpecError for a state, a column or a key of the spec that does not exist.
+    """
+    body = call.json(SelectRequest)
+    words = [word.removeprefix("-") for word in body.sort]
+    for word in (*body.keys, *words):
+        _refuse_no_key(word)
+    metrics_of = [word for word in (*body.keys, *words) if word not in COLUMNS and not is_of_spec(word)]
+    found = await ctx.read(
+        select,
+        body.selection.checked(call.caller.name),
+        owner_uid=None if sees_all(ctx, call.caller) else call.caller.uid,
+        recent=body.recent,
+        keys=[*dict.fromkeys([*body.keys, *metrics_of])],
+        sort=body.sort,
+        limit=body.limit,
+    )
+    for word in metrics_of:
+        _refuse_unmeasured(word, found)
+    return [_with_values(one, body.keys) for one in found]
+
+
+def _with_values(one: Selected, keys: Sequence[str]) -> Run:
+    run = listed_view(one.run)
+    return msgspec.structs.replace(run, values={key: one.values[key] for key in keys}) if keys else run
+
+
+def _refuse_unmeasured(word: str, found: Sequence[Selected]) -> None:
+    """Raise SpecError for a metric that none of these runs has, though some of them have made steps."""
+    if any(one.run.step for one in found) and all(one.values[word] is None for one in found):
+        keys = [key for key in leaves(Spec) if key.rpartition(".")[2] == word]
+        near = keys or get_close_matches(word, COLUMNS, 1)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Columns are {', '.join(COLUMNS)}."
+        raise SpecError(f"{word} is no column, and no run here has measured it", hint=hint)
+
+
+def _refuse_no_key(word: str) -> None:
+    """Raise SpecError for a dotted word that is no key of a spec, nor a section or an element of one."""
+    known = leaves(Spec)
+    parts = [word.split(".", place)[:place] for place in range(1, word.count(".") + 1)]
+    if "." not in word or any(".".join(part) in known for part in parts):
+        return
+    if not any(key == word or key.startswith(f"{word}.") for key in known):
+        near = get_close_matches(word, known, 1)
+        hint = f"Did you mean {near[0]}?" if near else "docs/spec.md lists all keys."
+        raise SpecError(f"a spec has no key {word}", hint=hint)
 
 
 async def show_run(ctx: Context, call: Call) -> RunDetails:

@@ -1,13 +1,16 @@
 """The samples of one step, from their own hashed file."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from lorad.bounds import ANSWER_BYTES, SAMPLE_TEXT, SAMPLES_BYTES
+from lorad.client.choice import Choice, in_order, ordered_by
 from lorad.client.shapes import Sample
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, spec_of
@@ -20,17 +23,44 @@ from lorad.store.metrics import evals, samples_file
 from lorad.store.rows import EvalRow, RunRow
 
 _DECODER = msgspec.json.Decoder(Sample)
+_TOKEN = 32  # bytes of a token and its log-probability in an answer, about
+
+
+class _Wanted(NamedTuple):
+    """What is read of a file.
+
+    limit: at most so many samples. name: a set of problems, whose lines begin with it; "": of training.
+    choice: which of them. prompt: an id, or a number from 1 in the order of the file; "": of all.
+    is_brief: without tokens and log-probabilities.
+    """
+
+    limit: int
+    name: str = ""
+    choice: Choice = Choice()
+    prompt: str | int = ""
+    is_brief: bool = False
 
 
 async def list_samples(ctx: Context, call: Call) -> list[Sample]:
     """Read the samples of `step`, by default the run's last one, if there is one.
 
-    eval: a set of problems, whose completions are read instead. problem: only those of one problem, by its
-    number, at all steps. Raises NotFound, IntegrityError.
+    eval: a set of problems, whose completions are read instead. problem: only those of one prompt, by its
+    number: of an evaluation at all steps. prompt_id: the same by its id, at one step. where, sort, reverse:
+    see `Choice`. brief: see `Client.samples`. Raises NotFound, IntegrityError, SpecError.
     """
-    run, limit = runs.get(ctx.store, call.run), call.number("limit", 1000)
-    if (name := call.text("eval")) is not None:
-        return await _list_completions(ctx, call, run, name, limit)
+    run, problem = runs.get(ctx.store, call.run), call.number("problem", 0)
+    sort, reverse = ordered_by(call.text("sort") or "drawn"), call.number("reverse", 0) != 0
+    choice = Choice(call.text("where") or "", sort, reverse)
+    choice.test()  # a word that is not understood is refused here
+    wanted = _Wanted(
+        max(call.number("limit", 1000), 0),
+        call.text("eval") or "",
+        choice,
+        call.text("prompt_id") or max(problem, 0) or "",
+        call.number("brief", 0) != 0,
+    )
+    if wanted.name:
+        return await _list_completions(ctx, call, run, wanted, follows=isinstance(wanted.prompt, int))
     step = call.number("step", run.step)
     if call.text("step") is None and step == 0:
         return []
@@ -38,16 +68,18 @@ async def list_samples(ctx: Context, call: Call) -> list[Sample]:
     if samples is None:
         raise NotFound(f"run {call.run} has no step {step}", hint=f"Its last step is {run.step}.")
     path = run.dir.root / samples.path
-    return await on_behalf(ctx, run.owner_uid, _read, path, samples.sha256, limit)
+    return await on_behalf(ctx, run.owner_uid, _read, path, samples.sha256, wanted)
 
 
-async def _list_completions(ctx: Context, call: Call, run: RunRow, name: str, limit: int) -> list[Sample]:
-    known = {MAIN, *spec_of(run).eval.sets}
+async def _list_completions(
+    ctx: Context, call: Call, run: RunRow, wanted: _Wanted, *, follows: bool
+) -> list[Sample]:
+    """follows: one problem, from step to step."""
+    known, name = {MAIN, *spec_of(run).eval.sets}, wanted.name
     if name not in known:
         hint = f"Its sets: {', '.join(sorted(known))}."
         raise NotFound(f"run {run.name} evaluates no set {name[:80]}", hint=hint)
     rows = [row for row in await ctx.read(evals, run.name) if row.samples and _has(row, name)]
-    problem = call.number("problem", 0)
     if call.text("step") is not None:
         step, steps = call.number("step", -1), ", ".join(str(row.step) for row in rows) or "none"
         rows = [row for row in rows if row.step == step]
@@ -55,71 +87,105 @@ async def _list_completions(ctx: Context, call: Call, run: RunRow, name: str, li
             hint = f"There are some of steps: {steps}."
             raise NotFound(f"run {run.name} has no completions of {name} at step {step}", hint=hint)
     files = [(run.dir.root / row.samples, row.samples_sha256) for row in rows]
-    if problem:
-        return await on_behalf(ctx, run.owner_uid, _follow, files, name, problem, limit)
+    if follows:
+        return await on_behalf(ctx, run.owner_uid, _follow, files, wanted)
     if not files:
         return []
-    return await on_behalf(ctx, run.owner_uid, _read, *files[-1], limit, name)
+    return await on_behalf(ctx, run.owner_uid, _read, *files[-1], wanted)
 
 
 def _has(row: EvalRow, name: str) -> bool:
     return row.problems > 0 if name == MAIN else name in row.sets
 
 
-def _follow(files: Sequence[tuple[Path, str]], name: str, problem: int, limit: int) -> list[Sample]:
+def _follow(files: Sequence[tuple[Path, str]], wanted: _Wanted) -> list[Sample]:
     """Read the completions of one problem, in order of steps. Evaluations whose completions were deleted are
     left out.
 
     Raises NotFound where the newest evaluation has no such problem.
     """
     found: list[list[Sample]] = []
-    wanted = ""
     for path, sha256 in reversed(files):
-        if not path.exists():
-            continue
-        samples = _read(path, sha256, SAMPLES_BYTES, name)
-        if not wanted:
-            last = max((one.problem or 0 for one in samples), default=0)
-            wanted = next((one.prompt_id for one in samples if one.problem == problem), "")
-            if not wanted:
-                hint = f"They are numbered from 1 to {last}."
-                raise NotFound(f"{name} has no problem {problem}", hint=hint)
-        found.append([one for one in samples if one.prompt_id == wanted])
-    return [one for group in reversed(found) for one in group][: max(limit, 0)]
+        if path.exists():
+            found.append(_read(path, sha256, wanted._replace(limit=SAMPLES_BYTES)))
+            if isinstance(wanted.prompt, int) and found[0]:
+                wanted = wanted._replace(prompt=found[0][0].prompt_id)
+    return [one for group in reversed(found) for one in group][: wanted.limit]
 
 
-def _read(path: Path, sha256: str, limit: int, name: str = "") -> list[Sample]:
-    """Read the first `limit` samples of a file, whose digest is checked first. name: only those of this
-    set.
-    """
+def _read(path: Path, sha256: str, wanted: _Wanted) -> list[Sample]:
+    """Read samples of a file, whose digest is checked first. Raises NotFound, IntegrityError, SpecError."""
     try:
         data = read_file(path, SAMPLES_BYTES, links=False)
     except OSError as error:
-        hint = f"checkpoint.{'keep_evals' if name else 'keep_samples'} says how many steps keep theirs."
+        key = "keep_evals" if wanted.name else "keep_samples"
+        hint = f"checkpoint.{key} says how many steps keep theirs."
         raise NotFound(f"{path}: {error.strerror}", hint=hint) from None
     if hashlib.sha256(data).hexdigest() != sha256:
         raise IntegrityError(
             f"{path}: changed bytes: its sha256 is not that of the journal", hint="Do not rely on it."
         )
-    mark = b'{"set":' + msgspec.json.encode(name) if name else b""  # lines begin with their set
+    mark = b'{"set":' + msgspec.json.encode(wanted.name) if wanted.name else b""  # lines begin with their set
     lines = [line for line in data.splitlines() if line.startswith(mark)]
     try:
-        return list(_shown(lines[: max(limit, 0)]))
+        return list(_fitting(_chosen(lines, wanted), wanted))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{path}: not lines of JSON: {error}", hint="Who wrote it?") from None
 
 
-def _shown(lines: Sequence[bytes]) -> Iterator[Sample]:
+class _Line(NamedTuple):
+    """What the lines of a file are ordered by. number: of its prompt, from 1."""
+
+    place: int
+    number: int
+    prompt_id: str
+    reward: float | None
+    advantage: float | None
+    size: int
+    turn_count: int
+
+
+def _chosen(lines: Sequence[bytes], wanted: _Wanted) -> Iterator[Sample]:
+    """Yield the samples that are wanted, in order; however many there are, few of them are in memory.
+
+    Raises NotFound for a number that no prompt has.
+    """
+    places: Iterable[int] = range(len(lines))
+    if wanted.choice != Choice() or wanted.prompt:
+        kept, numbers = list[_Line](), dict[str, int]()
+        takes = wanted.choice.test()
+        for place, one in enumerate(map(_DECODER.decode, lines)):
+            number = numbers.setdefault(one.prompt_id, one.problem or len(numbers) + 1)
+            if takes(one):
+                amounts = (one.reward, one.advantage, one.size, one.turn_count)
+                kept.append(_Line(place, number, one.prompt_id, *amounts))
+        if isinstance(wanted.prompt, int) and wanted.prompt not in numbers.values():
+            last = max(numbers.values(), default=0)
+            said = f"{wanted.name} has no problem" if wanted.name else "that step has no prompt"
+            raise NotFound(f"{said} {wanted.prompt}", hint=f"They are numbered from 1 to {last}.")
+        found = [one for one in kept if wanted.prompt in ("", one.number, one.prompt_id)]
+        places = [line.place for line in in_order(found, wanted.choice)]
+    yield from (_DECODER.decode(lines[place]) for place in itertools.islice(places, wanted.limit))
+
+
+def _fitting(samples: Iterable[Sample], wanted: _Wanted) -> Iterator[Sample]:
     """Yield as many samples as fit into an answer, with long texts cut."""
     size = 0
-    for line in lines:
-        if (size := size + min(len(line), 2 * SAMPLE_TEXT)) > ANSWER_BYTES:
+    for sample in samples:
+        one = _brief(sample) if wanted.is_brief else sample
+        texts = {key: value for key, value in asdict(one).items() if isinstance(value, str)}
+        long = {key: _cut(value) for key, value in texts.items() if len(value) > SAMPLE_TEXT}
+        size += sum(min(len(value), SAMPLE_TEXT) for value in texts.values()) + _TOKEN * len(one.tokens)
+        size += sum(len(turn.text) + len(turn.observation) for turn in one.turns)
+        if size > ANSWER_BYTES:
             return
-        sample = _DECODER.decode(line)
-        if len(line) > SAMPLE_TEXT:
-            long = {key: value for key, value in asdict(sample).items() if isinstance(value, str)}
-            sample = replace(sample, **{key: _cut(value) for key, value in long.items()})
-        yield sample
+        yield replace(one, **long) if long else one
+
+
+def _brief(sample: Sample) -> Sample:
+    known = [value for value in sample.logprobs if value is not None]
+    mean = sum(known) / len(known) if known and len(known) == len(sample.logprobs) else None
+    return replace(sample, tokens=[], logprobs=[], widths=[], forks=[], length=sample.size, logprob=mean)
 
 
 def _cut(value: str) -> str:

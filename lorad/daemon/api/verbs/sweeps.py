@@ -22,7 +22,8 @@ from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.users import User
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.create import anchored, being_made, create, fresh_name, make_directory, refuse_used
-from lorad.daemon.runs.grid import axes_of, points_of
+from lorad.daemon.runs.draws import axes_of, distributions_of, drawn, given
+from lorad.daemon.runs.grid import Axes, points_of
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import Staged, clear, refuse_other_model, settle, staged
@@ -66,8 +67,7 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
     """
     body = call.json(SweepRequest)
     user = ctx.user(call.caller.uid)
-    axes, rest = await in_thread(ctx, call.caller.uid, axes_of, body.overrides)
-    grid = [[*rest, *point] for point in points_of(axes)]
+    axes, grid = await in_thread(ctx, call.caller.uid, _planned, body)
     name, points = await in_thread(ctx, call.caller.uid, _named, fresh_name(ctx), user, body, grid)
     _refuse_names(ctx, name, points)
     refuse_priority(ctx, call.caller, *(point.spec for point in points))
@@ -96,6 +96,20 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
     ctx.loop.poke()
     warnings = dict.fromkeys([*split, *(warning for fact in facts for warning in fact.warnings)])
     return extended(StartedSweep, _sweep_view(ctx, sweeps.get(ctx.store, name)), warnings=[*warnings])
+
+
+def _planned(body: SweepRequest) -> tuple[Axes, list[list[str]]]:
+    """Return what each key may be, and the overrides of each point. Raises SpecError."""
+    wanted = body.points
+    if wanted.listed:
+        axes, points = given(wanted.listed)
+        return axes, [[*body.overrides, *point] for point in points]
+    if wanted.random is not None:
+        distributions, rest = distributions_of(body.overrides)
+        points = drawn(distributions, wanted.random, wanted.seed)
+        return {key: [one.text] for key, one in distributions.items()}, [[*rest, *point] for point in points]
+    axes, rest = axes_of(body.overrides)
+    return axes, [[*rest, *point] for point in points_of(axes)]
 
 
 def _named(

@@ -5,20 +5,21 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from typing import IO
 
 from lorad.box.paths import Home, refuse_open
-from lorad.cli.systemd import start_by_unit
 from lorad.client.client import Client
+from lorad.client.systemd import start_by_unit
 from lorad.errors import DaemonUnreachable, StorageError
 
 _START_SECONDS = 20.0
 
 
-def connected() -> Client:
+def connected(home: Home | None = None) -> Client:
     """A client of the home's daemon, started if need be. Raises DaemonUnreachable with the end of its log."""
-    client = Client()
+    client = Client(home)
     try:
         client.status()
     except DaemonUnreachable:
@@ -41,6 +42,8 @@ def start(client: Client, *, system: bool = False) -> None:
     with _output_of(home) as log:
         before = log.seek(0, os.SEEK_END)
         process = None if start_by_unit(home) else _spawn(home, log, system=system)
+        if process is not None:  # whoever starts it may live long, and is to leave no zombie
+            threading.Thread(target=process.wait, daemon=True, name="lorad daemon").start()
         if _await_answer(client, process):
             return
         log.seek(before)

@@ -1,0 +1,112 @@
+"""What `lorad check` prints of a spec that is sound."""
+
+from collections.abc import Iterator
+
+from lorad.cli import output, table
+from lorad.client.check_shapes import Check, Start
+from lorad.protocol.preflight import DataLook, Lengths
+
+_LINES = 12  # of a prompt
+_FIELDS_WIDTH = 400  # characters of a line of it
+
+
+def said(check: Check, *, as_json: bool) -> None:
+    """Print all of it, as fields or as JSON."""
+    if as_json:
+        output.print_json(check)
+        return
+    for warning in check.warnings:
+        output.note(f"warning: {warning}")
+    table.print_fields([*_fields(check), *(_shown(check.look) if check.look else ())])
+
+
+def _fields(check: Check) -> Iterator[tuple[str, str]]:
+    trainer, spec = check.spec.get("trainer", {}), check.spec
+    yield "run", f"{check.name} (not made: this is a check)"
+    yield "model", f"{check.model_path}, {check.parameters:,} parameters, {check.model_dtype}"
+    share = f"{check.adapter_parameters / check.parameters:.2%}" if check.parameters else "unknown share"
+    rank = spec.get("lora", {}).get("rank")
+    yield (
+        "adapter",
+        f"rank {rank} on {check.modules} linears: {check.adapter_parameters:,} parameters ({share})",
+    )
+    yield "algorithm", check.algorithm
+    yield "rate", _rate(check)
+    yield "memory", _memory(check)
+    yield "data", ", ".join(_data(check))
+    yield "held out", f"{check.held_out} problems" if check.held_out else "none"
+    steps = int(trainer.get("steps", 0))
+    yield "steps", f"{steps} of {check.samples_per_step} samples: {steps * check.samples_per_step:,} in all"
+    yield "files", _files(check)
+    yield "start", start_in_words(check.start)
+
+
+def _rate(check: Check) -> str:
+    lr, rate = check.spec.get("trainer", {}).get("lr"), check.rate
+    if rate is None or lr is None:
+        return f"trainer.lr is {lr}"
+    return f"{lr:g}: it fits {rate.why}" if lr == rate.lr else f"{lr:g}; {rate.lr:g} fits {rate.why}"
+
+
+def _memory(check: Check) -> str:
+    needs = f"needs {output.size(check.memory_needed)}"
+    if check.memory_available is None:
+        return f"{needs}; what the device has is known once a pool is there"
+    may = f"of which a pool may take {check.memory_share:.0%}"
+    return f"{needs}, {output.size(check.memory_available)} are free, {may}"
+
+
+def _data(check: Check) -> Iterator[str]:
+    yield "rows never end" if check.rows is None else f"{check.rows:,} rows"
+    if check.data_format:
+        yield f"read as {check.data_format}"
+    if (look := check.look) is None:
+        return
+    of = f" (of the first {look.looked_at})" if check.rows is None else ""
+    yield f"prompts of {_lengths(look.prompts)}{of}"
+    if look.completions is not None:
+        yield f"completions of {_lengths(look.completions)}"
+    yield f"{look.cut} cut"
+    yield f"{check.left_out} left out as too long"
+
+
+def _lengths(found: Lengths) -> str:
+    """Say least, median and most."""
+    if found.least == found.most:
+        return f"{found.most} tokens"
+    return f"{found.least} to {found.most} tokens, median {found.median}"
+
+
+def _files(check: Check) -> str:
+    files = check.files
+    parts = (
+        f"up to {files.versions} versions of {output.size(files.version_bytes)}",
+        f"{files.checkpoints} checkpoints of {output.size(files.checkpoint_bytes)}",
+    )
+    free = "" if files.free is None else f"; {output.size(files.free)} are free"
+    return f"{' and '.join(parts)}: {output.size(files.total)}{free}"
+
+
+def start_in_words(start: Start) -> str:
+    """Say when the run would start."""
+    if start.state == "now":
+        where = f"in pool {start.pool}, which is warm" if start.pool else "in a new pool"
+        return f"at once, {where}, on {', '.join(start.devices)}"
+    if start.state == "never":
+        return start.why
+    queued = "1 run is" if start.ahead == 1 else f"{start.ahead} runs are"
+    behind = f"; {queued} before it in the queue" if start.ahead else ""
+    stops = f"; {', '.join(start.stops)} would make room for it" if start.stops else ""
+    return f"not yet: {start.why}{stops}{behind}"
+
+
+def _shown(look: DataLook) -> Iterator[tuple[str, str]]:
+    """Show the first row of training as the model gets it."""
+    yield "row", f"the first of training, whose prompt has {look.prompt_tokens} tokens"
+    texts = [("prompt", look.prompt), ("answer", look.answer), *(("said", text) for text in look.said)]
+    for name, text in texts:
+        lines = text.split("\n")
+        more = [f"… {len(lines) - _LINES} more lines (--json has all)"] if len(lines) > _LINES else []
+        for line in [line[:_FIELDS_WIDTH] for line in lines[:_LINES]] + more if text else []:
+            yield name, line
+            name = ""

@@ -1,0 +1,1 @@
+"""What users write on runs: tags, notes, groups, and changes of what is queued."""

@@ -1,0 +1,59 @@
+"""lorad tag and lorad note: words of the user's on a run."""
+
+from typing import Annotated
+
+import typer
+
+from lorad.cli import output
+from lorad.cli.options import AsJson, Run
+from lorad.client import launch
+from lorad.client.client import Client
+from lorad.client.shapes import Run as RunShape
+
+tag_app = typer.Typer(add_completion=False)
+
+
+# A word that begins with a dash is one to take off, and no option.
+@tag_app.command(context_settings={"ignore_unknown_options": True})
+def tag(
+    run: Run,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TAG|-TAG]…", help="Tags to add; with a dash before it, one to take off."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add tags to a run and take tags off it: `lorad tag sorter good paper -draft`. Without tags, show them.
+
+    `tags:` in a spec gives a run tags from the beginning; `lorad list --tags` shows them.
+    """
+    words = words or []
+    if not words:
+        _print(Client().named([run]) or [Client().show(run)], as_json)
+        return
+    removed = [word[1:] for word in words if word.startswith("-")]
+    added = [word.removeprefix("+") for word in words if not word.startswith("-")]
+    _print([launch.connected().label(run, add=added, remove=removed)], as_json)
+
+
+def note(
+    run: Run,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="The note; '' removes it.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a note on a run, in place of the one before: `lorad note sorter "the best so far"`. Without text,
+    show it.
+    """
+    if text is None:
+        found = Client().show(run)
+        output.print_json({"name": found.name, "note": found.note}) if as_json else output.report(found.note)
+        return
+    changed = launch.connected().label(run, note=text)
+    output.print_json(changed) if as_json else output.note(f"{run}: {changed.note or 'no note'}")
+
+
+def _print(runs: list[RunShape], as_json: bool) -> None:
+    (run,) = runs
+    output.print_json(run) if as_json else output.report(" ".join(run.tags))

@@ -1,0 +1,72 @@
+"""lorad edit and lorad groups: what queued runs ask for, and how many of a group work at a time."""
+
+from typing import Annotated
+
+import typer
+
+from lorad.cli import candidates, output, table
+from lorad.cli.options import AsJson, Run
+from lorad.client import launch
+from lorad.client.client import Client
+from lorad.client.mark_shapes import Group
+from lorad.errors import SpecError
+
+_GROUPS = ("group", "limit", "working", "queued", table.Column("owner", 1))
+
+
+def edit(
+    run: Run,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE…",
+            help="resources.*, or trainer.steps of a run that has not begun.",
+            autocompletion=candidates.overrides,
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change what a queued run asks for: `lorad edit sorter resources.priority=2`. What it trains stays."""
+    changed = launch.connected().edit(run, overrides or [])
+    if as_json:
+        output.print_json(changed)
+        return
+    waits = f": {changed.waiting}" if changed.waiting else ""
+    output.note(f"{run} is {changed.state}, with priority {changed.priority}{waits}.")
+
+
+def groups(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A group of yours.", show_default=False)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="So many of its runs work at a time; 0 holds them.", min=0)
+    ] = None,
+    no_limit: Annotated[bool, typer.Option("--no-limit", help="Any number of them may work.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List groups of runs, or set how many runs of one work at a time; more than that wait in the queue.
+
+    A run is of a group by its spec: `lorad run spec.yaml resources.group=night`, or `lorad edit RUN
+    resources.group=night` while it waits. Then `lorad groups night --limit 2`.
+    """
+    if limit is not None and no_limit:
+        raise SpecError("--limit and --no-limit contradict each other", hint="Give one of the two.")
+    if name is None:
+        if limit is not None or no_limit:
+            raise SpecError("which group?", hint="`lorad groups NAME --limit 2`.")
+        _show(Client().groups(), as_json)
+        return
+    if limit is None and not no_limit:
+        _show([group for group in Client().groups() if group.name == name], as_json)
+        return
+    _show([launch.connected().limit_group(name, limit)], as_json)
+
+
+def _show(groups: list[Group], as_json: bool) -> None:
+    if as_json:
+        output.print_json(groups)
+        return
+    rows = [(g.name, "none" if g.limit is None else g.limit, g.working, g.queued, g.owner) for g in groups]
+    output.print_table(_GROUPS, rows, empty="No groups. `lorad run … resources.group=NAME` makes one.")

@@ -1,0 +1,1 @@
+"""Commands about a spec that is no run yet."""

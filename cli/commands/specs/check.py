@@ -1,0 +1,44 @@
+"""lorad check SPEC: what a spec comes to, and whether it would start now. Nothing is queued."""
+
+from typing import Annotated
+
+import typer
+
+from lorad.cli import candidates
+from lorad.cli.checked import said
+from lorad.cli.options import AsJson
+from lorad.client import launch
+from lorad.client.overrides import from_here
+from lorad.client.requests import RunRequest
+from lorad.client.spec_file import read_spec
+
+
+def check(
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar="SPEC",
+            help="A YAML file, or - for stdin.",
+            show_default=False,
+            autocompletion=candidates.specs,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…",
+            help="Any key of the spec: trainer.lr=3e-5",
+            autocompletion=candidates.overrides,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a spec as `lorad run` does, and start nothing: model, data, reward, memory and disk, a prompt as
+    the model gets it, and whether the run would start at once or what it would wait for.
+
+    `lorad run --dry-run` does the same.
+    """
+    text, source, cwd = read_spec(spec)
+    request = RunRequest(text, source, str(cwd), from_here(overrides or []), name)
+    said(launch.connected().check(request), as_json=as_json)

@@ -1,0 +1,100 @@
+"""lorad spec: the keys of a spec, what they mean, and the JSON Schema of all of them."""
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from lorad.cli import candidates, output, table
+from lorad.cli.options import AsJson
+from lorad.errors import SpecError
+from lorad.spec.errors import leaves
+from lorad.spec.keys import Key, sections_of
+from lorad.spec.model import Spec
+
+_COLUMNS = (
+    *("key", table.Column("default", 1), table.Column("unit", 3)),
+    *(table.Column("values", 2, "fold"), table.Column("meaning", kind="fold")),
+)
+
+
+def spec(
+    key: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[KEY]",
+            help="A key or a section: trainer.lr, trainer; or a word to look for.",
+            show_default=False,
+            autocompletion=candidates.keys,
+        ),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print a JSON Schema of the whole spec, for editors.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the keys of a spec with default, unit and meaning; all of them, those of a section, or one.
+
+    `lorad spec --schema > lorad.schema.json` makes what yaml-language-server (VS Code, neovim, …) completes
+    and checks by.
+    """
+    if schema:
+        from lorad.spec.schema import schema as made  # slow
+
+        output.print_json(made())
+        return
+    found = _found(key)
+    if as_json:
+        output.print_json([_plain(one) for one in found])
+    elif len(found) == 1:
+        table.print_fields(_fields(found[0]))
+    else:
+        output.print_table(_COLUMNS, [_row(one) for one in found], empty="")
+
+
+def _found(wanted: str | None) -> list[Key]:
+    """Find a key, the keys of a section, or those with a word in name or meaning. Raises SpecError."""
+    keys = [key for section in sections_of(Spec) for key in section.keys]
+    if wanted is None:
+        return keys
+    name = wanted.strip().removesuffix(".")
+    exact = [key for key in keys if key.name == name]
+    inside = [key for key in keys if key.name.startswith(f"{name}.")]
+    last = [key for key in keys if key.name.rpartition(".")[2] == name]
+    word = [key for key in keys if name.lower() in f"{key.name} {key.meaning}".lower()]
+    found = [*exact, *inside] or last or word
+    if not found:
+        raise SpecError(f"no key of the spec is called {wanted}, and none says it", hint=_hint(name))
+    return found
+
+
+def _hint(name: str) -> str:
+    from difflib import get_close_matches
+
+    names = {path.rpartition(".")[2]: path for path in leaves(Spec)} | {path: path for path in leaves(Spec)}
+    near = [names[one] for one in get_close_matches(name, names, n=3)]
+    return f"Did you mean {' or '.join(near)}?" if near else "`lorad spec` lists all keys."
+
+
+def _default(key: Key) -> str:
+    from lorad.tui.spec_lines import value_text
+
+    return "required" if key.default is msgspec.NODEFAULT else value_text(key.default)
+
+
+def _row(key: Key) -> tuple[str, ...]:
+    return key.name, _default(key), key.unit, key.values, key.meaning
+
+
+def _fields(key: Key) -> list[tuple[str, str]]:
+    fields = {"key": key.name, "default": _default(key), "unit": key.unit, "values": key.values}
+    told = [(name, value) for name, value in fields.items() if value]
+    return [*told, ("meaning", key.meaning), ("example", f"lorad run spec.yaml {key.name}=…")]
+
+
+def _plain(key: Key) -> dict[str, Any]:
+    """Return a key as JSON has it; one without a default has to be given."""
+    fields = key._asdict()
+    if key.default is msgspec.NODEFAULT:
+        del fields["default"]
+    return msgspec.to_builtins(fields)  # type: ignore[no-any-return]

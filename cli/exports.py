@@ -1,0 +1,210 @@
+"""What `lorad export` makes of a version: a whole model, or an adapter with a tokenizer and a model card."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from lorad import __version__
+from lorad.adapters.directory import TEMPORARY, amend
+from lorad.bounds import JSON_BYTES
+from lorad.cli import output
+from lorad.client.client import Client
+from lorad.client.shapes import Exported, RunDetails
+from lorad.errors import LoradError, SpecError
+from lorad.files import read_file
+
+if TYPE_CHECKING:
+    from lorad.models.merged_files import Merged
+
+CARD = "README.md"
+_CONFIG = "adapter_config.json"
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    *("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json"),
+)
+_MUCH = 0.1  # of an adapter, lost by rounding, from which a user should know
+
+
+def add_beside(directory: Path, exported: Exported, run: RunDetails | None, *, tokenizer: bool) -> None:
+    """Put a model card, and the base's tokenizer, beside an adapter that the caller just exported.
+
+    A base that is not on this machine has its tokenizer left out, with a note. Raises StorageError.
+    """
+    settings = _settings(directory)
+    amend(directory, CARD, card(exported, settings, run, merged=None).encode())
+    if not tokenizer:
+        return
+    try:
+        base = base_directory(settings)
+    except LoradError as error:
+        output.note(f"Without the tokenizer: {error.message}.")
+        return
+    for name in _TOKENIZER:
+        if (base / name).is_file():
+            amend(directory, name, read_file(base / name, JSON_BYTES))
+
+
+def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged"]:
+    """Write `version` added to its base as a whole model into `target`, which is new or empty.
+
+    Raises what `write_merged` does, and Conflict when `target` is not empty.
+    """
+    from lorad.adapters.peft import read_peft
+    from lorad.models.merged_files import free_of, write_merged
+
+    temporary = target.parent / f"{TEMPORARY}{target.name}-{uuid4().hex[:12]}"
+    free_of(target)
+    try:
+        exported = client.export(version, str(temporary))
+        settings = _settings(temporary)
+        base, run = base_directory(settings), client.show(exported.version.rpartition("@")[0])
+        text = card(exported, settings, run, merged=str(base))
+        with _shown(f"merging {exported.version}") as progress:
+            merged = write_merged(
+                read_peft(temporary, base=None),
+                base,
+                target,
+                lambda directory: _write(directory / CARD, text),
+                progress,
+            )
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    if merged.rounding > _MUCH:
+        output.note(
+            f"Rounding to the base's dtype takes {merged.rounding:.0%} of what the adapter adds (rms). "
+            "Served beside the base, the adapter loses none of it."
+        )
+    return Exported(exported.version, str(target), exported.sha256), merged
+
+
+def base_directory(settings: Mapping[str, Any]) -> Path:
+    """Return where the base of an exported adapter lies: a directory, or what the hub's cache has of it.
+
+    Raises SpecError.
+    """
+    from lorad.models.directory import resolve
+
+    name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+    if not isinstance(name, str) or not name:
+        raise SpecError("the adapter names no base", hint="Export without --merge.")
+    return resolve(f"{name}@{revision}" if revision else name, any_architecture=True)
+
+
+def card(
+    exported: Exported, adapter: Mapping[str, Any], run: RunDetails | None, *, merged: str | None
+) -> str:
+    """Return a model card in the form of the hub: a YAML header, and what a reader has to know.
+
+    adapter: its `adapter_config.json`. merged: the base that it was added to, None for the adapter alone.
+    """
+    from yaml import safe_dump
+
+    base = str(adapter.get("base_model_name_or_path", ""))
+    is_hub_id = base.count("/") == 1 and not base.startswith(("/", ".", "~"))
+    header = {
+        "library_name": "peft" if merged is None else "transformers",
+        **({"base_model": base} if is_hub_id else {}),
+        "tags": ["lora", "lorad"],
+    }
+    about = {
+        "base": base.rpartition("/")[2] if base.startswith("/") else base,
+        "rank": adapter.get("r"),
+        "alpha": adapter.get("lora_alpha"),
+        "targets": ", ".join(adapter.get("target_modules") or []),
+        **_of_run(exported, run),
+        "sha256 of the adapter": exported.sha256,
+        "made by": f"lorad {__version__}",
+    }
+    rows = "".join(f"| {key} | {_cell(value)} |\n" for key, value in about.items() if value not in (None, ""))
+    what = "A LoRA adapter" if merged is None else "A base with a LoRA adapter merged into its weights"
+    loading = _LOAD_ADAPTER if merged is None else _LOAD_MODEL
+    return (
+        f"---\n{safe_dump(header, sort_keys=False)}---\n\n"
+        f"# {exported.version}\n\n{what}, trained with lorad.\n\n"
+        f"| | |\n|---|---|\n{rows}\n## Loading it\n\n{loading}"
+    )
+
+
+def _of_run(exported: Exported, run: RunDetails | None) -> dict[str, Any]:
+    if run is None:
+        return {}
+    algorithm, data = run.spec.get("algorithm") or {}, run.spec.get("data") or {}
+    number = exported.version.rpartition("@")[2]
+    results = [f"{one.data}: {one.metrics['score']:.3f}" for one in run.results if _is_of(one, number)]
+    held_out = run.eval_last if number == str(run.version) else None
+    return {
+        "algorithm": algorithm.get("name"),
+        "trained on": _named(data.get("train")),
+        "held-out reward": "" if held_out is None else f"{held_out:.3f}",
+        "evaluated": ", ".join(results),
+    }
+
+
+def _is_of(result: Any, number: str) -> bool:
+    return str(result.version) == number and "score" in result.metrics
+
+
+def _named(data: Any) -> str:
+    """Name sources without the directories of this machine."""
+    names = [data] if isinstance(data, str) else list(data or ())
+    return ", ".join(
+        Path(str(name)).name if str(name).startswith(("/", ".", "~")) else str(name) for name in names
+    )
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+_LOAD_ADAPTER = """```python
+from peft import AutoPeftModelForCausalLM
+model = AutoPeftModelForCausalLM.from_pretrained("THIS DIRECTORY")
+```
+
+vLLM: `vllm serve BASE --enable-lora --lora-modules NAME=DIRECTORY --max-lora-rank RANK`.
+SGLang: `python -m sglang.launch_server --model-path BASE --enable-lora --lora-paths NAME=DIRECTORY`.
+"""
+_LOAD_MODEL = """```python
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("THIS DIRECTORY", dtype="auto")
+```
+
+vLLM: `vllm serve DIRECTORY`. SGLang: `python -m sglang.launch_server --model-path DIRECTORY`.
+"""
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_file(directory / _CONFIG, JSON_BYTES))
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+@contextmanager
+def _shown(what: str) -> Iterator[Any]:
+    """Show how far long work is, where somebody looks."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        "{task.description}",
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

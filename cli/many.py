@@ -1,0 +1,189 @@
+"""A verb for several runs or versions: which they are, a question first, and what came of each."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import typer
+from msgspec import Struct
+
+from lorad.cli import output
+from lorad.cli.listing import cell
+from lorad.client.client import Client
+from lorad.client.shapes import Run
+from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotFound, SpecError, to_wire
+from lorad.selection import Selection, is_glob
+
+OVER = ("ended", "paused")
+GOOD = (None, "completed", "stopped", "killed")  # reasons for which a run may end
+_LISTED = 20  # runs that a question names
+_PERIOD = 0.1  # seconds between looks
+_ABOUT = ("name", "state", "step", "owner", "age")
+
+
+class Verb(NamedTuple):
+    """What is to be done to each.
+
+    name: as it is typed. does: asks the daemon. says: what came of it, in a line. fits: whether a run is in a
+    state in which it can be done. asks: the question, `{}` for what it is about.
+    """
+
+    name: str
+    does: Callable[[str], Struct]
+    says: Callable[[Any], str]
+    asks: str
+    fits: Callable[[Run], bool] = lambda run: True
+
+
+class Outcome(NamedTuple):
+    """What came of one: the daemon's answer or its error."""
+
+    name: str
+    answer: Struct | None
+    error: LoradError | None
+
+
+def only_run(selection: Selection) -> str | None:
+    """The one run that is meant by its name and nothing else; None for any other selection.
+
+    Raises SpecError where nothing was said.
+    """
+    if selection.is_everything:
+        hint = "Names, globs ('sweep-*') or filters: --state failed --older 7d. '*' is every run."
+        raise SpecError("no run was named", hint=hint)
+    return selection.names[0] if selection.is_by_name and len(selection.names) == 1 else None
+
+
+def on_runs(client: Client, verb: Verb, meant: Selection, *, yes: bool, quiet: bool) -> list[Outcome]:
+    """Find the runs that are meant, ask, and do it to each. quiet: say nothing of each."""
+    runs = chosen(client, meant, verb)
+    if not runs:
+        output.note(f"There is nothing to {verb.name}.")
+        return []
+    lines = [[cell(run, column) for column in _ABOUT] for run in runs]
+    ask(verb, _counted(len(runs)), lines, yes=yes)
+    return each(verb, [run.name for run in runs], quiet=quiet)
+
+
+def chosen(client: Client, selection: Selection, verb: Verb) -> list[Run]:
+    """Find the runs that are meant and that the verb fits; the ones that were named whatever their state.
+
+    Raises NotFound for a name or glob that no run has.
+    """
+    runs = client.select(selection)
+    names = {run.name for run in runs}
+    if selection == Selection(names=selection.names):
+        _refuse_missing(selection.names, names)
+    kept = [run for run in runs if run.name in selection.names or verb.fits(run)]
+    if others := len(runs) - len(kept):
+        output.note(f"Left out: {_counted(others)} in a state in which there is nothing to {verb.name}.")
+    return kept
+
+
+def _refuse_missing(asked: Sequence[str], found: set[str]) -> None:
+    """Raises NotFound."""
+    missing = [name for name in asked if not is_glob(name) and name not in found]
+    if missing:
+        raise NotFound(f"no run named {', '.join(missing)}", hint="`lorad list --all` shows every run.")
+    if not found:
+        raise NotFound(f"no run is named like {', '.join(asked)}", hint="`lorad list --all` shows every run.")
+
+
+def ask(verb: Verb, what: str, lines: Sequence[Sequence[str]], *, yes: bool) -> None:
+    """List what the verb is about, and ask, unless `yes`.
+
+    Raises typer.Abort; SpecError where nobody can be asked.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        hint = "Add --yes, once `lorad list` or `lorad adapters` has shown that they are the right ones."
+        raise SpecError(f"nobody can be asked whether to {verb.name} {what}", hint=hint)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines[:_LISTED]:
+        output.note("  " + "  ".join(map(str.ljust, line, widths)).rstrip())
+    if len(lines) > _LISTED:
+        output.note(f"  and {len(lines) - _LISTED} more")
+    typer.confirm(output.printable(verb.asks.format(what)), abort=True, err=True)
+
+
+def each(verb: Verb, names: Iterable[str], *, quiet: bool = False) -> list[Outcome]:
+    """Do it to one after the other and say what came of each; one that fails does not keep the next.
+
+    quiet: say nothing. Raises DaemonUnreachable.
+    """
+    outcomes = []
+    for name in names:
+        try:
+            outcome = Outcome(name, verb.does(name), None)
+        except DaemonUnreachable:
+            raise
+        except LoradError as error:
+            outcome = Outcome(name, None, error)
+        outcomes.append(outcome)
+        if not quiet:
+            say(verb, outcome)
+    return outcomes
+
+
+def awaited(client: Client, verb: Verb, outcomes: Sequence[Outcome], *, quiet: bool) -> list[Outcome]:
+    """Wait until all that took it are over, and say how they ended.
+
+    A run that ended otherwise than it should has an error in the place of its answer.
+    """
+    found = []
+    for outcome in outcomes:
+        run = outcome.answer
+        while isinstance(run, Run) and run.state not in OVER:
+            time.sleep(_PERIOD)
+            run = client.show(outcome.name)
+        outcome = outcome._replace(answer=run)
+        if isinstance(run, Run) and run.reason not in GOOD:
+            detail = f": {run.detail}" if run.detail else ""
+            ended = Conflict(f"{run.name} ended ({run.reason}){detail}", hint=f"See `lorad logs {run.name}`.")
+            outcome = Outcome(outcome.name, None, ended)
+        found.append(outcome)
+        if not quiet:
+            say(verb, outcome)
+    return found
+
+
+def state_in_words(run: Any) -> str:
+    """Say in which state a run is. run: one of the shapes of a run."""
+    return f"{run.name} is {run.state}" + (f" ({run.reason})." if run.reason else ".")
+
+
+def say(verb: Verb, outcome: Outcome) -> None:
+    if outcome.answer is not None:
+        output.note(verb.says(outcome.answer))
+    elif outcome.error is not None:
+        known = outcome.name in outcome.error.message
+        output.note(f"error: {'' if known else f'{outcome.name}: '}{outcome.error.message}")
+        if outcome.error.hint:
+            output.note(f"  {outcome.error.hint}")
+
+
+def conclude(verb: Verb, outcomes: Sequence[Outcome], *, as_json: bool) -> None:
+    """Print the answers as JSON, an error in the place of one that has none, or how many failed.
+
+    Raises typer.Exit where some failed: with the code that they have in common, else 1.
+    """
+    failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if as_json:
+        output.print_json([*map(_as_data, outcomes)])
+    elif failed:
+        output.note(f"{len(failed)} of {len(outcomes)} failed to {verb.name}.")
+    if failed:
+        codes = {error.exit_code for error in failed}
+        raise typer.Exit(codes.pop() if len(codes) == 1 else 1)
+
+
+def _as_data(outcome: Outcome) -> Any:
+    if outcome.error is None:
+        return outcome.answer
+    return {"name": outcome.name, "error": to_wire(outcome.error)}
+
+
+def _counted(count: int) -> str:
+    return f"{count} run{'s' if count != 1 else ''}"

@@ -1,0 +1,170 @@
+"""Parallel coordinates of a sweep, as text and as SVG: a line for each run, through its values and score."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
+
+from lorad.cli import output, table
+from lorad.client.shapes import LOWER_IS_BETTER, Sweep, SweepRun
+
+_ROWS, _NARROWEST = 13, 40  # cells of the picture
+_FEW = 6  # values of an axis that all get a label
+_LOG_RATIO = 20.0  # from which an axis is logarithmic
+_WIDTH, _HEIGHT, _MARGIN = 900, 420, 60  # pixels of the SVG
+_SCORES: dict[str, Callable[[SweepRun], float | None]] = {
+    "eval": lambda run: run.eval_last,
+    "nll": lambda run: run.nll_last,
+    "reward": lambda run: run.reward_mean,
+    "loss": lambda run: run.loss_mean,
+}
+
+
+class _Axis(NamedTuple):
+    """One key, or the score.
+
+    places: of each run, from 0 at the bottom to 1; None where it has no value. ticks: places with a label.
+    """
+
+    name: str
+    places: list[float | None]
+    ticks: list[tuple[float, str]]
+
+
+def lines(sweep: Sweep, runs: Sequence[SweepRun], width: int) -> list[str]:
+    """Draw the picture in text, the best run in bold; nothing where there are fewer than two runs or axes.
+
+    runs: those of the sweep, the best first.
+    """
+    axes = _axes(sweep, runs)
+    if len(runs) < 2 or len(axes) < 2:
+        return []
+    width = max(width, _NARROWEST)
+    label = max(len(text) for axis in axes for _, text in axis.ticks) + 1
+    columns = [round(place * (width - label - 1) / (len(axes) - 1)) for place in range(len(axes))]
+    cells = [[" "] * width for _ in range(_ROWS)]
+    looks = [[""] * width for _ in range(_ROWS)]
+    for number in reversed(range(len(runs))):  # the best last, on top
+        for x, y in _path([axis.places[number] for axis in axes], columns):
+            cells[y][x], looks[y][x] = ("━", "1;32") if number == 0 else ("·", "2")
+    for axis, column in zip(axes, columns, strict=True):
+        for row in range(_ROWS):
+            cells[row][column], looks[row][column] = "│", ""
+        for place, text in axis.ticks:
+            row = _row(place)
+            cells[row][column + 1 : column + 1 + len(text)] = text
+            looks[row][column + 1 : column + 1 + len(text)] = [""] * len(text)
+    drawn = (_styled(*row) for row in zip(cells, looks, strict=True))
+    best = f"━ {output.printable(runs[0].name)} is the best"
+    return [_head(axes, columns, width), *drawn, best]
+
+
+def _head(axes: Sequence[_Axis], columns: Sequence[int], width: int) -> str:
+    """Write the name of each axis above it, where there is room."""
+    head = [" "] * width
+    for axis, column in zip(axes, columns, strict=True):
+        start = max(0, min(column, width - len(axis.name)))
+        if not "".join(head[max(0, start - 1) : start + len(axis.name)]).strip():
+            head[start : start + len(axis.name)] = axis.name
+    return "".join(head[:width]).rstrip()
+
+
+def _styled(cells: Sequence[str], looks: Sequence[str]) -> str:
+    """Join a row, coloured where stdout is a terminal that can."""
+    end = len("".join(cells).rstrip())
+    parts = groupby(list(zip(cells, looks, strict=True))[:end], key=lambda cell: cell[1])
+    joined = (("".join(char for char, _ in part), look) for look, part in parts)
+    return "".join(table.styled(text, look) if look else text for text, look in joined)
+
+
+def svg(sweep: Sweep, runs: Sequence[SweepRun]) -> str:
+    """Draw the picture as SVG: from blue for the worst run to red for the best."""
+    axes = _axes(sweep, runs)
+    gap = (_WIDTH - 2 * _MARGIN) / max(len(axes) - 1, 1)
+    xs = [_MARGIN + gap * place for place in range(len(axes))]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+    ]
+    for number in reversed(range(len(runs))):
+        share = number / max(len(runs) - 1, 1)
+        points = " ".join(
+            f"{x:.1f},{_pixel(place):.1f}"
+            for x, axis in zip(xs, axes, strict=True)
+            if (place := axis.places[number]) is not None
+        )
+        look = f'stroke="hsl({240 * share:.0f},70%,50%)" stroke-width="{3 if number == 0 else 1.5}"'
+        title = f"<title>{escape(runs[number].name)}</title>"
+        parts.append(f'<polyline points="{points}" fill="none" {look} opacity="0.8">{title}</polyline>')
+    for x, axis in zip(xs, axes, strict=True):
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_pixel(1)}" y2="{_pixel(0)}" stroke="black"/>')
+        parts.append(f'<text x="{x:.1f}" y="28" text-anchor="middle">{escape(axis.name)}</text>')
+        parts += [
+            f'<text x="{x + 5:.1f}" y="{_pixel(place) + 4:.1f}">{escape(text)}</text>'
+            for place, text in axis.ticks
+        ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _pixel(place: float) -> float:
+    return _HEIGHT - _MARGIN / 2 - place * (_HEIGHT - _MARGIN * 1.5)
+
+
+def _axes(sweep: Sweep, runs: Sequence[SweepRun]) -> list[_Axis]:
+    """Make an axis of each key that differs among the runs, and one of the score, whose best is on top."""
+    axes = []
+    for key in sweep.grid:
+        values = [run.values.get(key) for run in runs]
+        if len({json.dumps(value) for value in values}) > 1:
+            axes.append(_axis(key, values))
+    metric = next((name for name, of in _SCORES.items() if any(of(run) is not None for run in runs)), None)
+    if metric is not None:
+        found = _axis(metric, [_SCORES[metric](run) for run in runs])
+        axes.append(_turned(found) if metric in LOWER_IS_BETTER else found)
+    return axes
+
+
+def _turned(axis: _Axis) -> _Axis:
+    places = [None if place is None else 1 - place for place in axis.places]
+    return _Axis(axis.name, places, [(1 - place, text) for place, text in axis.ticks])
+
+
+def _axis(name: str, values: Sequence[Any]) -> _Axis:
+    """Place numbers by size, and anything else in the order in which it comes."""
+    there = [value for value in values if value is not None]
+    if there and all(isinstance(value, int | float) and not isinstance(value, bool) for value in there):
+        low, high = min(there), max(there)
+        scale = math.log if low > 0 and high / low >= _LOG_RATIO else float
+        span = scale(high) - scale(low)
+
+        def place(value: Any) -> float:
+            return (scale(value) - scale(low)) / span if span else 0.5
+
+        ticked = sorted(set(there)) if len(set(there)) <= _FEW else [low, high]
+        return _Axis(
+            name, [None if v is None else place(v) for v in values], [(place(v), f"{v:.4g}") for v in ticked]
+        )
+    words = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    known = list(dict.fromkeys(words))
+    most = max(len(known) - 1, 1)
+    return _Axis(
+        name, [known.index(word) / most for word in words], [(n / most, w) for n, w in enumerate(known)]
+    )
+
+
+def _row(place: float) -> int:
+    return round((1 - place) * (_ROWS - 1))
+
+
+def _path(places: Sequence[float | None], columns: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the cells of a line through its places; none beside an axis where it has no value."""
+    stops = list(zip(columns, places, strict=True))
+    for (left, start), (right, end) in pairwise(stops):
+        if start is None or end is None:
+            continue
+        for x in range(left, right + 1):
+            share = (x - left) / max(right - left, 1)
+            yield x, _row(start + (end - start) * share)

@@ -1,0 +1,295 @@
+"""`lorad.connect()`: everything that a daemon has, from Python."""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lorad import __version__
+from lorad.api.connection import Connection
+from lorad.api.inputs import Spec, axes, overrides, spec_text, version_name
+from lorad.api.run import Run, run_row
+from lorad.api.sweep import Sweep
+from lorad.api.table import Table
+from lorad.box.paths import Home
+from lorad.client import box_shapes, launch, shapes
+from lorad.client.client import Client
+from lorad.client.requests import HalvingRequest, Sampling
+from lorad.client.transport import Transport
+from lorad.errors import DaemonUnreachable, SpecError
+from lorad.selection import Selection
+
+_log = logging.getLogger("lorad")
+
+
+def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -> "Lorad":
+    """Connect to the daemon of a home.
+
+    home: its directory, by default that of `LORAD_HOME`, as for every command.
+    start: start the daemon when it does not answer, here and while something is waited for.
+    Raises DaemonUnreachable when no daemon answers, or it does not start; StorageError and NotAllowed for a
+    home that cannot be used.
+    """
+    Transport.on_other_version = _other_version
+    place = None if home is None else Home(Path(home).expanduser().absolute())
+    if start:
+        return Lorad(Connection(launch.connected(place), start))
+    client = Client(place)
+    try:
+        client.status()
+    except DaemonUnreachable as error:
+        hint = f"{error.hint} Or let `lorad.connect(start=True)` start it."
+        raise DaemonUnreachable(error.message, hint=hint) from None
+    return Lorad(Connection(client, start))
+
+
+def _other_version(version: str) -> None:
+    daemon = f"version {version}" if version else "an earlier version"
+    _log.warning("The daemon is %s, this is %s: `lorad daemon restart` replaces it.", daemon, __version__)
+
+
+class Lorad:
+    """The daemon of one home, which `lorad.connect()` makes.
+
+    Each request has a connection of its own: it may be used from several threads, and outlives a daemon that
+    is restarted. Every method raises DaemonUnreachable when no daemon answers, NotAllowed for what is
+    somebody else's, and otherwise what it says.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def client(self) -> Client:
+        """What asks the daemon: a method for each request, also for those without one here. Not stable."""
+        return self._connection.client
+
+    @property
+    def status(self) -> box_shapes.Status:
+        """The daemon itself: version, home, caller, gateway, disk."""
+        return self.client.status()
+
+    # -- runs ------------------------------------------------------------------------------------------------
+    def run(self, spec: Spec, /, *, name: str | None = None, **keys: Any) -> Run:
+        """Check a spec and start a run of it; returns when it is queued.
+
+        spec: a file, the text of one, or a dict. name: of the run, else the spec's, else one is made up.
+        keys: of the spec, which win: `seed=1, trainer={"lr": 3e-5}` or `**{"trainer.lr": 3e-5}`; those of a
+            section that are not given stay. Relative paths begin at the working directory, in a file at its
+            directory.
+        Warnings about the spec go to the logger `lorad`. Raises SpecError, with the line or the key to blame,
+        and Conflict when the name is taken.
+        """
+        read = spec_text(spec)
+        changed = overrides(keys)
+        started = self.client.run(read.text, source=read.source, cwd=read.cwd, overrides=changed, name=name)
+        made = Run(self._connection, started)
+        with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and its details have them
+            for warning in made.details.warnings:
+                _log.warning("%s: %s", made.name, warning)
+        return made
+
+    def runs(
+        self,
+        pattern: str = "*",
+        *,
+        state: str | Sequence[str] = (),
+        owner: str | None = None,
+        sweep: str | None = None,
+        tag: str | Sequence[str] = (),
+        base: str | None = None,
+        sort: str | Sequence[str] = (),
+        limit: int | None = None,
+    ) -> Table[Run]:
+        """List runs, newest first.
+
+        pattern: of their names, with * and ?, as for all texts here. state: one or several states, or reasons
+        of an end: `failed`. owner: a user; `me` is you. tag: one or several, of which one has to fit.
+        base: the model, whole or the last part of its path. sort: a column, a key of the spec or a metric, or
+        several; `-reward` puts the largest first. limit: at most so many. Raises SpecError for a state or a
+        word that there is not.
+        """
+        if limit == 0:
+            return Table((), row=run_row)
+        meant = Selection(
+            names=[pattern],
+            state=_several(state),
+            owner=_several(owner),
+            sweep=_several(sweep),
+            tag=_several(tag),
+            base=_several(base),
+        )
+        found = self.client.select(meant, sort=_several(sort), limit=limit or 0)
+        return Table((Run(self._connection, run) for run in found), row=run_row)
+
+    def get(self, name: str) -> Run:
+        """Find a run by its name. Raises NotFound."""
+        return Run(self._connection, self.client.show(name))
+
+    def sweep(
+        self,
+        spec: Spec,
+        grid: Mapping[str, Iterable[Any]],
+        /,
+        *,
+        name: str | None = None,
+        halving: bool | HalvingRequest = False,
+        **keys: Any,
+    ) -> Sweep:
+        """Start a run for each point of a grid, all on one warm base; returns when they are queued.
+
+        grid: the values of each key: `{"trainer.lr": [1e-4, 3e-4], "seed": [1, 2]}`.
+        name: its runs are NAME-1, NAME-2, …
+        halving: stop the worse runs at each rung. spec, keys: see `run`. Raises SpecError.
+        """
+        read, wish = spec_text(spec), HalvingRequest() if halving is True else halving or None
+        started = self.client.sweep(
+            read.text,
+            source=read.source,
+            cwd=read.cwd,
+            overrides=[*axes(grid), *overrides(keys)],
+            name=name,
+            halving=wish,
+        )
+        for warning in started.warnings:
+            _log.warning("%s: %s", started.sweep, warning)
+        return Sweep(self._connection, started.sweep)
+
+    def get_sweep(self, name: str) -> Sweep:
+        """Find a sweep by its name. Raises NotFound."""
+        sweep = Sweep(self._connection, name)
+        return Sweep(self._connection, sweep.details.sweep)
+
+    def events(self, after: int = -1) -> Iterator[shapes.Event]:
+        """Yield events of all runs with id > after, for ever, as they happen; `after=-1`: only new ones."""
+        return (event for event in self.client.events(after) if event.kind != "idle")
+
+    # -- versions and what serves ----------------------------------------------------------------------------
+    @property
+    def aliases(self) -> Table[shapes.ServedAlias]:
+        """What is served under which name, and who asks for it how much."""
+        return Table(self.client.aliases())
+
+    def swap(
+        self, alias: str, version: str | shapes.Version | None = None, *, rollback: bool = False
+    ) -> shapes.Swapped:
+        """Serve a version under an alias, once it is loaded and attested; returns when the gateway answers.
+
+        version: run@number, run@best, or one of `run.versions`. rollback: the version before instead.
+        Raises AttestationFailed and AdapterRefused, which change nothing, and NotFound.
+        """
+        named = None if version is None else version_name(version)
+        return self.client.swap(alias, named, rollback=rollback)
+
+    def remove_alias(self, alias: str) -> shapes.RemovedAlias:
+        """Serve nothing under an alias any more. Raises NotFound."""
+        return self.client.remove_alias(alias)
+
+    def pin(self, version: str | shapes.Version) -> shapes.Version:
+        """Keep a version loaded, and its files safe. Raises NotFound."""
+        return self.client.pin(version_name(version))
+
+    def unpin(self, version: str | shapes.Version) -> shapes.Version:
+        """Remove a pin. Raises NotFound."""
+        return self.client.unpin(version_name(version))
+
+    def export(self, version: str | shapes.Version, directory: str | os.PathLike[str]) -> shapes.Exported:
+        """Copy a version, verified, into a new or empty directory that PEFT, SGLang and vLLM load.
+
+        Raises NotFound, Conflict for a directory with files, and IntegrityError.
+        """
+        place = Path(directory).expanduser().absolute()
+        return self.client.export(version_name(version), str(place))
+
+    def generate(
+        self,
+        version: str | shapes.Version,
+        prompt: str,
+        *,
+        n: int = 1,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        max_new_tokens: int = 64,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> shapes.Generated:
+        """Complete a prompt `n` times with a version; its pool is started if it is not warm.
+
+        version: an alias, run@number, run@best, a run's name for its current version, or one of
+        `run.versions`.
+        temperature: 0 is greedy. top_k: 0 is all. stop: texts that end a completion. Raises NotFound,
+        SpecError.
+        """
+        sampling = Sampling(n, temperature, top_p, top_k, max_new_tokens, seed, list(stop))
+        return self.client.generate(version_name(version), prompt, sampling)
+
+    def eval(
+        self,
+        version: str | shapes.Version,
+        data: str | os.PathLike[str] | None = None,
+        *,
+        reward: str | None = None,
+        problems: int | None = None,
+        n: int = 1,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        max_new_tokens: int | None = None,
+        pass_at: float = 1.0,
+        prompt_key: str | None = None,
+        answer_key: str | None = None,
+        env: str | None = None,
+        suite: str | None = None,
+        python: str | None = None,
+        out: str | os.PathLike[str] | None = None,
+    ) -> shapes.Result:
+        """Evaluate a version on rows, and keep the figures with it.
+
+        data: a builtin task, a file of rows, or a hub dataset. reward: a builtin one or FILE.py:FUNCTION, by
+            default the run's. problems: the first so many rows; by default all of a file, 256 of a task.
+        n: completions of each problem, for avg@n and pass@k. pass_at: the reward from which one has passed.
+        temperature: 0 is greedy. top_k: 0 is all. max_new_tokens: by default the run's.
+        prompt_key, answer_key: columns of the rows. env: whose episodes are played, a builtin environment or
+            FILE.py:CLASS; by default the run's.
+        suite: `lm_eval:TASK` or `inspect:FILE` instead of data. python: the interpreter that has it, by
+            default this one. out: a file for the completions.
+        Raises SpecError, NotFound, and what ended the evaluation.
+        """
+        from lorad.client.evaluate import evaluated  # slow: it knows builtin tasks
+
+        if (data is None) == (suite is None):
+            raise SpecError("either data or a suite is evaluated", hint='For example eval("r@4", "sort").')
+        given: dict[str, Any] = {
+            "data": None if data is None else os.fspath(data), "reward": reward, "problems": problems, "n": n,
+            "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens,
+            "pass_at": pass_at, "prompt_key": prompt_key, "answer_key": answer_key, "env": env,
+        }  # fmt: skip
+        interpreter = python or sys.executable
+        place, name = "" if out is None else os.fspath(out), version_name(version)
+        return evaluated(
+            self.client, name, given, suite=suite, python=interpreter, out=place, note=_log.warning
+        )
+
+    # -- the machine -----------------------------------------------------------------------------------------
+    @property
+    def pools(self) -> Table[box_shapes.Pool]:
+        """Base models that are kept warm."""
+        return Table(self.client.pools())
+
+    @property
+    def devices(self) -> Table[box_shapes.Device]:
+        """What there is to run on, and who uses it."""
+        return Table(self.client.devices())
+
+    def __repr__(self) -> str:
+        return f"<Lorad {self.client.home.root}>"
+
+
+def _several(words: str | Sequence[str] | None) -> list[str]:
+    if words is None:
+        return []
+    return [words] if isinstance(words, str) else [*words]

@@ -1,0 +1,43 @@
+"""What every handle asks through: a client, and whether the daemon may be started."""
+
+import threading
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from lorad.client import launch
+from lorad.client.client import Client
+from lorad.errors import LoradError
+
+given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
+"""It is set when nobody waits any longer for what this thread does."""
+
+
+class _GivenUp(LoradError):
+    """Nobody waits any longer."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Safe to use from several threads: each request has a connection of its own.
+
+    start: whether a daemon that does not answer is started.
+    """
+
+    client: Client
+    start: bool
+
+    def revive(self, error: LoradError) -> None:
+        """Start the daemon that went away. Raises `error` where it is not to be started."""
+        if not self.start:
+            raise error
+        launch.start(self.client)
+
+
+def rest(seconds: float) -> None:
+    """Sleep between two looks. Raises an error as soon as nobody waits any longer."""
+    event = given_up.get()
+    if event is None:
+        time.sleep(seconds)
+    elif event.wait(seconds):
+        raise _GivenUp("nobody waits any longer")

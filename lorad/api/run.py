@@ -1,0 +1,280 @@
+"""A run, from Python."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct, structs
+
+from lorad.api import picture, watch
+from lorad.api.connection import Connection, rest
+from lorad.api.inputs import overrides
+from lorad.api.table import Table
+from lorad.api.waiting import is_over, pages, wait
+from lorad.client import shapes
+from lorad.client.client import Client
+from lorad.client.conditions import condition
+from lorad.errors import DaemonUnreachable
+
+_PERIOD = 0.3  # seconds between looks at a log
+_ABOUT = ("step", "version", "attempt", "at")
+_FIRST = ("reward", "loss", "kl", "tokens_per_second", "seconds")  # metrics that a table begins with
+
+
+class Progress(Struct, frozen=True):
+    """How far a run is."""
+
+    state: str  # lorad.states.RunState
+    step: int
+    steps: int
+    share: float  # 0 to 1
+    seconds_left: float | None  # by the measured time of its steps; None when nothing works on it
+
+
+class Run:
+    """A run: `lorad.connect().get("sorter")`, or what `Lorad.run` has started.
+
+    Every attribute but `name` and `summary` asks the daemon when it is read. Safe to use from several
+    threads. Every method raises NotFound when the run does not exist any more, and DaemonUnreachable when no
+    daemon answers. In Jupyter it shows a bar and a curve.
+    """
+
+    def __init__(self, connection: Connection, summary: shapes.Run) -> None:
+        self._connection, self._summary = connection, summary
+
+    # -- what it is ------------------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self._summary.name
+
+    @property
+    def summary(self) -> shapes.Run:
+        """The run as this handle saw it last, without asking."""
+        return self._summary
+
+    @property
+    def details(self) -> shapes.RunDetails:
+        """Everything about the run, as `lorad show` has it."""
+        self._summary = found = self._client.show(self.name)
+        return found
+
+    @property
+    def state(self) -> str:
+        """Where it is in its life: queued, starting, running, stopping, paused or ended."""
+        return self.details.state
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The whole spec with its defaults, as plain data."""
+        return self.details.spec
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is, and how long it still takes."""
+        run = self.details
+        return Progress(run.state, run.step, run.steps, picture.share(run), picture.seconds_left(run))
+
+    # -- what it measured and wrote --------------------------------------------------------------------------
+    @property
+    def steps(self) -> Table[shapes.Step]:
+        """The steps of the surviving lineage, in order; as a table with a column for each metric."""
+        return Table(pages(self._client, self.name), row=_step_row)
+
+    @property
+    def evals(self) -> Table[shapes.Evaluation]:
+        """Its held-out evaluations, in order; as a table with `eval`, and `eval/NAME` of each further set."""
+        return Table(self._client.evals(self.name), row=_eval_row)
+
+    def samples(
+        self,
+        step: int | None = None,
+        *,
+        eval: str | None = None,
+        problem: int | None = None,
+        limit: int = 1000,
+    ) -> Table[shapes.Sample]:
+        """Read what the model wrote at a step, by default the last.
+
+        eval: the completions of this set of held-out problems instead, `main` for that of data.eval.
+        problem: those of one problem, by its number, at all steps. limit: at most so many.
+        """
+        found = self._client.samples(self.name, step=step, eval=eval, problem=problem, limit=limit)
+        return Table(found)
+
+    @property
+    def versions(self) -> Table[shapes.Version]:
+        """Its versions, oldest first."""
+        return Table(self._client.adapters(self.name))
+
+    @property
+    def checkpoints(self) -> Table[shapes.Checkpoint]:
+        """What it can be resumed from."""
+        return Table(self._client.checkpoints(self.name))
+
+    @property
+    def results(self) -> Table[shapes.Result]:
+        """What its versions came to when somebody evaluated them."""
+        return Table(self._client.results(self.name))
+
+    def events(self, after: int = 0) -> Iterator[shapes.Event]:
+        """Yield its events with id > after as they happen, until the run is over; `after=-1`: only new ones.
+
+        A daemon that dies meanwhile is started again where `connect` may, and no event is lost.
+        """
+        if after < 0:
+            after = max((one.id for one in self._client.history(self.name, limit=1)), default=0)
+        last = self._last_event()
+        while last is None or after < last:
+            try:
+                for event in self._client.events(after, run=self.name):
+                    if event.kind != "idle":
+                        after = event.id
+                        yield event
+                    if event.kind in ("idle", "state") or (last is not None and after >= last):
+                        last = self._last_event()
+                    if last is not None and after >= last:
+                        return
+                    rest(0)
+            except DaemonUnreachable as error:
+                self._connection.revive(error)
+
+    def logs(self, of: str = "driver", *, size: int = 65536) -> str:
+        """Read the end of a log, at most `size` bytes. of: driver, pool, trainer or engine."""
+        return self._client.logs(self.name, of=of, offset=-size, limit=size).text
+
+    def follow_logs(self, of: str = "driver", *, size: int = 65536) -> Iterator[str]:
+        """Yield the end of a log, and what comes, until the run is over. of: driver, pool, trainer or
+        engine."""
+        offset = -size
+        while True:
+            try:
+                part = self._client.logs(self.name, of=of, offset=offset)
+            except DaemonUnreachable as error:
+                self._connection.revive(error)
+                continue
+            offset = part.offset
+            if part.text:
+                yield part.text
+            elif is_over(self.details):
+                return
+            rest(0 if part.text else _PERIOD)
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+    def wait(
+        self,
+        *,
+        until: str | Callable[[shapes.RunDetails], bool] | None = None,
+        timeout: float | None = None,
+    ) -> shapes.RunDetails:
+        """Wait until the run is over, that is ended or paused.
+
+        until: return earlier, as soon as a step or an evaluation is so: `eval>0.9`, `step>=20`, `loss<0.1`;
+            or a function of the run's details. What happened before the call counts.
+        timeout: seconds.
+        Raises RunFailed when it does not end well, NotReached when it is over without what `until` says,
+        TimedOut, and SpecError for an `until` that is no condition. A daemon that dies meanwhile is started
+        again where `connect` may.
+        """
+        wished = condition(until) if isinstance(until, str) else until
+        self._summary = found = wait(self._connection, self.name, until=wished, timeout=timeout)
+        return found
+
+    def watch(self, *, period: float = 1.0) -> None:
+        """Show the run in place until it is over: a bar and a curve in Jupyter, a line elsewhere.
+
+        period: seconds between looks. An interrupt (Ctrl-C, or the kernel's) ends the watching, and not the
+        run.
+        """
+        watch.watch(self, period)
+
+    # -- control ---------------------------------------------------------------------------------------------
+    def stop(self) -> "Run":
+        """Have it finish its step, write a checkpoint and end; it can still be resumed. Returns at once."""
+        return self._is(self._client.stop(self.name))
+
+    def pause(self) -> "Run":
+        """Have it finish its step and write a checkpoint, and keep it for `resume`. Returns at once."""
+        return self._is(self._client.pause(self.name))
+
+    def kill(self) -> "Run":
+        """End it at once; a resume starts at its last checkpoint."""
+        return self._is(self._client.kill(self.name))
+
+    def resume(self, /, *, step: int | None = None, steps: int | None = None, **keys: Any) -> "Run":
+        """Continue exactly from the checkpoint of a step, by default the newest.
+
+        steps: the new total. keys: of the spec that change from now on: `trainer={"backend": "fsdp"}`.
+        Raises Conflict while the run is at work, and SpecError for keys that may not change.
+        """
+        return self._is(self._client.resume(self.name, step=step, steps=steps, overrides=overrides(keys)))
+
+    def fork(
+        self,
+        /,
+        version: int | str | None = None,
+        *,
+        name: str | None = None,
+        steps: int | None = None,
+        fresh: bool = False,
+        **keys: Any,
+    ) -> "Run":
+        """Start a new run from a version of this one, by default the current one, with its optimizer's state.
+
+        version: its number, or `best`. name: of the new run, by default RUN-fork. steps: of its own. fresh:
+        take the weights alone. keys: of the spec that differ. Raises SpecError and Conflict.
+        """
+        origin = self.name if version is None else f"{self.name}@{version}"
+        forked = self._client.fork(origin, overrides=overrides(keys), name=name, steps=steps, fresh=fresh)
+        return Run(self._connection, forked)
+
+    def remove(self) -> shapes.Removed:
+        """Delete the run with its versions, checkpoints, samples and logs. Raises Conflict while it is at
+        work."""
+        return self._client.remove(self.name)
+
+    # -- how it shows ----------------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        return f"<Run {picture.line(self._summary)}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return what Jupyter shows; without a daemon, what was seen last."""
+        try:
+            run = self.details
+            page = picture.page(run, picture.curves(self._client, run))
+        except DaemonUnreachable:
+            return {"text/plain": repr(self)}
+        return {"text/plain": picture.line(run), "text/html": page}
+
+    # -- inside ----------------------------------------------------------------------------------------------
+    @property
+    def _client(self) -> Client:
+        return self._connection.client
+
+    def _is(self, summary: shapes.Run) -> "Run":
+        self._summary = summary
+        return self
+
+    def _last_event(self) -> int | None:
+        """Return the id of the last event of a run that is over, else None."""
+        if not is_over(self.details):
+            return None
+        return max((one.id for one in self._client.history(self.name, limit=1)), default=0)
+
+
+def run_row(run: Run) -> dict[str, Any]:
+    """Make a row of a run: what a list of runs has of it."""
+    plain: Mapping[str, Any] = structs.asdict(run.summary)
+    left_out = ("rates", "signals", "recent")
+    return {key: plain[key] for key in shapes.Run.__struct_fields__ if key not in left_out}
+
+
+def _step_row(step: shapes.Step) -> dict[str, Any]:
+    row = {key: getattr(step, key) for key in _ABOUT}
+    first = {key: step.metrics[key] for key in _FIRST if key in step.metrics}
+    return row | first | dict(step.metrics)
+
+
+def _eval_row(found: shapes.Evaluation) -> dict[str, Any]:
+    row = {key: getattr(found, key) for key in (*_ABOUT, "problems", "failed")}
+    more = {key: getattr(found, key) for key in ("perplexity", "token_accuracy")}
+    return row | dict(found.figures) | {key: value for key, value in more.items() if value is not None}

@@ -1,0 +1,78 @@
+"""A sweep, from Python."""
+
+import time
+from typing import Any
+
+from lorad.api.connection import Connection, rest
+from lorad.api.run import Run, run_row
+from lorad.api.table import Table
+from lorad.api.waiting import has_failed, is_over
+from lorad.client import shapes
+from lorad.errors import DaemonUnreachable, RunFailed, TimedOut
+
+_PERIOD = 0.5  # seconds between looks
+
+
+class Sweep:
+    """A sweep: what `Lorad.sweep` has started. Safe to use from several threads."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection, self._name = connection, name
+
+    @property
+    def name(self) -> str:
+        """The sweep's name."""
+        return self._name
+
+    @property
+    def details(self) -> shapes.Sweep:
+        """The sweep as it is: its grid, its runs with their values, and the rungs of its halving.
+
+        Raises NotFound for none of that name.
+        """
+        (found,) = self._connection.client.sweeps(self._name)
+        return found
+
+    @property
+    def runs(self) -> Table[Run]:
+        """Its runs; as a table with a column for each key of the grid."""
+        values = {run.name: run.values for run in self.details.runs}
+        made = [Run(self._connection, run) for run in self.details.runs]
+        return Table(made, row=lambda run: _row(run, values.get(run.name, {})))
+
+    def wait(self, *, timeout: float | None = None) -> shapes.Sweep:
+        """Wait until all of its runs are over.
+
+        timeout: seconds. Raises TimedOut, and RunFailed of the first run when no run ended well.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                found = self.details
+            except DaemonUnreachable as error:
+                self._connection.revive(error)
+                continue
+            at_work = [run.name for run in found.runs if not is_over(run)]
+            if not at_work:
+                return _refuse_failed(found)
+            if deadline is not None and time.monotonic() >= deadline:
+                names = ", ".join(at_work)
+                raise TimedOut(f"{names} of sweep {self._name} are not over after {timeout:g} seconds")
+            rest(_PERIOD)
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self._name}>"
+
+
+def _refuse_failed(sweep: shapes.Sweep) -> shapes.Sweep:
+    """Raises RunFailed when no run ended well."""
+    if sweep.runs and all(has_failed(run) for run in sweep.runs):
+        run = sweep.runs[0]
+        hint = f"No run of sweep {sweep.sweep} ended well; `lorad sweep --list {sweep.sweep}` shows all."
+        raise RunFailed(run.name, run.reason or run.state, run.detail, step=run.step, hint=hint)
+    return sweep
+
+
+def _row(run: Run, values: dict[str, Any]) -> dict[str, Any]:
+    row = run_row(run)
+    return {"name": row.pop("name"), **values, **row}

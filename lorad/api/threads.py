@@ -1,0 +1,57 @@
+"""Blocking calls for asyncio: each in a thread of its own, which ends soon after nobody waits for it."""
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar
+
+from lorad.api.connection import given_up
+
+R = TypeVar("R")
+_END = object()
+
+
+async def in_thread(call: Callable[[], R]) -> R:
+    """Return what a call returns, or raise what it raises. When this is cancelled, its next `rest` ends it.
+
+    There are as many threads as calls: a thousand may wait at once, and none keeps the interpreter from
+    exiting.
+    """
+    loop, nobody_waits = asyncio.get_running_loop(), threading.Event()
+    answer: asyncio.Future[R] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        given_up.set(nobody_waits)
+        try:
+            set_answer = functools.partial(answer.set_result, call())
+        except BaseException as error:
+            set_answer = functools.partial(answer.set_exception, _that_a_future_takes(error))
+
+        def hand_over() -> None:
+            if not answer.done():
+                set_answer()
+
+        try:
+            loop.call_soon_threadsafe(hand_over)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
+
+    threading.Thread(target=context.run, args=(work,), daemon=True, name="lorad").start()
+    try:
+        return await answer
+    finally:
+        nobody_waits.set()
+
+
+def _that_a_future_takes(error: BaseException) -> BaseException:
+    return RuntimeError("the iterator ended") if isinstance(error, StopIteration) else error
+
+
+async def over_threads(make: Callable[[], Iterator[Any]]) -> AsyncIterator[Any]:
+    """Yield what an iterator yields, which is only ever asked in a thread."""
+    found = await in_thread(make)
+    while (item := await in_thread(functools.partial(next, found, _END))) is not _END:
+        yield item

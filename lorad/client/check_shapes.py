@@ -1,0 +1,63 @@
+"""What the check of a spec says: all that would be true of a run if it were started now."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.protocol.preflight import DataLook, Rate
+
+
+class Files(Struct, frozen=True):
+    """What the run will keep on disk at most. Sizes are bytes; free: on that disk, None where not known."""
+
+    versions: int = 0
+    version_bytes: int = 0  # of one
+    checkpoints: int = 0
+    checkpoint_bytes: int = 0  # of one
+    total: int = 0
+    free: int | None = None
+
+
+class Start(Struct, frozen=True):
+    """Whether the run would start.
+
+    state: now, waits, or never.
+    why: what it waits for, or why it can never run.
+    devices: where it would start.
+    pool: the warm pool that it would join; "" where one would be made.
+    stops: runs of lower priority that would make room for it.
+    ahead: queued runs that are before it.
+    """
+
+    state: str
+    why: str = ""
+    devices: list[str] = []
+    pool: str = ""
+    stops: list[str] = []
+    ahead: int = 0
+
+
+class Check(Struct, frozen=True):
+    """A spec that is sound, and what it comes to."""
+
+    name: str
+    spec: dict[str, Any] = {}  # with everything chosen that it leaves open
+    model_path: str = ""
+    model_dtype: str = ""
+    parameters: int = 0
+    adapter_parameters: int = 0
+    modules: int = 0  # linears that the adapter changes
+    algorithm: str = ""  # the parts that its name stands for, in words
+    rate: Rate | None = None
+    memory_needed: int = 0
+    memory_available: int | None = None
+    memory_share: float = 1.0  # of what is available that a pool may take
+    rows: int | None = None  # of the training data; None: they never end
+    left_out: int = 0  # rows that are too long
+    data_format: str = ""
+    look: DataLook | None = None
+    held_out: int = 0  # problems
+    samples_per_step: int = 0
+    files: Files = Files()
+    start: Start = Start("now")
+    warnings: list[str] = []

@@ -1,0 +1,99 @@
+"""Check a spec as `run` does, and say what would become of it. Nothing is queued, and nothing stays."""
+
+import asyncio
+import contextlib
+import shutil
+import time
+import uuid
+
+import msgspec
+
+from lorad.adapters.directory import TEMPORARY, discard
+from lorad.client.check_shapes import Check, Start
+from lorad.client.requests import RunRequest
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.verbs.control import replaceable
+from lorad.daemon.context import Context, Request
+from lorad.daemon.process.processes import write_json
+from lorad.daemon.process.users import Caller
+from lorad.daemon.queue.forecast import forecast
+from lorad.daemon.queue.limits import refuse_priority
+from lorad.daemon.runs.create import asked_for, refuse_used
+from lorad.daemon.runs.footprint import footprint
+from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.rate import rated
+from lorad.daemon.runs.reference import clear, refuse_other_model, staged
+from lorad.protocol.preflight import SpecFacts
+from lorad.spec.model import Spec, to_json
+from lorad.states import RunState
+from lorad.store.rows import RunRow
+
+
+async def check(ctx: Context, call: Call) -> Check:
+    """Preflight a spec and forecast its start.
+
+    Raises what `run` raises: SpecError, Conflict (the name is in use), StorageError, NotAllowed.
+    """
+    body = call.json(RunRequest)
+    spec = await asked_for(ctx, call.caller, body)
+    if not body.replace or replaceable(ctx, call.caller, str(spec.name)) is None:
+        refuse_used(ctx, spec)
+    refuse_priority(ctx, call.caller, spec)
+    reference = await staged(ctx, call.caller, spec, body.cwd)
+    try:
+        directory = reference and reference.directory
+        facts = await preflight(ctx, spec, body.cwd, call.caller.uid, directory, look=True)
+        spec, facts = rated(spec, facts)
+        refuse_other_model(reference, facts)
+        kept = reference and reference.reference
+    finally:
+        clear(reference)
+    model = facts.model_path, facts.model_dtype, facts.parameters
+    request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=kept)
+    start = await _start(ctx, call.caller, spec, request)
+    return _said(ctx, spec, facts, start)
+
+
+async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> Start:
+    """Forecast the start; what the queue reads of a run is on disk for as long as that takes."""
+    place = ctx.runs_root / f"{TEMPORARY}check-{uuid.uuid4().hex[:8]}"
+    row = RunRow(
+        name=str(spec.name),
+        owner=caller.name,
+        owner_uid=caller.uid,
+        state=RunState.QUEUED,
+        priority=spec.resources.priority,
+        queue_group=spec.resources.group,
+        created_at=time.time(),
+        spec=to_json(spec).decode(),
+        directory=str(place),
+    )
+    try:
+        place.mkdir(parents=True, mode=0o700)
+        write_json(place / "request.json", msgspec.to_builtins(request))
+        return forecast(ctx, row)
+    finally:
+        await asyncio.to_thread(discard, place)
+
+
+def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start) -> Check:
+    free = None
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(ctx.runs_root).free
+    shared = ("model_path", "model_dtype", "parameters", "adapter_parameters", "rate", "memory_needed")
+    more = ("memory_available", "data_format", "look", "warnings")
+    group = spec.algorithm.group_size if spec.algorithm.kind == "rl" else 1
+    return Check(
+        name=str(spec.name),
+        spec=msgspec.to_builtins(spec),
+        modules=len(facts.modules),
+        algorithm=f"{spec.algorithm.name}: {spec.algorithm.in_words}",
+        memory_share=spec.pool.memory_fraction,
+        rows=facts.dataset_size,
+        left_out=facts.dropped,
+        held_out=facts.eval_size,
+        samples_per_step=spec.data.prompts_per_step * group,
+        files=footprint(spec, facts, free),
+        start=start,
+        **{key: getattr(facts, key) for key in (*shared, *more)},
+    )

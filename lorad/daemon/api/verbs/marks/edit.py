@@ -1,0 +1,85 @@
+"""Change what a queued run asks for, without changing what it trains."""
+
+import msgspec
+from msgspec.structs import replace
+
+from lorad.box.paths import RunDir
+from lorad.client.mark_shapes import EditRequest
+from lorad.client.shapes import Run
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.views import run_view
+from lorad.daemon.context import Context, request_of, spec_of
+from lorad.daemon.process.processes import write_json
+from lorad.daemon.queue.limits import refuse_priority
+from lorad.daemon.runs.preflight import preflight
+from lorad.errors import Conflict, SpecError
+from lorad.files import write_whole
+from lorad.rl.doubts import refuse_contradictions
+from lorad.spec.model import Spec, to_json
+from lorad.spec.text import overridden, override
+from lorad.states import RunState
+from lorad.store import events, runs
+from lorad.store.rows import RunRow
+
+
+async def edit(ctx: Context, call: Call) -> Run:
+    """Set keys of a queued run: resources.*, and trainer.steps before its first attempt.
+
+    Raises Conflict when it is not queued, SpecError for other keys and for values that do not fit, and
+    NotAllowed for a priority that is not theirs to give.
+    """
+    overrides, run = call.json(EditRequest).overrides, runs.get(ctx.store, call.run)
+    _refuse_begun(run)
+    _refuse_other_keys(run, overrides)
+    before = spec_of(run)
+    spec = override(before, overrides)
+    refuse_contradictions(spec)
+    if spec.resources.priority > before.resources.priority:
+        refuse_priority(ctx, call.caller, spec)
+    request = replace(request_of(run), overrides=[*request_of(run).overrides, *overrides])
+    if spec.resources.devices != before.resources.devices:
+        reference = None if request.reference is None else run.dir.reference
+        await preflight(ctx, spec, request.cwd, run.owner_uid, reference)
+    now = runs.get(ctx.store, run.name)
+    if (now.state, now.spec) != (run.state, run.spec):
+        raise Conflict(f"run {run.name} changed meanwhile: it is {now.state}", hint="Look, and try again.")
+    with ctx.store.write():
+        runs.respecify(ctx.store, run.name, spec)
+        data = {"changed": overrides, "by": call.caller.name}
+        events.append(ctx.store, run.name, "edited", data)
+        _keep(run.dir, spec, msgspec.to_builtins(request))
+    ctx.loop.poke()
+    return run_view(runs.get(ctx.store, call.run))
+
+
+def _refuse_begun(run: RunRow) -> None:
+    if run.state != RunState.QUEUED:
+        hint = (
+            f"`lorad resume {run.name} key=value` changes keys from its next attempt on."
+            if RunState(run.state).is_over
+            else f"`lorad pause {run.name}`, and then `lorad resume {run.name} key=value`."
+        )
+        raise Conflict(f"run {run.name} is {run.state}, and only a queued run can be edited", hint=hint)
+
+
+def _refuse_other_keys(run: RunRow, overrides: list[str]) -> None:
+    """Raises SpecError for keys that make another run of it."""
+    if not overrides:
+        raise SpecError("no key is given", hint=f"For example `lorad edit {run.name} resources.priority=2`.")
+    for text in overrides:
+        key = overridden(text)
+        if key.startswith("resources."):
+            continue
+        if key == "trainer.steps" and run.attempt == 0:
+            continue
+        why = "it has begun already" if key == "trainer.steps" else "it says what the run trains or where"
+        raise SpecError(
+            f"override {text}: {key} cannot be edited: {why}",
+            hint="resources.* can be, and trainer.steps before the first attempt. For anything else: "
+            f"`lorad kill {run.name}`, and `lorad run … --replace`.",
+        )
+
+
+def _keep(directory: RunDir, spec: Spec, request: object) -> None:
+    write_whole(directory.spec, to_json(spec))
+    write_json(directory.root / "request.json", request)

@@ -1,0 +1,1 @@
+"""Who used how much of the box: take in what pools report, and answer for it."""

@@ -1,0 +1,100 @@
+"""The bill, with prices and with what runs take on disk."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from msgspec.structs import asdict, replace
+
+from lorad.box.config import Prices
+from lorad.client.box_shapes import Bill, BillLine
+from lorad.daemon.access import sees_all
+from lorad.daemon.context import Context
+from lorad.daemon.process.users import Caller
+from lorad.daemon.state import bytes_of
+from lorad.store import runs
+from lorad.store.bill import HOUR, BillRow, By, bill
+from lorad.store.rows import RunRow
+
+KEYS: Sequence[By] = get_args(By)
+_OF_RUNS = ("run", "user", "sweep")
+_SIZES_SECONDS = 60.0  # for which sizes of directories are believed
+_SUMS = (
+    *("held", "busy", "wasted", "sampled", "trained", "generated", "served", "wasted_tokens"),
+    *("prompts", "cached"),
+)
+
+
+async def bill_of(
+    ctx: Context,
+    caller: Caller,
+    by: By,
+    *,
+    user: str | None = None,
+    since: float | None = None,
+    until: float | None = None,
+) -> Bill:
+    """Answer with what the caller may see: where only owners see what is theirs, nothing of others, and
+    nothing that is nobody's.
+    """
+    mine = None if sees_all(ctx, caller) else caller.uid
+    rows = await ctx.read(bill, by, since=since, until=until, user=user, owner_uid=mine)
+    lines = list(_lines(rows, ctx.config.prices))
+    if by in _OF_RUNS:
+        disk = await _disk(ctx, by, {line.key for line in lines if line.key})
+        lines = [replace(line, disk=disk.get(line.key)) for line in lines]
+    total = _sum("", lines)
+    first = None if since is None else float(since // HOUR * HOUR)
+    return Bill(by, lines, total, ctx.config.prices.currency, first, until)
+
+
+def _lines(rows: Iterable[BillRow], prices: Prices) -> Iterable[BillLine]:
+    """Make one line of the rows of each key, which differ by their device."""
+    found: dict[str, list[BillLine]] = {}
+    for row in rows:
+        price = prices.of(row.device)
+        cost = None if price is None else row.held / HOUR * price
+        values = {key: value for key, value in asdict(row).items() if key != "device"}
+        found.setdefault(row.key, []).append(BillLine(**values, cost=cost if row.held else 0.0))
+    lines = [_sum(key, some) for key, some in found.items()]
+    return sorted(lines, key=lambda line: (not line.key, -line.held, line.key))
+
+
+def _sum(key: str, lines: Sequence[BillLine]) -> BillLine:
+    costs, joules = [line.cost for line in lines], [line.joules for line in lines if line.joules is not None]
+    sizes = [line.disk for line in lines if line.disk is not None]
+    owners = {line.owner for line in lines}
+    return BillLine(
+        key=key,
+        owner=owners.pop() if len(owners) == 1 else "",
+        **{name: sum(getattr(line, name) for line in lines) for name in _SUMS},
+        joules=sum(joules) if joules else None,
+        memory=max((line.memory for line in lines), default=0),
+        disk=sum(sizes) if sizes else None,
+        cost=None if None in costs else sum(cost for cost in costs if cost is not None),
+    )
+
+
+async def _disk(ctx: Context, by: By, keys: set[str]) -> Mapping[str, int]:
+    """Measure the runs of each key, those that are there."""
+    found = [(_key_of(run, by), run.directory) for run in await ctx.read(runs.every)]
+    wanted = [(key, directory) for key, directory in found if key in keys]
+    return await asyncio.to_thread(_measured, ctx.bill.sizes, wanted)
+
+
+def _key_of(run: RunRow, by: By) -> str:
+    return {"run": run.name, "user": run.owner, "sweep": run.sweep or "-"}[by]
+
+
+def _measured(known: dict[str, tuple[float, int]], wanted: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Sum the bytes of directories by key. known: what was measured before, by directory."""
+    sums: dict[str, int] = {}
+    for key, directory in wanted:
+        at, size = known.get(directory, (float("-inf"), 0))
+        if time.monotonic() - at > _SIZES_SECONDS:
+            size = bytes_of([Path(directory)])
+            known[directory] = time.monotonic(), size
+        sums[key] = sums.get(key, 0) + size
+    return sums

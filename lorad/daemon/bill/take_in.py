@@ -1,0 +1,154 @@
+"""Take in what pools wrote about who used them: see `USES` in lorad/protocol/status.py.
+
+Reading a line again changes nothing, so how far a file was read is kept in memory alone. A life whose process
+has ended is closed: what it had no time to report is nobody's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from lorad.bounds import STATUS_BYTES
+from lorad.box.paths import AttemptDir
+from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, of_pool
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.as_owner import connection_to
+from lorad.daemon.pools.life import ANSWER_SECONDS
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.processes import attempts_under, read_status
+from lorad.daemon.state import UsesFile
+from lorad.errors import LoradError, StorageError
+from lorad.files import open_file
+from lorad.protocol.calls import Nothing
+from lorad.protocol.listener import user_name
+from lorad.protocol.status import USES, Use, Uses
+from lorad.store import bill
+from lorad.store.bill import Person
+
+log = logging.getLogger("lorad.daemon")
+
+_EVERY = 30.0  # seconds; whoever asks for the bill gets what was written up to now
+_LARGEST = 256 << 20  # bytes of a file: pools keep theirs far below
+_PORTION = 16 << 20  # bytes of a file that are read at once
+
+
+def keep_bill(ctx: Context) -> None:
+    """Take in what pools that have ended wrote, at once, and now and then what the others did."""
+    is_due = time.monotonic() - ctx.bill.read_at > _EVERY
+    if is_due:
+        ctx.bill.read_at = time.monotonic()
+    pools = [pool for pool in ctx.pools.values() if (is_due or not pool.process.is_up) and _open(ctx, pool)]
+    try:
+        with ctx.store.write(durable=False) if pools else contextlib.nullcontext():
+            each(ctx, _take_in, pools, of_pool)
+    except BaseException:
+        ctx.bill.files.clear()
+        ctx.bill.closed.clear()
+        raise
+
+
+async def take_in_all(ctx: Context) -> None:
+    """Take in what all pools have to report up to now; one that hangs keeps nobody waiting for long."""
+    up = [pool for pool in ctx.pools.values() if pool.process.phase == "alive" and not pool.is_slow]
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await asyncio.gather(*(_written(ctx, pool) for pool in up))
+    ctx.bill.read_at = float("-inf")
+    keep_bill(ctx)
+
+
+async def _written(ctx: Context, pool: Pool) -> None:
+    """Have a pool write down what it was used up to now."""
+
+    def call() -> None:
+        with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
+            connection.call("write_uses", Nothing())
+
+    try:
+        await ctx.users.polls.do(pool.setup.owner, call)
+    except (LoradError, OSError) as error:
+        log.debug("pool %s: write_uses: %s", pool.id, error)
+
+
+def _open(ctx: Context, pool: Pool) -> list[AttemptDir]:
+    """List the lives of a pool that are not closed, oldest first."""
+    return [life for life in attempts_under(pool.root) if life.root not in ctx.bill.closed]
+
+
+def _take_in(ctx: Context, pool: Pool) -> None:
+    lives = _open(ctx, pool)
+    for life in lives:
+        with contextlib.suppress(FileNotFoundError):
+            _read(ctx, pool, life)
+        if pool.process.is_over or life is not lives[-1]:
+            _close(ctx, life)
+
+
+def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
+    """Raises OSError; StorageError for what is no such file."""
+    place = ctx.bill.files.setdefault(life.root, UsesFile())
+    with as_user(ctx.user(pool.setup.owner)):
+        path = life.work / USES
+        lines = _new_lines(path, place)
+    if not (reports := [report for line in lines if (report := _decoded(line)) is not None]):
+        return
+    place.life = place.life or reports[0].life
+    if bill.is_closed(ctx.store, place.life):
+        ctx.bill.closed.add(life.root)
+        return
+    newest: dict[int, Use] = {}
+    for report in reports:
+        newest |= {use.entry: use for use in report.uses if use.entry} if report.life == place.life else {}
+    owner = Person(user_name(pool.setup.owner), pool.setup.owner)
+    merged = msgspec.structs.replace(reports[-1], life=place.life, pool=pool.id, uses=[*newest.values()])
+    try:
+        bill.take_in(ctx.store, merged, owner, strange=ctx.users.shared and owner.uid != os.getuid())
+    except BaseException:
+        place.offset = 0
+        raise
+
+
+def _new_lines(path: Path, place: UsesFile) -> Iterable[bytes]:
+    """Read the whole lines that are new since `place`, which moves behind them."""
+    lines: list[bytes] = []
+    with open_file(path, links=False) as file:
+        there = os.fstat(file.fileno())
+        if there.st_size > _LARGEST:
+            raise StorageError(f"{path} has {there.st_size} bytes", hint="Move it aside: no pool wrote that.")
+        if there.st_ino != place.inode or there.st_size < place.offset:
+            place.inode, place.offset = there.st_ino, 0
+        file.seek(place.offset)
+        while portion := file.read(_PORTION):
+            end = portion.rfind(b"\n") + 1
+            if not end and len(portion) == _PORTION:
+                raise StorageError(f"{path} is damaged", hint="Move it aside: that use is lost.")
+            lines += portion[:end].splitlines()
+            place.offset += end
+            if not end:
+                break
+            file.seek(place.offset)
+    return lines
+
+
+def _decoded(line: bytes) -> Uses | None:
+    """None for a line that is torn or damaged."""
+    checksum, _, text = line.partition(b" ")
+    try:
+        return msgspec.json.decode(text, type=Uses) if int(checksum, 16) == zlib.crc32(text) else None
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _close(ctx: Context, life: AttemptDir) -> None:
+    ctx.bill.closed.add(life.root)
+    place = ctx.bill.files.pop(life.root, UsesFile())
+    if place.life and not bill.is_closed(ctx.store, place.life):
+        bill.close(ctx.store, place.life, (read_status(life) or {}).get("ended_at"))

@@ -1,0 +1,33 @@
+"""A line of the samples files as Markdown, in which nothing that a model wrote is markup."""
+
+from typing import Any
+
+from lorad.text import number
+
+_LONGEST = 4000  # characters of one part
+
+
+def as_markdown(line: dict[str, Any]) -> str:
+    """Return prompt and completion, or the turns of an episode, with the reward."""
+    said = [f"reward {number(line.get('reward')) or '-'}", line.get("end") or line.get("finish")]
+    said += [f"answer `{answer}`" if (answer := _plain(line.get("answer"))) else "", line.get("error")]
+    parts = [", ".join(str(part) for part in said if part), "prompt", _literal(line.get("prompt"))]
+    if turns := line.get("turns"):
+        for place, turn in enumerate(turns, 1):
+            parts += [f"turn {place}, reward {number(turn.get('reward')) or '-'}", _literal(turn.get("text"))]
+            parts += ["observation", _literal(turn["observation"])] if turn.get("observation") else []
+    else:
+        parts += ["completion", _literal(line.get("completion"))]
+    return "\n\n".join(parts)
+
+
+def _plain(text: Any) -> str:
+    """Return a short text without line breaks and backticks."""
+    return " ".join(str(text or "").replace("`", "'").split())[:200]
+
+
+def _literal(text: Any) -> str:
+    """Return a block of code: each line behind four spaces."""
+    text = str(text or "")
+    cut = text[:_LONGEST] + (" …" if len(text) > _LONGEST else "")
+    return "\n".join(f"    {line}" for line in cut.split("\n"))

@@ -1,0 +1,255 @@
+"""A whole model made of a base and an adapter: W + scale * B A in every weight that the adapter changes.
+
+The weight files of the base are copied and changed in place, a few rows at a time, so that memory does not
+grow with the model; all other bytes stay those of the base. What was written is then read again and compared
+with the base and the adapter, see `_check`. Imports no torch.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.directory import write_directory
+from lorad.adapters.targets import HEAD
+from lorad.adapters.tensors import bfloat16_bits
+from lorad.errors import Conflict, IntegrityError, SpecError, StorageError
+from lorad.models.directory import INDEX, read_json, weight_files
+from lorad.models.facts import TensorPlace, tensor_places
+
+Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+
+# What else of a base is copied; code of a repository, pickles and other forms of the weights stay there.
+_BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*")
+_CHUNK = 16 << 20  # bytes
+_ROWS_BYTES = 16 << 20  # of one weight in fp32 at a time
+_SPARE = 64 << 20  # bytes of disk that stay free
+# Half a unit in the last place, relative: what rounding to this dtype may cost one number.
+_ROUNDING = {"F32": 2.0**-24, "BF16": 2.0**-8, "F16": 2.0**-11}
+_TINIEST = {"F32": 1e-38, "BF16": 1e-38, "F16": 6e-8}  # of float16, steps below 6e-5 no longer shrink
+_SLACK = 2.0**-20  # relative, for the product in fp32
+
+
+class Merged(NamedTuple):
+    """What was written.
+
+    changed: weights that differ from the base's.
+    bytes: of all files.
+    rounding: rms of what rounding to the weights' dtype changed, over the rms of what the adapter adds.
+    """
+
+    changed: int
+    bytes: int
+    rounding: float
+
+
+class _Target(NamedTuple):
+    """A weight that the adapter changes. a: [rank, in]; b: [out, rank] with the scale in it; both fp32."""
+
+    name: str
+    path: Path
+    place: TensorPlace
+    a: np.ndarray
+    b: np.ndarray
+
+
+def write_merged(
+    adapter: Adapter,
+    base: Path,
+    final: Path,
+    extra: Callable[[Path], None],
+    progress: Progress = lambda done, total: None,
+) -> Merged:
+    """Write base and adapter as one model into the new directory `final`, whole or not at all.
+
+    base: a whole directory (see `weight_files`). extra: writes further files into the directory it gets,
+    before it is sealed by its manifest. progress: called with bytes read and written so far.
+
+    Raises SpecError for a base that is quantized or has other weights than the adapter needs, Conflict when
+    `final` exists, StorageError when the disk has no room, IntegrityError when what was read back is not what
+    base and adapter give.
+    """
+    files = weight_files(base)
+    targets = list(_targets(adapter, base, files))
+    weights = sum(path.stat().st_size for path in files)
+    _refuse_full(final, weights)
+    total, done = 2 * weights, 0
+    sums: list[np.ndarray] = []
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    def write(directory: Path) -> None:
+        for path in files:
+            _copy(path, directory / path.name, advance)
+        for target in targets:
+            with (directory / target.path.name).open("r+b") as file, target.path.open("rb") as source:
+                for start, rows in _rows(source, target):
+                    file.seek(target.place.start + start)
+                    file.write(_merged(rows, target, start))
+        for path in sorted({found for pattern in _BESIDE for found in base.glob(pattern)} - {*files}):
+            if path.is_file() and (path.name != INDEX or len(files) > 1):
+                shutil.copyfile(path, directory / path.name)
+        extra(directory)
+        for path in files:
+            sums.append(_check(path, directory / path.name, [t for t in targets if t.path == path], advance))
+
+    manifest = write_directory(final, write, {"merged": adapter.digest()})
+    lost, added = np.sum(sums, axis=0)
+    return Merged(len(targets), manifest.bytes, float(np.sqrt(lost / added)) if added else 0.0)
+
+
+def _targets(adapter: Adapter, base: Path, files: list[Path]) -> Iterator[_Target]:
+    """Find the weight of each module of the adapter. Raises SpecError."""
+    config = read_json(base / "config.json")
+    text = config.get("text_config") or {}
+    if config.get("quantization_config") or text.get("quantization_config"):
+        hint = "Export without --merge, and serve the adapter on the quantized base."
+        raise SpecError(f"{base} is quantized: an adapter cannot be added to its weights", hint=hint)
+    places = {name: (path, place) for path in files for name, place in tensor_places(path).items()}
+    for module in adapter.config.modules:
+        name = f"{module}.weight"
+        if name not in places:
+            tied = module == HEAD and (config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+            why = "shares its weight with the embeddings" if tied else "is no weight of it"
+            raise SpecError(f"{base}: {name} {why}", hint="Export without --merge.")
+        path, place = places[name]
+        a, b = (adapter.tensors[f"{module}.lora_{half}.weight"] for half in "AB")
+        if place.dtype not in _ROUNDING:
+            raise SpecError(f"{path}: {name} is {place.dtype}", hint="Export without --merge.")
+        if place.shape != (b.shape[0], a.shape[1]):
+            raise SpecError(
+                f"{path}: {name} has shape {place.shape}, the adapter needs {(b.shape[0], a.shape[1])}",
+                hint="Is this the base that the adapter was trained on?",
+            )
+        yield _Target(name, path, place, a, _scaled(b, adapter.config))
+
+
+def _scaled(b: np.ndarray, config: AdapterConfig) -> np.ndarray:
+    return b * np.float32(config.scale)
+
+
+def _refuse_full(final: Path, weights: int) -> None:
+    """Raises Conflict, StorageError."""
+    if final.exists():
+        raise Conflict(f"{final} exists", hint="Choose another directory.")
+    parent = next(path for path in final.parents if path.is_dir())
+    free = shutil.disk_usage(parent).free
+    if free < weights + _SPARE:
+        raise StorageError(
+            f"{final}: the model needs {weights / 1e9:.2f} GB and {free / 1e9:.2f} GB are free",
+            hint="Choose a directory on another disk, or make room.",
+        )
+
+
+def _copy(source: Path, target: Path, advance: Callable[[int], None]) -> None:
+    with source.open("rb") as read, target.open("wb") as write:
+        while chunk := read.read(_CHUNK):
+            write.write(chunk)
+            advance(len(chunk))
+
+
+def _rows(file: BinaryIO, target: _Target) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset in the tensor, bytes) of some whole rows at a time."""
+    place = target.place
+    row = (place.end - place.start) // place.shape[0]
+    step = max(1, _ROWS_BYTES // (4 * place.shape[1])) * row
+    for start in range(0, place.end - place.start, step):
+        file.seek(place.start + start)
+        yield start, file.read(min(step, place.end - place.start - start))
+
+
+def _merged(rows: bytes, target: _Target, start: int) -> bytes:
+    """Return these rows with the adapter's part added, rounded once to the weight's dtype."""
+    weight, first = _values(rows, target.place), _first(target, start)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found by the check
+        added = weight + target.b[first : first + len(weight)] @ target.a
+    if target.place.dtype == "BF16":
+        rounded = bfloat16_bits(added).astype("<u2")
+    else:
+        with np.errstate(over="ignore"):
+            rounded = added.astype("<f4" if target.place.dtype == "F32" else "<f2")
+    made: bytes = rounded.tobytes()
+    return made
+
+
+def _first(target: _Target, start: int) -> int:
+    """Return the number of the row that begins at this byte of the tensor."""
+    return start * target.place.shape[0] // (target.place.end - target.place.start)
+
+
+def _values(rows: bytes, place: TensorPlace) -> np.ndarray:
+    """Return bytes of whole rows as fp32 [rows, in]."""
+    if place.dtype == "BF16":
+        flat = (np.frombuffer(rows, "<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        flat = np.frombuffer(rows, "<f4" if place.dtype == "F32" else "<f2").astype(np.float32)
+    return flat.reshape(-1, place.shape[1])
+
+
+def _check(base: Path, merged: Path, targets: list[_Target], advance: Callable[[int], None]) -> np.ndarray:
+    """Read a merged file again and compare: every byte outside of `targets` is the base's, and each number of
+    a changed weight is that of W + scale * B A, computed in fp64, rounded once to the weight's dtype.
+
+    Returns what `_check_weight` does, summed. Raises IntegrityError.
+    """
+    sums = np.zeros(2)
+    changed = sorted((t.place.start, t.place.end) for t in targets)
+    with base.open("rb") as before, merged.open("rb") as after:
+        position, size = 0, base.stat().st_size
+        if merged.stat().st_size != size:
+            raise IntegrityError(f"{merged}: it has another size than {base}", hint=_AGAIN)
+        for start, end in [*changed, (size, size)]:
+            _same(before, after, position, start, merged)
+            position = end
+        for target in targets:
+            sums += _check_weight(before, after, target, merged)
+    advance(size)
+    return sums
+
+
+_AGAIN = "Nothing was kept. Export again; `lorad verify` says whether the version is whole."
+
+
+def _same(before: BinaryIO, after: BinaryIO, start: int, end: int, merged: Path) -> None:
+    before.seek(start)
+    after.seek(start)
+    for position in range(start, end, _CHUNK):
+        count = min(_CHUNK, end - position)
+        if before.read(count) != after.read(count):
+            raise IntegrityError(f"{merged}: a weight without adapter is not the base's", hint=_AGAIN)
+
+
+def _check_weight(before: BinaryIO, after: BinaryIO, target: _Target, merged: Path) -> np.ndarray:
+    """Return the sums of squares of what rounding changed and of what the adapter adds."""
+    half, tiniest = _ROUNDING[target.place.dtype], _TINIEST[target.place.dtype]
+    sums = np.zeros(2)
+    a = target.a.astype(np.float64)
+    for (start, old), (_, new) in zip(_rows(before, target), _rows(after, target), strict=True):
+        weight, made = (_values(rows, target.place).astype(np.float64) for rows in (old, new))
+        b = target.b[_first(target, start) :][: len(weight)].astype(np.float64)
+        added = b @ a
+        error = np.abs(made - (weight + added))
+        allowed = half * np.abs(weight + added) + tiniest
+        allowed += _SLACK * (np.abs(weight) + np.abs(b) @ np.abs(a))
+        if not bool((error <= allowed).all()):  # NaN is not
+            finite = bool(np.isfinite(made).all())
+            why = "it is not W + scale * B A" if finite else f"it does not fit {target.place.dtype}"
+            raise IntegrityError(f"{merged}: {target.name}: {why}", hint=_AGAIN)
+        sums += (error**2).sum(), (added**2).sum()
+    return sums
+
+
+def free_of(path: Path) -> None:
+    """Remove an empty directory, so that a whole one can take its name. Raises Conflict."""
+    try:
+        if path.is_dir():
+            os.rmdir(path)
+    except OSError as error:
+        raise Conflict(f"{path} exists and is not empty", hint="Choose another directory.") from error

@@ -1,0 +1,89 @@
+"""A notification for a command, which is started without a shell and ends with all that it started."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from lorad.children import guard
+from lorad.notify.table import Message
+from lorad.notify.undelivered import Undelivered
+
+_NOT_PASSED = ("PYTHONPATH", "PYTHONUNBUFFERED", "TOKENIZERS_PARALLELISM")  # lorad set them for itself
+_TERM_SECONDS = 3.0  # after SIGTERM: SIGKILL
+_NOT_STARTED = 127
+_LONGEST = 4000  # characters of a variable
+
+
+async def run_command(argv: Sequence[str], message: Message, cwd: str, timeout: float) -> None:
+    """Run a command with the message on its standard input. timeout: seconds.
+
+    Raises Undelivered unless it ends with code 0 in time. When this returns or is cancelled, nothing that it
+    started is left.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--", *argv),
+                stdin=asyncio.subprocess.PIPE,
+                env=environment(message),
+                cwd=cwd if os.access(cwd, os.X_OK) else "/",
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(timeout):
+                await process.communicate(msgspec.json.encode(message) + b"\n")
+        except TimeoutError:
+            raise Undelivered(f"it did not end within {timeout:g} s and was killed") from None
+        finally:
+            await asyncio.shield(_end(process))
+    code = process.returncode or 0
+    if code == _NOT_STARTED:
+        raise Undelivered("it cannot be started, or ended with code 127")
+    if code > 128 and code - 128 in set(signal.Signals):
+        raise Undelivered(f"it was killed by {signal.Signals(code - 128).name}")
+    if code:
+        raise Undelivered(f"it ended with code {code}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End the command and all that it started: it is asked first, then killed by its guard, which waits for
+    them.
+    """
+    patience = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0
+    for number, seconds in (
+        (signal.SIGTERM, _TERM_SECONDS),
+        (guard.KILL_NOW, patience),
+        (signal.SIGKILL, 5.0),
+    ):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await process.wait()
+
+
+def environment(message: Message) -> dict[str, str]:
+    """Make the environment of a command: this process's own, and what the message says."""
+    said = {
+        "NOTIFY_ID": message.id,
+        "EVENT": message.event,
+        "RUN": message.run,
+        "TEXT": message.text,
+        "STATE": message.state,
+        "REASON": message.reason or "",
+        "STEP": str(message.step),
+        "STEPS": str(message.steps),
+        "ALARM": message.alarm.kind if message.alarm else "",
+    }
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
+    return kept | {f"LORAD_{name}": value.replace("\0", "")[:_LONGEST] for name, value in said.items()}

@@ -1,0 +1,93 @@
+"""Delivering what a table lists: each delivery is tried again after growing waits, for a bounded time."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterable
+
+from lorad.notify.deliver import deliver
+from lorad.notify.table import Delivery, Failed, State
+from lorad.notify.undelivered import Undelivered
+
+log = logging.getLogger(__name__)
+
+GIVE_UP_SECONDS = 6 * 3600.0  # after it happened
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 600.0  # seconds
+_AT_ONCE = 8  # tries
+
+
+class Courier:
+    """Delivers, and remembers what became of it. All of it happens in one event loop."""
+
+    def __init__(self, before: State) -> None:
+        """before: what an earlier life reached."""
+        self._done = set(before.done)
+        self._given_up = {one.key: one for one in before.given_up}
+        self._faults: dict[str, Failed] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._limit = asyncio.Semaphore(_AT_ONCE)
+        self._changed = asyncio.Event()
+
+    def want(self, deliveries: Iterable[Delivery]) -> None:
+        """Deliver these from now on, and forget all others."""
+        wanted = {one.key: one for one in deliveries}
+        for key in set(self._tasks) - set(wanted):
+            self._tasks.pop(key).cancel()
+        self._done &= set(wanted)
+        self._given_up = {key: one for key, one in self._given_up.items() if key in wanted}
+        self._faults = {key: one for key, one in self._faults.items() if key in wanted}
+        for key, one in wanted.items():
+            if key not in self._tasks and key not in self._done and key not in self._given_up:
+                self._tasks[key] = asyncio.create_task(self._bring(one))
+
+    @property
+    def state(self) -> State:
+        """Return what is reached now."""
+        return State(sorted(self._done), [*self._given_up.values()], [*self._faults.values()])
+
+    async def changed(self, seconds: float) -> None:
+        """Wait until something was delivered or failed, at most so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._changed.clear()
+
+    async def stop(self) -> None:
+        """End what is under way; commands are killed, and what is not done is for the next life."""
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _bring(self, one: Delivery) -> None:
+        pause = 0.0
+        while True:
+            try:
+                async with self._limit:
+                    await deliver(one)
+            except Undelivered as error:
+                failed = Failed(one.key, str(error))
+                pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
+                wait = max(error.wait, pause * random.uniform(0.75, 1.0))
+            except Exception as error:
+                log.exception("%s of %s", one.message.event, one.message.run)
+                failed = Failed(one.key, f"{type(error).__name__} in lorad: see the log")
+                pause = wait = _LONGEST_PAUSE
+            else:
+                log.info("%s of %s: delivered to %s", one.message.event, one.message.run, one.to.title)
+                self._done.add(one.key)
+                self._faults.pop(one.key, None)
+                self._changed.set()
+                return
+            log.error("%s of %s: %s: %s", one.message.event, one.message.run, one.to.title, failed.says)
+            if time.time() + wait > one.message.at + GIVE_UP_SECONDS:
+                self._faults.pop(one.key, None)
+                self._given_up[one.key] = failed
+                self._changed.set()
+                return
+            self._faults[one.key] = failed
+            self._changed.set()
+            await asyncio.sleep(wait)

@@ -1,0 +1,68 @@
+"""One try to deliver a message, and the check of a receiver before a run starts."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from lorad.errors import SpecError
+from lorad.loggers.keys import read_key
+from lorad.notify.command import run_command
+from lorad.notify.table import Delivery
+from lorad.notify.undelivered import Undelivered
+from lorad.notify.webhook import post
+from lorad.spec.notify import Notify, is_address
+
+_MOST = 16  # receivers of a run
+
+
+async def deliver(delivery: Delivery) -> None:
+    """Deliver it once. Raises Undelivered."""
+    to = delivery.to
+    if to.command is None:
+        await post(to, delivery.message)
+        return
+    try:
+        program = _program_of(to.command[0], Path(delivery.cwd))
+        await run_command([program, *to.command[1:]], delivery.message, delivery.cwd, to.timeout)
+    except SpecError as error:
+        raise Undelivered(error.message) from None
+    except OSError as error:
+        raise Undelivered(f"it cannot be started: {error.strerror}") from None
+
+
+def refuse_unfit(receivers: Sequence[Notify], cwd: Path) -> None:
+    """Raise SpecError, by key, for a program that is not there, or a file that others may read.
+
+    cwd: where relative paths of programs begin.
+    """
+    if len(receivers) > _MOST:
+        raise SpecError(f"it names more than {_MOST} receivers", key="notify", hint="Name fewer.")
+    for number, to in enumerate(receivers):
+        try:
+            if to.command is not None:
+                _program_of(to.command[0], cwd)
+            if to.token_file is not None:
+                read_key(to.token_file)
+            if to.url_file is not None and not is_address(read_key(to.url_file)):
+                raise SpecError(
+                    f"{to.url_file} holds no http:// or https:// address", hint="It holds the address alone."
+                )
+        except SpecError as error:
+            raise SpecError(error.problem, key=f"notify[{number}]", hint=error.hint) from None
+
+
+def _program_of(name: str, cwd: Path) -> str:
+    """Find a program: by its path, from `cwd` where that is relative, or by its name. Raises SpecError."""
+    if "/" not in name:
+        if found := shutil.which(name):
+            return found
+        raise SpecError(f"there is no program {name}", hint="Give its absolute path.")
+    path = cwd / Path(name).expanduser()
+    if not path.is_file():
+        raise SpecError(
+            f"{path} is no file", hint="Name a program, its arguments as further words of the list."
+        )
+    if not os.access(path, os.X_OK):
+        raise SpecError(f"{path} cannot be executed", hint=f"chmod +x {path}, or name its interpreter first.")
+    return str(path)

@@ -1,0 +1,89 @@
+"""A notification for a web address: as JSON, or as the text that Slack, Discord and ntfy take."""
+
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from lorad import __version__
+from lorad.errors import SpecError
+from lorad.loggers.keys import read_key
+from lorad.notify.table import Message
+from lorad.notify.undelivered import Undelivered
+from lorad.spec.notify import Notify, is_address
+
+_DISCORD, _SLACK, _NTFY = 1900, 3000, 3900  # characters that they take at most
+_LONGEST_WAIT = 900.0  # seconds of Retry-After that are obeyed
+_URGENT = ("failure", "alarm")
+
+
+async def post(to: Notify, message: Message) -> None:
+    """Post a message. Redirections are not followed: they would take the token elsewhere.
+
+    Raises Undelivered unless the answer is 2xx; its words hold neither address nor token.
+    """
+    url, headers = _address(to), {"User-Agent": f"lorad/{__version__}", "Idempotency-Key": message.id}
+    if to.token_file is not None:
+        headers["Authorization"] = f"Bearer {_read(to.token_file)}"
+    more, body = _shaped(to.form, message)
+    timeout = aiohttp.ClientTimeout(total=to.timeout)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=True) as session,
+            session.post(url, data=body, headers=headers | more, allow_redirects=False) as answer,
+        ):
+            if 300 <= answer.status < 400:
+                raise Undelivered(f"it answered {answer.status}: redirections are not followed")
+            if not 200 <= answer.status < 300:
+                raise Undelivered(f"it answered {answer.status}", _wanted_pause(answer))
+    except TimeoutError:
+        raise Undelivered(f"it did not answer within {to.timeout:g} s") from None
+    except aiohttp.ClientConnectorError as error:
+        raise Undelivered(
+            f"it cannot be reached: {error.os_error.strerror or type(error).__name__}"
+        ) from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # their words may quote the address
+        raise Undelivered(f"it did not take it: {type(error).__name__}") from None
+
+
+def _shaped(form: str, message: Message) -> tuple[dict[str, str], bytes]:
+    """Return the headers and the body of one form."""
+    if form == "ntfy":
+        headers = {
+            "Title": f"lorad: {message.run} {message.event}",
+            "Content-Type": "text/plain; charset=utf-8",
+        }
+        if message.event in _URGENT:
+            headers |= {"Priority": "high", "Tags": "warning"}
+        return headers, message.text[:_NTFY].encode()
+    body: Any = message
+    if form == "slack":
+        text = message.text[:_SLACK]
+        for plain, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+            text = text.replace(plain, written)
+        body = {"text": text}
+    elif form == "discord":
+        body = {"content": message.text[:_DISCORD], "allowed_mentions": {"parse": []}}
+    return {"Content-Type": "application/json"}, msgspec.json.encode(body)
+
+
+def _address(to: Notify) -> str:
+    url = _read(to.url_file) if to.url_file is not None else to.url or ""
+    if not is_address(url):
+        raise Undelivered(f"{to.url_file} holds no http:// or https:// address")
+    return url
+
+
+def _read(path: str) -> str:
+    try:
+        return read_key(path)
+    except SpecError as error:
+        raise Undelivered(error.message) from None
+
+
+def _wanted_pause(answer: aiohttp.ClientResponse) -> float:
+    """Seconds that the receiver asks for by Retry-After; 0 where it asks for none, or by a date."""
+    try:
+        return min(_LONGEST_WAIT, max(0.0, float(answer.headers.get("Retry-After", "0"))))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,90 @@
+"""What the pool's devices draw: NVML's counter of each GPU; on a CPU the counters of its packages (RAPL).
+
+Other processes are in these counters, too. Where neither can be read, nothing is known.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+log = logging.getLogger(__name__)
+
+_POWERCAP = Path("/sys/class/powercap")
+
+
+class _Reading(NamedTuple):
+    """joules: since the last reading; None where they are unknown. memory: bytes in use on the GPUs; 0 on a
+    CPU.
+    """
+
+    joules: float | None
+    memory: int = 0
+
+
+Meter = Callable[[], _Reading]
+"""Reads the counters. Called from one thread at a time."""
+
+
+def meter_of(uuids: Sequence[str], powercap: Path = _POWERCAP) -> Meter | None:
+    """Return what reads the counters of these GPUs, of the CPU where there are none; None: nothing does."""
+    return _gpus(uuids) if uuids else _packages(powercap)
+
+
+def _gpus(uuids: Sequence[str]) -> Meter | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+    except pynvml.NVMLError as error:
+        log.warning("energy and memory of %s are not known: %s", ", ".join(uuids), error)
+        return None
+    before: dict[int, int] = {}
+
+    def read() -> _Reading:
+        memory, drawn, is_known = 0, 0, True
+        for place, handle in enumerate(handles):
+            with contextlib.suppress(pynvml.NVMLError):
+                memory += pynvml.nvmlDeviceGetMemoryInfo(handle).used
+            now = _millijoules(pynvml, handle)
+            is_known = is_known and now is not None
+            if now is not None:
+                drawn += max(0, now - before.get(place, now))  # a driver that was loaded again begins at 0
+                before[place] = now
+        return _Reading(drawn / 1000 if is_known else None, memory)
+
+    read()
+    return read
+
+
+def _millijoules(nvml: Any, handle: Any) -> int | None:
+    """None for GPUs before Volta, which do not count."""
+    try:
+        return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+    except nvml.NVMLError:
+        return None
+
+
+def _packages(powercap: Path) -> Meter | None:
+    """Packages are the domains without a parent; a counter begins again at its greatest value."""
+    zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+    try:
+        ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
+        before = [int((zone / "energy_uj").read_text()) for zone in zones]
+    except (OSError, ValueError):
+        return None
+    if not zones:
+        return None
+
+    def read() -> _Reading:
+        try:
+            now = [int((zone / "energy_uj").read_text()) for zone in zones]
+        except (OSError, ValueError):
+            return _Reading(None)
+        grown = [(new - old) % (most + 1) for new, old, most in zip(now, before, ranges, strict=True)]
+        before[:] = now
+        return _Reading(sum(grown) / 1e6)
+
+    return read

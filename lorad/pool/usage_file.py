@@ -1,0 +1,124 @@
+"""Writes what the ledger has to the file of the pool's life: see `USES` in lorad/protocol/status.py.
+
+Lines are in the file within a second, where they survive the end of the process, and on disk a few seconds
+later. Once much of the file is out of date, it is written anew, whole.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from lorad.files import write_whole
+from lorad.pool.energy import Meter
+from lorad.pool.ledger import Ledger
+from lorad.protocol.status import Use, Uses
+
+log = logging.getLogger(__name__)
+
+_PERIOD, _REST = 1.0, 10.0  # seconds between two lines, and where nobody works
+_SYNC = 5.0  # seconds that a power cut may take
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+_ROOM = 4 << 20  # bytes out of date
+
+
+class UsageFile:
+    """head: what every line says of the pool's life."""
+
+    def __init__(self, path: Path, head: Uses, ledger: Ledger, meter: Meter | None) -> None:
+        self.path, self._head, self._ledger, self._meter = path, head, ledger, meter
+        self._file, self._is_closed, self._trouble = -1, False, ""
+        self._whole = self._synced = self._written = 0.0
+        self._is_torn = False
+        self._lock = threading.Lock()
+
+    def write(self, *, all: bool = False, last: bool = False) -> None:
+        """Write what changed. What the disk does not take is written the next time.
+
+        all: also where no run has a slot. last: and onto the disk; then the file is closed.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._write(all=all or last, last=last)
+            if last and self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+            self._is_closed = self._is_closed or last
+
+    def _write(self, *, all: bool, last: bool) -> None:
+        reading = self._meter() if self._meter is not None else None
+        memory = (reading.memory if reading is not None else 0) or psutil.Process().memory_info().rss
+        uses = self._ledger.settle(reading.joules if reading is not None else None, memory)
+        now = time.monotonic()
+        if not (all or now - self._written >= _REST or any(use.run for use in uses)):
+            self._ledger.again(uses)
+            return
+        try:
+            if self._file < 0:
+                self._file = os.open(self.path, _FLAGS | os.O_CREAT, 0o600)
+            self._append(uses)
+            self._written = now
+            if last or now - self._synced >= _SYNC:
+                os.fsync(self._file)
+                self._synced = now
+            if os.fstat(self._file).st_size > 2 * self._whole + _ROOM:
+                self._write_anew()
+        except OSError as error:
+            if self._trouble != str(error):
+                log.error("%s: %s", self.path, error)
+            self._trouble = str(error)
+            self._ledger.again(uses)
+
+    def _append(self, uses: list[Use]) -> None:
+        text = line(msgspec.structs.replace(self._head, at=time.time(), uses=uses))
+        text = b"\n" + text if self._is_torn else text
+        self._is_torn = True
+        if os.write(self._file, text) != len(text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._is_torn = False
+
+    def _write_anew(self) -> None:
+        uses = self._ledger.entries()
+        text = line(msgspec.structs.replace(self._head, at=time.time(), uses=uses))
+        write_whole(self.path, text)
+        new = os.open(self.path, _FLAGS)
+        old, self._file, self._whole = self._file, new, float(len(text))
+        os.close(old)
+
+
+def line(uses: Uses) -> bytes:
+    """Return a line of the file."""
+    text = msgspec.json.encode(uses)
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+@contextlib.asynccontextmanager
+async def kept(file: UsageFile) -> AsyncIterator[None]:
+    """Write the file inside the block, and once more at its end."""
+    task = asyncio.create_task(_keep(file))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        file.write(last=True)
+
+
+async def _keep(file: UsageFile) -> None:
+    while True:
+        writing = asyncio.create_task(asyncio.to_thread(file.write))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing
+            raise
+        await asyncio.sleep(_PERIOD)

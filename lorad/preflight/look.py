@@ -1,0 +1,39 @@
+"""What a run would read, for people to look at before it starts: lengths of the data, and a row as the model
+gets it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lorad.protocol.preflight import DataLook, Lengths
+from lorad.rl.data import Dataset
+from lorad.rl.tokenizer import Tokenizer
+
+_OF_ENDLESS = 256  # problems of a task that are looked at
+_CHARACTERS = 20000  # of a text that is shown
+
+
+def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
+    """Measure the data and take the first row of training as it is."""
+    (first,) = data.take(0, 1)
+    if data.size is None:
+        some = data.take(0, _OF_ENDLESS)
+        prompts: Sequence[int] = [len(example.tokens) for example in some]
+        completions: Sequence[int] = [target.tokens.size for example in some for target in example.targets]
+    else:
+        prompts, completions = data.prompt_lengths, data.completion_lengths
+    return DataLook(
+        looked_at=len(prompts),
+        prompts=_lengths(prompts),
+        completions=_lengths(completions) if len(completions) else None,
+        cut=data.cut,
+        prompt=first.prompt[:_CHARACTERS],
+        prompt_tokens=len(first.tokens),
+        answer=first.answer[:_CHARACTERS],
+        said=[tokenizer.decode(t.tokens.tolist(), skip_special=False)[:_CHARACTERS] for t in first.targets],
+    )
+
+
+def _lengths(tokens: Sequence[int]) -> Lengths:
+    return Lengths(int(np.min(tokens)), int(np.median(tokens)), int(np.max(tokens)))

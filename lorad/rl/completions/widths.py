@@ -1,0 +1,55 @@
+"""Which characters of a text each of its tokens made."""
+
+from collections.abc import Sequence
+
+from lorad.rl.tokenizer import Tokenizer
+
+_PART = "\N{REPLACEMENT CHARACTER}"  # what a token that is a part of a character becomes
+
+
+class Widths:
+    """Remembers what each token becomes, so that a token costs a look-up."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts = dict[int, str]()  # by token
+
+    def of(self, text: str, ids: Sequence[int]) -> list[int]:
+        """Return how many characters of the text each token made, in order.
+
+        0: of special tokens that the text leaves out, of the first parts of a character that several tokens
+        make, and of what was cut off with a stop string. Empty where the tokens do not make this text, or it
+        cannot be said how.
+        """
+        widths, at, waiting = list[int](), 0, list[int]()
+        for id in ids:
+            piece = self._texts.get(id)
+            if piece is None:
+                piece = self._texts[id] = self._tokenizer.decode([id], skip_special=False)
+            if waiting:
+                waiting.append(id)
+                piece = self._tokenizer.decode(waiting)
+            if (width := _fits(text, piece, at)) is not None:
+                waiting.clear()
+            elif piece.endswith(_PART):
+                waiting = waiting or [id]
+                width = 0
+            elif self._tokenizer.decode([id]):
+                return []
+            else:
+                width = 0
+            widths.append(width)
+            at += width
+        return widths
+
+
+def _fits(text: str, piece: str, at: int) -> int | None:
+    """Return how many characters of the text a piece makes; None if it is not what comes next.
+
+    Some tokenizers leave out the blank before a token that is alone.
+    """
+    for start in (piece, f" {piece}"):
+        if text.startswith(start, at):
+            return len(start)
+    rest = text[at:] if len(text) - at < len(piece) else None
+    return len(rest) if rest is not None and piece.startswith(rest) else None

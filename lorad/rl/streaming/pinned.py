@@ -1,0 +1,53 @@
+"""Which commit of a hub dataset a run streams: the newest when it begins, and the same after every resume."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec import structs
+
+from lorad.rl.sources import SUFFIXES, hub_named
+from lorad.rl.tasks import TASKS
+from lorad.spec.data import GENERATED, single
+from lorad.spec.model import Spec
+
+
+def pinned(spec: Spec, known: Mapping[str, str], newest: Callable[[str], str | None]) -> Spec:
+    """Return the spec with the commit of each hub dataset that is streamed.
+
+    known: commits of before, by the dataset's name. newest: asks for those that are not there.
+    """
+    if not spec.data.streaming:
+        return spec
+    found = dict(known)
+
+    def with_commit(source: str) -> str:
+        named = None if _is_local(source) else hub_named(source)
+        if named is None or named["revision"]:
+            return source
+        name = named["name"]
+        commit = found[name] = found.get(name) or newest(name) or ""
+        parts = f":{named['parts']}" if named["parts"] else ""
+        return f"{name}@{commit}{parts}" if commit else source
+
+    data = structs.replace(spec.data, train=with_commit(single(spec.data.train)))
+    if source := single(data.eval):
+        data = structs.replace(data, eval=with_commit(source))
+    sets = {name: structs.replace(one, data=with_commit(one.data)) for name, one in spec.eval.sets.items()}
+    return structs.replace(spec, data=data, eval=structs.replace(spec.eval, sets=sets))
+
+
+def commits(spec: Spec) -> dict[str, str]:
+    """Return the commit of each hub dataset that is streamed, by the dataset's name."""
+    if not spec.data.streaming:
+        return {}
+    sources = [
+        single(spec.data.train),
+        single(spec.data.eval),
+        *(one.data for one in spec.eval.sets.values()),
+    ]
+    named = [hub_named(source) for source in sources if not _is_local(source)]
+    return {each["name"]: each["revision"] for each in named if each is not None and each["revision"]}
+
+
+def _is_local(source: str) -> bool:
+    return source in TASKS or source.startswith(GENERATED) or Path(source).suffix.lower() in SUFFIXES

@@ -1,0 +1,219 @@
+"""Rows of a source in its order, from any place on: of a hub dataset, which the library `datasets` streams,
+or of a file.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from lorad.errors import SpecError
+from lorad.protocol.heartbeat import HEART
+from lorad.rl.sources import HUB_FORM, SUFFIXES, Row, hub_library, hub_parts, read_rows
+from lorad.rl.tasks import TASKS, split_of
+from lorad.spec.data import GENERATED, Data, single
+
+Place = dict[str, Any]  # as JSON
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # seconds between attempts, of six requests each
+_PASSING = {408, 425, 429, 500, 502, 503, 504}  # of HTTP: worth another attempt
+_AT_ONCE = 256  # rows, where one pass is read
+_LOOKED_AT = 64  # rows that are read at most for each held-out one
+
+
+class Reader(Protocol):
+    """One pass over the rows of a source, which can be begun at any place.
+
+    known: what a place is of, as text; sources of equal rows say the same.
+    """
+
+    known: str
+
+    def read(self, n: int) -> list[Row]:
+        """Return the next `n` rows, fewer at the end. Raises SpecError."""
+
+    def place(self) -> Place:
+        """Return where the next row is."""
+
+    def seek(self, place: Place | None) -> None:
+        """Go to a place; None is the beginning."""
+
+
+def reader_of(source: str, split: str, cwd: Path) -> Reader:
+    """Return a reader at the beginning of a source. Raises SpecError."""
+    path = cwd / Path(source).expanduser()
+    if path.suffix.lower() in SUFFIXES:
+        return _FileReader(source, split, cwd)
+    return _HubReader(source, *hub_parts(source, split, path))
+
+
+class _FileReader:
+    """A file on this machine."""
+
+    def __init__(self, source: str, split: str, cwd: Path) -> None:
+        self._arguments = source, split, cwd
+        self._read, self._rows = 0, read_rows(source, split, cwd)
+        self.known = f"{Path(source).name} {(cwd / Path(source).expanduser()).stat().st_size}"
+
+    def read(self, n: int) -> list[Row]:
+        found = list(islice(self._rows, n))
+        self._read += len(found)
+        return found
+
+    def place(self) -> Place:
+        return {"rows": self._read}
+
+    def seek(self, place: Place | None) -> None:
+        self._read = place["rows"] if place else 0
+        self._rows = islice(read_rows(*self._arguments), self._read, None)
+
+
+class _HubReader:
+    """A hub dataset, of one revision from its first row to its last."""
+
+    def __init__(self, source: str, name: str, config: str | None, split: str, revision: str | None) -> None:
+        """Raises SpecError where the package `datasets` is missing, and for an unknown dataset."""
+        self._source, self._name, self._config, self._split = source, name, config, split
+        self._revision = revision
+        self.known = " ".join(filter(None, (name, config, split, revision)))
+        self._read = 0
+        self._place: Any = None
+        self._dataset, self._rows = self._tried(self._opened, ())  # somebody waits
+
+    def read(self, n: int) -> list[Row]:
+        found: list[Any] = self._tried(lambda: list(islice(self._rows, n)), _PAUSES, self._again)
+        first = self._read + 1
+        self._read += len(found)
+        self._place = json.loads(json.dumps(self._dataset.state_dict()))
+        return [
+            Row(number, f"{self._source}:{number}", dict(values))
+            for number, values in enumerate(found, first)
+        ]
+
+    def place(self) -> Place:
+        return {"rows": self._read, "state": self._place}
+
+    def seek(self, place: Place | None) -> None:
+        self._read, self._place = (place["rows"], place["state"]) if place else (0, None)
+        self._dataset, self._rows = self._tried(self._opened, _PAUSES)
+
+    def _again(self) -> None:
+        self._dataset, self._rows = self._opened()
+
+    def _opened(self) -> tuple[Any, Iterator[Any]]:
+        datasets = _library(self._source)
+        self._revision = self._revision or newest_commit(self._name)
+        found = datasets.load_dataset(
+            self._name, self._config, split=self._split, revision=self._revision, streaming=True
+        )
+        if self._place is not None:
+            found.load_state_dict(self._place)
+        return found, iter(found)
+
+    def _tried(
+        self, work: Callable[[], Any], pauses: tuple[float, ...], again: Callable[[], None] | None = None
+    ) -> Any:
+        """Do what asks the hub; where it does not answer, again after each pause.
+
+        again: comes before another attempt. Raises SpecError.
+        """
+        failed: Exception | None = None
+        for pause in (*pauses, None):
+            try:
+                with HEART.waits():
+                    if failed is not None and again is not None:
+                        again()
+                    return work()
+            except SpecError:
+                raise
+            except Exception as error:  # each kind of failure of the hub has its own class
+                failed = error
+                if pause is None or not _is_passing(error):
+                    break
+                print(f"{self._source}: {_words(error)}; again in {pause:g} s", flush=True)
+                with HEART.waits():
+                    time.sleep(pause)
+        assert failed is not None
+        tried, hint = "", f"Check name and network; the form is {HUB_FORM}, here {self._split}."
+        if pauses and _is_passing(failed):
+            tried = f" in {len(pauses) + 1} attempts"
+            hint = "See whether the network works; resuming continues with the next row."
+        raise SpecError(
+            f"the hub dataset {self._source} could not be read{tried}, after row {self._read}: "
+            f"{_words(failed)}",
+            key="data",
+            hint=hint,
+        ) from failed
+
+
+def eval_rows(data: Data, problems: int, cwd: Path) -> Iterator[Row] | None:
+    """Yield the first rows to evaluate on: of data.eval, else those of data.train that are held out.
+
+    None where data.eval is not read in this way. Raises SpecError.
+    """
+    if data.eval is None:
+        looked = islice(_rows(reader_of(single(data.train), "train", cwd)), _LOOKED_AT * problems)
+        return islice((row for row in looked if _is_held_out(row, data)), problems)
+    source = single(data.eval)
+    if not source or source in TASKS or source.startswith(GENERATED):
+        return None
+    return islice(_rows(reader_of(source, "test", cwd)), problems)
+
+
+def trained_on(rows: list[Row], data: Data) -> list[Row]:
+    """Leave out the rows that are held out where there are no others to evaluate on."""
+    return [row for row in rows if data.eval is not None or not _is_held_out(row, data)]
+
+
+def _is_held_out(row: Row, data: Data) -> bool:
+    """Return whether a row is one of the 1 in 16 that are never trained on, by its prompt if there is one."""
+    said = row.values.get(data.prompt_key, row.values)
+    return split_of(json.dumps(said, sort_keys=True, default=str)) == "test"
+
+
+def _rows(reader: Reader) -> Iterator[Row]:
+    while rows := reader.read(_AT_ONCE):
+        yield from rows
+
+
+def _library(source: str) -> Any:
+    """Return the module `datasets`, which is not to try again by itself. Raises SpecError."""
+    datasets = hub_library(source)
+    datasets.config.STREAMING_READ_MAX_RETRIES = 1  # of 5 s each, without a word
+    datasets.config.STREAMING_READ_RETRY_INTERVAL = 0
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def newest_commit(name: str) -> str | None:
+    """Ask the hub for the newest commit of a dataset. Raises SpecError."""
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().dataset_info(name).sha
+    except Exception as error:
+        raise SpecError(
+            f"the hub does not show the dataset {name}: {_words(error)}",
+            key="data",
+            hint=f"Check name and network; the form is {HUB_FORM}.",
+        ) from error
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    """Return whether another attempt may help, by an error and what led to it."""
+    if error is None:
+        return False
+    code = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(code, int):
+        return code in _PASSING
+    if isinstance(error, FileNotFoundError | PermissionError | ValueError | KeyError):
+        return _is_passing(error.__cause__)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "OfflineModeIsEnabled" in names:
+        return False
+    return bool(names & {"OSError", "TransportError", "ClientError"}) or _is_passing(error.__cause__)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

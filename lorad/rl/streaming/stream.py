@@ -1,0 +1,101 @@
+"""Rows of a source in blocks, each shuffled by itself: what is at a position follows from seed, source and
+`data.buffer`, so that a resume sees the same.
+"""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from lorad.errors import SpecError
+from lorad.rl.sources import Row
+from lorad.rl.streaming.reader import Place, Reader
+
+Item = TypeVar("Item")
+_BLOCKS = 3  # in memory: steps that look again, or ahead, are near
+_BOOKMARKS = 256  # of the blocks last read
+
+
+class Bookmark(Struct, frozen=True):
+    """Where a block begins.
+
+    position: of its first item among all that the source ever gives. epoch, block: its numbers, from 0.
+    usable: whether the epoch had an item before. place: of its first row; None is the beginning.
+    """
+
+    position: int = 0
+    epoch: int = 0
+    block: int = 0
+    usable: bool = False
+    place: Place | None = None
+
+
+class Stream(Generic[Item]):
+    """What is made of the rows of a source, epoch after epoch. Safe between threads."""
+
+    def __init__(
+        self, reader: Reader, made: Callable[[list[Row]], list[Item]], seed: int, size: int, *, shuffled: bool
+    ) -> None:
+        """made: the items of some rows, in their order. size: rows of a block."""
+        self._reader, self._made, self._seed = reader, made, seed
+        self._size, self._shuffled = size, shuffled
+        self._blocks: deque[tuple[Bookmark, list[Item]]] = deque(maxlen=_BLOCKS)
+        self._bookmarks = deque([Bookmark()], maxlen=_BOOKMARKS)  # the last is that of the next block
+        self._lock = threading.Lock()
+
+    def item(self, position: int) -> tuple[Item, int]:
+        """Return what is at a position, and its epoch. Raises SpecError."""
+        with self._lock:
+            while True:
+                for mark, items in self._blocks:
+                    if mark.position <= position < mark.position + len(items):
+                        return items[position - mark.position], mark.epoch
+                if position < self._bookmarks[-1].position:
+                    self._go(self._before(position))
+                self._advance()
+
+    def bookmark(self, position: int) -> Bookmark:
+        """Return where to begin in order to reach a position soon."""
+        with self._lock:
+            return self._before(position)
+
+    def restore(self, mark: Bookmark) -> None:
+        """Continue from a bookmark, also of another process. Raises SpecError."""
+        with self._lock:
+            self._bookmarks.clear()
+            self._go(mark)
+
+    def _before(self, position: int) -> Bookmark:
+        known = [mark for mark in self._bookmarks if mark.position <= position]
+        return known[-1] if known else Bookmark()
+
+    def _go(self, mark: Bookmark) -> None:
+        self._blocks.clear()
+        while self._bookmarks and self._bookmarks[-1].position >= mark.position:
+            self._bookmarks.pop()
+        self._bookmarks.append(mark)
+        self._reader.seek(mark.place)
+
+    def _advance(self) -> None:
+        """Read the next block."""
+        mark = self._bookmarks[-1]
+        rows = self._reader.read(self._size)
+        items = self._made(rows)
+        if self._shuffled:
+            random.Random(f"{self._seed}/{mark.epoch}/{mark.block}").shuffle(items)
+        end, usable = mark.position + len(items), mark.usable or bool(items)
+        if len(rows) == self._size:
+            following = Bookmark(end, mark.epoch, mark.block + 1, usable, self._reader.place())
+        elif usable:
+            self._reader.seek(None)
+            following = Bookmark(end, mark.epoch + 1)
+        else:
+            raise SpecError(
+                f"{self._reader.known} has no usable row", key="data", hint="Are its rows too long?"
+            )
+        if items:
+            self._blocks.append((mark, items))
+        self._bookmarks.append(following)

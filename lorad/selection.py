@@ -1,0 +1,67 @@
+"""The words by which runs are chosen: what a list shows, what a verb is about, what a program asks for."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from lorad.errors import SpecError
+from lorad.states import EndReason, RunState
+
+_ME = "me"  # as an owner: whoever asks
+STATES = (*map(str, RunState), *map(str, EndReason))
+_GLOB = frozenset("*?[")
+_Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Selection(Struct, frozen=True, omit_defaults=True):
+    """Which runs are meant: those that fit everything that is given; without anything, all of them.
+
+    Texts are globs as a shell has them (`sweep-*`, `lr-[1-4]`); of several in one list one has to fit.
+
+    names: of the runs.
+    state: states of a run (`running`), and reasons for which runs ended (`failed`).
+    owner: names of users; `me` is whoever asks.
+    sweep: the sweeps that started them.
+    tag: of their tags, one has to fit.
+    base: the models of their specs, whole or the last part of a path or hub id.
+    older, newer: seconds since a run ended, or since it was made where it has not: at least, at most.
+    """
+
+    names: list[str] = []
+    state: list[str] = []
+    owner: list[str] = []
+    sweep: list[str] = []
+    tag: list[str] = []
+    base: list[str] = []
+    older: _Seconds | None = None
+    newer: _Seconds | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == Selection()
+
+    @property
+    def is_by_name(self) -> bool:
+        """Say whether names alone choose the runs, none of them a glob."""
+        return bool(self.names) and self == Selection(names=self.names) and not any(map(is_glob, self.names))
+
+    def checked(self, me: str) -> "Selection":
+        """Put the name of who asks in the place of `me`. Raises SpecError for a state that no run has."""
+        for state in self.state:
+            if state not in STATES:
+                near = get_close_matches(state, STATES, 1)
+                hint = f"Did you mean {near[0]}?" if near else f"States are {', '.join(STATES)}."
+                raise SpecError(f"no run is ever {state!r}", hint=hint)
+        return replace(self, owner=[me if owner == _ME else owner for owner in self.owner])
+
+
+def is_glob(name: str) -> bool:
+    return not _GLOB.isdisjoint(name)
+
+
+def in_commas(values: Iterable[str] | None) -> list[str]:
+    """Split values that were given several times, with commas, or both."""
+    return [part.strip() for value in values or () for part in value.split(",") if part.strip()]

@@ -1,0 +1,245 @@
+"""Who used how much: what pools report, and the tokens of steps.
+
+Use is kept by the hour: a time means the hour that it is in. Rows of a pool replace their own, so that what
+is read twice counts once.
+"""
+
+import math
+import sqlite3
+import time
+from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct
+
+from lorad.protocol.status import Use, Uses
+from lorad.store.db import Rows, Store
+
+HOUR = 3600
+By = Literal["run", "user", "sweep", "alias", "pool", "day"]
+
+_COLUMNS = (
+    *("hour", "run", "attempt", "step", "alias", "held", "busy", "generated", "trained", "served"),
+    *("prompts", "cached", "joules", "memory"),
+)
+# of the values of a row that is there already and those that come, the greater: counters only grow
+_GREATER = ", ".join(
+    f"{name} = max({name}, excluded.{name})"
+    for name in ("held", "busy", "generated", "trained", "served", "prompts", "cached", "memory")
+)
+_PUT = (
+    f"INSERT INTO uses (life, entry, owner, owner_uid, sweep, gone, {', '.join(_COLUMNS)}) "
+    f"VALUES ({', '.join('?' * (6 + len(_COLUMNS)))}) ON CONFLICT DO UPDATE SET {_GREATER}, "
+    "joules = coalesce(max(joules, excluded.joules), joules, excluded.joules)"
+)
+_CLOSING = 0  # the entry of what the pool had no time to report
+_THROWN_AWAY = (  # a later attempt began at or before the checkpoint that this use came after
+    "(u.attempt > 0 AND EXISTS (SELECT 1 FROM uses v WHERE v.run = u.run AND v.gone = 0 "
+    "AND v.attempt > u.attempt AND v.step <= u.step))"
+)
+_WASTED = f"(CASE WHEN u.gone THEN u.wasted ELSE {_THROWN_AWAY} END)"
+
+
+class Person(Struct, frozen=True):
+    """A user."""
+
+    name: str
+    uid: int
+
+
+class BillRow(Struct, frozen=True, kw_only=True):
+    """What was used by one run, user or whatever the bill is by, of one kind of device.
+
+    key: its name; "" for nobody's use. owner: whose it is; "" where it is several users'.
+    sampled, trained: tokens of steps, with those that were thrown away. For pools and
+        aliases: of what pools did.
+    wasted, wasted_tokens: of `held`, and of `sampled`, what a later attempt threw away.
+    joules: None where nothing measured them. memory: see `Use`.
+    """
+
+    key: str
+    owner: str = ""
+    device: str = ""
+    held: float = 0.0
+    busy: float = 0.0
+    wasted: float = 0.0
+    generated: int = 0
+    sampled: int = 0
+    trained: int = 0
+    served: int = 0
+    wasted_tokens: int = 0
+    prompts: int = 0
+    cached: int = 0
+    joules: float | None = None
+    memory: int = 0
+
+
+def take_in(store: Store, report: Uses, owner: Person, *, strange: bool = False) -> None:
+    """Keep what a pool reported. owner: of the pool, and of what no run is known for.
+
+    strange: the report is that user's own, and is believed about runs of that user alone.
+    """
+    with store.write() as connection:
+        connection.execute(
+            "INSERT OR IGNORE INTO lives (life, pool, owner, owner_uid, device, devices, started_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (report.life, report.pool, owner.name, owner.uid, report.device, report.devices, report.since),
+        )
+        for use in report.uses:
+            _put(store, connection, report.life, use, owner, strange=strange)
+
+
+def is_closed(store: Rows, life: str) -> bool:
+    """Check whether all is taken in that a life of a pool had to report."""
+    return store.row("SELECT 1 FROM lives WHERE life = ? AND ended_at IS NOT NULL", (life,)) is not None
+
+
+def close(store: Store, life: str, ended_at: float | None) -> None:
+    """Note the end of a life; what its pool had no time to report was nobody's.
+
+    ended_at: Unix time; None: unknown, when it last reported something. Raises ValueError for a life that is
+    not known.
+    """
+    with store.write() as connection:
+        row = store.row("SELECT * FROM lives WHERE life = ?", (life,))
+        if row is None:
+            raise ValueError(f"no life {life}")
+        (sums,) = store.rows("SELECT total(held) AS held FROM uses WHERE life = ?", (life,))
+        seconds = sums["held"] / row["devices"]
+        ended = max(row["started_at"] + seconds, ended_at or 0.0)
+        left = (ended - row["started_at"] - seconds) * row["devices"]
+        use = Use(_CLOSING, int(ended) // HOUR * HOUR, held=max(0.0, left))
+        _put(store, connection, life, use, Person(row["owner"], row["owner_uid"]))
+        connection.execute("UPDATE lives SET ended_at = ? WHERE life = ?", (ended, life))
+
+
+def keep_removed(store: Rows, connection: sqlite3.Connection, run: str) -> None:
+    """Before a run is removed: keep its tokens, and what was thrown away of its use."""
+    connection.execute(f"UPDATE uses AS u SET wasted = {_THROWN_AWAY} WHERE run = ? AND gone = 0", (run,))
+    connection.execute("UPDATE uses SET gone = 1 WHERE run = ?", (run,))
+    sql = (
+        "INSERT OR REPLACE INTO uses (life, entry, owner, owner_uid, sweep, hour, run, attempt, step, alias, "
+        "sampled, trained, gone, wasted) SELECT 'removed:' || r.first_event, "
+        "row_number() OVER (ORDER BY t.hour, t.attempt, t.lineage), r.owner, r.owner_uid, "
+        "coalesce(r.sweep, ''), t.hour, t.run, t.attempt, 0, '', t.sampled, t.trained, 1, 1 - t.lineage "
+        "FROM step_tokens t JOIN runs r ON r.name = t.run WHERE t.run = ?"
+    )
+    connection.execute(sql, (run,))
+
+
+def bill(
+    store: Rows,
+    by: By = "run",
+    *,
+    since: float | None = None,
+    until: float | None = None,
+    user: str | None = None,
+    owner_uid: int | None = None,
+) -> list[BillRow]:
+    """Add up the use of the hours from `since` to before `until` (Unix times), the greatest first.
+
+    user, owner_uid: of this user's runs alone, without what is nobody's.
+    """
+    first = 0 if since is None else int(since) // HOUR * HOUR
+    last = 2**53 if until is None else until
+    where = ["x.hour >= ?", "x.hour < ?"]
+    values: list[Any] = [first, last]
+    if user is not None:
+        where, values = [*where, "x.owner = ?"], [*values, user]
+    if owner_uid is not None:
+        where, values = [*where, "x.owner_uid = ?"], [*values, owner_uid]
+    if user is not None or owner_uid is not None:
+        where.append("x.run <> ''")
+    key, owner = _KEYS[by]
+    source, sampled, trained = _BY_POOLS if by in ("alias", "pool") else _BY_STEPS
+    sql = (
+        f"SELECT {key} AS key, {owner} AS owner, x.device, total(x.held) AS held, total(x.busy) AS busy, "
+        "total(x.held * x.wasted) AS wasted, sum(x.generated) AS generated, "
+        f"sum({sampled}) AS sampled, sum({trained}) AS trained, sum(x.served) AS served, "
+        f"sum({sampled} * x.wasted) AS wasted_tokens, "
+        "sum(x.prompts) AS prompts, sum(x.cached) AS cached, sum(x.joules) AS joules, "
+        f"max(x.memory) AS memory FROM ({source}) x WHERE {' AND '.join(where)} "
+        "GROUP BY 1, x.device ORDER BY held DESC, key"
+    )
+    return [BillRow(**row) for row in store.rows(sql, values)]
+
+
+def used(store: Rows, owner_uid: int, *, since: float = 0.0) -> float:
+    """Return the device-seconds that a user's runs held, and served, from the hour of `since` on."""
+    return sum(held for _, held in _by_hour(store, owner_uid, since))
+
+
+def used_lately(store: Rows, owner_uid: int, half_life: float, *, now: float | None = None) -> float:
+    """Return the device-seconds that a user's runs held, each hour's the less the longer it is past.
+
+    half_life: seconds after which it counts half. What is older than 20 of them does not count. now: Unix
+    time.
+    """
+    now = time.time() if now is None else now
+    hours = _by_hour(store, owner_uid, now - 20 * half_life)
+    return sum(held * math.pow(0.5, max(0.0, now - hour) / half_life) for hour, held in hours)
+
+
+def _by_hour(store: Rows, owner_uid: int, since: float) -> list[tuple[int, float]]:
+    """List the hours in which a user's runs held devices, and for how many device-seconds."""
+    sql = (
+        "SELECT hour, total(held) FROM uses WHERE owner_uid = ? AND hour >= ? AND run <> '' GROUP BY hour "
+        "ORDER BY hour"
+    )
+    return [(hour, held) for hour, held in store.tuples(sql, (owner_uid, int(since) // HOUR * HOUR))]
+
+
+def _put(
+    store: Rows, connection: sqlite3.Connection, life: str, use: Use, owner: Person, *, strange: bool = False
+) -> None:
+    found = _of_run(store, use.run) if use.run else None
+    if found is not None and strange and found.uid != owner.uid:
+        return
+    found = found or _Known(owner.name, owner.uid, "", int(use.run != ""))
+    values = [getattr(use, column) for column in _COLUMNS]
+    connection.execute(_PUT, (life, use.entry, found.owner, found.uid, found.sweep, found.gone, *values))
+
+
+class _Known(NamedTuple):
+    """Whose a run is. gone: 1 where it was removed, or never was one."""
+
+    owner: str
+    uid: int
+    sweep: str
+    gone: int
+
+
+def _of_run(store: Rows, run: str) -> _Known | None:
+    """Find what is known of a run, also of one that was removed."""
+    there = "SELECT owner, owner_uid, coalesce(sweep, ''), 0 FROM runs WHERE name = ?"
+    before = "SELECT owner, owner_uid, sweep, 1 FROM uses WHERE run = ? ORDER BY hour DESC LIMIT 1"
+    found = store.tuples(there, (run,)) or store.tuples(before, (run,))
+    return _Known(*found[0]) if found else None
+
+
+_USES = f"""
+SELECT u.run, u.attempt, u.alias, u.hour, u.owner, u.owner_uid, u.sweep, coalesce(l.device, '') AS device,
+  coalesce(l.pool, '') AS pool, u.held, u.busy, u.generated, u.served, u.prompts, u.cached, u.sampled,
+  CASE WHEN l.life IS NULL THEN u.trained ELSE 0 END AS trained,
+  CASE WHEN l.life IS NULL THEN 0 ELSE u.trained END AS worked, u.joules, u.memory, {_WASTED} AS wasted
+FROM uses u LEFT JOIN lives l ON l.life = u.life
+"""
+_STEPS = """
+SELECT t.run, t.attempt, '', t.hour, r.owner, r.owner_uid, coalesce(r.sweep, ''), '', '', 0, 0, 0, 0, 0, 0,
+  t.sampled, t.trained, 0, NULL, 0, 1 - t.lineage
+FROM step_tokens t JOIN runs r ON r.name = t.run
+"""
+_BY_STEPS = f"{_USES} UNION ALL {_STEPS}", "x.sampled", "x.trained"
+_BY_POOLS = f"{_USES} WHERE l.life IS NOT NULL", "x.generated", "x.worked"
+_ONE_OWNER = "CASE WHEN min(x.owner) = max(x.owner) THEN min(x.owner) ELSE '' END"
+_KEYS: dict[By, tuple[str, str]] = {
+    "run": ("x.run", _ONE_OWNER),
+    "user": ("CASE WHEN x.run = '' THEN '' ELSE x.owner END", _ONE_OWNER),
+    "sweep": ("CASE WHEN x.run = '' THEN '' WHEN x.sweep = '' THEN '-' ELSE x.sweep END", _ONE_OWNER),
+    "alias": (
+        "CASE WHEN x.run = '' THEN '' WHEN x.attempt > 0 THEN '-' WHEN x.alias = '' THEN x.run || '@' "
+        "ELSE x.alias END",
+        _ONE_OWNER,
+    ),
+    "pool": ("x.pool", _ONE_OWNER),
+    "day": ("date(x.hour, 'unixepoch', 'localtime')", "''"),
+}

@@ -1,0 +1,185 @@
+"""Choose runs by a `Selection`, in an order, with figures of their specs and of their last steps."""
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lorad.errors import SpecError
+from lorad.selection import Selection, is_glob
+from lorad.store.db import Rows
+from lorad.store.rows import SUMMARY_COLUMNS, RunSummary, run_summary
+from lorad.store.runs import RECENT_SECONDS
+
+_SUMMARY = ", ".join(SUMMARY_COLUMNS)
+_AGE = "coalesce(ended_at, created_at)"
+_NEWEST_FIRST = "created_at DESC, rowid DESC"
+# what a list can be sorted by, beside keys of the spec and metrics
+_SORTED = {
+    name: name
+    for name in (
+        *("name", "state", "reason", "step", "steps", "reward", "eval_first", "eval_last", "nll_first"),
+        *("nll_last", "accuracy_last", "token_accuracy_last", "version", "owner", "pool", "priority"),
+        *("attempt", "sweep", "origin", "base", "tokens_per_second", "step_seconds"),
+    )
+} | {
+    "eval": "coalesce(eval_last, -nll_last)",
+    "nll": "nll_last",
+    "tok/s": "tokens_per_second",
+    "age": "-created_at",
+    "created": "created_at",
+    "started": "started_at",
+    "ended": "ended_at",
+    "progress": "CAST(step AS REAL) / max(steps, 1)",
+}
+COLUMNS = tuple(_SORTED)
+_METRIC = re.compile(r"[A-Za-z_][\w@/ :.-]{0,99}")
+_LAST_STEP = """(SELECT {what} FROM steps s WHERE s.run = runs.name AND s.lineage = 1 AND s.step = runs.step
+ORDER BY s.attempt DESC LIMIT 1)"""
+
+
+class Selected(Struct, frozen=True):
+    """A run, and what it has for the keys that were asked for; None where it has none."""
+
+    run: RunSummary
+    values: dict[str, Any]
+
+    @property
+    def owner_uid(self) -> int:
+        return self.run.owner_uid
+
+
+def select(
+    store: Rows,
+    selection: Selection,
+    *,
+    owner_uid: int | None = None,
+    recent: bool = False,
+    keys: Sequence[str] = (),
+    sort: Sequence[str] = (),
+    limit: int = 0,
+) -> list[Selected]:
+    """Choose runs, newest first where `sort` says nothing else.
+
+    owner_uid: whose runs; None: everybody's. recent: leave out what ended over a day ago.
+    keys: dotted keys of the spec, or metrics of the last step. sort: columns or keys, the first counts most;
+    `-` before one puts the largest first. Runs without the figure come last. limit: how many; 0: all.
+    Raises SpecError for a word that is neither column, key nor metric.
+    """
+    given: list[Any] = []
+    values = [_value(key, given) for key in keys]
+    where = _where(selection, given, owner_uid, recent)
+    order = [_order(word, given) for word in sort]
+    sql = (
+        f"SELECT {', '.join([*values, _SUMMARY])} FROM runs WHERE {' AND '.join(where)} "
+        f"ORDER BY {', '.join([*order, _NEWEST_FIRST])} LIMIT ?"
+    )
+    found = store.tuples(sql, (*given, limit or -1))
+    return [
+        Selected(run_summary(row[len(keys) :]), dict(zip(keys, map(_decoded, row), strict=False)))
+        for row in found
+    ]
+
+
+def _where(selection: Selection, given: list[Any], owner_uid: int | None, recent: bool) -> list[str]:
+    """Write the conditions, and append their values to `given`."""
+    now, conditions = time.time(), ["1"]
+    for column, globs in (
+        ("name", selection.names),
+        ("owner", selection.owner),
+        ("sweep", selection.sweep),
+    ):
+        if globs:
+            conditions.append(_any_of(column, globs, given))
+    if selection.tag:
+        fits = _any_of("tag.value", selection.tag, given)
+        conditions.append(f"EXISTS (SELECT 1 FROM json_each(runs.tags) tag WHERE {fits})")
+    if selection.base:
+        tails = [f"*/{base}" for base in selection.base]
+        conditions.append(_any_of("base", [*selection.base, *tails], given))
+    if selection.state:
+        marks = ", ".join("?" for _ in selection.state)
+        conditions.append(f"(state IN ({marks}) OR reason IN ({marks}))")
+        given += [*selection.state, *selection.state]
+    if owner_uid is not None:
+        conditions.append("owner_uid = ?")
+        given.append(owner_uid)
+    times = {">=": selection.newer, "<=": selection.older}
+    for sign, seconds in times.items():
+        if seconds is not None:
+            conditions.append(f"{_AGE} {sign} ?")
+            given.append(now - seconds)
+    if recent:
+        conditions.append("(ended_at IS NULL OR ended_at >= ?)")
+        given.append(now - RECENT_SECONDS)
+    return conditions
+
+
+def _any_of(column: str, globs: Sequence[str], given: list[Any]) -> str:
+    """Write that a column is one of the texts or fits one of the globs."""
+    exact = [glob for glob in globs if not is_glob(glob)]
+    loose = [glob.replace("[!", "[^") for glob in globs if is_glob(glob)]
+    given += [*exact, *loose]
+    equal = [f"{column} IN ({', '.join('?' for _ in exact)})"] if exact else []
+    return f"({' OR '.join([*equal, *(f'{column} GLOB ?' for _ in loose)])})"
+
+
+def _path(key: str) -> str:
+    """Write a dotted key as a path of SQLite's. Raises SpecError."""
+    if '"' in key or not all(key.split(".")):
+        raise SpecError(f"{key} is no key of a spec", hint="Write keys with dots: trainer.lr.")
+    return "$" + "".join(f'."{part}"' for part in key.split("."))
+
+
+def _value(key: str, given: list[Any]) -> str:
+    """Write the value of a key of the spec or of a metric as JSON text."""
+    if not is_of_spec(key):
+        given.append(_metric_path(key))
+        return _LAST_STEP.format(what="json_quote(json_extract(s.metrics, ?))")
+    given.append(_path(key))
+    return (
+        "CASE json_type(runs.spec, ?) WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' "
+        f"ELSE json_quote({_of_spec(key, given)}) END"
+    )
+
+
+def _of_spec(key: str, given: list[Any]) -> str:
+    """Write the value of a key of the spec; `reward.name` is also the text that stands for the section."""
+    given.append(_path(key))
+    section, _, last = key.rpartition(".")
+    if last != "name" or not section:
+        return "json_extract(runs.spec, ?)"
+    given += [_path(section)] * 2
+    short = "CASE json_type(runs.spec, ?) WHEN 'text' THEN json_extract(runs.spec, ?) END"
+    return f"coalesce(json_extract(runs.spec, ?), {short})"
+
+
+def _order(word: str, given: list[Any]) -> str:
+    key, down = word.removeprefix("-"), "DESC" if word.startswith("-") else "ASC"
+    if (what := _SORTED.get(key)) is None:
+        if is_of_spec(key):
+            what = _of_spec(key, given)
+            _of_spec(key, given)  # it stands there twice
+        else:
+            what = _LAST_STEP.format(what="json_extract(s.metrics, ?)")
+            given += [_metric_path(key)] * 2
+    return f"({what}) IS NULL, ({what}) {down}"
+
+
+def is_of_spec(key: str) -> bool:
+    """Say whether a word names a key of the spec, by its dot or as one that is no section, and no metric."""
+    return "." in key or key in ("seed", "deterministic")
+
+
+def _metric_path(key: str) -> str:
+    """Raises SpecError."""
+    if not _METRIC.fullmatch(key):
+        raise SpecError(f"{key!r} is no column", hint=f"Columns are {', '.join(COLUMNS)}.")
+    return f'$."{key}"'
+
+
+def _decoded(value: Any) -> Any:
+    return None if value is None else msgspec.json.decode(value)

@@ -1,0 +1,72 @@
+"""A check of a spec leaves nothing behind; names that are in use are replaced or get a number."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.client.check_shapes import Check
+from lorad.client.requests import RunRequest
+from lorad.errors import Conflict, SpecError
+from tests.kit.daemon_world import SPEC, Api, behave, serving
+
+
+async def check(api: Api, *overrides: str, name: str | None = None) -> Check:
+    made: Check = await api("check", RunRequest(SPEC, "a.yaml", "/", [*overrides], name))
+    return made
+
+
+async def started(api: Api, name: str, **options: Any) -> Any:
+    return await api("run", SPEC, source="a.yaml", cwd="/", overrides=[], name=name, **options)
+
+
+async def test_check_says_what_would_be_and_leaves_nothing(home: Path) -> None:
+    async with serving(home) as api:
+        found = await check(api, "lora.rank=4", name="a")
+        assert (found.name, found.spec["lora"]["rank"], found.start.state) == ("a", 4, "now")
+        assert found.algorithm.startswith("grpo: baseline group") and found.rate is not None
+        assert found.spec["trainer"]["lr"] == found.rate.lr
+        assert (found.files.versions, found.files.checkpoints, found.samples_per_step) == (7, 3, 128)
+        assert await api("list", all=True) == [] and await api("history") == []
+        assert list((home / "runs").iterdir()) == [] and not api.ctx.pools
+        with pytest.raises(SpecError, match=r"lora\.rank"):
+            await check(api, "lora.rank=13")  # the preflight refuses it
+        assert list((home / "runs").iterdir()) == []
+
+
+async def test_check_sees_a_name_in_use(home: Path) -> None:
+    async with serving(home) as api:
+        await api.run("a")
+        with pytest.raises(Conflict, match="there is a run named a"):
+            await check(api, name="a")
+
+
+async def test_suffix_takes_the_first_free_number(home: Path) -> None:
+    async with serving(home) as api:
+        names = [(await started(api, "a", suffix=True)).name for _ in range(3)]
+        assert names == ["a", "a-2", "a-3"]
+        assert len((await started(api, "x" * 63)).name) == 63
+        assert (await started(api, "x" * 63, suffix=True)).name == "x" * 61 + "-2"
+
+
+async def test_replaced_run_goes_after_the_check(home: Path) -> None:
+    async with serving(home) as api:
+        await api.run("a")
+        first = await api.until("a", "ended")
+        with pytest.raises(SpecError):
+            await api("run", SPEC, source="a", cwd="/", overrides=["lora.rank=13"], name="a", replace=True)
+        assert (await api("show", "a")).created_at == first.created_at
+        await started(api, "a", replace=True)
+        again = await api.until("a", "ended")
+        assert again.created_at > first.created_at and again.reason == "completed"
+
+
+async def test_a_run_at_work_is_not_replaced(home: Path) -> None:
+    behave(home, seconds=30)
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "running")
+        with pytest.raises(Conflict, match="run a is running"):
+            await started(api, "a", replace=True)
+        await api("kill", "a")
+        await api.until("a", "ended")

@@ -1,0 +1,123 @@
+"""The bill of eight runs in one pool, after pool, driver and daemon were killed: it adds up to what the pool
+used, to 1 %, and its tokens are those of the journals.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from lorad.box.paths import AttemptDir
+from lorad.client.box_shapes import Bill, BillLine
+from lorad.client.requests import Sampling
+from lorad.daemon.record.repair import repair
+from lorad.protocol.journal import lineage, read
+from tests.kit.world import SMALL, World, world
+
+RUNS = [f"run-{number}" for number in range(8)]
+SPEC = SMALL.replace("steps: 6", "steps: 4") + "resources: {restart: on-failure}\n"
+# those that are killed: the first one has no checkpoint then
+LONGER = {RUNS[0]: ["trainer.steps=8", "checkpoint.every=8"], RUNS[1]: ["trainer.steps=8"]}
+PRICES = "prices: {cpu_hour: 3600, currency: CHF}\n"
+
+
+@pytest.fixture(scope="module")
+def billed() -> Iterator[World]:
+    """Eight runs that have ended, in a pool that is in its second life."""
+    with world() as made:
+        made.home.root.mkdir(parents=True, mode=0o700)
+        made.home.config.write_text(PRICES)
+        made.lorad("daemon", "start")
+        for name in RUNS:
+            made.client.run(SPEC, source="", cwd=str(made.root), overrides=LONGER.get(name, []), name=name)
+        for name in RUNS:
+            made.reached(name, 1)
+        pool = made.pid(RUNS[0], "pool")
+        made.reached(RUNS[0], 2)
+        os.kill(pool, signal.SIGKILL)
+        made.reached(RUNS[1], 3)
+        os.kill(made.pid(RUNS[1], "driver"), signal.SIGKILL)
+        os.kill(made.client.status().pid, signal.SIGKILL)
+        made.lorad("daemon", "start")
+        for name in RUNS:
+            made.completed(name, seconds=180.0)
+        yield made
+
+
+def lines(bill: Bill) -> dict[str, BillLine]:
+    return {line.key: line for line in bill.rows}
+
+
+def used_by_pools(made: World) -> float:
+    """Seconds from the start to the end of each process of a pool, which the kernel and its shim say."""
+    total = 0.0
+    for root in sorted(made.home.pools.glob("*/attempts/*")):
+        status = msgspec.json.decode(AttemptDir(root).status.read_bytes())
+        began = psutil.boot_time() + status["start_time"] / os.sysconf("SC_CLK_TCK")
+        total += (status["ended_at"] or time.time()) - began
+    return total
+
+
+def test_bill_adds_up_to_what_the_pool_used(billed: World) -> None:
+    assert len(list(billed.home.pools.glob("*/attempts/*"))) == 2
+    bill, used = billed.client.bill(), used_by_pools(billed)
+    assert sum(line.held for line in bill.rows) == pytest.approx(used, rel=0.01)
+    assert bill.total.held == pytest.approx(billed.client.bill("pool").total.held, rel=0.01)
+    assert set(lines(bill)) == {*RUNS, ""} and all(lines(bill)[run].busy > 0 for run in RUNS)
+    assert lines(bill)[""].held < 0.5 * used
+
+
+def test_tokens_are_exactly_those_of_the_journals(billed: World) -> None:
+    found = lines(billed.client.bill())
+    for run in RUNS:
+        records = [record for record, _ in read(billed.home.run(run).journal)]
+        done = [record for record in records if record.kind == "step"]
+        kept = {record.seq for record in lineage(records)}
+        for name, metric in (("sampled", "tokens"), ("trained", "trained_tokens")):
+            assert getattr(found[run], name) == sum(r.data["metrics"][metric] for r in done) > 0
+        thrown = sum(r.data["metrics"]["tokens"] for r in done if r.seq not in kept)
+        assert found[run].wasted_tokens == thrown <= found[run].generated
+    assert found[RUNS[0]].wasted > 0 and found[RUNS[0]].wasted_tokens > 0
+
+
+def test_bill_survives_the_database(billed: World) -> None:
+    def of_runs() -> dict[str, tuple[float, ...]]:
+        found = lines(billed.client.bill())
+        return {run: (found[run].held, found[run].wasted, found[run].sampled) for run in RUNS}
+
+    before = of_runs()
+    billed.lorad("daemon", "stop")
+    Path(billed.home.database).unlink()
+    for root in billed.home.pools.glob("*/attempts/0001"):
+        (root / "usage.jsonl").unlink()  # the daemon's journal has it
+    assert repair(billed.home).told == []
+    billed.lorad("daemon", "start")
+    assert of_runs() == before
+
+
+def test_served_tokens_are_those_of_the_run(billed: World) -> None:
+    made = billed.client.generate(RUNS[3], "312", Sampling(max_new_tokens=5, n=2))
+    tokens = sum(len(one.tokens) for one in made.completions)
+    assert lines(billed.client.bill())[RUNS[3]].served == tokens > 0
+    assert lines(billed.client.bill("alias"))[f"{RUNS[3]}@"].served == tokens
+
+
+def test_removed_run_stays_on_the_bill(billed: World) -> None:
+    before = lines(billed.client.bill())[RUNS[7]]
+    billed.lorad("rm", RUNS[7], "--yes")
+    after = lines(billed.client.bill())[RUNS[7]]
+    assert (after.held, after.sampled, after.disk) == (before.held, before.sampled, None)
+
+
+def test_bill_of_the_command_line(billed: World) -> None:
+    header, *rows = billed.lorad("bill", "--by", "user", "--csv").stdout.splitlines()
+    assert header.startswith("user,owner,held,busy,wasted") and len(rows) == 2
+    bill = billed.json("bill", "--since", "1h")
+    assert all(line["cost"] == pytest.approx(line["held"]) for line in bill["rows"])
+    assert "CHF" in billed.lorad("bill").stdout
+    assert "2d ago" in billed.lorad("bill", "--since", "2d ago", expect=2).stderr

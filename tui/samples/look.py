@@ -1,0 +1,161 @@
+"""How a text of a model is shown: as it is, with its special tokens marked, by the probability of its
+tokens, or with its Markdown rendered.
+"""
+
+import io
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Markdown
+from rich.text import Text
+from rich.theme import Theme
+
+from lorad.client import shapes
+from lorad.tui.samples.groups import Sample
+from lorad.tui.samples.parts import inert
+from lorad.tui.widgets.text_view import Block, Span
+
+_SPECIAL = re.compile(
+    r"<\|[^|<>\s]{1,48}\|>|<[｜][^<>｜]{1,48}[｜]>|</?(?:s|pad|unk|bos|eos|think|tool_call|tool_response"
+    r"|start_of_turn|end_of_turn|im_start|im_end)>|\[/?(?:INST|TOOL_CALLS|ARGS|CALL_ID)\]"
+)
+_SPECIAL_STYLE = "magenta reverse"
+_LONGEST = 64 * 1024  # characters of Markdown that are rendered: what is longer is shown as it is
+_CHANCES = ((0.9, ""), (0.5, "green"), (0.1, "yellow"), (0.0, "bold red underline"))
+CHANCES_SAY = "probability: ≥.9 plain, ≥.5 green, ≥.1 yellow, less: red, underlined"
+_THEME = Theme(
+    {
+        "markdown.code": "cyan",
+        "markdown.code_block": "cyan",
+        "markdown.h1": "bold underline",
+        "markdown.h2": "bold",
+        "markdown.h3": "bold",
+        "markdown.h4": "bold italic",
+        "markdown.item.bullet": "bold",
+        "markdown.item.number": "bold",
+        "markdown.block_quote": "italic",
+        "markdown.hr": "dim",
+        "markdown.link": "underline",
+        "markdown.link_url": "underline dim",
+    }
+)
+Known = Mapping[tuple[str, int], Sequence[Span]]  # spans of samples, by group and index
+
+
+class Look(NamedTuple):
+    """special: special tokens are marked, and blanks and line ends shown. markdown: it is rendered.
+    chances: of samples whose tokens are coloured, by group and index; None: none is.
+    needle: what a search marks in rendered text, where it has other places.
+    """
+
+    special: bool = False
+    markdown: bool = False
+    chances: Known | None = None
+    needle: str = ""
+
+    def block(self, block: Block, sample: tuple[str, int] | None = None) -> Block:
+        """Return a block as it is to be shown. sample: whose tokens it is made of."""
+        if self.markdown and len(block.text) <= _LONGEST:
+            return block._replace(made=_Rendered(block.text, self.needle))
+        spans = list[Span]()
+        if self.chances is not None and sample is not None:
+            spans = list(_within(self.chances.get(sample, ()), block.at, len(block.text)))
+        if self.special:
+            found = [(*match.span(), _SPECIAL_STYLE) for match in _SPECIAL.finditer(block.text)]
+            spans = found if not spans else _over(spans, found)
+        return block._replace(spans=spans) if spans else block
+
+
+def _within(spans: Sequence[Span], at: int, length: int) -> Iterator[Span]:
+    for first, last, style in spans:
+        if last > at and first < at + length:
+            yield max(first - at, 0), min(last - at, length), style
+
+
+def _over(below: Sequence[Span], above: Sequence[Span]) -> list[Span]:
+    """Return the spans of both, without those of `below` that one of `above` touches."""
+    clear = [one for one in below if not any(one[0] < other[1] and other[0] < one[1] for other in above)]
+    return sorted([*clear, *above])
+
+
+def chances(row: shapes.Sample, sample: Sample) -> list[Span]:
+    """Return the styles of a sample's tokens, by their probability, at places of its completion; none where
+    it is not known which token made which characters.
+    """
+    texts = [turn.text for turn in row.turns] or [row.completion]
+    starts = [part.start for part in sample.parts if part.kind == "turn"] or [0]
+    sizes = [turn.tokens for turn in row.turns] or [len(row.widths)]
+    if not len(row.widths) == len(row.logprobs) == sum(sizes):
+        return []
+    tokens, spans = iter(zip(row.widths, row.logprobs, strict=True)), list[Span]()
+    for text, start, size in zip(texts, starts, sizes, strict=True):
+        at, shown = 0, start  # in the text as it is, and where its characters are seen
+        for width, logprob in itertools.islice(tokens, size):
+            seen = len(inert(text[at : at + width]))
+            style = "" if logprob is None else _chance_style(logprob)
+            spans += [(shown, shown + seen, style)] if style and seen else []
+            at, shown = at + width, shown + seen
+    return spans
+
+
+def _chance_style(logprob: float) -> str:
+    probability = math.exp(min(logprob, 0.0))
+    return next((style for least, style in _CHANCES if probability >= least), "")
+
+
+class _Code(CodeBlock):
+    """A block of code as it is written: nothing guesses its language."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = Text(str(self.text).rstrip("\n"), style="markdown.code_block")
+        yield from (Text("▏ ").append_text(line) for line in text.split("\n"))
+
+
+class _Markdown(Markdown):
+    """Markdown of a model: HTML, as `<think>`, is text like any other, and a line end stays one."""
+
+    elements = Markdown.elements | {"fence": _Code, "code_block": _Code}
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", hyperlinks=False)
+        parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+        self.markup, self.parsed = text, parser.parse(text)
+        for token in self.parsed:
+            for part in token.children or ():
+                part.type = "hardbreak" if part.type == "softbreak" else part.type
+
+
+class _Rendered:
+    """Markdown as text and spans for a width; the same for the same text, so that blocks can be compared."""
+
+    def __init__(self, text: str, needle: str) -> None:
+        self._text, self._needle = text, needle
+
+    def __call__(self, width: int) -> tuple[str, list[Span]]:
+        console = Console(
+            width=max(width, 8),
+            theme=_THEME,
+            file=io.StringIO(),
+            force_terminal=True,
+            color_system="standard",
+        )
+        lines = console.render_lines(_Markdown(self._text), pad=False)
+        text, spans, at = list[str](), list[Span](), 0
+        for line in lines:
+            for part in line:
+                if part.style and (style := str(part.style)) not in ("none", ""):
+                    spans.append((at, at + len(part.text), style))
+                text.append(part.text)
+                at += len(part.text)
+            text.append("\n")
+            at += 1
+        whole = "".join(text).rstrip("\n")
+        if not self._needle:
+            return whole, spans
+        look = re.compile(re.escape(self._needle), re.IGNORECASE)
+        return whole, _over(spans, [(*match.span(), "underline yellow") for match in look.finditer(whole)])

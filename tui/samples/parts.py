@@ -1,0 +1,119 @@
+"""A sample as one text, which is searched and compared, and the parts that it is read in: what the model
+said, its calls of tools, and what the environment said.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from lorad.client import shapes
+from lorad.envs.episode import EpisodeTurn
+from lorad.rl.tools.calls import Call
+from lorad.text import number, one_line, printable
+from lorad.tui.widgets.text_view import TAB
+
+_PIECE = 4096  # characters that are looked at together
+_ARGUMENTS = 200  # characters of a call's arguments in one line
+Kind = Literal["turn", "said", "call", "told", "fork"]
+
+
+class Part(NamedTuple):
+    """kind: `turn` and `fork` are lines between parts, without a text; the others have the text from `start`
+    to `end`.
+    note: the line itself; of a call how it is shown in one line; of what the environment said its figures.
+    turn: from 0.
+    """
+
+    kind: Kind
+    start: int
+    end: int
+    note: str = ""
+    turn: int = 0
+
+
+def inert(text: object) -> str:
+    """`printable`, quick where nothing is to be done; a tab is TAB."""
+    whole = "" if text is None else str(text)
+    parts = (whole[i : i + _PIECE] for i in range(0, len(whole), _PIECE))
+    return "".join(
+        part if part.isprintable() else TAB.join(map(printable, part.split("\t"))) for part in parts
+    )
+
+
+def told(row: shapes.Sample) -> tuple[str, tuple[Part, ...]]:
+    """Return the text of a sample, and its parts in order."""
+    if not row.turns:
+        text = inert(row.completion)
+        return text, (Part("said", 0, len(text)),)
+    text, parts = "", list[Part]()
+    for place, turn in enumerate(row.turns):
+        follows = row.turns[place + 1] if place + 1 < len(row.turns) else None
+        parts.append(Part("turn", len(text), len(text), _turn_line(place, turn), place))
+        said = inert(turn.text)
+        parts += (part._replace(turn=place) for part in _spoken(said, turn.calls, len(text)))
+        text += said if said.endswith("\n") else said + "\n"
+        if observation := inert(turn.observation).strip("\n"):
+            at, note = len(text), _told_line(turn)
+            if follows is not None and follows.row > turn.row:
+                parts.append(Part("fork", at, at, _fork_line(follows.row), place))
+                note = ""
+            parts.append(Part("told", at, at + len(observation), note, place))
+            text += f"{observation}\n"
+    return text, tuple(parts)
+
+
+def _spoken(text: str, calls: Sequence[Call], at: int) -> Iterator[Part]:
+    """Yield what a turn of the model is made of; a call whose text is not there is a line of its own."""
+    done = 0
+    for call in calls:
+        written = inert(call.written)
+        found = text.find(written, done) if written else -1
+        begin, end = (found, found + len(written)) if found >= 0 else (done, done)
+        yield from _without_ends(text, done, begin, at)
+        yield Part("call", at + begin, at + end, _call_line(call))
+        done = end
+    if done < len(text) or not calls:
+        yield from _without_ends(text, done, len(text), at)
+
+
+def _without_ends(text: str, start: int, end: int, at: int) -> Iterator[Part]:
+    """Yield a part without the line breaks around it, if there is more than these."""
+    while start < end and text[start] == "\n":
+        start += 1
+    while start < end and text[end - 1] == "\n":
+        end -= 1
+    if start < end:
+        yield Part("said", at + start, at + end)
+
+
+def _turn_line(place: int, turn: EpisodeTurn) -> str:
+    reward = f"reward {turn.reward:+.3f}" if turn.reward else ""
+    wrong = f"✖ {turn.tool_errors} of {len(turn.calls)} calls went wrong" if turn.tool_errors else ""
+    figures = [f"{turn.tokens} tokens", one_line(turn.finish), reward, wrong]
+    return f"── turn {place + 1} ── " + " · ".join(part for part in figures if part)
+
+
+def _told_line(turn: EpisodeTurn) -> str:
+    figures = [f"{turn.observed} tokens" if turn.observed else "", f"{number(turn.seconds, 2)} s"]
+    return "◂ environment · " + " · ".join(part for part in figures if part)
+
+
+def _fork_line(row: int) -> str:
+    return f"⑂ row {row + 1} begins: the history was replaced by"
+
+
+def _call_line(call: Call) -> str:
+    arguments = "?" if call.arguments is None else _arguments(call.arguments)
+    wrong = "" if call.outcome == "ok" and not call.error else f" ✖ {one_line(call.error or call.outcome)}"
+    return f"▸ calls {one_line(call.name) or '?'}({arguments}){wrong}"
+
+
+def _arguments(arguments: dict[str, object]) -> str:
+    pairs = (f"{one_line(name)}={one_line(_json(value))}" for name, value in arguments.items())
+    line = ", ".join(pairs)
+    return line if len(line) <= _ARGUMENTS else line[:_ARGUMENTS] + "…"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

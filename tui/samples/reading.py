@@ -1,0 +1,96 @@
+"""What the samples tab reads: the samples of one step, of training or of an evaluation, once."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
+from lorad.errors import DaemonUnreachable, LoradError
+from lorad.spec.kept import MAIN
+from lorad.tui.feed import Changes, Pace
+from lorad.tui.samples.groups import Group, grouped
+
+LIMIT = 10_000  # samples of a step that are asked for
+
+
+class Step(NamedTuple):
+    """set: of an evaluation; "": of training. steps: that may have samples, in order. words: why there are no
+    samples.
+    """
+
+    number: int
+    newest: int
+    attempt: int
+    groups: list[Group]
+    words: str = ""
+    set: str = ""
+    steps: Sequence[int] = ()
+
+    def beside(self, at: int, by: int) -> int | None:
+        """Return the step that is so many before or after another one; None: past the newest."""
+        place = bisect_right(self.steps, at) - 1 + by
+        return self.steps[max(place, 0)] if place < len(self.steps) else None
+
+
+def steps_of(client: Client, run: str, set: str = "", newest: int | None = None) -> Sequence[int]:
+    """Return the steps that may have samples: of training all, of a set those of its evaluations.
+
+    newest: of the run, if it is known.
+    """
+    if not set:
+        return range(1, (client.show(run).step if newest is None else newest) + 1)
+    some = client.evals(run)
+    return [one.step for one in some if (one.problems if set == MAIN else set in one.sets)]
+
+
+class Reading:
+    """Reads once for each attempt and step: samples never change."""
+
+    def __init__(self) -> None:
+        self._had: Step | None = None
+        self._pace = Pace()
+
+    def read(
+        self, client: Client, changes: Changes, run: RunDetails, set: str, wanted: int | None
+    ) -> Step | None:
+        """Return what changed. wanted: a step; None: the latest."""
+        had = self._had
+        is_known = had is not None and (had.attempt, had.set) == (run.attempt, set)
+        if had is None or not is_known or not set or changes.touch(run.name, "eval"):
+            steps = steps_of(client, run.name, set, run.step)
+        else:
+            steps = had.steps
+        at = _nearest(steps, wanted)
+        if had is not None and is_known and had.number == at and (had.groups or not changes.everything):
+            is_same = (had.newest, had.steps) == (run.step, steps)
+            self._had = had if is_same else had._replace(newest=run.step, steps=steps)
+            return None if self._had is had else self._had
+        if is_known and wanted is None and not self._pace.is_due:
+            return None
+        groups, words = self._asked(client, run.name, set, at)
+        self._had = Step(at, run.step, run.attempt, groups, "" if groups else words, set, steps)
+        return self._had
+
+    def _asked(self, client: Client, run: str, set: str, at: int) -> tuple[list[Group], str]:
+        """Return the groups of a step, and what is said where there are none."""
+        if at < 0 or (at == 0 and not set):
+            none_yet = f"No evaluation of {set} has ended yet." if set else ""
+            return [], none_yet or "No samples yet: the first step has not ended."
+        try:
+            with self._pace.asking():
+                rows = client.samples(run, step=at, limit=LIMIT, eval=set or None, brief=True)
+            return grouped(rows), f"Step {at} has no samples."
+        except DaemonUnreachable:
+            raise
+        except LoradError as error:
+            return [], f"{error.message} {error.hint}"
+
+
+def _nearest(steps: Sequence[int], wanted: int | None) -> int:
+    """Return the step that is wanted, or the last one before it; -1 where there is none."""
+    if not steps:
+        return -1
+    if wanted is None:
+        return steps[-1]
+    return steps[max(bisect_right(steps, wanted) - 1, 0)]
