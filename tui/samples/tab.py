@@ -5,23 +5,21 @@ import shlex
 from collections import Counter
 from typing import Any, NamedTuple, cast
 
-from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
-from lorad.client.choice import CUT, HINT, TRUNCATED, Choice, ordered_by
+from lorad.client.choice import HINT, Choice, ordered_by
 from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
 from lorad.errors import LoradError, SpecError
-from lorad.spec.kept import MAIN
-from lorad.text import one_line, printable
+from lorad.text import printable
 from lorad.tui import keys
-from lorad.tui.dashboard.run_rows import state_text
 from lorad.tui.feed import Changes
 from lorad.tui.port import AppPort
+from lorad.tui.samples import offers
 from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, hits, selected
 from lorad.tui.samples.look import CHANCES_SAY, Look, chances
 from lorad.tui.samples.other_steps import Ask, Found, Here, Lookup, compared, history
@@ -37,7 +35,6 @@ from lorad.tui.widgets.text_view import Block, Reader, Section, Span
 
 _FOUND, _HERE = "underline yellow", "bold reverse yellow"  # what a search found, and where `n` led
 _LISTED = 1000  # runs that are offered
-_TRAINING = "training"
 _ASKED = {
     "search": "search prompts and completions; nothing: no search",
     "filter": f"{HINT}; nothing: all",
@@ -264,15 +261,11 @@ class Samples(RunTab):
         except LoradError as error:
             cast(Base, self.screen).say_error(error)
             return
-        sets = run.spec.get("eval", {}).get("sets", {})
-        options = {_TRAINING: Text("samples that it trains on"), MAIN: Text("evaluation of data.eval")}
-        options |= {name: Text(one_line(str(one.get("data", "")))) for name, one in sets.items()}
-        lines = {
-            name: Text.assemble((f"{one_line(name):<16}", "bold"), says) for name, says in options.items()
-        }
-        chosen = await self.app.push_screen_wait(Choose("Samples of what?", lines, self._set or _TRAINING))
+        chosen = await self.app.push_screen_wait(
+            Choose("Samples of what?", offers.sources(run), self._set or offers.TRAINING)
+        )
         if chosen is not None:
-            self._set, self._wanted, self._beside = "" if chosen == _TRAINING else chosen, None, None
+            self._set, self._wanted, self._beside = "" if chosen == offers.TRAINING else chosen, None, None
             self._again()
 
     # -- which samples ---------------------------------------------------------------------------------------
@@ -291,19 +284,9 @@ class Samples(RunTab):
     async def action_choose_filter(self) -> None:
         """Ask which samples, by why they ended, their reward, or that it failed."""
         samples = [sample for group in self._step.groups for sample in group.samples]
-        ends = Counter(one.ending for one in samples if one.ending)
-        options = {"": ("all", len(samples))}
-        options |= {f'end:"{end}"': (f"ended: {end}", count) for end, count in ends.most_common()}
-        options |= {TRUNCATED: ("cut off, by a limit of tokens", sum(ends[end] for end in CUT))}
-        options |= {"failed": ("without a reward: it failed", sum(bool(one.error) for one in samples))}
-        rewards = sorted(one.reward for one in samples if one.reward is not None)
-        for share, says in ((0.0, "the lowest reward"), (1.0, "the highest reward")):
-            if rewards and rewards[0] < rewards[-1]:
-                bound, sign = rewards[round(share * (len(rewards) - 1))], ">=" if share else "<="
-                count = sum(one >= bound if share else one <= bound for one in rewards)
-                options[f"reward{sign}{bound!r}"] = (says, count)
-        lines = {key: Text(f"{count:>6}  {one_line(says)}") for key, (says, count) in options.items()}
-        chosen = await self.app.push_screen_wait(Choose("Which samples?", lines, self._where))
+        chosen = await self.app.push_screen_wait(
+            Choose("Which samples?", offers.filters(samples), self._where)
+        )
         if chosen is not None:
             self._choose(chosen)
 
@@ -407,11 +390,7 @@ class Samples(RunTab):
         except LoradError as error:
             cast(Base, self.screen).say_error(error)
             return
-        options = {
-            run.name: Text.assemble((one_line(run.name), "bold"), "  ", state_text(run), f"  step {run.step}")
-            for run in runs
-            if run.name != self.run_name
-        }
+        options = offers.runs(runs, self.run_name)
         chosen = await self.app.push_screen_wait(Choose("Beside the samples of which run?", options))
         if chosen is not None:
             self._beside = _Beside(run=chosen)
