@@ -150,7 +150,7 @@ def _ranked(m: Metrics) -> list[tuple[str, int]]:
     """Figures of a step, each with what is left out first of a narrow line: the highest. What was not
     measured is a dash."""
     speed = f"{output.number(m['tokens_per_second'], 0)} tok/s"
-    if "trained_tokens" in m:
+    if "response_length" not in m:  # nothing was sampled
         there = [(key, digits, rank) for key, digits, rank in _SUPERVISED if m.get(key) is not None]
         figures = [
             (f"{key.replace('_', ' ')} {output.number(m[key], digits)}", rank) for key, digits, rank in there

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,9 +30,6 @@ from lorad.protocol.calls import (
 from lorad.protocol.connection import Connection
 from lorad.protocol.listener import listen
 from lorad.protocol.pool_setup import PoolSetup
-
-if TYPE_CHECKING:
-    import pytest  # benchmarks do without
 
 TINY = BUILTIN["builtin:tiny"]
 SHAPES = linear_shapes(read_config(TINY))
@@ -89,7 +86,7 @@ def running_pool(directory: Path, **changes: Any) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def swapped(patch: "pytest.MonkeyPatch") -> Iterator[list[int]]:
+def swapped(patch: Any) -> Iterator[list[int]]:
     """Whoever asks for a later turn of an episode gets tokens of another version, as if it had been swapped.
 
     Yields what was asked for: 0 for first turns, whose contexts are short, 1 for later ones.

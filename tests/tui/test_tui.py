@@ -143,7 +143,7 @@ async def test_every_screen_fits_any_terminal(size: tuple[int, int]) -> None:
 
 
 async def test_help_lists_every_key() -> None:
-    async with using(World(), (120, 200)) as user:
+    async with using(World(), (120, 300)) as user:
         await user.press("question_mark", "slash", "full_stop")  # all of them, since each id has one
         ids = [key.id for group in keys.HELP.values() for key in group if isinstance(key, Binding)]
         await until(user, lambda: all(str(id) in screen_text(user) for id in ids))
