@@ -14,7 +14,7 @@ from lorad.bounds import JSON_BYTES
 from lorad.cli import output
 from lorad.client.client import Client
 from lorad.client.shapes import Exported, RunDetails
-from lorad.errors import LoradError, SpecError
+from lorad.errors import Conflict, LoradError, SpecError
 from lorad.files import read_file
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def add_beside(directory: Path, exported: Exported, run: RunDetails | None, *, t
 def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged"]:
     """Write `version` added to its base as a whole model into `target`, which is new or empty.
 
-    Raises what `write_merged` does, and Conflict when `target` is not empty.
+    Raises what `write_merged` does, and Conflict when `target` is not empty or the base's weights are not
+    those that the run was trained on.
     """
     from lorad.adapters.peft import read_peft
     from lorad.models.merged_files import free_of, write_merged
@@ -62,6 +63,7 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
         exported = client.export(version, str(temporary))
         settings = _settings(temporary)
         base, run = base_directory(settings), client.show(exported.version.rpartition("@")[0])
+        _refuse_other_base(base, run)
         text = card(exported, settings, run, merged=str(base))
         with _shown(f"merging {exported.version}") as progress:
             merged = write_merged(
@@ -79,6 +81,18 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
             "Served beside the base, the adapter loses none of it."
         )
     return Exported(exported.version, str(target), exported.sha256), merged
+
+
+def _refuse_other_base(base: Path, run: RunDetails) -> None:
+    """Raises Conflict: other weights of the same shapes would take the adapter without an error."""
+    from lorad.models.facts import weights_sha256
+
+    known = run.begun.model_sha256 if run.begun is not None else ""
+    if known and weights_sha256(base) != known:
+        raise Conflict(
+            f"the weights of {base} are not those that {run.name} was trained on",
+            hint=f"Put the model back; `lorad verify {run.name}` says more.",
+        )
 
 
 def base_directory(settings: Mapping[str, Any]) -> Path:

@@ -7,6 +7,23 @@ import typer
 from lorad.cli import candidates
 from lorad.errors import SpecError
 
+Spec = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPEC",
+        help="A YAML file, or - for stdin.",
+        show_default=False,
+        autocompletion=candidates.specs,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]…",
+        help="Any key of the spec: trainer.lr=3e-5",
+        autocompletion=candidates.overrides,
+    ),
+]
 Run = Annotated[
     str,
     typer.Argument(metavar="RUN", help="A run's name.", show_default=False, autocompletion=candidates.runs),

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from lorad.bounds import TRIAL_SAMPLES
 from lorad.cli import candidates, output, table
 from lorad.cli.commands.samples import whole
-from lorad.cli.options import AsJson, Run
+from lorad.cli.options import AsJson, Run, Spec
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.overrides import from_here
@@ -40,15 +40,7 @@ _COLUMNS = ("prompt_id", "index", "turn", table.Column("differs", kind="fold"))
 
 
 def try_(
-    spec: Annotated[
-        str,
-        typer.Argument(
-            metavar="SPEC",
-            help="A YAML file, or - for stdin.",
-            show_default=False,
-            autocompletion=candidates.specs,
-        ),
-    ],
+    spec: Spec,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(

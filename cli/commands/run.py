@@ -12,7 +12,7 @@ from msgspec import structs
 from lorad.cli import candidates, many, output
 from lorad.cli.checked import said
 from lorad.cli.follow import follow
-from lorad.cli.options import AsJson, Detach, Run, WaitOver, Yes, refuse_both
+from lorad.cli.options import AsJson, Detach, Overrides, Run, Spec, WaitOver, Yes, refuse_both
 from lorad.cli.selecting import chooses_runs
 from lorad.client import launch, shapes
 from lorad.client.client import Client
@@ -31,23 +31,8 @@ def _option(flag: str, key: str, more: str = "") -> typer.models.OptionInfo:
 
 
 def run(
-    spec: Annotated[
-        str,
-        typer.Argument(
-            metavar="SPEC",
-            help="A YAML file, or - for stdin.",
-            show_default=False,
-            autocompletion=candidates.specs,
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]…",
-            help="Any key of the spec: trainer.lr=3e-5",
-            autocompletion=candidates.overrides,
-        ),
-    ] = None,
+    spec: Spec,
+    overrides: Overrides = None,
     name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
     detach: Detach = False,
     wait: WaitOver = False,

@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.adapters.directory import write_directory
+from lorad.adapters.directory import MANIFEST, write_directory
 from lorad.adapters.targets import HEAD
 from lorad.adapters.tensors import bfloat16_bits
 from lorad.errors import Conflict, IntegrityError, SpecError, StorageError
@@ -25,6 +25,7 @@ Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 # What else of a base is copied; code of a repository, pickles and other forms of the weights stay there.
 _BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*")
+_NOT_BESIDE = (MANIFEST, "adapter_config.json")  # of a base that lorad wrote, or that an adapter lies beside
 _CHUNK = 16 << 20  # bytes
 _ROWS_BYTES = 16 << 20  # of one weight in fp32 at a time
 _SPARE = 64 << 20  # bytes of disk that stay free
@@ -94,7 +95,8 @@ def write_merged(
                     file.seek(target.place.start + start)
                     file.write(_merged(rows, target, start))
         for path in sorted({found for pattern in _BESIDE for found in base.glob(pattern)} - {*files}):
-            if path.is_file() and (path.name != INDEX or len(files) > 1):
+            is_left = path.name in _NOT_BESIDE or (path.name == INDEX and len(files) == 1)
+            if path.is_file() and not is_left:
                 shutil.copyfile(path, directory / path.name)
         extra(directory)
         for path in files:

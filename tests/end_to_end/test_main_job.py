@@ -98,6 +98,12 @@ def test_export_has_tokenizer_and_card_and_merges(demo: tuple[World, Any], tmp_p
         f"model.path={tmp_path / 'model'}",
     )
     assert resumed["eval_first"] == made.json("show", "demo")["eval_last"]
+    weights = bytearray((tmp_path / "model" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "model" / "model.safetensors").write_bytes(weights)
+    other = made.lorad("export", "again@1", tmp_path / "other", "--merge", expect=1).stderr
+    assert "are not those that again was trained on" in other
+    assert not list(tmp_path.glob("*other*"))
 
 
 def test_peft_computes_the_same_with_exported_version(

@@ -80,11 +80,9 @@ def test_a_power_cut_loses_no_reference(made: World) -> None:
     assert np.isfinite(values).any()
     (path,) = made.home.run("dark").reference_logprobs.iterdir()
     values.tofile(path)
-    made.lorad("resume", "dark", "--wait")
+    made.lorad("resume", "dark", "--from", 3, "--wait")  # from there on every row comes again
     assert made.facts("dark") == made.facts("calm")
-    found = np.isfinite(again := kept(made, "dark"))  # not all rows come again after a late checkpoint
-    assert found.sum() > np.isfinite(values).sum()
-    assert again[found].tobytes() == kept(made, "calm")[found].tobytes()
+    assert kept(made, "dark").tobytes() == kept(made, "calm").tobytes()
 
 
 def test_each_row_has_its_reference_once(made: World) -> None:

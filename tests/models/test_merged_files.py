@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.directory import verify
 from lorad.adapters.peft import write_peft
 from lorad.errors import Conflict, IntegrityError, SpecError, StorageError
 from lorad.models import merged_files
@@ -126,6 +127,14 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
     with pytest.raises(StorageError, match=r"0\.00 GB are free"):
         merge(an_adapter(), TINY, tmp_path / "merged")
+
+
+def test_merged_model_is_a_base_for_the_next(tmp_path: Path) -> None:
+    """Neither its manifest nor an adapter that lies beside a base comes along."""
+    merge(an_adapter(), TINY, tmp_path / "first")
+    (tmp_path / "first" / "adapter_config.json").write_text("{}")
+    merge(an_adapter(), tmp_path / "first", tmp_path / "second")
+    assert "adapter_config.json" not in verify(tmp_path / "second")
 
 
 def test_memory_does_not_grow_with_a_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from lorad.cli import candidates
 from lorad.cli.checked import said
-from lorad.cli.options import AsJson
+from lorad.cli.options import AsJson, Overrides, Spec
 from lorad.client import launch
 from lorad.client.overrides import from_here
 from lorad.client.requests import RunRequest
@@ -14,23 +13,8 @@ from lorad.client.spec_file import read_spec
 
 
 def check(
-    spec: Annotated[
-        str,
-        typer.Argument(
-            metavar="SPEC",
-            help="A YAML file, or - for stdin.",
-            show_default=False,
-            autocompletion=candidates.specs,
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]…",
-            help="Any key of the spec: trainer.lr=3e-5",
-            autocompletion=candidates.overrides,
-        ),
-    ] = None,
+    spec: Spec,
+    overrides: Overrides = None,
     name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
