@@ -114,7 +114,12 @@ def prose(page: str) -> Iterator[Command]:
 
 
 def is_whole(text: str) -> bool:
-    """Whether a command has all arguments that it needs; without them only its name is mentioned."""
+    """Whether a command has all that it needs; without them only its name is mentioned.
+
+    Verbs for many runs want names or filters (`lorad resume` is refused), and … stands for words of a user.
+    """
+    if "…" in text:
+        return False
     words, command = shlex.split(text)[1:], get_command(app)
     with typer.Context(command) as context:
         while isinstance(command, TyperGroup):
@@ -125,8 +130,10 @@ def is_whole(text: str) -> bool:
         options: dict[str, Any] = {
             name: option for option in command.params for name in option.opts if name.startswith("-")
         }
-        needed = sum(param.required for param in command.params if param.param_type_name == "argument")
-        given = 0
+        arguments = [param for param in command.params if param.param_type_name == "argument"]
+        if not words and any(param.name == "runs" for param in arguments):
+            return False
+        needed, given = sum(param.required for param in arguments), 0
         while words:
             word = words.pop(0)
             if not word.startswith("-"):

@@ -30,8 +30,19 @@ def sleepers() -> list[int]:
     return [p.pid for p in psutil.process_iter(["cmdline"]) if SLEEP in (p.info["cmdline"] or [])]
 
 
+def children() -> set[psutil.Process]:
+    mine = psutil.Process().children(recursive=True)
+    return {one for one in mine if one.is_running() and one.status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.fixture
+def before() -> set[psutil.Process]:
+    """The processes that tests before this one keep for later ones."""
+    return children()
+
+
 @pytest.fixture(params=[None, sys.executable], ids=["own", "other"])
-def programs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Programs]:
+def programs(request: pytest.FixtureRequest, before: set[psutil.Process], tmp_path: Path) -> Iterator[Programs]:
     """Of one process, in lorad's interpreter or one that the spec names."""
     (tmp_path / "agent.py").write_text(AGENT)
     with pytest.MonkeyPatch.context() as patch:
@@ -47,11 +58,11 @@ def played(programs: Programs, does: str) -> Played:
     return programs.play(Play("http://127.0.0.1:9/v1", {"does": does}, {}))
 
 
-def test_nothing_of_a_program_is_left(programs: Programs) -> None:
+def test_nothing_of_a_program_is_left(programs: Programs, before: set[psutil.Process]) -> None:
     assert played(programs, "fork").reward == 2.0 and len(sleepers()) == 1
     programs.close()
     until(lambda: not sleepers())
-    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    assert children() <= before
 
 
 def test_no_secret_reaches_a_program(programs: Programs) -> None:
