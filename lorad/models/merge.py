@@ -4,6 +4,7 @@ For float32 on a CPU only: bfloat16 would round small adapters away, and a large
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -23,10 +24,7 @@ class Merger:
     """
 
     def __init__(self, base: Base) -> None:
-        self.base = base
-        self.is_worth_it = (
-            base.device.type == "cpu" and base.dtype == torch.float32 and base.nbytes() <= _MERGE_BYTES
-        )
+        self.base, self.is_worth_it = base, gains_by_merging(base)
         self.copies: OrderedDict[FrozenLora, Base] = OrderedDict()
 
     def alone(self, lora: FrozenLora | None) -> tuple[Base, LoraApply | None]:
@@ -46,16 +44,29 @@ class Merger:
             self.copies.pop(lora, None)
 
 
+def gains_by_merging(base: Base) -> bool:
+    """Return whether copies of a base are small and exact enough to merge adapters into them."""
+    return base.device.type == "cpu" and base.dtype == torch.float32 and base.nbytes() <= _MERGE_BYTES
+
+
+def with_weights(base: Base, changed: Callable[[int, str, torch.Tensor], torch.Tensor]) -> Base:
+    """Return a base with other linears; all else is shared.
+
+    changed: gets the layer, the group as `LoraApply.apply` has it and the weight [out, in], which it may
+        return and never writes to.
+    """
+
+    def of(index: int, layer: Layer) -> Layer:
+        return replace(layer, **{group: changed(index, group, getattr(layer, group)) for group in GROUPS})
+
+    layers = tuple(of(index, layer) for index, layer in enumerate(base.layers))
+    return replace(base, layers=layers, head=changed(len(layers), "lm_head", base.head))
+
+
 @torch.no_grad()
 def _merged(base: Base, lora: FrozenLora) -> Base:
-    """A base of its own in every linear that the adapter changes; all else is shared."""
-
     def add(layer: int, group: str, weight: torch.Tensor) -> torch.Tensor:
         pair = lora.pairs.get((layer, group))
         return weight if pair is None else torch.addmm(weight, pair[1], pair[0])
 
-    def of(index: int, layer: Layer) -> Layer:
-        return replace(layer, **{group: add(index, group, getattr(layer, group)) for group in GROUPS})
-
-    layers = tuple(of(index, layer) for index, layer in enumerate(base.layers))
-    return replace(base, layers=layers, head=add(len(layers), "lm_head", base.head))
+    return with_weights(base, add)

@@ -22,7 +22,7 @@ from lorad.protocol.batch import Batch, LossStats, Optimizer, PolicyLoss, Policy
 from lorad.rl.loss import TokenLosses, loss_stats
 from lorad.spec.algorithm import Preference
 from lorad.trainers.base import GradientWork, Policy
-from lorad.trainers.builtin import blocks, passes, stems
+from lorad.trainers.builtin import blocks, lora, passes, stems
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import pack, plan
 from lorad.trainers.builtin.slot import Slot
@@ -125,6 +125,37 @@ async def test_chunks_of_logits_give_the_same_gradients(
     whole, chunked = (trainer._slots[slot].grads for slot in ("whole", "chunked"))
     assert whole.norm() > 0.1
     torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-4)
+
+
+async def test_merged_slot_has_the_same_gradients(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, found, scored, merged = random_batch(5, groups=8), [], [], []
+    apply = SlotLora.apply
+
+    def counted(self: SlotLora, *given: Any) -> torch.Tensor:
+        merged.append(self.is_merged)
+        return apply(self, *given)
+
+    monkeypatch.setattr(SlotLora, "apply", counted)
+    for slot in ("merged", "beside"):
+        await open_trained(trainer, slot)
+        monkeypatch.setattr(lora, "gains_by_merging", lambda base, slot=slot: slot == "merged")
+        merged.clear()
+        await accumulate(trainer, slot, batch)
+        found.append(trainer._slots[slot].grads)
+        scored.append(await trainer.logprobs(Policy(slot, amplify=2.0), batch))
+        assert {*merged} == {slot == "merged"}
+    assert found[1].norm() > 0.1
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(scored[0], scored[1], atol=1e-5)
+
+
+async def test_few_rows_are_not_worth_merging(trainer: BuiltinTrainer) -> None:
+    await trainer.open("a", spec_for(trainer))
+    for rows, is_merged in ((127, False), (128, True)):
+        given = SlotLora([trainer._slots["a"]], [slice(0, rows)], train=True)
+        assert given.merged(trainer._base)[1].is_merged == is_merged
 
 
 def stemmed(seed: int, stem: int) -> Batch:

@@ -1,7 +1,9 @@
 """Adapters inside the forward: y + scale * B(A(dropout(x))), with gradients straight into the slots.
 
 Arithmetic is in the base's dtype, as in `FrozenLora`, so that trainer and engine agree; weights, gradients
-and Adam stay fp32. Rows of several slots may share one forward: each slot has a range of them.
+and Adam stay fp32. Rows of several slots may share one forward: each slot has a range of them. Of a small base
+one slot is merged, W + scale * B A, as the engine has it: its two products for y and one for x's gradient are
+then part of the base's own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from lorad.models.base import Base
+from lorad.models.merge import gains_by_merging, with_weights
 from lorad.models.ops import apply
 from lorad.trainers.builtin.slot import Half, Site, Slot
 
@@ -23,12 +27,19 @@ class SlotLora:
     """See `LoraApply`. ranges: which rows belong to which slot, in order; all of them when there is one slot.
 
     train: dropout acts, each module of a fused linear with a mask of its own. amplify: see `Policy`.
+    is_merged: the base has what is added already, and only gradients are left to take.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], ranges: Sequence[slice], train: bool, amplify: float = 1.0
+        self,
+        slots: Sequence[Slot],
+        ranges: Sequence[slice],
+        train: bool,
+        amplify: float = 1.0,
+        is_merged: bool = False,
     ) -> None:
         self.slots, self.ranges, self.train, self.amplify = slots, ranges, train, amplify
+        self.is_merged = is_merged
         self.anchor = slots[0].anchor
         self.generators = [slot.dropout for slot in slots if train and slot.spec.adapter.dropout]
 
@@ -41,7 +52,27 @@ class SlotLora:
 
     def at(self, ranges: Sequence[slice]) -> SlotLora:
         """Return the same slots on other rows."""
-        return SlotLora(self.slots, ranges, self.train, self.amplify)
+        return SlotLora(self.slots, ranges, self.train, self.amplify, self.is_merged)
+
+    def merged(self, base: Base) -> tuple[Base, SlotLora]:
+        """Return what to run: the base and this, or where it is cheaper a base with the slot merged."""
+        (slot, *others), rows = self.slots, self.ranges[-1].stop
+        enough = rows >= 2 * base.config.hidden_size  # else the copies take longer than the products
+        if others or self.generators or self.is_merged or not (enough and gains_by_merging(base)):
+            return base, self
+        scale = self.amplify * slot.spec.adapter.scale
+
+        def add(layer: int, group: str, weight: Tensor) -> Tensor:
+            site = slot.sites.get((layer, group))
+            if site is None:
+                return weight
+            weight = weight.clone()
+            for half in site.halves:
+                weight[half.rows].addmm_(half.b, site.a[half.ranks], alpha=scale)
+            return weight
+
+        merged = SlotLora(self.slots, self.ranges, self.train, self.amplify, is_merged=True)
+        return with_weights(base, add), merged
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
         parts = []
@@ -51,8 +82,10 @@ class SlotLora:
                 config = slot.spec.adapter
                 dropout = config.dropout if self.train else 0.0
                 parts.append(_Part(site, rows, self.amplify * config.scale, dropout, slot.dropout))
-        if not parts:
+        if not parts or (self.is_merged and not torch.is_grad_enabled()):
             return y
+        if self.is_merged:
+            return apply(_TakeGradients, x.detach(), y, self.anchor, parts)  # type: ignore[no-any-return]
         return apply(_AddLora, x, y, self.anchor, parts)  # type: ignore[no-any-return]
 
 
@@ -163,3 +196,21 @@ class _AddLora(Function):
             masks = [next(saved) for _ in part.site.halves] if part.dropout else []
             part.backward(x, low, masks, y_grad, x_grad)
         return x_grad, y_grad, None, None
+
+
+class _TakeGradients(Function):
+    """y as it is; the backward takes the gradients of A and B, and x gets its own from the merged product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, anchor: Tensor, parts: list[_Part]) -> Tensor:
+        ctx.mark_dirty(y)
+        ctx.parts = parts
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, y_grad: Tensor) -> tuple[None, Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        for part in ctx.parts:
+            part.backward(x, F.linear(x, part.site.a), [], y_grad, None)
+        return None, y_grad, None, None

@@ -51,6 +51,8 @@ def score(
     """(float32 [M], bool [M]): log-probability of each target of the micro-batch, and whether it is the
     likeliest token.
     """
+    if lora is not None:
+        base, lora = lora.merged(base)
     states = predicting_states(base, rows, lora, at_once)
     parts = []
     for chunk in _chunks(base, rows):
@@ -66,6 +68,7 @@ def forward_backward(
     """Add to the slots, piece by piece, the gradient of sum(token losses) / normaliser. Returns for each its
     statistics, and the log-probabilities of its tokens where its loss asks for them.
     """
+    base, lora = lora.merged(base)
     states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
     temperature = _temperatures(rows, [w.loss for w in work])
     chunks = list(_chunks(base, rows))
