@@ -134,22 +134,27 @@ def _set(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> Non
 class _RmsNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return F.rms_norm(x, x.shape[-1:], weight, eps)
+        normed, r = _rms_norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, r)
+        return normed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        x, weight = ctx.saved_tensors
-        return _rms_norm_backward(grad, x, weight, ctx.eps), None, None
+        x, weight, r = ctx.saved_tensors
+        return _rms_norm_backward(grad, x, weight, r), None, None
 
 
-def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """Return what F.rms_norm does, bit for bit, and 1 / rms(x): fp32 [..., 1]."""
+    found: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x, x.shape[-1:], weight, eps)
+    return found
+
+
+def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, r: Tensor) -> Tensor:
     """Return r t - r^3 x mean(t x), with r = 1 / rms(x) and t = grad * weight: the gradient with respect to
     x.
     """
     x32, t = x.float(), grad.float() * weight
-    r = torch.linalg.vector_norm(x32, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     along = (t * x32).mean(-1, keepdim=True).mul_(r.pow(3)).neg_()
     return t.mul_(r).addcmul_(x32, along).to(x.dtype)
 
@@ -162,16 +167,21 @@ class _SwiGlu(Function):
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate_up)
-        return _SwiGlu.plain(gate_up)
+        if gate_up.device.type != "cpu":
+            ctx.save_for_backward(gate_up)
+            return _SwiGlu.plain(gate_up)
+        gate, up = gate_up.chunk(2, -1)
+        activated = F.silu(gate)  # exp costs a CPU three times a product
+        ctx.save_for_backward(gate_up, activated)
+        return activated * up
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (gate_up,) = ctx.saved_tensors
+        gate_up, *kept = ctx.saved_tensors
         gate, up = gate_up.chunk(2, -1)
         result = torch.empty_like(gate_up)
         to_gate, to_up = result.chunk(2, -1)
-        torch.mul(F.silu(gate), grad, out=to_up)
+        torch.mul(kept[0] if kept else F.silu(gate), grad, out=to_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=to_gate)
         return result
 
@@ -179,20 +189,28 @@ class _SwiGlu(Function):
 class _SplitRotate(Function):
     @staticmethod
     def plain(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        *found, _ = _SplitRotate.run(qkv, heads, norm, rope)
+        return found[0], found[1], found[2]
+
+    @staticmethod
+    def run(
+        qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         turned = (qkv.shape[-2] + heads) // 2  # heads of q, k, v that belong to q and k
-        qk = qkv[..., :turned, :]
+        qk, r = qkv[..., :turned, :], None
         if norm is not None:
-            qk = F.rms_norm(qk, qk.shape[-1:], None, norm.eps) * norm.weight
+            qk, r = _rms_norm(qk, None, norm.eps)
+            qk = qk * norm.weight
         qk = rope.rotate(qk)
-        return qk[..., :heads, :], qk[..., heads:, :], qkv[..., turned:, :]
+        return qk[..., :heads, :], qk[..., heads:, :], qkv[..., turned:, :], r
 
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(qkv if norm is not None else qkv.new_empty(0))
         ctx.norm, ctx.rope = norm, rope
-        q, k, v = _SplitRotate.plain(qkv, heads, norm, rope)
+        q, k, v, r = _SplitRotate.run(qkv, heads, norm, rope)
+        ctx.save_for_backward(*(() if r is None else (qkv, r)))
         return (
             q.contiguous(),
             k.contiguous(),
@@ -201,8 +219,8 @@ class _SplitRotate(Function):
 
     @staticmethod
     def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None, None, None]:
-        (qkv,) = ctx.saved_tensors
         qk = ctx.rope.rotate_back(torch.cat([q, k], -2))
         if ctx.norm is not None:
-            qk = _rms_norm_backward(qk, qkv[..., : qk.shape[-2], :], *ctx.norm)
+            qkv, r = ctx.saved_tensors
+            qk = _rms_norm_backward(qk, qkv[..., : qk.shape[-2], :], ctx.norm.weight, r)
         return torch.cat([qk, v], -2), None, None, None

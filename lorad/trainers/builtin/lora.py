@@ -1,9 +1,9 @@
 """Adapters inside the forward: y + scale * B(A(dropout(x))), with gradients straight into the slots.
 
 Arithmetic is in the base's dtype, as in `FrozenLora`, so that trainer and engine agree; weights, gradients
-and Adam stay fp32. Rows of several slots may share one forward: each slot has a range of them. Of a small base
-one slot is merged, W + scale * B A, as the engine has it: its two products for y and one for x's gradient are
-then part of the base's own.
+and Adam stay fp32. Rows of several slots may share one forward: each slot has a range of them. One slot on a
+small base is merged, W + scale * B A, as the engine has it: its two products for y and one for x's gradient
+are then part of the base's own.
 """
 
 from __future__ import annotations
