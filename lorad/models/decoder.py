@@ -21,6 +21,19 @@ LayerForward = Callable[[torch.Tensor], torch.Tensor]
 """One layer: [tokens, hidden] to the same."""
 
 
+class First(NamedTuple):
+    """What enters the first layer: the projections of q, k and v are computed once for tokens that are alike,
+    as only their rotation depends on positions.
+
+    ids: int64 [V], all different. of: int64 [tokens], which of them each token is. lora: that of `hidden`, on
+    these.
+    """
+
+    ids: torch.Tensor
+    of: torch.Tensor
+    lora: LoraApply | None
+
+
 class Last(NamedTuple):
     """What leaves the last layer: all that follows its attention is computed for no other rows.
 
@@ -44,6 +57,7 @@ def hidden(
     lora: LoraApply | None = None,
     run: Callable[[LayerForward, torch.Tensor], torch.Tensor] = at_once,
     last: Last | None = None,
+    first: First | None = None,
 ) -> torch.Tensor:
     """Return the normalised last hidden state, [batch, time, hidden], or [U, hidden] of the rows of `last`.
 
@@ -57,7 +71,8 @@ def hidden(
     for index, layer in enumerate(base.layers):
 
         def forward(x: torch.Tensor, index: int = index, layer: Layer = layer) -> torch.Tensor:
-            seen, then = _attend(base, index, layer, x, ids.shape, rope, attention, lora), lora
+            qkv = _project(base, index, layer, x, lora, first if index == 0 else None)
+            seen, then = _attend(base, index, layer, qkv, ids.shape, rope, attention), lora
             if last is not None and index == len(base.layers) - 1:
                 x, seen, then = x.index_select(0, last.rows), seen.index_select(0, last.rows), last.lora
             x = x + _linear(seen, layer.o, layer.o_bias, index, "o", then)
@@ -77,21 +92,29 @@ def logits(base: Base, states: torch.Tensor, lora: LoraApply | None = None) -> t
     return _linear(rows, base.head, None, len(base.layers), "lm_head", lora).view(*states.shape[:-1], -1)
 
 
+def _project(
+    base: Base, index: int, layer: Layer, x: torch.Tensor, lora: LoraApply | None, first: First | None
+) -> torch.Tensor:
+    """[tokens, (heads + 2 kv heads) * head_dim]: q, k and v before their norm and rotation."""
+    if first is not None:
+        x, lora = F.embedding(first.ids, base.embed), first.lora
+    normed = rms_norm(x, layer.input_norm, base.config.rms_norm_eps)
+    qkv = _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
+    return qkv if first is None else qkv.index_select(0, first.of)
+
+
 def _attend(
     base: Base,
     index: int,
     layer: Layer,
-    x: torch.Tensor,
+    qkv: torch.Tensor,
     shape: torch.Size,
     rope: Rope,
     attention: Attention,
-    lora: LoraApply | None,
 ) -> torch.Tensor:
     """[tokens, heads * head_dim]: what the heads saw, before the output projection."""
     config = base.config
     heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
-    qkv = _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
     norm = None if layer.qk_norm is None else QKNorm(layer.qk_norm, config.rms_norm_eps)
     out = attention(index, *split_rotate(qkv.view(*shape, heads + 2 * kv, dim), heads, norm, rope))
     return out.reshape(-1, heads * dim)

@@ -158,6 +158,30 @@ async def test_few_rows_are_not_worth_merging(trainer: BuiltinTrainer) -> None:
         assert given.merged(trainer._base)[1].is_merged == is_merged
 
 
+async def test_tokens_alike_have_the_same_gradients(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer projects a word once; what all its tokens send back comes together."""
+    made, seen = random_batch(5), []
+    batch = replace(made, prompts=made.prompts % 11, completions=made.completions % 11)
+
+    def counted(*given: Any) -> torch.Tensor:
+        seen.append(given[-1] is not None)
+        return hidden(*given)
+
+    monkeypatch.setattr(passes, "hidden", counted)
+    for slot in ("once", "each"):
+        await open_trained(trainer, slot)
+        seen.clear()
+        if slot == "each":
+            monkeypatch.setattr(passes, "_first", lambda rows, lora: None)
+        await accumulate(trainer, slot, batch)
+        assert {*seen} == {slot == "once"}
+    once, each = (trainer._slots[slot].grads for slot in ("once", "each"))
+    assert each.norm() > 0.1
+    torch.testing.assert_close(once, each, atol=1e-5, rtol=1e-4)
+
+
 def stemmed(seed: int, stem: int) -> Batch:
     """Groups of one to three samples whose prompts begin alike, and branch with every token."""
     draw = np.random.default_rng(seed)

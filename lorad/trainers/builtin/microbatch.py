@@ -84,6 +84,7 @@ class Microbatch:
     """
 
     ids: Tensor  # int64 [1, N]
+    words: tuple[Tensor, Tensor] | None  # int64 [V], the different ids, and int64 [N], which each is; if few
     positions: Tensor  # int64 [N]
     attention: PackedAttention
     leaving: Tensor  # int64 [U]: which of the N predict something
@@ -192,23 +193,30 @@ def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
         return np.concatenate([getattr(part, field) for part in parts])
 
     def tensor(field: str) -> Tensor:
-        return torch.from_numpy(joined(field).astype(np.int64, copy=False)).to(base.device)
+        return _on(base, joined(field))
 
     runs = Sequences(joined("starts"), joined("lengths"), joined("owner"))
     leaving, places = np.unique(joined("predictors"), return_inverse=True)
+    words, which = np.unique(joined("ids"), return_inverse=True)
+    few = len(words) * 4 <= row
     kept = np.searchsorted(leaving, np.cumsum([part.ids.size for part in parts])).tolist()
     return Microbatch(
         ids=tensor("ids").unsqueeze(0),
+        words=(_on(base, words), _on(base, which)) if few else None,
         positions=tensor("positions"),
         attention=PackedAttention(Layout(base, row, runs)),
-        leaving=torch.from_numpy(leaving).to(base.device),
-        places=torch.from_numpy(places.reshape(-1)).to(base.device),
+        leaving=_on(base, leaving),
+        places=_on(base, places.reshape(-1)),
         targets=tensor("targets"),
         pieces=tuple(pieces),
         rows=_ranges_of([part.ids.size for part in parts]),
         parts=tuple(slice(*ends) for ends in itertools.pairwise([0, *kept])),
         tokens=_ranges_of([part.targets.size for part in parts]),
     )
+
+
+def _on(base: Base, array: Ints) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64, copy=False)).to(base.device)
 
 
 @dataclass(frozen=True, slots=True)

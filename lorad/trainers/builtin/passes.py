@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lorad.models.base import Base
-from lorad.models.decoder import Last, LayerForward, at_once, hidden, logits
+from lorad.models.decoder import First, Last, LayerForward, at_once, hidden, logits
 from lorad.models.ops import recomputed
 from lorad.protocol.batch import Gradients, PolicyLoss
 from lorad.rl.loss import (
@@ -188,8 +188,18 @@ def recomputing(lora: SlotLora) -> _Run:
 def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """[M, hidden]: the last hidden state at the position that predicts each target."""
     last = Last(rows.leaving, None if lora is None else lora.at(rows.parts))
-    states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run, last)
+    states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run, last, _first(rows, lora))
     return states.index_select(0, rows.places)
+
+
+def _first(rows: Microbatch, lora: SlotLora | None) -> First | None:
+    """Return the different tokens of the rows; None where rows of a token may differ, by dropout or the slot,
+    or where few are alike.
+    """
+    if rows.words is None or (lora is not None and (lora.generators or len(lora.slots) > 1)):
+        return None
+    ids, of = rows.words
+    return First(ids, of, None if lora is None else lora.at([slice(0, len(ids))]))
 
 
 def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:
