@@ -147,12 +147,15 @@ class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         preemption: a run may stop those of lower priority at their next step; these are queued again.
         idle_timeout_wanted: seconds that an idle pool stays while another user waits for its device.
+        half_life: seconds after which use of devices counts half. Of runs of equal priority those come first
+            whose user has used the least; null or 0: users take turns of eight runs each.
         limits: limits of every user who is not named in `users`.
         users: limits of some users, by name.
     """
 
     preemption: bool = True
     idle_timeout_wanted: _PositiveSeconds = 10.0
+    half_life: Annotated[float, msgspec.Meta(ge=0)] | None = 86400.0
     limits: Limit = Limit()
     users: dict[str, Limit] = {}
 

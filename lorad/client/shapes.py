@@ -48,12 +48,25 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     begun: float | None = None  # when the newest attempt began to work
 
 
+class Queued(Struct, frozen=True):
+    """Where a run stands in the queue.
+
+    place: 1 is next. of: how many runs wait.
+    behind: why those before it come first; "" where nobody else is before it.
+    """
+
+    place: int
+    of: int = 0
+    behind: str = ""
+
+
 class Run(Struct, frozen=True):
     name: str
     state: str  # lorad.states.RunState
     reason: str | None = None  # lorad.states.EndReason, once it ended
     detail: str = ""  # why it ended
     waiting: str = ""  # why it is queued
+    queue: Queued | None = None  # while it is queued
     step: int = 0
     steps: int = 0
     reward: float | None = None  # mean of the last step

@@ -20,6 +20,7 @@ from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.pools.watch_gpus import occupied
 from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.setups import Asked, Devices, asked_of
+from lorad.daemon.queue.shares import used_lately
 from lorad.daemon.queue.tenants import room_in
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
@@ -126,7 +127,7 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
     devices = tuple(ctx.gpus.devices)
     now = Snapshot(limits=ctx.config.queue, devices=devices).with_runs_of(ctx)
     if len({run.owner_uid for run in queue}) > 1:
-        queue = _in_turn(queue, now.active, runs.latest_starts(ctx.store))
+        queue = _in_order(queue, now.active, runs.latest_starts(ctx.store), used_lately(ctx))
     head = runs.named(ctx.store, [run.name for run in queue[:LOOKED_AT]])
     asked = {run.name: _asked(ctx, run) for run in head}
     return replace(
@@ -140,20 +141,24 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
     )
 
 
-def _in_turn(
-    queued: Sequence[QueuedRow], active: Sequence[RunRow], latest: Mapping[int, float]
+def _in_order(
+    queued: Sequence[QueuedRow],
+    active: Sequence[RunRow],
+    latest: Mapping[int, float],
+    used: Mapping[int, float],
 ) -> Sequence[QueuedRow]:
-    """Sort the queue by priority; then owners take turns of TURN runs each, the longest without one first;
-    then by age.
+    """Sort the queue by priority, then the owner who used the least lately first, to the minute.
 
-    So no user has to wait until all runs of another user are over. latest: when each owner's newest attempt
-    began.
+    Owners who used as much take turns of TURN runs each, the longest without one first; then by age. So no
+    user has to wait until all runs of another user are over. latest: when each owner's newest attempt began.
+    used: device-seconds of each owner.
     """
     ahead = Counter(run.owner_uid for run in active)
     turns = []
     for run in queued:
         owner = run.owner_uid
-        turns.append((-run.priority, ahead[owner] // TURN, latest.get(owner, 0.0)))
+        minutes = int(used.get(owner, 0.0) // 60)
+        turns.append((-run.priority, minutes, ahead[owner] // TURN, latest.get(owner, 0.0)))
         ahead[owner] += 1
     return [run for _, run in sorted(zip(turns, queued, strict=True), key=lambda item: item[0])]
 
