@@ -278,6 +278,20 @@ class BillLine(Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
 
+class Quota(Struct, frozen=True):
+    """How much a user has used of the device-hours that they may use in a span of time up to now.
+
+    per: the span, like 7d. again: the Unix time from which it is not all used, at the earliest; None: it is
+        not all used, or there is no such time.
+    """
+
+    user: str
+    used: float = 0.0
+    most: float = 0.0
+    per: str = ""
+    again: float | None = None
+
+
 class Bill(Struct, frozen=True):
     """Who used how much, the greatest first. since, until: Unix times of whole hours; None: from the first,
     or until now.
@@ -289,3 +303,4 @@ class Bill(Struct, frozen=True):
     currency: str = ""
     since: float | None = None
     until: float | None = None
+    quotas: list[Quota] = []  # of users who have one and used devices in its span

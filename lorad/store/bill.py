@@ -199,6 +199,12 @@ def hours_of_users(store: Rows, since: float) -> dict[int, Hours]:
     return found
 
 
+def owners_of_uses(store: Rows) -> dict[int, str]:
+    """Find the name of each user whose runs used devices, by uid."""
+    rows = store.tuples("SELECT owner_uid, max(owner) FROM uses WHERE run <> '' GROUP BY owner_uid")
+    return dict(rows)
+
+
 def _by_hour(store: Rows, owner_uid: int, since: float) -> Hours:
     """List the hours in which a user's runs held devices, and for how many device-seconds."""
     sql = (

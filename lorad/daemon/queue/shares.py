@@ -29,7 +29,10 @@ def hours_of(ctx: Context) -> Mapping[int, Hours]:
     now = time.time()
     state = ctx.bill.taken, int(now // 60)
     if ctx.queue.hours[0] != state:
-        back = HALF_LIVES * (ctx.config.queue.half_life or 0.0)
+        queue = ctx.config.queue
+        quotas = [limit.device_hours for limit in (queue.limits, *queue.users.values())]
+        spans = [quota.seconds for quota in quotas if quota is not None]
+        back = max([HALF_LIVES * (queue.half_life or 0.0), *spans])
         ctx.queue.hours = state, hours_of_users(ctx.store, now - back)
     return ctx.queue.hours[1]
 
