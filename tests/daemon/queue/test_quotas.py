@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.box.config import Config, DeviceHours, Limit, Queue, load
+from lorad.box.config import DeviceHours, Limit, Queue, load
 from lorad.cli.bill import print_bill
 from lorad.daemon.bill.answer import bill_of
 from lorad.daemon.context import Context
@@ -13,7 +13,6 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.quotas import enough_again, over_hours
 from lorad.errors import SpecError
-from lorad.store import runs
 from lorad.store.bill import HOUR
 from tests.daemon.queue.test_limits import owned, told, working
 from tests.daemon.queue.test_shares import ANN, BOB, used
