@@ -8,7 +8,7 @@ from typing import Any
 from lorad.cli import output
 from lorad.cli.table import Column
 from lorad.client.shapes import Run
-from lorad.client.words import evals_in_words, why
+from lorad.client.words import evals_in_words, starts_in_words, why
 from lorad.text import age, duration, number
 
 Cell = Callable[[Run], str]
@@ -33,7 +33,7 @@ def _left(run: Run) -> str:
 
 
 USUAL = ("name", "state", "step", "reward", "eval", "version", "tok/s", "owner", "age", "why")
-OF_QUEUE = ("place", "name", "owner", "priority", "age", "why", "behind")
+OF_QUEUE = ("place", "name", "owner", "priority", "age", "starts", "waiting", "behind")
 COLUMNS: dict[str, Cell] = {
     "name": lambda run: run.name,
     "state": _state,
@@ -65,9 +65,11 @@ COLUMNS: dict[str, Cell] = {
     "reason": lambda run: run.reason or "",
     "place": lambda run: "" if run.queue is None else str(run.queue.place),
     "behind": lambda run: "" if run.queue is None else run.queue.behind,
+    "starts": lambda run: starts_in_words(run).removeprefix("starts "),
     "why": why,
+    "waiting": lambda run: run.waiting,
 }
-_FOLDED = ("why", "behind", "tags", "note")
+_FOLDED = ("why", "waiting", "behind", "tags", "note")
 _DROPS = {"reward": 1, "eval": 3, "version": 4, "tok/s": 5, "owner": 6, "age": 2, "priority": 3}
 
 

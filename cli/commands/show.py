@@ -19,6 +19,7 @@ from lorad.client.words import (
     place_in_words,
     rate_in_words,
     sets_in_words,
+    starts_in_words,
 )
 
 _RESULTS = 10  # that are shown
@@ -38,6 +39,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "run": data.name,
         "state": data.state + (f" ({data.reason})" if data.reason else ""),
         "why": data.waiting or data.detail,
+        "starts": starts_in_words(data).removeprefix("starts "),
         "queue": place_in_words(data),
         "step": f"{data.step} of {data.steps}",
         "reward": output.number(data.reward),

@@ -146,6 +146,18 @@ class DatabaseSize(Struct, frozen=True):
     bytes: int = 0
 
 
+class Forecasts(Struct, frozen=True):
+    """How forecasts of starts compare with what happened in the last days.
+
+    count: those of runs that started. off: the median of how far they were off, as a share of the time that
+    the run waited from then on.
+    """
+
+    days: int = 7
+    count: int = 0
+    off: float | None = None
+
+
 class Status(Struct, frozen=True):
     pid: int = 0
     version: str = ""
@@ -160,6 +172,7 @@ class Status(Struct, frozen=True):
     troubles: list[str] = []
     disk: Disk | None = None
     database: DatabaseSize = DatabaseSize()
+    forecasts: Forecasts = Forecasts()
 
 
 class StayingPool(Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from lorad.client.queue_shapes import Queued
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.protocol.evals import SetScore, figures
 from lorad.protocol.preflight import ErrorSaid, Rate
@@ -46,18 +47,6 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     at: float | None = None  # time of the last step
     attested: str | None = None  # verdict on the current version
     begun: float | None = None  # when the newest attempt began to work
-
-
-class Queued(Struct, frozen=True):
-    """Where a run stands in the queue.
-
-    place: 1 is next. of: how many runs wait.
-    behind: why those before it come first; "" where nobody else is before it.
-    """
-
-    place: int
-    of: int = 0
-    behind: str = ""
 
 
 class Run(Struct, frozen=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorad.bounds import Bounds
-from lorad.client.shapes import Queued
+from lorad.client.queue_shapes import Queued
 from lorad.daemon.counters import Meter
 from lorad.loggers.table import Followed, Table
 from lorad.notify.outbox import Outbox
@@ -30,12 +30,16 @@ class QueueState:
     being_made: names, in lower case, of runs whose files a request is writing.
     not_before: the monotonic time before which a run does not restart.
     places: where each queued run stands, as the last pass found it.
+    foreseen: when queued runs start and after which run, and the monotonic time of that look ahead.
+    looked_for: the runs that were queued then.
     hours: what users have used by the hour, and which state of the bill that is (see `queue/shares.py`).
     """
 
     being_made: set[str] = field(default_factory=set)
     not_before: dict[str, float] = field(default_factory=dict)
     places: dict[str, Queued] = field(default_factory=dict)
+    foreseen: tuple[float, dict[str, tuple[float, str]]] = (float("-inf"), {})
+    looked_for: set[str] = field(default_factory=set)
     hours: tuple[tuple[int, ...], dict[int, Hours]] = ((), {})
 
 

@@ -97,9 +97,12 @@ def run_view(row: RunSummary) -> Run:
 
 
 def with_place(ctx: Context, run: OfRun) -> OfRun:
-    """Add where a queued run stands in the queue."""
+    """Add where a queued run stands in the queue, and when it starts."""
     place = ctx.queue.places.get(run.name) if run.state == RunState.QUEUED else None
-    return run if place is None else replace(run, queue=place)
+    if place is None:
+        return run
+    starts_at, after = ctx.queue.foreseen[1].get(run.name, (None, ""))
+    return replace(run, queue=replace(place, starts_at=starts_at, after=after))
 
 
 @lru_cache(maxsize=2048)

@@ -42,10 +42,10 @@ def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
     )
 
 
-def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow]) -> str:
+def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | None = None) -> str:
     """Say which limit of its user keeps a queued run waiting, wherever it would go; "" when none does.
 
-    active: the runs of all users that work.
+    active: the runs of all users that work. at: Unix time; None: now.
     """
     limit, user = ctx.config.queue.limit_of(run.owner), run.owner
     if held := _over_group(ctx, run, active):
@@ -53,7 +53,7 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow]) -> str:
     working = sum(other.owner_uid == run.owner_uid for other in active)
     if limit.runs is not None and working >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
-    if limit.device_hours is not None and (used_up := over_hours(ctx, user, run.owner_uid)):
+    if limit.device_hours is not None and (used_up := over_hours(ctx, user, run.owner_uid, at)):
         return used_up
     return _over_disk(ctx, run, limit.disk) if limit.disk is not None else ""
 

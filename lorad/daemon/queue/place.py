@@ -32,6 +32,7 @@ from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
+from lorad.store.foreseen import forecasts
 from lorad.store.rows import QueuedRow, RunRow
 
 PLACE_SECONDS = 0.02  # in one pass, once a run was placed
@@ -222,4 +223,5 @@ def _begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
         begins_with = next((row.step for row in reversed(checkpoints(ctx.store, run.name))), None)
     waiting = starting(pool, run.name)
     runs.place(ctx.store, run.name, pool.id, waiting=waiting, resumed_from=begins_with)
+    forecasts.started(ctx.store, run.name, time.time())
     ctx.queue.not_before.pop(run.name, None)

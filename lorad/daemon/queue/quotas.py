@@ -28,6 +28,12 @@ def over_hours(ctx: Context, user: str, uid: int, at: float | None = None) -> st
     return f"{user} used {used / HOUR:.1f} of {quota.most:g} device-hours in {quota.per}{until}"
 
 
+def enough_from(ctx: Context, user: str, uid: int, now: float) -> float | None:
+    """Find the Unix time from which a user has not used all the device-hours that they may; None: never."""
+    quota = ctx.config.queue.limit_of(user).device_hours
+    return now if quota is None else enough_again(hours_of(ctx).get(uid, []), quota, now)
+
+
 def enough_again(hours: Hours, quota: DeviceHours, now: float) -> float | None:
     """Find the Unix time from which a user is below the quota, if they use nothing until then; None: never.
 

@@ -108,7 +108,10 @@ class Snapshot:
 
     def with_runs_of(self, ctx: Context) -> "Snapshot":
         """Take the active runs and the pools anew."""
-        active, pools = runs.in_states(ctx.store, *ACTIVE), tuple(ctx.pools.values())
+        return self.with_runs(runs.in_states(ctx.store, *ACTIVE), tuple(ctx.pools.values()))
+
+    def with_runs(self, active: Sequence[RunRow], pools: Sequence[Pool]) -> "Snapshot":
+        """Take these active runs and pools in place of its own."""
         tenants: dict[str, list[RunRow]] = {}
         for run in active:
             tenants.setdefault(run.pool or "", []).append(run)
@@ -116,11 +119,15 @@ class Snapshot:
         return replace(self, active=active, pools=pools, tenants=tenants, room=room)
 
 
-def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
+def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | None = None) -> Snapshot:
     """Look at everything that placing depends on.
 
-    queue: all queued runs, by priority and age.
+    queue: all queued runs, by priority and age. newcomer: a run that the database does not have, which is
+    taken to be queued last.
     """
+    if newcomer is not None:
+        new = QueuedRow(newcomer.name, newcomer.owner_uid, newcomer.priority, "", newcomer.owner)
+        queue = sorted([*queue, new], key=lambda run: -run.priority)
     for pool in ctx.pools.values():
         with contextlib.suppress(OSError):  # else it stays as it was seen last: `watch_pools` reports it
             look_at_process(ctx, pool)
@@ -128,7 +135,11 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
     now = Snapshot(limits=ctx.config.queue, devices=devices).with_runs_of(ctx)
     if len({run.owner_uid for run in queue}) > 1:
         queue = _in_order(queue, now.active, runs.latest_starts(ctx.store), used_lately(ctx))
-    head = runs.named(ctx.store, [run.name for run in queue[:LOOKED_AT]])
+    names = [run.name for run in queue[:LOOKED_AT]]
+    head = runs.named(ctx.store, names)
+    if newcomer is not None and newcomer.name in names:
+        head = [run for run in head if run.name != newcomer.name]  # it may be about to replace a run
+        head.insert(names.index(newcomer.name), newcomer)
     asked = {run.name: _asked(ctx, run) for run in head}
     return replace(
         now,
