@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from lorad.cli import table
-from lorad.client.box_shapes import Bill, BillLine
+from lorad.client.box_shapes import Bill, BillLine, Quota
 from lorad.errors import SpecError
 from lorad.text import duration, size
 
@@ -39,6 +39,10 @@ def print_bill(bill: Bill) -> None:
     after = 1 if bill.by in ("user", "day") else 0  # there is no other user in them
     columns: list[str | table.Column] = [bill.by, *_COLUMNS[after:]]
     table.print_table(columns, [(row[0], *row[1 + after :]) for row in rows], empty="Nothing was used.")
+    if bill.quotas:
+        print()
+        heads = ("quota of", "used", "of", "per", "enough again")
+        table.print_table(heads, [_quota(quota) for quota in bill.quotas], empty="")
 
 
 def _row(by: str, line: BillLine, currency: str) -> tuple[str, ...]:
@@ -55,6 +59,11 @@ def _row(by: str, line: BillLine, currency: str) -> tuple[str, ...]:
         size(line.disk),
         "" if line.cost is None else f"{_amount(line.cost)} {currency}",
     )
+
+
+def _quota(quota: Quota) -> tuple[str, ...]:
+    again = "" if quota.again is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(quota.again))
+    return quota.user, f"{quota.used:.1f} h", f"{quota.most:g} h", quota.per, again
 
 
 def _amount(cost: float) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from lorad.cli import output, table
 from lorad.client.check_shapes import Check, Start
+from lorad.client.words import when_in_words
 from lorad.protocol.preflight import DataLook, Lengths
 
 _LINES = 12  # of a prompt
@@ -97,7 +98,9 @@ def start_in_words(start: Start) -> str:
     queued = "1 run is" if start.ahead == 1 else f"{start.ahead} runs are"
     behind = f"; {queued} before it in the queue" if start.ahead else ""
     stops = f"; {', '.join(start.stops)} would make room for it" if start.stops else ""
-    return f"not yet: {start.why}{stops}{behind}"
+    starts = when_in_words(start.starts_at, start.after)
+    when = f"{starts}; it waits: " if starts else "not yet: "
+    return f"{when.removeprefix('starts ')}{start.why}{stops}{behind}"
 
 
 def _shown(look: DataLook) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from lorad.cli import output, table
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
-from lorad.client.words import evals_in_words, failures
+from lorad.client.words import evals_in_words, failures, starts_in_words
 from lorad.errors import DaemonUnreachable
 
 _PERIOD = 0.25  # seconds between looks
@@ -91,13 +91,15 @@ class _Lines(_Silent):
     """A line when something changes: for logs and pipes."""
 
     def __init__(self) -> None:
-        self._said = ""
+        self._said = ("", "", False)
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
-        state = f"{run.name}: {run.state}" + (f" ({run.waiting})" if run.waiting else "")
-        if state != self._said and run.state not in _OVER:  # the verb prints last how it ended
-            self._said = state
-            output.note(state)
+        starts = starts_in_words(run)
+        waits = "; ".join(filter(None, (starts, run.waiting)))
+        said = (run.state, run.waiting, bool(starts))  # not each minute that it comes nearer
+        if said != self._said and run.state not in _OVER:  # the verb prints last how it ended
+            self._said = said
+            output.note(f"{run.name}: {run.state}" + (f" ({waits})" if waits else ""))
         for step in steps:
             figures = "  ".join(text for text, _ in _ranked(step.metrics))
             output.note(f"step {step.step}/{run.steps}  {figures}")
@@ -134,7 +136,8 @@ class Live(_Silent):
         if steps:
             left = (run.steps - run.step) * sum(s.metrics["seconds"] or 0.0 for s in steps) / len(steps)
             self._figures = [*_ranked(steps[-1].metrics), (f"ETA {output.duration(left)}", 1)]
-        after = [(run.waiting, 0)] if run.waiting else self._figures
+        waits = [(words, 0) for words in (starts_in_words(run), run.waiting) if words]
+        after = waits or self._figures
         line = _fitted_line([*_progress(run), *after], self._live.console.width - _MARGIN)
         self._live.update(Text(output.printable(line), no_wrap=True), refresh=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 from lorad.cli import output
 from lorad.cli.table import Column
 from lorad.client.shapes import Run
-from lorad.client.words import evals_in_words, why
+from lorad.client.words import evals_in_words, starts_in_words, why
 from lorad.text import age, duration, number
 
 Cell = Callable[[Run], str]
@@ -33,6 +33,7 @@ def _left(run: Run) -> str:
 
 
 USUAL = ("name", "state", "step", "reward", "eval", "version", "tok/s", "owner", "age", "why")
+OF_QUEUE = ("place", "name", "owner", "priority", "age", "starts", "waiting", "behind")
 COLUMNS: dict[str, Cell] = {
     "name": lambda run: run.name,
     "state": _state,
@@ -62,15 +63,22 @@ COLUMNS: dict[str, Cell] = {
     "attempt": lambda run: str(run.attempt),
     "origin": lambda run: run.origin or "",
     "reason": lambda run: run.reason or "",
+    "place": lambda run: "" if run.queue is None else str(run.queue.place),
+    "behind": lambda run: "" if run.queue is None else run.queue.behind,
+    "starts": lambda run: starts_in_words(run).removeprefix("starts "),
     "why": why,
+    "waiting": lambda run: run.waiting,
 }
-_FOLDED = ("why", "tags", "note")
-_DROPS = {"reward": 1, "eval": 3, "version": 4, "tok/s": 5, "owner": 6, "age": 2}
+_FOLDED = ("why", "waiting", "behind", "tags", "note")
+_DROPS = {"reward": 1, "eval": 3, "version": 4, "tok/s": 5, "owner": 6, "age": 2, "priority": 3}
 
 
-def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool) -> None:
-    """Print a table of runs. columns: none for the usual ones. fold: a sweep is one row."""
-    names = columns or USUAL
+def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool, usual: Sequence[str] = USUAL) -> None:
+    """Print a table of runs. columns: none for the usual ones, of which a narrow terminal gets some.
+
+    fold: a sweep is one row.
+    """
+    names = columns or usual
     heads = [
         Column(name, kind="fold") if name in _FOLDED else Column(name, 0 if columns else _DROPS.get(name, 0))
         for name in names

@@ -166,6 +166,9 @@ def _daemon(home: Home) -> Iterator[Finding]:
         return
     schema = status.database.schema
     yield Finding("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
+    if (found := status.forecasts).off is not None:
+        counted = f"{found.count} of the last {found.days} days"
+        yield Finding("forecasts", True, f"{counted}, off by {found.off:.0%} of the wait (median)")
     for trouble in status.troubles:
         yield Finding(
             "trouble", False, trouble, "The daemon tries again every few seconds; everything else continues."

@@ -7,9 +7,10 @@ from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 import typer
+from msgspec.structs import replace
 
 from lorad.cli import candidates, output
-from lorad.cli.listing import COLUMNS, USUAL, groups_of, show
+from lorad.cli.listing import COLUMNS, OF_QUEUE, USUAL, groups_of, show
 from lorad.cli.options import AsJson
 from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
@@ -26,7 +27,9 @@ class Group(StrEnum):
 
 
 class _Listing(NamedTuple):
-    """What to list. limit: how many were asked for; None: lorad's choice."""
+    """What to list. limit: how many were asked for; None: lorad's choice.
+    queue: only those that wait for their start.
+    """
 
     selection: Selection
     everything: bool
@@ -34,6 +37,7 @@ class _Listing(NamedTuple):
     sort: list[str]
     limit: int | None
     fold: bool
+    queue: bool
 
 
 @chooses_runs
@@ -67,6 +71,9 @@ def list_(
     tags: Annotated[
         bool, typer.Option("--tags", help="Show tags and notes in place of why runs wait.")
     ] = False,
+    queue: Annotated[
+        bool, typer.Option("--queue", "-q", help="Runs that wait for their start, in the order of the queue.")
+    ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
     ] = False,
@@ -76,7 +83,7 @@ def list_(
     all.
     """
     shown = in_commas(columns) or ([*USUAL[:-1], "tags", "note"] if tags else [])
-    listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is Group.SWEEP)
+    listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is Group.SWEEP, queue)
     client = Client()
     while True:
         found, more = _read(client, listing, whole=as_json)
@@ -91,6 +98,8 @@ def list_(
 
 def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run], int]:
     """Read what to list, and how many runs were left out of it: -1 for some. whole: without a usual limit."""
+    if listing.queue:
+        return _read_queue(client, listing)
     usual = 0 if listing.everything or whole or listing.fold else _SHOWN
     if _is_plain(listing):
         runs = client.list(all=listing.everything, limit=usual and usual + 1)
@@ -108,15 +117,26 @@ def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run],
     return (runs[:limit], -1) if limit and len(runs) > limit else (runs, 0)
 
 
+def _read_queue(client: Client, listing: _Listing) -> tuple[list[Run], int]:
+    """Read the runs that wait, in the order of the queue unless another one was asked for."""
+    keys = [name for name in listing.columns if name not in COLUMNS]
+    waiting = client.select(replace(listing.selection, state=["queued"]), keys=keys, sort=listing.sort)
+    if not listing.sort:
+        waiting.sort(key=lambda run: (run.queue is None, run.queue.place if run.queue else run.created_at))
+    return waiting[: listing.limit], -1 if listing.limit and len(waiting) > listing.limit else 0
+
+
 def _is_plain(listing: _Listing) -> bool:
     return listing.selection.is_everything and not (listing.columns or listing.sort or listing.limit)
 
 
 def _show(runs: Sequence[Run], listing: _Listing, more: int) -> None:
-    if not runs and not listing.selection.is_everything:
+    if not runs and listing.queue:
+        output.note("No run waits for its start.")
+    elif not runs and not listing.selection.is_everything:
         output.note("No run is like that.")
     else:
-        show(runs, listing.columns, fold=listing.fold)
+        show(runs, listing.columns, fold=listing.fold, usual=OF_QUEUE if listing.queue else USUAL)
     if more > 0:
         output.note(f"{more} older ones: `lorad list --all` shows every run.")
     elif more and listing.limit is None:

@@ -16,8 +16,10 @@ from lorad.client.words import (
     evals_in_words,
     failures,
     likelihood_in_words,
+    place_in_words,
     rate_in_words,
     sets_in_words,
+    starts_in_words,
 )
 
 _RESULTS = 10  # that are shown
@@ -37,6 +39,8 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "run": data.name,
         "state": data.state + (f" ({data.reason})" if data.reason else ""),
         "why": data.waiting or data.detail,
+        "starts": starts_in_words(data).removeprefix("starts "),
+        "queue": place_in_words(data),
         "step": f"{data.step} of {data.steps}",
         "reward": output.number(data.reward),
         "eval": evals_in_words(data),

@@ -4,6 +4,7 @@ What a key means stands once, under `Attributes:` of its section; docs/configura
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -124,6 +125,27 @@ class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 64 << 20
 
 
+class DeviceHours(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of the devices the runs of one user may use; two devices for an hour are two device-hours.
+
+    Attributes:
+        most: device-hours; when a user's runs have used as many, their next ones wait, and those at work
+            continue.
+        per: the time in which they count, up to now: hours, days or weeks (36h, 7d, 2w).
+    """
+
+    most: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    per: str = "7d"
+
+    def __post_init__(self) -> None:
+        if re.fullmatch(r"[1-9][0-9]{0,3}[hdw]", self.per) is None:
+            raise ValueError(f"per is {self.per!r}; give hours, days or weeks: 36h, 7d, 2w")
+
+    @property
+    def seconds(self) -> float:
+        return float(int(self.per[:-1]) * {"h": 3600, "d": 86400, "w": 7 * 86400}[self.per[-1]])
+
+
 class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one user may have at a time; null is no limit.
 
@@ -133,12 +155,14 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         disk: bytes of all their runs.
         priority: highest `resources.priority` of their runs in a daemon that several users share; admins are
             exempt.
+        device_hours: what their runs may use in a span of time that ends now.
     """
 
     devices: Annotated[int, msgspec.Meta(ge=0)] | None = None
     runs: Annotated[int, msgspec.Meta(ge=0)] | None = None
     disk: Annotated[int, msgspec.Meta(ge=0)] | None = None
     priority: int = 0
+    device_hours: DeviceHours | None = None
 
 
 class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,12 +171,15 @@ class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         preemption: a run may stop those of lower priority at their next step; these are queued again.
         idle_timeout_wanted: seconds that an idle pool stays while another user waits for its device.
+        half_life: seconds after which use of devices counts half. Of runs of equal priority those come first
+            whose user has used the least; null or 0: users take turns of eight runs each.
         limits: limits of every user who is not named in `users`.
         users: limits of some users, by name.
     """
 
     preemption: bool = True
     idle_timeout_wanted: _PositiveSeconds = 10.0
+    half_life: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = 86400.0
     limits: Limit = Limit()
     users: dict[str, Limit] = {}
 

@@ -146,6 +146,18 @@ class DatabaseSize(Struct, frozen=True):
     bytes: int = 0
 
 
+class Forecasts(Struct, frozen=True):
+    """How forecasts of starts compare with what happened in the last days.
+
+    count: those of runs that started. off: the median of how far they were off, as a share of the time that
+    the run waited from then on.
+    """
+
+    days: int = 7
+    count: int = 0
+    off: float | None = None
+
+
 class Status(Struct, frozen=True):
     pid: int = 0
     version: str = ""
@@ -160,6 +172,7 @@ class Status(Struct, frozen=True):
     troubles: list[str] = []
     disk: Disk | None = None
     database: DatabaseSize = DatabaseSize()
+    forecasts: Forecasts = Forecasts()
 
 
 class StayingPool(Struct, frozen=True):
@@ -278,6 +291,20 @@ class BillLine(Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
 
+class Quota(Struct, frozen=True):
+    """How much a user has used of the device-hours that they may use in a span of time up to now.
+
+    per: the span, like 7d. again: the Unix time from which it is not all used, at the earliest; None: it is
+        not all used, or there is no such time.
+    """
+
+    user: str
+    used: float = 0.0
+    most: float = 0.0
+    per: str = ""
+    again: float | None = None
+
+
 class Bill(Struct, frozen=True):
     """Who used how much, the greatest first. since, until: Unix times of whole hours; None: from the first,
     or until now.
@@ -289,3 +316,4 @@ class Bill(Struct, frozen=True):
     currency: str = ""
     since: float | None = None
     until: float | None = None
+    quotas: list[Quota] = []  # of users who have one and used devices in its span

@@ -27,6 +27,8 @@ class Start(Struct, frozen=True):
     pool: the warm pool that it would join; "" where one would be made.
     stops: runs of lower priority that would make room for it.
     ahead: queued runs that are before it.
+    starts_at: the Unix time at which it would start; None where that is not known.
+    after: the run whose end would make room for it.
     """
 
     state: str
@@ -35,6 +37,8 @@ class Start(Struct, frozen=True):
     pool: str = ""
     stops: list[str] = []
     ahead: int = 0
+    starts_at: float | None = None
+    after: str = ""
 
 
 class Check(Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from lorad.client.queue_shapes import Queued
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.protocol.evals import SetScore, figures
 from lorad.protocol.preflight import ErrorSaid, Rate
@@ -54,6 +55,7 @@ class Run(Struct, frozen=True):
     reason: str | None = None  # lorad.states.EndReason, once it ended
     detail: str = ""  # why it ended
     waiting: str = ""  # why it is queued
+    queue: Queued | None = None  # while it is queued
     step: int = 0
     steps: int = 0
     reward: float | None = None  # mean of the last step

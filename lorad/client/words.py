@@ -1,6 +1,7 @@
 """Describe a run in one line."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 
 from lorad.client.shapes import Run, RunDetails
@@ -14,7 +15,42 @@ def why(run: Run) -> str:
     """Say why a run waits, or what went wrong, in one line."""
     bad = run.reason not in (None, "completed", "stopped")
     words = " ".join((run.waiting or (run.detail if bad else "")).split())
-    return "; ".join(filter(None, (words, failures(run))))
+    return "; ".join(filter(None, (starts_in_words(run), words, failures(run))))
+
+
+def starts_in_words(run: Run) -> str:
+    """Say when a queued run will start, and after which one; "" where that is not known."""
+    return "" if run.queue is None else when_in_words(run.queue.starts_at, run.queue.after)
+
+
+def when_in_words(at: float | None, after: str) -> str:
+    """Say how far off a start is, roughly: in minutes, later in hours and days. at: Unix time."""
+    if at is None:
+        return ""
+    minutes = max(0.0, at - time.time()) / 60
+    if minutes < 1:
+        when = "within a minute"
+    elif minutes < 90:
+        when = f"in about {minutes:.0f} min"
+    elif minutes < 36 * 60:
+        when = f"in about {minutes / 60:.0f} h"
+    else:
+        when = f"in about {minutes / 1440:.0f} days"
+    return f"starts {when}" + (f", after {after}" if after else "")
+
+
+def place_in_words(run: Run) -> str:
+    """Say where a run stands in the queue, and why others come first; "" where nobody else waits."""
+    if run.queue is None or run.queue.of < 2:
+        return ""
+    place = f"{ordinal(run.queue.place)} of {run.queue.of} in the queue"
+    return f"{place}: {run.queue.behind}" if run.queue.behind else place
+
+
+def ordinal(number: int) -> str:
+    """Write a number as 1st, 2nd, 3rd, 4th."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number // 10 % 10 == 1 else ending}"
 
 
 def failures(run: Run) -> str:

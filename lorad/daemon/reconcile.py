@@ -16,6 +16,7 @@ from lorad.daemon.health import heal
 from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
 from lorad.daemon.process.processes import DAMAGED
 from lorad.daemon.queue.device_holders import keep_leases
+from lorad.daemon.queue.foresee import keep_forecasts
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.runs.launch import launch
 from lorad.daemon.runs.settle import settle
@@ -170,6 +171,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     halve,
     keep_serving,
     place_runs,
+    keep_forecasts,
     start,
     _stop,
     put_away_pools,

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorad.bounds import Bounds
+from lorad.client.queue_shapes import Queued
 from lorad.daemon.counters import Meter
 from lorad.loggers.table import Followed, Table
 from lorad.notify.outbox import Outbox
 from lorad.notify.table import Table as NotifyTable
 from lorad.protocol.connection import Connection
+from lorad.store.bill import Hours
 
 LOOK_SECONDS = 60.0
 
@@ -27,10 +29,18 @@ class QueueState:
 
     being_made: names, in lower case, of runs whose files a request is writing.
     not_before: the monotonic time before which a run does not restart.
+    places: where each queued run stands, as the last pass found it.
+    foreseen: when queued runs start and after which run, and the monotonic time of that look ahead.
+    looked_for: the runs that were queued then.
+    hours: what users have used by the hour, and which state of the bill that is (see `queue/shares.py`).
     """
 
     being_made: set[str] = field(default_factory=set)
     not_before: dict[str, float] = field(default_factory=dict)
+    places: dict[str, Queued] = field(default_factory=dict)
+    foreseen: tuple[float, dict[str, tuple[float, str]]] = (float("-inf"), {})
+    looked_for: set[str] = field(default_factory=set)
+    hours: tuple[tuple[int, ...], dict[int, Hours]] = ((), {})
 
 
 @dataclass
@@ -115,12 +125,14 @@ class BillState:
     files: of lives of pools whose use is not all taken in, by the directory of the life.
     closed: directories of lives of which everything is.
     read_at: the monotonic time at which the files of pools that are up were last read.
+    taken: how many reports were taken in.
     sizes: bytes of directories of runs, and the monotonic time at which they were measured.
     """
 
     files: dict[Path, UsesFile] = field(default_factory=dict)
     closed: set[Path] = field(default_factory=set)
     read_at: float = float("-inf")
+    taken: int = 0
     sizes: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 

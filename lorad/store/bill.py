@@ -15,6 +15,8 @@ from lorad.protocol.status import Use, Uses
 from lorad.store.db import Rows, Store
 
 HOUR = 3600
+HALF_LIVES = 20  # of which use counts; what is older is less than a millionth of itself
+Hours = list[tuple[int, float]]  # hours, and the device-seconds that were held in each
 By = Literal["run", "user", "sweep", "alias", "pool", "day"]
 
 _COLUMNS = (
@@ -175,11 +177,35 @@ def used_lately(store: Rows, owner_uid: int, half_life: float, *, now: float | N
     time.
     """
     now = time.time() if now is None else now
-    hours = _by_hour(store, owner_uid, now - 20 * half_life)
-    return sum(held * math.pow(0.5, max(0.0, now - hour) / half_life) for hour, held in hours)
+    return decayed(_by_hour(store, owner_uid, now - HALF_LIVES * half_life), half_life, now)
 
 
-def _by_hour(store: Rows, owner_uid: int, since: float) -> list[tuple[int, float]]:
+def decayed(hours: Hours, half_life: float, now: float) -> float:
+    """Add up the device-seconds of hours, each the less the longer it is past; see `used_lately`."""
+    oldest = int(now - HALF_LIVES * half_life) // HOUR * HOUR
+    recent = [(hour, held) for hour, held in hours if hour >= oldest]
+    return sum(held * math.pow(0.5, max(0.0, now - hour) / half_life) for hour, held in recent)
+
+
+def hours_of_users(store: Rows, since: float) -> dict[int, Hours]:
+    """Find the hours in which each user's runs held devices, from the hour of `since` on, by uid."""
+    sql = (
+        "SELECT owner_uid, hour, total(held) FROM uses WHERE hour >= ? AND run <> '' "
+        "GROUP BY owner_uid, hour ORDER BY owner_uid, hour"
+    )
+    found: dict[int, Hours] = {}
+    for uid, hour, held in store.tuples(sql, (int(since) // HOUR * HOUR,)):
+        found.setdefault(uid, []).append((hour, held))
+    return found
+
+
+def owners_of_uses(store: Rows) -> dict[int, str]:
+    """Find the name of each user whose runs used devices, by uid."""
+    rows = store.tuples("SELECT owner_uid, max(owner) FROM uses WHERE run <> '' GROUP BY owner_uid")
+    return dict(rows)
+
+
+def _by_hour(store: Rows, owner_uid: int, since: float) -> Hours:
     """List the hours in which a user's runs held devices, and for how many device-seconds."""
     sql = (
         "SELECT hour, total(held) FROM uses WHERE owner_uid = ? AND hour >= ? AND run <> '' GROUP BY hour "

@@ -27,6 +27,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "results": ("id",),
     "lives": ("life",),
     "uses": ("life", "entry"),
+    "forecasts": ("id",),
     "events": ("id",),
 }
 _ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of these is in journals of runs

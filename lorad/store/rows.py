@@ -110,6 +110,7 @@ class QueuedRow(Struct, frozen=True):
     owner_uid: int
     priority: int
     waiting: str
+    owner: str = ""
 
 
 class GroupRow(Struct, frozen=True, kw_only=True):

@@ -235,7 +235,7 @@ def named(store: Rows, names: Sequence[str]) -> list[RunRow]:
 
 def queue(store: Rows) -> list[QueuedRow]:
     """Every queued run: highest priority first, then oldest first."""
-    sql = """SELECT name, owner_uid, priority, waiting FROM runs WHERE state = 'queued'
+    sql = """SELECT name, owner_uid, priority, waiting, owner FROM runs WHERE state = 'queued'
     ORDER BY priority DESC, created_at, rowid"""
     return [QueuedRow(*values) for values in store.tuples(sql)]
 

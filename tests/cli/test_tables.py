@@ -27,7 +27,7 @@ COMMANDS = {
     "devices": ("devices",), "list": ("list", "--all"), "plot": ("plot", "sorter"), "pools": ("pools",),
     "plots": ("plot", "sorter", "one-answer", "--metric", "entropy"),
     "samples": ("samples", "essays", "-n", "6"), "sample": ("samples", "essays", "--sample", "3"),
-    "show": ("show", "gsm8k-32k"), "top": ("top",),
+    "queue": ("list", "--queue"), "show": ("show", "gsm8k-32k"), "top": ("top",),
     "traffic": ("aliases", "--traffic"),
 }  # fmt: skip
 Printed = Callable[..., str]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from lorad.box.paths import AttemptDir
 from lorad.client.box_shapes import Engine, Pool, PoolRun, Runtime, Trainer
@@ -37,6 +37,7 @@ from lorad.protocol.preflight import Rate
 from lorad.protocol.status import PoolStatus
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
+from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.db import Rows
 from lorad.store.metrics import best_evals, evals
@@ -46,6 +47,7 @@ from lorad.store.rows import RunRow, RunSummary, VersionRow
 _WARNINGS = 20
 _OWN = "trainer."  # prefix of the trainer's keys in PoolInfo.versions
 T = TypeVar("T", bound=Struct)
+OfRun = TypeVar("OfRun", bound=Run)
 
 
 class _History(Struct, frozen=True):
@@ -94,6 +96,15 @@ def run_view(row: RunSummary) -> Run:
     )
 
 
+def with_place(ctx: Context, run: OfRun) -> OfRun:
+    """Add where a queued run stands in the queue, and when it starts."""
+    place = ctx.queue.places.get(run.name) if run.state == RunState.QUEUED else None
+    if place is None:
+        return run
+    starts_at, after = ctx.queue.foreseen[1].get(run.name, (None, ""))
+    return replace(run, queue=replace(place, starts_at=starts_at, after=after))
+
+
 @lru_cache(maxsize=2048)
 def listed_view(row: RunSummary) -> Run:
     """Make the view of a row in a list, once for as long as the run does not change."""
@@ -133,7 +144,7 @@ def _sets_of(rows: Rows, row: RunRow) -> dict[str, list[SetScore]]:
 def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
     return extended(
         RunDetails,
-        run_view(row),
+        with_place(ctx, run_view(row)),
         directory=row.directory,
         cwd=asked_in(row),
         reference=_reference_of(row),

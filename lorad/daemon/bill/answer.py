@@ -13,9 +13,10 @@ from lorad.client.box_shapes import Bill, BillLine
 from lorad.daemon.access import sees_all
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
+from lorad.daemon.queue.quotas import quotas_of
 from lorad.daemon.state import bytes_of
 from lorad.store import runs
-from lorad.store.bill import HOUR, BillRow, By, bill
+from lorad.store.bill import HOUR, BillRow, By, bill, owners_of_uses
 from lorad.store.rows import RunRow
 
 KEYS: Sequence[By] = get_args(By)
@@ -47,7 +48,8 @@ async def bill_of(
         lines = [replace(line, disk=disk.get(line.key)) for line in lines]
     total = _sum("", lines)
     first = None if since is None else float(since // HOUR * HOUR)
-    return Bill(by, lines, total, ctx.config.prices.currency, first, until)
+    quotas = [] if by not in _OF_RUNS else quotas_of(ctx, await ctx.read(owners_of_uses), mine, user)
+    return Bill(by, lines, total, ctx.config.prices.currency, first, until, quotas)
 
 
 def _lines(rows: Iterable[BillRow], prices: Prices) -> Iterable[BillLine]:

@@ -1,5 +1,5 @@
-"""What one user may have at a time: active runs, in all and of a group, and bytes on disk; and the priority
-that they may ask for.
+"""What one user may have: active runs, in all and of a group, bytes on disk, device-hours in a span of time;
+and the priority that they may ask for.
 
 A run over a limit waits and says why; `queue/obstacles.py` has the limit of devices.
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from lorad.daemon.access import admins, is_admin
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
+from lorad.daemon.queue.quotas import over_hours
 from lorad.daemon.state import bytes_of
 from lorad.errors import NotAllowed
 from lorad.spec.model import Spec
@@ -41,10 +42,10 @@ def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
     )
 
 
-def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow]) -> str:
+def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | None = None) -> str:
     """Say which limit of its user keeps a queued run waiting, wherever it would go; "" when none does.
 
-    active: the runs of all users that work.
+    active: the runs of all users that work. at: Unix time; None: now.
     """
     limit, user = ctx.config.queue.limit_of(run.owner), run.owner
     if held := _over_group(ctx, run, active):
@@ -52,6 +53,8 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow]) -> str:
     working = sum(other.owner_uid == run.owner_uid for other in active)
     if limit.runs is not None and working >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
+    if limit.device_hours is not None and (used_up := over_hours(ctx, user, run.owner_uid, at)):
+        return used_up
     return _over_disk(ctx, run, limit.disk) if limit.disk is not None else ""
 
 

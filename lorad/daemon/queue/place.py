@@ -1,5 +1,5 @@
-"""Decide which queued run goes where: by priority, then the owners take turns; a pool takes many runs if it
-has room.
+"""Decide which queued run goes where: by priority, then whose owner used the least lately; a pool takes many
+runs if it has room.
 
 A run that finds no room lets others pass that do. But where a run waits for the devices to itself
 (`exclusive`, or for another base), no run behind it in the queue is placed there any more, and where one
@@ -24,6 +24,7 @@ from lorad.daemon.queue.obstacles import Claim, Obstacle, obstacle
 from lorad.daemon.queue.preempt import choose_victims, stop_for
 from lorad.daemon.queue.restart import wait_for_restart
 from lorad.daemon.queue.setups import Asked, Devices
+from lorad.daemon.queue.shares import places_in
 from lorad.daemon.queue.snapshot import LOOKED_AT, Snapshot, take_snapshot
 from lorad.daemon.queue.tenants import never_fits
 from lorad.errors import LoradError
@@ -31,7 +32,8 @@ from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.rows import RunRow
+from lorad.store.foreseen import forecasts
+from lorad.store.rows import QueuedRow, RunRow
 
 PLACE_SECONDS = 0.02  # in one pass, once a run was placed
 FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
@@ -64,6 +66,7 @@ def place_runs(ctx: Context) -> None:
     once, does the rest.
     """
     queue = runs.queue(ctx.store)
+    ctx.queue.places = {}
     first = now = take_snapshot(ctx, queue) if queue else Snapshot()
     claims, until = list[Claim](), time.monotonic() + PLACE_SECONDS
 
@@ -78,6 +81,9 @@ def place_runs(ctx: Context) -> None:
         each(ctx, place_queued, now.queued, of_run)
         for name in (run.name for run in now.far_back if run.waiting != FAR_BACK):
             runs.set_fields(ctx.store, name, waiting=FAR_BACK)
+    placed = {run.name for run in now.active}
+    order: list[RunRow | QueuedRow] = [*now.queued, *now.far_back]
+    ctx.queue.places = places_in(ctx, [run for run in order if run.name not in placed])
 
 
 def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Snapshot:
@@ -217,4 +223,5 @@ def _begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
         begins_with = next((row.step for row in reversed(checkpoints(ctx.store, run.name))), None)
     waiting = starting(pool, run.name)
     runs.place(ctx.store, run.name, pool.id, waiting=waiting, resumed_from=begins_with)
+    forecasts.started(ctx.store, run.name, time.time())
     ctx.queue.not_before.pop(run.name, None)

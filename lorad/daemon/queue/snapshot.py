@@ -20,6 +20,7 @@ from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.pools.watch_gpus import occupied
 from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.setups import Asked, Devices, asked_of
+from lorad.daemon.queue.shares import used_lately
 from lorad.daemon.queue.tenants import room_in
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
@@ -107,7 +108,10 @@ class Snapshot:
 
     def with_runs_of(self, ctx: Context) -> "Snapshot":
         """Take the active runs and the pools anew."""
-        active, pools = runs.in_states(ctx.store, *ACTIVE), tuple(ctx.pools.values())
+        return self.with_runs(runs.in_states(ctx.store, *ACTIVE), tuple(ctx.pools.values()))
+
+    def with_runs(self, active: Sequence[RunRow], pools: Sequence[Pool]) -> "Snapshot":
+        """Take these active runs and pools in place of its own."""
         tenants: dict[str, list[RunRow]] = {}
         for run in active:
             tenants.setdefault(run.pool or "", []).append(run)
@@ -115,19 +119,27 @@ class Snapshot:
         return replace(self, active=active, pools=pools, tenants=tenants, room=room)
 
 
-def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
+def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | None = None) -> Snapshot:
     """Look at everything that placing depends on.
 
-    queue: all queued runs, by priority and age.
+    queue: all queued runs, by priority and age. newcomer: a run that the database does not have, which is
+    taken to be queued last.
     """
+    if newcomer is not None:
+        new = QueuedRow(newcomer.name, newcomer.owner_uid, newcomer.priority, "", newcomer.owner)
+        queue = sorted([*queue, new], key=lambda run: -run.priority)
     for pool in ctx.pools.values():
         with contextlib.suppress(OSError):  # else it stays as it was seen last: `watch_pools` reports it
             look_at_process(ctx, pool)
     devices = tuple(ctx.gpus.devices)
     now = Snapshot(limits=ctx.config.queue, devices=devices).with_runs_of(ctx)
     if len({run.owner_uid for run in queue}) > 1:
-        queue = _in_turn(queue, now.active, runs.latest_starts(ctx.store))
-    head = runs.named(ctx.store, [run.name for run in queue[:LOOKED_AT]])
+        queue = _in_order(queue, now.active, runs.latest_starts(ctx.store), used_lately(ctx))
+    names = [run.name for run in queue[:LOOKED_AT]]
+    head = runs.named(ctx.store, names)
+    if newcomer is not None and newcomer.name in names:
+        head = [run for run in head if run.name != newcomer.name]  # it may be about to replace a run
+        head.insert(names.index(newcomer.name), newcomer)
     asked = {run.name: _asked(ctx, run) for run in head}
     return replace(
         now,
@@ -140,20 +152,24 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
     )
 
 
-def _in_turn(
-    queued: Sequence[QueuedRow], active: Sequence[RunRow], latest: Mapping[int, float]
+def _in_order(
+    queued: Sequence[QueuedRow],
+    active: Sequence[RunRow],
+    latest: Mapping[int, float],
+    used: Mapping[int, float],
 ) -> Sequence[QueuedRow]:
-    """Sort the queue by priority; then owners take turns of TURN runs each, the longest without one first;
-    then by age.
+    """Sort the queue by priority, then the owner who used the least lately first, to the minute.
 
-    So no user has to wait until all runs of another user are over. latest: when each owner's newest attempt
-    began.
+    Owners who used as much take turns of TURN runs each, the longest without one first; then by age. So no
+    user has to wait until all runs of another user are over. latest: when each owner's newest attempt began.
+    used: device-seconds of each owner.
     """
     ahead = Counter(run.owner_uid for run in active)
     turns = []
     for run in queued:
         owner = run.owner_uid
-        turns.append((-run.priority, ahead[owner] // TURN, latest.get(owner, 0.0)))
+        minutes = int(used.get(owner, 0.0) // 60)
+        turns.append((-run.priority, minutes, ahead[owner] // TURN, latest.get(owner, 0.0)))
         ahead[owner] += 1
     return [run for _, run in sorted(zip(turns, queued, strict=True), key=lambda item: item[0])]
 

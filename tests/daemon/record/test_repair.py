@@ -20,6 +20,7 @@ from lorad.daemon.record.rows_and_disk import of_home
 from lorad.errors import Conflict, IntegrityError
 from lorad.migrations import MIGRATIONS
 from lorad.store.db import Store
+from lorad.store.foreseen.forecasts import give
 from lorad.store.versions import set_pinned
 from tests.daemon.serving.test_serve import adapter_in, serve
 from tests.kit.daemon_world import Api, behave, finished, open_context, serving
@@ -39,6 +40,7 @@ async def lively(api: Api, tmp_path: Path) -> None:
     await api("pin", "done@1002")
     await api("label", "done", add=["good"], note="kept")
     await api("limit_group", "night", 3)
+    give(api.ctx.store, "done", at=1.0, starts_at=2.0, after="other")
     for version in ("done@1003", "done@1001"):
         await api("swap", "bot", version)
     await api("swap", "gone", "done@1002")

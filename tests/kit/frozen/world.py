@@ -29,6 +29,7 @@ from msgspec import Struct
 from lorad.box.config import Config
 from lorad.box.paths import Home
 from lorad.client.client import Client
+from lorad.client.queue_shapes import Queued
 from lorad.client.transport import RESTART, Json, Transport
 from lorad.daemon import daemon
 from lorad.daemon.api import server
@@ -39,7 +40,7 @@ from lorad.daemon.journal import DaemonJournal
 from lorad.errors import DaemonUnreachable
 from lorad.store.db import Store
 from tests.kit.frozen.pools import DEVICES, GIB, SIGHTS, Asleep, gateway, pools
-from tests.kit.frozen.runs import NOW
+from tests.kit.frozen.runs import LONG, NOW
 from tests.kit.frozen.seed import PEOPLE, seed
 
 SHOWN = "/srv/lorad"  # instead of the directory where the world really is
@@ -92,6 +93,9 @@ def open_context(home: Home, share: float) -> Context:
     ctx.gpus.sights.seen = dict(SIGHTS)
     ctx.gpus.notes.looked_at = float("inf")
     ctx.loop.started_at = NOW - 26 * 3600
+    behind = f"ann used 4.2 device-hours lately, {LONG} 6.0"
+    ctx.queue.foreseen = 0.0, {"waits": (NOW + 40 * 60, "sorter"), "waits-too": (NOW + 5 * 3600, "waits")}
+    ctx.queue.places = {"waits": Queued(1, 2), "waits-too": Queued(2, 2, behind)}
     return ctx
 
 

@@ -40,6 +40,7 @@ from lorad.daemon.pools.life import end_pools, timeout_of
 from lorad.daemon.pools.watch_gpus import fresh
 from lorad.daemon.process.orphans import find_orphans
 from lorad.daemon.queue.device_holders import lease_of
+from lorad.daemon.queue.foresee import forecasts_lately
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.runs.take_in import size_of
@@ -68,6 +69,7 @@ async def show_status(ctx: Context, call: Call) -> Status:
         troubles=ctx.loop.troubles.lines(owner)[:_TROUBLES],
         disk=_disk(ctx.runs_root),
         database=DatabaseSize(ctx.store.schema, size_of(ctx.home.database)),
+        forecasts=forecasts_lately(ctx),
     )
 
 

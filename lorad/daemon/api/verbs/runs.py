@@ -11,7 +11,7 @@ from lorad.client.words import perplexity
 from lorad.daemon.access import seen, sees_all
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.control import removed, replaceable
-from lorad.daemon.api.views import history, listed_view, of_row, run_view, show_view
+from lorad.daemon.api.views import history, listed_view, of_row, run_view, show_view, with_place
 from lorad.daemon.context import Context, Request
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.create import asked_for, create, make_directory, refuse_used
@@ -67,13 +67,13 @@ async def list_runs(ctx: Context, call: Call) -> list[Run]:
     """
     if (names := call.text("names")) is not None:
         rows = await ctx.read(runs.list_named, names.split(",")[:_MOST_NAMES])
-        return [listed_view(row) for row in seen(ctx, call.caller, rows)]
+        return [with_place(ctx, listed_view(row)) for row in seen(ctx, call.caller, rows)]
     everything, limit = call.number("all", 0) != 0, call.number("limit", 0)
     if runs.count_listed(ctx.store, all=everything) <= _AT_ONCE:
         rows = runs.list_runs(ctx.store, all=everything, limit=limit)
     else:
         rows = await ctx.read(runs.list_runs, all=everything, limit=limit)
-    return [listed_view(row) for row in seen(ctx, call.caller, rows)]
+    return [with_place(ctx, listed_view(row)) for row in seen(ctx, call.caller, rows)]
 
 
 async def select_runs(ctx: Context, call: Call) -> list[Run]:
@@ -97,7 +97,7 @@ async def select_runs(ctx: Context, call: Call) -> list[Run]:
     )
     for word in metrics_of:
         _refuse_unmeasured(word, found)
-    return [_with_values(one, body.keys) for one in found]
+    return [with_place(ctx, _with_values(one, body.keys)) for one in found]
 
 
 def _with_values(one: Selected, keys: Sequence[str]) -> Run:

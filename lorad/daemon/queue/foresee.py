@@ -1,0 +1,42 @@
+"""Say when runs that wait will start, and keep what was said first, to compare it with what happens."""
+
+import time
+
+from lorad.client.box_shapes import Forecasts
+from lorad.daemon.context import Context
+from lorad.daemon.queue.simulate import simulate
+from lorad.daemon.queue.snapshot import take_snapshot
+from lorad.store import runs
+from lorad.store.foreseen import forecasts
+
+_EVERY = 10.0  # seconds; runs that were queued meanwhile hear at once
+_DAYS = 7
+
+
+def keep_forecasts(ctx: Context) -> None:
+    """Look ahead now and then, and when a run was queued; keep the first that is known of each run."""
+    seen_at, _ = ctx.queue.foreseen
+    queued = {run.name for run in runs.queue(ctx.store)}
+    given = forecasts.open_forecasts(ctx.store)
+    if given - queued:
+        forecasts.void(ctx.store, given - queued)
+    if not queued:
+        ctx.queue.foreseen = float("-inf"), {}
+        return
+    is_due = time.monotonic() - seen_at > _EVERY
+    if not is_due and ctx.queue.looked_for == queued:
+        return
+    at = time.time()
+    found = simulate(ctx, take_snapshot(ctx, runs.queue(ctx.store)), at)
+    ctx.queue.foreseen = time.monotonic(), {name: (one.at, one.after) for name, one in found.items()}
+    ctx.queue.looked_for = queued
+    if fresh := sorted(queued & found.keys() - given):
+        with ctx.store.write():
+            for name in fresh:
+                forecasts.give(ctx.store, name, at=at, starts_at=found[name].at, after=found[name].after)
+
+
+def forecasts_lately(ctx: Context) -> Forecasts:
+    """Compare the forecasts of the last days with what happened."""
+    found = forecasts.accuracy(ctx.store, time.time() - _DAYS * 24 * 3600)
+    return Forecasts(_DAYS, found.count, found.off)

@@ -1,0 +1,226 @@
+"""Play the queue in thought: which run starts when, if each keeps its pace and nobody comes, stops or fails.
+
+Runs end after the steps that they have left; what waits is then placed as a pass of placing would. The order
+of the queue stays as it is. Nothing is changed, and the same state gives the same answer. It looks for room
+MOST_LOOKS times at most; what is not placed by then is not known.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as other
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.daemon.context import Context
+from lorad.daemon.pool import Pool
+from lorad.daemon.queue.limits import over_limit
+from lorad.daemon.queue.obstacles import Claim
+from lorad.daemon.queue.place import find_room, offers_for
+from lorad.daemon.queue.quotas import enough_from
+from lorad.daemon.queue.setups import Devices, asked_of
+from lorad.daemon.queue.snapshot import Snapshot
+from lorad.errors import LoradError
+from lorad.protocol.pool_setup import PoolSetup
+from lorad.states import RunState
+from lorad.store.foreseen.pace import Pace, pace, pace_of_alike
+from lorad.store.rows import RunRow
+
+MOST_LOOKS = 600
+_NOWHERE = Path("/nonexistent")
+
+
+class Foreseen(Struct, frozen=True):
+    """When a queued run starts.
+
+    at: Unix time. after: the run whose end makes room for it; "" where it waits for something else.
+    """
+
+    at: float
+    after: str = ""
+
+
+@dataclass
+class _World:
+    """The queue at one moment to come.
+
+    at: Unix time. now: what placing decides by then. waiting: runs in the order of the queue.
+    looks: how often it may still look for room. ends: when runs at work end, as far as that is known.
+    again: those that are queued again then, with the steps that they have made by then.
+    wakes: when something else changes. last: the run that ended last.
+    found: the starts that are known.
+    """
+
+    ctx: Context
+    at: float
+    now: Snapshot
+    waiting: list[RunRow]
+    ends: dict[str, float] = field(default_factory=dict)
+    again: dict[str, RunRow] = field(default_factory=dict)
+    wakes: list[float] = field(default_factory=list)
+    last: str = ""
+    looks: int = 0
+    paces: dict[str, Pace | None] = field(default_factory=dict)
+    found: dict[str, Foreseen] = field(default_factory=dict)
+
+
+def simulate(ctx: Context, now: Snapshot, at: float) -> dict[str, Foreseen]:
+    """Find when the runs at the head of the queue start, as far as that can be known.
+
+    at: the Unix time of the snapshot.
+    """
+    quiet = [other(pool, guests=0) for pool in now.pools if now.tenants_of(pool) or pool.stop_asked is None]
+    lasting = {name: found for name, found in now.occupied.items() if not found[1]}
+    quietly = other(now.with_runs(now.active, quiet), occupied=lasting)
+    world = _World(ctx, at, quietly, list(now.queued), looks=MOST_LOOKS)
+    for run in now.active:
+        _foresee_end(world, run)
+    world.wakes += [run.restart_at for run in now.queued if run.restart_at is not None]
+    if any(taken.is_idle for taken in now.taken.values()):
+        world.wakes.append(at + ctx.config.queue.idle_timeout_wanted)
+    _place_all(world)
+    while world.waiting and world.looks > 0 and _advance(world):
+        _place_all(world)
+    return world.found
+
+
+def _foresee_end(world: _World, run: RunRow) -> None:
+    """Note when a run at work ends: after its last step, or after its next one where it was asked to stop."""
+    known = _pace_of(world, run)
+    if known is None:
+        return
+    stops = run.state == RunState.STOPPING
+    left = 1 if stops else max(0, run.steps - run.step)
+    begins = world.at + known.begin_seconds if run.state == RunState.STARTING else known.last_at or world.at
+    world.ends[run.name] = max(world.at, begins + left * known.step_seconds)
+    if stops and run.preempted:
+        world.again[run.name] = replace(run, step=min(run.step + 1, run.steps), state=RunState.QUEUED)
+
+
+def _pace_of(world: _World, run: RunRow) -> Pace | None:
+    """Find how fast a run is: by its own steps, else by those of a run like it."""
+    if run.name not in world.paces:
+        store = world.ctx.store
+        known = (
+            pace(store, run.name, run.attempt) if run.state in (RunState.RUNNING, RunState.STOPPING) else None
+        )
+        if known is None:
+            known = pace(store, run.name) or pace_of_alike(store, run.name, run.spec, run.base)
+            known = known and replace(known, last_at=0.0)
+        world.paces[run.name] = known
+    return world.paces[run.name]
+
+
+def _place_all(world: _World) -> None:
+    """Place what has room now, in the order of the queue."""
+    claims: list[Claim] = []
+    for run in list(world.waiting):
+        if world.looks <= 0:
+            return
+        if (run.restart_at or 0.0) > world.at or _is_over(world, run):
+            continue
+        try:
+            offers = offers_for(world.now, run, world.now.asked_of(run))
+            claims += _place(world, run, {devices: setup for devices, (setup, _) in offers.items()}, claims)
+        except (KeyError, OSError, msgspec.MsgspecError, LoradError):
+            continue  # it waits for its own files, and claims nothing
+
+
+def _is_over(world: _World, run: RunRow) -> bool:
+    """Check whether a limit of its user keeps a run, and note when that ends."""
+    if not over_limit(world.ctx, run, world.now.active, world.at):
+        return False
+    again = enough_from(world.ctx, run.owner, run.owner_uid, world.at)
+    if again is not None and again > world.at and again not in world.wakes:
+        world.wakes.append(again)
+    return True
+
+
+def _place(
+    world: _World, run: RunRow, setups: dict[Devices, PoolSetup], claims: Sequence[Claim]
+) -> Sequence[Claim]:
+    """Start a run that has room, after idle pools in its way have ended. Returns what it claims otherwise."""
+    world.looks -= 1
+    room = find_room(world.now, setups, run, claims)
+    if room.devices is None and room.idle:
+        going = {pool.id for pool in room.idle}
+        world.now = world.now.with_runs(world.now.active, [p for p in world.now.pools if p.id not in going])
+        room = find_room(world.now, setups, run, claims)
+    if room.devices is not None:
+        _start(world, run, setups[room.devices])
+        return ()
+    for victim in room.victims:
+        _make_leave(world, victim, run)
+    return [room.claim] if room.claim else ()
+
+
+def _make_leave(world: _World, victim: RunRow, run: RunRow) -> None:
+    """Let a run stop at its next step to make room for another one, and be queued again."""
+    known, ends = _pace_of(world, victim), world.ends.get(victim.name)
+    if known is None or ends is None or victim.name in world.again:
+        return
+    world.ends[victim.name] = min(ends, world.at + known.step_seconds)
+    left = round((ends - world.ends[victim.name]) / max(known.step_seconds, 1e-9))
+    world.again[victim.name] = replace(victim, step=victim.steps - left, state=RunState.QUEUED)
+    leaving = replace(victim, state=RunState.STOPPING, preempted=run.name)
+    active = [leaving if one.name == victim.name else one for one in world.now.active]
+    world.now = world.now.with_runs(active, world.now.pools)
+
+
+def _start(world: _World, run: RunRow, setup: PoolSetup) -> None:
+    """Let a run begin in the pool of its kind, or in a new one."""
+    now = world.now
+    pool = next((pool for pool in now.pools if pool.setup.key == setup.key and now.is_used(pool)), None)
+    pools = list(now.pools)
+    if pool is None:
+        pool = Pool(replace(setup, pool=f"new-{len(world.found) + 1}"), _NOWHERE)
+        pools.append(pool)
+    begun = replace(run, state=RunState.STARTING, pool=pool.id, attempt=run.attempt + 1, preempted=None)
+    world.now = now.with_runs([*now.active, begun], pools)
+    world.waiting = [other for other in world.waiting if other.name != run.name]
+    world.found.setdefault(run.name, Foreseen(world.at, world.last))
+    _foresee_end(world, begun)
+
+
+def _advance(world: _World) -> bool:
+    """Go on to what changes next. False when nothing will, as far as is known."""
+    ending = min(world.ends, key=lambda name: (world.ends[name], name), default=None)
+    wake = min((at for at in world.wakes if at > world.at), default=None)
+    if wake is not None and (ending is None or wake < world.ends[ending]):
+        world.at, world.last = wake, ""
+        free = {name: taken for name, taken in world.now.taken.items() if not taken.is_idle}
+        world.now = other(world.now, taken=free)
+        return True
+    if ending is None:
+        return False
+    world.at, world.last = max(world.at, world.ends.pop(ending)), ending
+    gone = next(run for run in world.now.active if run.name == ending)
+    active = [run for run in world.now.active if run.name != ending]
+    world.now = world.now.with_runs(active, [_without(pool, gone) for pool in world.now.pools])
+    if (again := world.again.pop(ending, None)) is not None:
+        rank = -again.priority, again.created_at
+        behind = [(-run.priority, run.created_at) > rank for run in world.waiting]
+        world.waiting.insert(behind.index(True) if True in behind else len(behind), again)
+        with contextlib.suppress(OSError, msgspec.MsgspecError, LoradError):
+            asked = {**world.now.asked, ending: asked_of(world.ctx, again)}
+            world.now = other(world.now, asked=asked)
+    return True
+
+
+def _without(pool: Pool, run: RunRow) -> Pool:
+    """Describe a pool as it is when a run has left it."""
+    status = pool.status
+    if status is None or run.pool != pool.id:
+        return pool
+    freed = sum(tenant.bytes for tenant in status.tenants if tenant.run == run.name)
+    loaded = [v for v in status.loaded if v in status.kept or v.rpartition("@")[0] != run.name]
+    capacity = status.capacity
+    if capacity is not None:
+        fewer = capacity.versions - len(status.loaded) + len(loaded)
+        used = max(0, capacity.memory_used - freed)
+        capacity = replace(capacity, versions=max(0, fewer), memory_used=used)
+    tenants = [tenant for tenant in status.tenants if tenant.run != run.name]
+    return other(pool, status=replace(status, tenants=tenants, loaded=loaded, capacity=capacity))

@@ -1,0 +1,1 @@
+"""What forecasts of starts are made of, the pace of runs, and what became of those that were given."""
