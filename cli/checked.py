@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lorad.cli import output, table
 from lorad.client.check_shapes import Check, Start
-from lorad.client.words import when_in_words
+from lorad.client.words import kept_in_words, when_in_words
 from lorad.protocol.preflight import DataLook, Lengths
 
 _LINES = 12  # of a prompt
@@ -79,13 +79,8 @@ def _lengths(found: Lengths) -> str:
 
 
 def _files(check: Check) -> str:
-    files = check.files
-    parts = (
-        f"up to {files.versions} versions of {output.size(files.version_bytes)}",
-        f"{files.checkpoints} checkpoints of {output.size(files.checkpoint_bytes)}",
-    )
-    free = "" if files.free is None else f"; {output.size(files.free)} are free"
-    return f"{' and '.join(parts)}: {output.size(files.total)}{free}"
+    each = f"{output.size(check.files.version_bytes)} and {output.size(check.files.checkpoint_bytes)} each"
+    return f"{kept_in_words(check.files)}; {each}"
 
 
 def start_in_words(start: Start) -> str:

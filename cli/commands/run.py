@@ -19,7 +19,7 @@ from lorad.client.client import Client
 from lorad.client.overrides import from_here
 from lorad.client.requests import RunRequest
 from lorad.client.spec_file import read_spec
-from lorad.client.words import rate_in_words
+from lorad.client.words import kept_in_words, rate_in_words
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.selection import Selection
 
@@ -120,6 +120,8 @@ def _tell(client: Client, started: shapes.Run) -> None:
             output.note(f"warning: {warning}")
         if made.rate is not None and made.spec["trainer"]["lr"] == made.rate.lr:
             output.note(rate_in_words(made))
+        if made.files is not None:
+            output.note(kept_in_words(made.files))
 
 
 def attach(run: Run, as_json: AsJson = False) -> None:

@@ -15,8 +15,10 @@ from lorad.client.shapes import Attempt, Reference, Result, RunDetails, Trainabl
 from lorad.client.words import (
     evals_in_words,
     failures,
+    kept_in_words,
     likelihood_in_words,
     place_in_words,
+    present_in_words,
     rate_in_words,
     sets_in_words,
     starts_in_words,
@@ -66,6 +68,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "owner": data.owner,
         "created": f"{output.age(data.created_at)} ago",
         "directory": data.directory,
+        "files": data.files and f"{present_in_words(data.files)}; {kept_in_words(data.files)}",
         "processes": ", ".join(f"{p.role} {p.pid}" for p in data.processes) or "none",
     }
     attempts = [("attempt", f"{attempt.attempt}: {_attempt_in_words(attempt)}") for attempt in data.attempts]

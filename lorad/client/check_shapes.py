@@ -8,14 +8,22 @@ from lorad.protocol.preflight import DataLook, Rate
 
 
 class Files(Struct, frozen=True):
-    """What the run will keep on disk at most. Sizes are bytes; free: on that disk, None where not known."""
+    """What a run keeps on disk, and what is there now. Sizes are bytes; free: on that disk, None where not
+    known.
 
-    versions: int = 0
+    A version that is pinned, aliased or loaded stays besides.
+    """
+
+    versions: int = 0  # that stay
+    versions_at_once: int = 0  # at most, just before a checkpoint
     version_bytes: int = 0  # of one
     checkpoints: int = 0
     checkpoint_bytes: int = 0  # of one
-    total: int = 0
+    total: int = 0  # at most, with `versions_at_once`
     free: int | None = None
+    present_versions: int = 0  # from here on nothing before there is a run
+    present_checkpoints: int = 0
+    present: int = 0
 
 
 class Start(Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from lorad.client.check_shapes import Files
 from lorad.client.queue_shapes import Queued
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.protocol.evals import SetScore, figures
@@ -176,6 +177,7 @@ class RunDetails(Run, frozen=True):
     sets: dict[str, list[SetScore]] = {}  # of eval.sets, the first and the last evaluation of each
     results: list[Result] = []  # what its versions came to when somebody evaluated them
     begun: Beginning | None = None  # None before its first attempt began to work
+    files: Files | None = None  # None where nobody counted its parameters
 
 
 class Forked(Run, frozen=True):

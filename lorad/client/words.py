@@ -4,9 +4,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
+from lorad.client.check_shapes import Files
 from lorad.client.shapes import Run, RunDetails
 from lorad.protocol.evals import SetScore
-from lorad.text import number
+from lorad.text import number, size
 
 _LARGEST = 99.0  # nats per token, of which a perplexity is told
 
@@ -106,3 +107,21 @@ def rate_in_words(data: RunDetails) -> str:
     if lr == data.rate.lr:
         return f"trainer.lr is {lr:g}: it fits {data.rate.why}"
     return f"trainer.lr is {lr:g}; {data.rate.lr:g} fits {data.rate.why}"
+
+
+def kept_in_words(files: Files) -> str:
+    """Say how many versions and checkpoints stay, the bytes that they need at most, and what is free."""
+    free = "" if files.free is None else f"; {size(files.free)} free"
+    counts = f"{_counted(files.versions, 'version')} and {_counted(files.checkpoints, 'checkpoint')}"
+    return f"keeps {counts}, at most {size(files.total)}{free}"
+
+
+def present_in_words(files: Files) -> str:
+    """Say what is on disk now."""
+    versions = _counted(files.present_versions, "version")
+    checkpoints = _counted(files.present_checkpoints, "checkpoint")
+    return f"{versions} and {checkpoints} now, {size(files.present)}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -23,6 +23,8 @@ from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
 
+_RECENT = 200  # ended runs that are pruned at the start
+
 
 def adopt(ctx: Context) -> None:
     """Adopt the runs by their rows: the reconcile loop inspects the attempt of every active one.
@@ -31,8 +33,13 @@ def adopt(ctx: Context) -> None:
     """
     _make_runs_root(ctx)
     sweeps = sweep_removed, sweep_half_made, _sweep_unfinished
-    for verb in (relocate, *sweeps, adopt_pools, _look_at_pools, _stop_strangers):
+    for verb in (relocate, *sweeps, adopt_pools, _look_at_pools, _stop_strangers, _prune_recent):
         guarded(ctx, Item(), verb)
+
+
+def _prune_recent(ctx: Context) -> None:
+    """Let the loop delete what the daemon before did not come to delete."""
+    ctx.storage.unpruned |= {run.name for run in runs.list_runs(ctx.store, all=False, limit=_RECENT)}
 
 
 def _make_runs_root(ctx: Context) -> None:

@@ -19,6 +19,7 @@ from lorad.notify.outbox import Outbox
 from lorad.notify.table import Table as NotifyTable
 from lorad.protocol.connection import Connection
 from lorad.store.bill import Hours
+from lorad.store.rows import VersionRow
 
 LOOK_SECONDS = 60.0
 
@@ -167,6 +168,7 @@ class StorageState:
     """What is known of the files of runs.
 
     unpruned: runs whose old files are to be deleted.
+    unkept: versions that go once no engine and no request has them any more, by run.
     last_words: bytes of a run's journal when its driver was found gone.
     cuts: how often the journal of an attempt, by run and number, lost records.
     rotated_at: the monotonic time of the last look at the sizes of logs.
@@ -176,6 +178,7 @@ class StorageState:
     disk: _Disk = field(default_factory=_Disk)
     by_owner: _Disks = field(default_factory=_Disks)
     unpruned: set[str] = field(default_factory=set)
+    unkept: dict[str, list[VersionRow]] = field(default_factory=dict)
     last_words: dict[str, int] = field(default_factory=dict)
     cuts: Counter[tuple[str, int]] = field(default_factory=Counter)
     rotated_at: float = 0.0

@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 
 from lorad.box.paths import AttemptDir
 from lorad.client.box_shapes import Engine, Pool, PoolRun, Runtime, Trainer
+from lorad.client.check_shapes import Files
 from lorad.client.shapes import (
     Attempt,
     Beginning,
@@ -31,6 +32,7 @@ from lorad.daemon.pools.threads import told_runtime
 from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.preempt import told_of
 from lorad.daemon.runs.versions import has_files, is_loaded
+from lorad.daemon.storage.footprint import files_of
 from lorad.errors import LoradError
 from lorad.protocol.evals import SetScore
 from lorad.protocol.preflight import Rate
@@ -60,6 +62,7 @@ class _History(Struct, frozen=True):
     sets: dict[str, list[SetScore]]
     results: list[Result]
     begun: Beginning | None
+    files: Files | None
 
 
 _SIGNALS = msgspec.json.Decoder(Signals)
@@ -119,7 +122,8 @@ def history(rows: Rows, row: RunRow) -> _History:
     made = [of_row(Result, one) for one in results(rows, row.name)]
     began = events.of_kind(rows, row.name, "attempt", since=row.created_at, limit=1)
     trainable, begun = (_trainable(began[0]), _beginning(began[0])) if began else (None, None)
-    return _History(_attempts_of(rows, row), trainable, messages, best, sets, made, begun)
+    attempts, files = _attempts_of(rows, row), files_of(row)
+    return _History(attempts, trainable, messages, best, sets, made, begun, files)
 
 
 def _best_of(rows: Rows, row: RunRow) -> Best | None:

@@ -26,7 +26,7 @@ from lorad.states import RunState
 from lorad.store import aliases, runs
 from lorad.store.checkpoints import checkpoints, ever_made, mark_deleted
 from lorad.store.metrics import best_evals
-from lorad.store.rows import CheckpointRow, RunRow
+from lorad.store.rows import CheckpointRow, RunRow, VersionRow
 from lorad.store.runs import attempts
 from lorad.store.versions import get_version
 
@@ -56,27 +56,41 @@ class Doomed(NamedTuple):
 
 
 def prune(ctx: Context, run: RunRow) -> None:
-    """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
+    """Delete what the `checkpoint` section of the spec does not keep; later, while an attempt begins."""
     ctx.storage.unpruned.add(run.name)  # `prune_again` does what this cannot
+    if not _may_be_pruned(run):
+        return
     if gone := [path for item in doomed(ctx, run)[:_AT_ONCE] if (path := delete(ctx, item)) is not None]:
         ctx.spawn(_discarded(ctx, run.owner_uid, gone))
     if not _has_silent_pool(ctx, run):
         ctx.storage.unpruned.discard(run.name)
+    if held := [version for version in _unkept_versions(ctx, run) if _is_in_use(ctx, version)]:
+        ctx.storage.unkept[run.name] = held
+    else:
+        ctx.storage.unkept.pop(run.name, None)
 
 
 def prune_again(ctx: Context) -> None:
-    """Prune the runs for which `prune` raised, and those whose versions a silent pool might have had."""
+    """Prune the runs for which `prune` raised, those whose versions a silent pool might have had, and those
+    of which an engine has unloaded a version since.
+    """
 
     def prune_run(ctx: Context, name: str) -> None:
         try:
             run = runs.get(ctx.store, name)
         except NotFound:
             ctx.storage.unpruned.discard(name)
+            ctx.storage.unkept.pop(name, None)
             return
         if not _has_silent_pool(ctx, run):
             prune(ctx, run)
 
-    each(ctx, prune_run, sorted(ctx.storage.unpruned), lambda name: Item(f"run {name}"))
+    unloaded = {
+        name
+        for name, held in ctx.storage.unkept.items()
+        if any(not _is_in_use(ctx, version) for version in held)
+    }
+    each(ctx, prune_run, sorted(ctx.storage.unpruned | unloaded), lambda name: Item(f"run {name}"))
 
 
 def _has_silent_pool(ctx: Context, run: RunRow) -> bool:
@@ -98,13 +112,18 @@ def discard_all(paths: Iterable[Path]) -> None:
         discard(path)
 
 
+def _may_be_pruned(run: RunRow) -> bool:
+    """Check that no attempt begins, which may read any file of the run."""
+    return run.state in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) and run.resume_step is None
+
+
 def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
-    if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run.resume_step is not None:
+    if not _may_be_pruned(run):
         return []
     kept = _kept_checkpoints(ctx, run)
     paths = leftovers_in(run.dir, before=_begun_at(ctx, run))
     leftovers = [Doomed(run.name, path, "leftover", "its writer died") for path in paths]
-    old = (*_old_checkpoints(ctx, run, kept), *_old_versions(ctx, run, kept))
+    old = (*_old_checkpoints(ctx, run, kept), *_old_versions(ctx, run))
     return [*leftovers, *old, *_old_samples(run, "samples"), *_old_samples(run, "evals")]
 
 
@@ -154,15 +173,26 @@ def key_of(checkpoint: Path) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _old_versions(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
+def _old_versions(ctx: Context, run: RunRow) -> list[Doomed]:
+    why = f"checkpoint.keep_versions is {spec_of(run).checkpoint.keep_versions}"
+    old = [row.version for row in _unkept_versions(ctx, run) if is_free(ctx, run, row.version)]
+    return [Doomed(run.name, run.dir.version(number), "version", why) for number in old]
+
+
+def _unkept_versions(ctx: Context, run: RunRow) -> list[VersionRow]:
+    """List the versions with files that `checkpoint` of the spec does not keep, and no checkpoint needs."""
     keep = spec_of(run).checkpoint.keep_versions
     if not keep:
         return []
-    directory, why = run.dir.versions, f"checkpoint.keep_versions is {keep}"
-    present = [name for name in names_in(directory) if VERSION.fullmatch(name)]
-    needed = {row.version for row in kept} | {run.version} | best_numbers(ctx, run)
-    free = [name for name in present[:-keep] if int(name) not in needed and is_free(ctx, run, int(name))]
-    return [Doomed(run.name, directory / name, "version", why) for name in free]
+    present = sorted(int(name) for name in names_in(run.dir.versions) if VERSION.fullmatch(name))
+    kept = {row.version for row in _kept_checkpoints(ctx, run)}
+    needed = kept | {run.version} | best_numbers(ctx, run)
+    found = []
+    for number in present[:-keep]:
+        if number not in needed:
+            with contextlib.suppress(NotFound):  # it may not be ingested yet
+                found.append(get_version(ctx.store, run.name, number))
+    return found
 
 
 def is_free(ctx: Context, run: RunRow, number: int) -> bool:
@@ -176,9 +206,14 @@ def is_free(ctx: Context, run: RunRow, number: int) -> bool:
         row = get_version(ctx.store, run.name, number)
     except NotFound:
         return False
-    if row.pinned or row.aliases or is_loaded(ctx, row) or ctx.serving.in_hand[row.name]:
+    if row.pinned or row.aliases or _is_in_use(ctx, row):
         return False
     return (run.name, number) not in aliases.rollbacks(ctx.store).values()
+
+
+def _is_in_use(ctx: Context, version: VersionRow) -> bool:
+    """Check whether an engine or a request has the version: it is soon to be let go."""
+    return is_loaded(ctx, version) or version.name in ctx.serving.in_hand
 
 
 def _old_samples(run: RunRow, of: Literal["samples", "evals"]) -> list[Doomed]:

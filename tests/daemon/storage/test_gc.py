@@ -14,7 +14,7 @@ from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Request
 from lorad.daemon.process.processes import is_locked
 from lorad.daemon.runs.create import make_directory
-from lorad.daemon.storage import budget, disk_usage, prune
+from lorad.daemon.storage import budget, disk_usage, footprint, prune
 from lorad.daemon.storage.garbage import ORPHAN_SECONDS
 from lorad.daemon.storage.prune import LEFTOVER_SECONDS, doomed, lag_of, leftovers_in
 from lorad.spec.model import convert
@@ -345,3 +345,23 @@ def test_the_clock_of_a_directory_is_measured(tmp_path: Path) -> None:
         and lag_of(tmp_path / "none") == math.inf
         and not list(tmp_path.iterdir())
     )
+
+
+async def test_version_goes_once_no_request_has_it(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        api.ctx.serving.in_hand["a@1003"] += 1
+        prune.prune(api.ctx, runs.get(api.ctx.store, "a"))
+        await until(lambda: versions(home) == ["001003", "001006"])
+        del api.ctx.serving.in_hand["a@1003"]
+        api.ctx.loop.poke()
+        await until(lambda: versions(home) == ["001006"])
+
+
+async def test_run_too_large_for_the_disk_warns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "_free_on", lambda place: 10)
+    async with serving(home) as api:
+        await api.run("a")
+        (warning,) = (await api("show", "a")).warnings
+        assert "10 B are free: lower checkpoint.keep_versions" in warning

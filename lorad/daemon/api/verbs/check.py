@@ -1,8 +1,6 @@
 """Check a spec as `run` does, and say what would become of it. Nothing is queued, and nothing stays."""
 
 import asyncio
-import contextlib
-import shutil
 import time
 import uuid
 
@@ -19,10 +17,10 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.forecast import forecast
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.create import asked_for, refuse_used
-from lorad.daemon.runs.footprint import footprint
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import clear, refuse_other_model, staged
+from lorad.daemon.storage.footprint import footprint, short_of_disk
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import Spec, to_json
 from lorad.states import RunState
@@ -77,11 +75,9 @@ async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> 
 
 
 def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start) -> Check:
-    free = None
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(ctx.runs_root).free
+    files = footprint(spec, facts, ctx.runs_root)
     shared = ("model_path", "model_dtype", "parameters", "adapter_parameters", "rate", "memory_needed")
-    more = ("memory_available", "data_format", "look", "warnings")
+    more = ("memory_available", "data_format", "look")
     group = spec.algorithm.group_size if spec.algorithm.kind == "rl" else 1
     return Check(
         name=str(spec.name),
@@ -93,7 +89,8 @@ def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start) -> Check:
         left_out=facts.dropped,
         held_out=facts.eval_size,
         samples_per_step=spec.data.prompts_per_step * group,
-        files=footprint(spec, facts, free),
+        files=files,
+        warnings=[*facts.warnings, *short_of_disk(files)],
         start=start,
         **{key: getattr(facts, key) for key in (*shared, *more)},
     )

@@ -18,6 +18,7 @@ from lorad.daemon.runs.create import asked_for, create, make_directory, refuse_u
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import clear, refuse_other_model, settle, staged
+from lorad.daemon.storage.footprint import footprint, short_of_disk
 from lorad.errors import SpecError
 from lorad.spec.errors import leaves
 from lorad.spec.model import Spec
@@ -52,8 +53,9 @@ async def run(ctx: Context, call: Call) -> Run:
             await removed(ctx, before.name, call.caller.name)
         refuse_used(ctx, spec)
         directory = make_directory(ctx, spec, body.spec, request)
+        short = short_of_disk(footprint(spec, facts, directory))
         settle(reference, directory)
-        row = create(ctx, spec, directory, call.caller, facts.warnings)
+        row = create(ctx, spec, directory, call.caller, [*facts.warnings, *short])
     finally:
         clear(reference)
     ctx.loop.poke()
