@@ -17,7 +17,7 @@
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
 # make bench-gateway       500 swaps of an alias under 32 streaming clients
 # make bench-attestation   clean publishes, injected faults, and what attesting costs
-# make bench-tui           the dashboard in a pseudo-terminal beside 8 live runs and 1,000 ended ones: CPU, first paint, keys
+# make bench-tui           the dashboard in a pseudo-terminal with 200 runs: first paint, keys, CPU, memory, bytes; ARGS='--minutes 60'
 # make slowloris           connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14' is short
 # make fuzz                hostile requests on every route, and random lives of runs against a model; ARGS='--seconds 15 --seed 1'
 # make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed

@@ -74,14 +74,14 @@ def chosen(client: Client, selection: Selection, verb: Verb) -> list[Run]:
     runs = client.select(selection)
     names = {run.name for run in runs}
     if selection == Selection(names=selection.names):
-        _refuse_missing(selection.names, names)
+        refuse_missing(selection.names, names)
     kept = [run for run in runs if run.name in selection.names or verb.fits(run)]
     if others := len(runs) - len(kept):
         output.note(f"Left out: {_counted(others)} in a state in which there is nothing to {verb.name}.")
     return kept
 
 
-def _refuse_missing(asked: Sequence[str], found: set[str]) -> None:
+def refuse_missing(asked: Sequence[str], found: set[str]) -> None:
     """Raises NotFound."""
     missing = [name for name in asked if not is_glob(name) and name not in found]
     if missing:

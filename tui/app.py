@@ -3,7 +3,7 @@
 import gc
 import importlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from textual.app import App, SystemCommand
 from textual.markup import escape
@@ -97,10 +97,10 @@ class LoradApp(App[None]):
         return owner is None or self.user is None or owner == self.user
 
     # -- ways to screens -------------------------------------------------------------------------------------
-    def open_run(self, run: str) -> None:
+    def open_run(self, run: str, others: Sequence[str] = ()) -> None:
         from lorad.tui.run.screen import RunScreen
 
-        self.push_screen(RunScreen(run))
+        self.push_screen(RunScreen(run, others))
 
     def open_serving(self) -> None:
         from lorad.tui.serving.screen import Serving

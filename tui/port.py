@@ -1,5 +1,6 @@
 """What screens, tabs and widgets use of the application that shows them."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from lorad.box.config import Config
@@ -27,7 +28,8 @@ class AppPort(Protocol):
     def may_act(self, owner: str | None) -> bool:
         """Whether the user may change what belongs to `owner`; the daemon has the last word."""
 
-    def open_run(self, run: str) -> None: ...
+    def open_run(self, run: str, others: Sequence[str] = ()) -> None:
+        """others: runs whose curves are shown over those of the run."""
 
     def open_serving(self) -> None: ...
 

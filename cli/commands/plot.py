@@ -1,101 +1,192 @@
-"""lorad plot RUN…: curves in the terminal, or as PNG."""
+"""lorad plot RUN…: curves in the terminal, or as a file: PNG, SVG or CSV."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from itertools import groupby
-from pathlib import Path
-from string import ascii_uppercase
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lorad.cli import candidates, output, table
+from lorad.cli.many import only_run, refuse_missing
 from lorad.cli.options import AsJson
+from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
+from lorad.client.shapes import Run
 from lorad.errors import NotFound, SpecError
-from lorad.tui.curves.series import Series
+from lorad.selection import Selection
+from lorad.tui.curves.plot import LETTERS, Look, extent, names, plot, smoothing
+from lorad.tui.curves.series import FACTS, Track
 
 _SIZE = (100, 30)  # where there is no terminal
-_NARROWEST, _LOWEST, _TALLEST = 40, 8, 26  # cells of the chart
+_NARROWEST, _LOWEST, _TALLEST = 40, 8, 26  # cells of a chart
 _AROUND = 4  # lines for the title, the prompt of the shell and what was typed there
 _COLORS = ("36", "33", "32", "31", "35", "34")
+_ALL = 1 << 60  # steps: none is left out
+_BY = {"step": "by step", "tokens": "by tokens sampled", "time": "by time"}
 
 
-def plot(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN…", show_default=False, autocompletion=candidates.runs)
-    ],
+class Axis(StrEnum):
+    """What x is."""
+
+    STEP = "step"
+    TOKENS = "tokens"
+    TIME = "time"
+
+
+@chooses_runs
+def plot_(
+    meant: Selection,
     metric: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            "--metric", "-m", help="Any metric of a step, or eval.", autocompletion=candidates.metrics
+            "--metric",
+            "-m",
+            help="Any metric of a step, or eval; several times for several charts. Default: reward.",
+            show_default=False,
+            autocompletion=candidates.metrics,
         ),
-    ] = "reward",
-    png: Annotated[Path | None, typer.Option(help="Write a picture instead.", show_default=False)] = None,
+    ] = None,
+    x: Annotated[
+        Axis, typer.Option("--x", help="Steps, tokens sampled until then, or time since the run began.")
+    ] = Axis.STEP,
+    smooth: Annotated[
+        float, typer.Option(help="Weight of the moving average, as TensorBoard has it.", min=0.0, max=0.999)
+    ] = 0.0,
+    log: Annotated[bool, typer.Option("--log", help="Logarithmic values.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Mark the best point of each curve.")] = False,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", help="Write a file instead: .png, .svg or .csv.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plot reward (or another metric) over steps; several runs share the axes."""
-    if png is not None and png.suffix.lower() != ".png":
-        raise SpecError(f"{png}: --png writes PNG alone", hint=f"Name it {png.with_suffix('.png')}.")
+    """Plot reward (or other metrics) of runs over steps, tokens or time; several runs share the axes."""
+    metrics = list(dict.fromkeys(metric or ["reward"]))
+    look = Look(smooth, log, spikes=True, x=x.value, best=best)
+    if out is not None:
+        _refuse(out)
+    only_run(meant)
     client = Client()
-    found = {run: _series(client, run, metric) for run in runs}
+    tracks = _tracks(client, _chosen(client, meant), metrics, whole=as_json or _is_csv(out))
     if as_json:
-        curves = [(run, list(series.xs), list(series.ys)) for run, series in found.items()]
-        output.print_json([{"run": run, "metric": metric, "step": xs, "value": ys} for run, xs, ys in curves])
-    elif not any(series.xs for series in found.values()):
+        output.print_json([row for metric in metrics for row in _rows(metric, tracks, look)])
+    elif not any(_has(track, metric) for track in tracks.values() for metric in metrics):
         output.note("Nothing to plot yet.")
-    elif png is None:
-        print(_text_plot(found, metric))
+    elif out is not None:
+        from lorad.tui.curves.export import write
+
+        output.note(f"Written to {write(out, metrics, tracks, look)}.")
     else:
-        _png_plot(found, metric, png)
-        output.note(f"Written to {png}.")
+        print(_text(metrics, tracks, look))
 
 
-def _series(client: Client, run: str, metric: str) -> Series:
-    """Return a metric over the steps that count. Raises NotFound with the metrics that exist."""
-    series = Series()
-    evals = client.evals(run) if metric.partition("/")[0] == "eval" or metric in ("nll", "accuracy") else []
-    if metric == "eval" or any(metric in evaluation.figures for evaluation in evals):
-        for evaluation in evals:
-            if metric in evaluation.figures or metric == "eval":
-                series.add(evaluation.step, evaluation.figures.get(metric))
-        return series
-    steps = client.steps(run)
-    measured = {name for step in steps for name in step.metrics}  # not each step has all of them
-    if steps and metric not in measured:
-        known = ", ".join(["eval", *sorted(measured)])
-        raise NotFound(f"{run} has no metric {metric}", hint=f"It has: {known}.")
-    for step in steps:
-        if metric in step.metrics:
-            series.add(step.step, step.metrics[metric])
-    return series
+def _is_csv(out: str | None) -> bool:
+    return out is not None and out.lower().endswith(".csv")
 
 
-def _text_plot(found: Mapping[str, Series], metric: str) -> str:
-    """Draw the chart of the TUI's curves, as wide as the terminal, with a legend where there are several."""
-    from lorad.tui.curves.drawing import Curve, Plot, dashes, draw
-    from lorad.tui.curves.plot import names
+def _refuse(out: str) -> None:
+    """Raises SpecError for a file that cannot be written."""
+    from lorad.tui.curves.export import wrong_with
 
-    letters = [ascii_uppercase[place % 26] for place in range(len(found))] if len(found) > 1 else [""]
-    curves = [
-        Curve(series.xs, series.ys, place, letters[place]) for place, series in enumerate(found.values())
-    ]
-    marked = curves if metric == "eval" and len(curves) == 1 else []
-    marks = [point for curve in marked for point in zip(curve.xs, curve.ys, strict=True)]
-    steps = [step for curve in curves for step in (*curve.xs[:1], *curve.xs[-1:])]
-    bad = sorted({step for series in found.values() for step in series.bad})
-    chart = Plot(curves[::-1], min(steps), max(steps), marks, bad, spikes=True)
+    if wrong := wrong_with(out):
+        raise SpecError(f"--out: {wrong}", hint="Name it curves.png, curves.svg or curves.csv, say.")
+
+
+def _chosen(client: Client, meant: Selection) -> list[Run]:
+    """Find the runs, in the order in which they were named. Raises NotFound, SpecError for too many."""
+    runs = client.select(meant)
+    if meant == Selection(names=meant.names):
+        refuse_missing(meant.names, {run.name for run in runs})
+    if not runs:
+        raise NotFound("no run is like that", hint="`lorad list` takes the same words.")
+    if len(runs) > len(LETTERS):
+        hint = "Name fewer of them: --newer 1d, or a narrower glob."
+        raise SpecError(f"{len(runs)} runs, and more than {len(LETTERS)} cannot be told apart", hint=hint)
+    order = {name: place for place, name in enumerate(meant.names)}
+    return sorted(runs, key=lambda run: order.get(run.name, len(order)))
+
+
+def _tracks(client: Client, runs: Sequence[Run], metrics: Sequence[str], *, whole: bool) -> dict[str, Track]:
+    """Read the runs, with all their steps or as many as a picture can show.
+
+    Raises NotFound for a metric that none of them has, with those that there are.
+    """
+    from lorad.tui.curves.series import KEPT
+    from lorad.tui.curves.step_reader import read_whole
+
+    tracks = {run.name: read_whole(client, run, _ALL if whole else KEPT) for run in runs}
+    begun = {name: track for name, track in tracks.items() if track.steps}
+    for metric in metrics:
+        without = [name for name, track in begun.items() if not _has(track, metric) and metric != "eval"]
+        if without and len(without) == len(begun):
+            known = {name for track in begun.values() for name in (*track.series, *track.sets)}
+            hint = f"There are: {', '.join(sorted({'eval', *known} - {*FACTS}))}."
+            raise NotFound(f"{', '.join(without)}: no metric {metric}", hint=hint)
+        if without:
+            output.note(f"No {metric} in {', '.join(without)}.")
+    return tracks
+
+
+def _has(track: Track, metric: str) -> bool:
+    series = track.of(metric)
+    return bool(series.xs or series.bad)
+
+
+def _rows(metric: str, tracks: Mapping[str, Track], look: Look) -> list[dict[str, Any]]:
+    """Return the points of each run as JSON has them."""
+    rows = []
+    for run, track in tracks.items():
+        series = track.of(metric)
+        row: dict[str, Any] = {"run": run, "metric": metric, "step": list(series.xs)}
+        if look.x != "step":
+            scale = 1 if look.x == "tokens" else 1000
+            row[look.x] = [place / scale for place in track.along(look.x, series.xs)]
+        row["value"] = list(series.ys)
+        if look.smooth:
+            row["smoothed"] = list(series.view(smoothing(metric, track, look), False).ys)
+        rows.append(row)
+    return rows
+
+
+# -- in the terminal -----------------------------------------------------------------------------------------
+def _text(metrics: Sequence[str], tracks: Mapping[str, Track], look: Look) -> str:
+    """Draw the charts of the TUI's curves, as wide as the terminal, with a legend where there are several
+    runs.
+    """
+    from lorad.tui.curves.drawing import dashes
+
     legend = [
-        table.styled(f"{letters[place]} {dashes(place)} {output.printable(run)}", _color(f"run{place}"))
-        for place, run in enumerate(found if len(found) > 1 else ())
+        table.styled(f"{LETTERS[place]} {dashes(place)} {output.printable(run)}", _color(f"run{place}"))
+        for place, run in enumerate(tracks if len(tracks) > 1 else ())
     ]
     width, lines = shutil.get_terminal_size(_SIZE)
-    picture = draw(chart, max(width, _NARROWEST), min(max(lines - _AROUND - len(legend), _LOWEST), _TALLEST))
-    assert picture is not None  # there is a point, and room for it
-    one = "" if legend else f"{output.printable(*found)}: "
-    title = f"{one}{names(metric)[1]}, by step" + (f"; {len(bad)} without a number" if bad else "")
-    rows = (_line(chars, looks) for chars, looks in zip(picture.chars, picture.looks, strict=True))
-    return "\n".join([title, *rows, *legend])
+    height = (lines - _AROUND + 1 - len(legend)) // len(metrics) - 1
+    size = max(width, _NARROWEST), min(max(height, _LOWEST), _TALLEST)
+    charts = [line for metric in metrics for line in _chart(metric, tracks, look, size)]
+    return "\n".join([*charts, *legend])
+
+
+def _chart(metric: str, tracks: Mapping[str, Track], look: Look, size: tuple[int, int]) -> list[str]:
+    from lorad.tui.curves.axes import short, x_text
+    from lorad.tui.curves.drawing import BEST, draw
+
+    first, last = extent(tracks.values(), look.x) or (0, 0)
+    drawn, flags = plot(metric, [*tracks.values()], look, first, last)
+    one = f"{output.printable(*tracks)}: " if len(tracks) == 1 else ""
+    bests = [
+        f"{BEST} {LETTERS[place] + ' ' if not one else ''}{short(10.0**y if look.log else y)}"
+        f" at {x_text(look.x, x)}"
+        for x, y, place in reversed(drawn.best)
+    ]
+    soft = f"ema {look.smooth:g}" if look.smooth else ""
+    about = "; ".join(part for part in (soft, flags, *bests) if part)
+    title = f"{one}{names(metric)[1]}, {_BY[look.x]}" + (f"; {about}" if about else "")
+    picture = draw(drawn, *size)
+    if picture is None:
+        return [title, "nothing to draw"]
+    return [title, *(_line(*row) for row in zip(picture.chars, picture.looks, strict=True))]
 
 
 def _line(chars: list[str], looks: list[str]) -> str:
@@ -108,22 +199,6 @@ def _line(chars: list[str], looks: list[str]) -> str:
 def _color(look: str) -> str:
     """Return the SGR code for a look of the picture: each run has its own."""
     kind, place = look.rstrip("0123456789"), look.lstrip("abcdefghijklmnopqrstuvwxyz")
-    if kind in ("run", "letter"):
+    if kind in ("run", "letter", "best"):
         return _COLORS[int(place) % len(_COLORS)]
-    return {"bad": "31", "grid": "2", "axis": "2"}.get(kind, "")
-
-
-def _png_plot(found: Mapping[str, Series], metric: str, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for run, series in found.items():
-        axes.plot(series.xs, series.ys, label=run, linewidth=1.6)
-    axes.set(xlabel="step", ylabel=metric, title=f"{metric} over steps")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, format="png", dpi=150)
-    pyplot.close(figure)
+    return {"bad": "31", "grid": "2", "axis": "2", "ground": "2"}.get(kind, "")

@@ -172,10 +172,10 @@ def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
     with world() as empty:
         refused = (
             ("run", empty.spec(), "-d", "--wait"), ("sweep", empty.spec(), "-d", "--wait"), ("tui",),
-            ("resume", "a", "-d", "--wait"), ("fork", "a@1", "-d", "--wait"), ("plot", "a", "--png", "a.jpg"),
+            ("resume", "a", "-d", "--wait"), ("fork", "a@1", "-d", "--wait"), ("plot", "a", "-o", "a.jpg"),
         )  # fmt: skip
         told = [empty.lorad(*arguments, expect=2).stderr for arguments in refused]
-        assert "--wait" in told[0] and "needs a terminal" in told[2] and "Name it a.png" in told[-1]
+        assert "--wait" in told[0] and "needs a terminal" in told[2] and "Name it curves.png" in told[-1]
         assert not empty.home.root.exists()
 
 
@@ -251,7 +251,7 @@ def test_reports_are_on_stdout(made: World) -> None:
 def test_logs_samples_pools_devices_and_doctor_print(made: World) -> None:
     made.run("talker", "trainer.steps=2")
     assert "reward" in made.lorad("plot", "talker").stdout
-    made.lorad("plot", "talker", "--png", made.root / "curve.png")
+    made.lorad("plot", "talker", "--out", made.root / "curve.png")
     assert (made.root / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "step 2/2" in made.lorad("logs", "talker").stdout
     assert "S:" in made.lorad("samples", "talker").stdout

@@ -235,7 +235,9 @@ def test_kills_and_an_older_checkpoint_leave_one_lineage(made: World) -> None:
         (("generate", "plain@99", "S:1="), 3, "no version plain@99"),
         (("generate", "plain@\u00b2", "S:1="), 2, "not a version"),
         (("export", "plain@2", "."), 1, "not empty"),
-        (("plot", "plain", "--png", "/nowhere/x.png"), 1, "/nowhere/x.png"),
+        (("plot", "plain", "--out", "/nowhere/x.png"), 2, "no directory /nowhere"),
+        (("plot", "plain", "--metric", "magic"), 3, "plain: no metric magic"),
+        (("plot", "no-such-*"), 3, "no run is named like no-such-*"),
     ],
 )
 def test_mistakes_have_messages_and_exit_codes(

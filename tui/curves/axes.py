@@ -2,6 +2,8 @@
 
 import math
 
+from lorad.text import duration
+
 _CLOSER = 0.7  # rather more numbers than wanted than fewer
 _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -31,6 +33,30 @@ def decades(low: float, high: float, count: int) -> list[float]:
         return whole[:: max(1, -(-len(whole) // max(count, 1)))]
     marks = [n + math.log10(m) for n in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5)]
     return [mark for mark in marks if low <= mark <= high] or [low, high][:count]
+
+
+_TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+
+
+def x_ticks(axis: str, low: float, high: float, count: int) -> tuple[list[float], list[str]]:
+    """Return about `count` round places of x, and how they are written."""
+    if axis != "time":
+        at = ticks(low, high, count, least=1.0)
+        return at, labels(at)
+    rough = (high - low) / 1000 / max(count, 1) * _CLOSER
+    seconds = next((time for time in _TIMES if time >= rough), math.ceil(rough / 86400) * 86400)
+    at = _multiples(seconds * 1000.0, low, high) or [low]
+    return at, [x_text(axis, place) for place in at]
+
+
+def x_text(axis: str, x: float) -> str:
+    """Write a place on an axis: 1,200 steps, 1.2M tokens, 2h05m."""
+    if axis == "step":
+        return f"{round(x):,}"
+    if axis == "tokens":
+        return bare(x)
+    text = duration(x / 1000)
+    return text[:-3] if len(text) > 3 and text.endswith(("00s", "00m", "00h")) else text
 
 
 def labels(values: list[float]) -> list[str]:

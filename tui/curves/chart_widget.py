@@ -14,13 +14,12 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from lorad.tui.curves.axes import x_text
 from lorad.tui.curves.drawing import GUTTER, Picture, Plot, draw
-from lorad.tui.curves.plot import MARKS
+from lorad.tui.curves.plot import DARK, LIGHT, MARKS
 
-_DARK = ("#5fd7ff", "#ffaf5f", "#87d787", "#ff87af", "#bda5ff", "#ffd75f")
-_LIGHT = ("#0068a8", "#b84a00", "#1b7a2f", "#b0176a", "#5b35b5", "#7a6a00")
 _ANSI = ("cyan", "blue", "green", "red", "magenta", "yellow")
-RUNS = len(_DARK)  # at most as many at once: more cannot be told apart
+RUNS = len(DARK)  # at most as many at once: more cannot be told apart
 
 
 class Chart(Widget):
@@ -29,11 +28,11 @@ class Chart(Widget):
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
 
     class Pointed(Message):
-        """The mouse is over a step, or (None) left; `clicked`, or turned its wheel by `zoomed` notches."""
+        """The mouse is over an x, or (None) left; `clicked`, or turned its wheel by `zoomed` notches."""
 
-        def __init__(self, index: int, step: int | None, *, clicked: bool = False, zoomed: int = 0) -> None:
+        def __init__(self, index: int, x: int | None, *, clicked: bool = False, zoomed: int = 0) -> None:
             super().__init__()
-            self.index, self.step, self.clicked, self.zoomed = index, step, clicked, zoomed
+            self.index, self.x, self.clicked, self.zoomed = index, x, clicked, zoomed
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -55,10 +54,10 @@ class Chart(Widget):
         self._plot, self._flags, self._empty = plot, flags, empty
         self._again()
 
-    def point(self, step: int | None, title: Text) -> None:
+    def point(self, x: int | None, title: Text) -> None:
         """Curves stay as they are."""
-        if (step, title) != (self._cursor, self._title):
-            self._cursor, self._title = step, title
+        if (x, title) != (self._cursor, self._title):
+            self._cursor, self._title = x, title
             self._again()
 
     def on_resize(self) -> None:
@@ -87,13 +86,15 @@ class Chart(Widget):
         if self._picture is None:
             said = Segment((" " * GUTTER + self._empty)[:width], looks["label"])
             return [self._head(looks), Strip([]), Strip([said]).adjust_cell_length(width)]
-        return [self._head(looks), *_body(self._picture, self._cursor_cell(), self._cursor, looks)]
+        cell = self._cursor_cell()
+        label = "" if cell is None or self._plot is None else x_text(self._plot.x, self._cursor or 0)
+        return [self._head(looks), *_body(self._picture, cell, label, looks)]
 
     def _cursor_cell(self) -> int | None:
-        plot, step = self._plot, self._cursor
-        if self._picture is None or plot is None or step is None or not plot.first <= step <= plot.last:
+        plot, x = self._plot, self._cursor
+        if self._picture is None or plot is None or x is None or not plot.first <= x <= plot.last:
             return None
-        return GUTTER + self._picture.across(step) // 2
+        return GUTTER + self._picture.across(x) // 2
 
     def _head(self, looks: "Looks") -> Strip:
         cut = f"{self._picture.cut} beyond " if self._picture and self._picture.cut else ""
@@ -107,17 +108,17 @@ class Chart(Widget):
         )
 
     # -- the mouse -------------------------------------------------------------------------------------------
-    def step_at(self, x: int) -> int | None:
+    def x_at(self, cell: int) -> int | None:
         """Under a cell of this widget."""
-        if self._picture is None or x < GUTTER:
+        if self._picture is None or cell < GUTTER:
             return None
-        return round(self._picture.across.value(2 * (x - GUTTER) + 0.5))
+        return round(self._picture.across.value(2 * (cell - GUTTER) + 0.5))
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        step = self.step_at(event.x)
-        if step != self._pointed:
-            self._pointed = step
-            self.post_message(self.Pointed(self.index, step))
+        x = self.x_at(event.x)
+        if x != self._pointed:
+            self._pointed = x
+            self.post_message(self.Pointed(self.index, x))
 
     def on_leave(self) -> None:
         if self._pointed is not None:
@@ -125,15 +126,15 @@ class Chart(Widget):
             self.post_message(self.Pointed(self.index, None))
 
     def on_click(self, event: events.Click) -> None:
-        self.post_message(self.Pointed(self.index, self.step_at(event.x), clicked=True))
+        self.post_message(self.Pointed(self.index, self.x_at(event.x), clicked=True))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()
-        self.post_message(self.Pointed(self.index, self.step_at(event.x), zoomed=-1))
+        self.post_message(self.Pointed(self.index, self.x_at(event.x), zoomed=-1))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()
-        self.post_message(self.Pointed(self.index, self.step_at(event.x), zoomed=1))
+        self.post_message(self.Pointed(self.index, self.x_at(event.x), zoomed=1))
 
 
 class Looks(dict[str, Style]):
@@ -145,7 +146,7 @@ class Looks(dict[str, Style]):
         *_, self._ground, self._fore = widget.colors
         self.base = Style(color=widget.rich_style.color, bgcolor=widget.rich_style.bgcolor)
         theme = widget.app.current_theme
-        self._colors = _ANSI if self._ansi else _DARK if theme.dark else _LIGHT
+        self._colors = _ANSI if self._ansi else DARK if theme.dark else LIGHT
         self._faint = 0.55 if theme.dark else 0.5
 
     @property
@@ -163,6 +164,8 @@ class Looks(dict[str, Style]):
         match kind:
             case "run":
                 return Style(color=color)
+            case "best":
+                return Style(color=color, bold=True)
             case "letter":
                 return Style(color=color, bold=True, reverse=True)
             case "ground":
@@ -189,7 +192,7 @@ class Looks(dict[str, Style]):
         return Style(color=RichColor.from_rgb(mixed.r, mixed.g, mixed.b))
 
 
-def _body(picture: Picture, cursor: int | None, step: int | None, looks: Looks) -> list[Strip]:
+def _body(picture: Picture, cursor: int | None, label: str, looks: Looks) -> list[Strip]:
     """The cells as lines; the cursor is a column between them."""
     lines = []
     for chars, names in zip(picture.chars[:-1], picture.looks[:-1], strict=True):
@@ -199,15 +202,15 @@ def _body(picture: Picture, cursor: int | None, step: int | None, looks: Looks) 
                 chars[cursor] = "│"
             names[cursor] = "cursor"
         lines.append(_line(chars, names, looks))
-    return [*lines, _line(*_below(picture, cursor, step), looks)]
+    return [*lines, _line(*_below(picture, cursor, label), looks)]
 
 
-def _below(picture: Picture, cursor: int | None, step: int | None) -> tuple[list[str], list[str]]:
+def _below(picture: Picture, cursor: int | None, label: str) -> tuple[list[str], list[str]]:
     """The numbers of x, that of the cursor among them."""
     chars, names = picture.chars[-1].copy(), picture.looks[-1].copy()
-    if cursor is None or step is None:
+    if cursor is None:
         return chars, names
-    label = f" {step:,} "
+    label = f" {label} "
     start = min(max(cursor - len(label) // 2, 0), max(len(chars) - len(label), 0))
     while start and chars[start - 1].strip() and chars[start].strip():  # half a number would be another one
         start, label = start - 1, f" {label}"

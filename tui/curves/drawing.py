@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lorad.tui.curves.axes import bare, decades, labels, ticks
+from lorad.tui.curves.axes import bare, decades, labels, ticks, x_ticks
 from lorad.tui.curves.series import between
 
 # Braille by the four dots of the left and of the right column, the top one lowest in each
@@ -29,7 +29,7 @@ _GLYPHS = [
 ]
 # which cells of a curve are drawn, by the run's place
 _DASHES = ("1", "1110", "10", "111010", "1100", "11111010")
-MARKER, _BAD, _UP, _DOWN = "◆", "✗", "▴", "▾"
+MARKER, BEST, _BAD, _UP, _DOWN = "◆", "★", "✗", "▴", "▾"
 _TRIMMED = 0.03  # of the strokes at either end may lie outside, where they are far from all others
 _FAR = 1.5  # times the height of the others
 _MARGIN = 0.04  # above and below
@@ -111,6 +111,8 @@ class Plot:
     marks, bad: of the first run; bad are steps without a number.
     log: y are exponents of ten.
     spikes: nothing may lie outside.
+    x: what the x are, one of AXES.
+    best: the best point of each curve, with the place of its run.
     """
 
     curves: Sequence[Curve]
@@ -120,6 +122,8 @@ class Plot:
     bad: Sequence[int] = ()
     log: bool = False
     spikes: bool = False
+    x: str = "step"
+    best: Sequence[tuple[int, float, int]] = ()
 
 
 def dashes(place: int) -> str:
@@ -167,7 +171,7 @@ class _Scale:
 
 @dataclass
 class Picture:
-    """chars[row][cell] and their looks: axis, grid, label, mark, bad, cut, letter, ground0.., run0..
+    """chars[row][cell] and their looks: axis, grid, label, mark, bad, cut, letter, best0.., ground0.., run0..
 
     cut: strokes that lie outside. The last row are the numbers of x.
     """
@@ -217,6 +221,15 @@ def _bounds(plot: Plot, drawn: Sequence[tuple[Curve, list[_Stroke]]]) -> tuple[f
     room = (high - low) * _MARGIN or abs(high) * 0.1 or 1.0
     bottom = low - room
     return (0.0 if low >= 0.0 > bottom and not plot.log else bottom), high + room
+
+
+def y_range(plot: Plot) -> tuple[float, float] | None:
+    """Return the smallest and largest y that a picture of it shows; None where there is nothing."""
+    across = _Scale(plot.first, plot.last, 2000)
+    drawn = [(curve, of) for curve in plot.curves if (of := _strokes(curve, across))]
+    if not drawn and not any(plot.first <= x <= plot.last for x, _ in plot.marks):
+        return None
+    return _bounds(plot, drawn)
 
 
 def _extent(values: list[float], *, trim: bool) -> tuple[float, float]:
@@ -306,6 +319,8 @@ def _marks(picture: Picture, plot: Plot, up: _Scale) -> None:
     for x, y in plot.marks:
         if plot.first <= x <= plot.last:
             picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, MARKER, "mark")
+    for x, y, place in plot.best:
+        picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, BEST, f"best{place}")
     for x in plot.bad[slice(*between(array("q", plot.bad), plot.first, plot.last))]:
         picture.put(up.dots // 4 - 1, GUTTER + picture.across(x) // 2, _BAD, "bad")
 
@@ -314,9 +329,8 @@ def _below(picture: Picture, plot: Plot) -> None:
     """Round numbers of x, each under its place."""
     row, width = len(picture.chars) - 1, len(picture.chars[0])
     room = max((width - GUTTER) // 12, 1)
-    at = ticks(plot.first, plot.last, room, least=1.0)
     taken = GUTTER - 1
-    for value, text in zip(at, labels(at), strict=True):
+    for value, text in zip(*x_ticks(plot.x, plot.first, plot.last, room), strict=True):
         cell = GUTTER + picture.across(value) // 2 - len(text) // 2
         cell = min(max(cell, GUTTER - 1), width - len(text))
         if cell > taken or taken == GUTTER - 1:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from string import ascii_uppercase
 
 from rich.text import Text
 
 from lorad.text import one_line
-from lorad.tui.curves.axes import short
-from lorad.tui.curves.drawing import MARKER, Curve, Plot, dashes
+from lorad.tui.curves.axes import bare, short, x_text
+from lorad.tui.curves.drawing import BEST, MARKER, Curve, Plot, dashes
 from lorad.tui.curves.series import Track, Window, between
 
 METRICS = {  # what is shown at first, in this order: a short and a full name
@@ -23,7 +24,22 @@ METRICS = {  # what is shown at first, in this order: a short and a full name
     "lr": ("lr", "learning rate"),
     "clip_fraction": ("clipped", "share of ratios that were clipped"),
 }
-LETTERS = "ABCDEF"
+_SYSTEM = {  # of the machine rather than of what is learnt
+    "tokens_per_second": "tokens per second, engine",
+    "trainer_tokens_per_second": "tokens per second, trainer",
+    "trainer_memory": "memory of the trainer after the step, bytes",
+    "trainer_memory_peak": "memory of the trainer at most, bytes",
+    "mfu": "share of the devices' peak FLOP/s",
+    "seconds": "seconds of the step",
+    "tokens": "tokens that were sampled",
+    "trained_tokens": "tokens that were trained on",
+}
+_HIGHER = ("reward", "eval", "accuracy", "token_accuracy", "pair_accuracy", "margin", "explained_variance")
+_HIGHER_SYSTEM = ("tokens_per_second", "trainer_tokens_per_second", "mfu")
+_LOWER = ("nll", "perplexity", "loss", "value_loss")
+DARK = ("#5fd7ff", "#ffaf5f", "#87d787", "#ff87af", "#bda5ff", "#ffd75f")
+LIGHT = ("#0068a8", "#b84a00", "#1b7a2f", "#b0176a", "#5b35b5", "#7a6a00")
+LETTERS = ascii_uppercase
 MARKS = 5  # the place of their colour
 _GROUNDS = 2  # runs whose raw values fit beneath their smoothed ones
 SMOOTH = (0.0, 0.6, 0.9, 0.97)
@@ -37,36 +53,68 @@ class Look:
     smooth: float = 0.6  # as TensorBoard begins
     log: bool = False
     spikes: bool = False  # are all of them within
+    x: str = "step"  # one of AXES
+    best: bool = True  # is the best point of a curve marked
     window: Window = field(default_factory=Window)
 
 
 def names(metric: str) -> tuple[str, str]:
     plain = one_line(metric).replace("_", " ")
-    return METRICS.get(metric, (plain, plain))
+    return METRICS.get(metric, (plain, _SYSTEM.get(metric, plain)))
 
 
-def extent(tracks: Iterable[Track]) -> tuple[int, int] | None:
-    """First and last step of all."""
-    ends = [xs for track in tracks for xs in (track.steps, track.evals.xs) if xs]
-    return (min(xs[0] for xs in ends), max(xs[-1] for xs in ends)) if ends else None
+def kind(metric: str) -> str:
+    """Say in a word what a metric is about, by which it can be searched for; "" for what is learnt."""
+    if metric.startswith("seconds_"):
+        return "system, phase of a step"
+    return "system" if metric in _SYSTEM else ""
+
+
+def extent(tracks: Iterable[Track], axis: str = "step") -> tuple[int, int] | None:
+    """First and last x of all."""
+    ends = [(track, xs) for track in tracks for xs in (track.steps, track.evals.xs) if xs]
+    firsts = [track.place(axis, xs[0]) for track, xs in ends]
+    return (min(firsts), max(track.place(axis, xs[-1]) for track, xs in ends)) if ends else None
+
+
+def part(track: Track, axis: str, first: int, last: int) -> Track:
+    """Return the finest track that covers a window of x."""
+    return track.within(track.step_at(axis, first), track.step_at(axis, last))
+
+
+def smoothing(metric: str, track: Track, look: Look) -> float:
+    """Return how much a metric is smoothed: evaluations are few, and not at all."""
+    return 0.0 if metric.partition("/")[0] == "eval" or metric in track.sets else look.smooth
 
 
 def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int) -> tuple[Plot, str]:
-    """Return the plot and a note on what was left out or transformed."""
-    smooth = 0.0 if metric.partition("/")[0] == "eval" else look.smooth
-    front, ground, bad, left = list[Curve](), list[Curve](), 0, 0
-    for place, track in reversed(list(enumerate(tracks))):
-        series = track.within(first, last).of(metric)
+    """Return the plot and a note on what was left out or transformed. first, last: the window of x."""
+    front, ground, bests, bad, left = list[Curve](), list[Curve](), list[tuple[int, float, int]](), 0, 0
+    for place, whole in reversed(list(enumerate(tracks))):
+        track, smooth = part(whole, look.x, first, last), smoothing(metric, whole, look)
+        series = whole.sets.get(metric) or track.of(metric)
+        track = whole if metric in whole.sets else track
         view = series.view(smooth, look.log)
         if smooth and len(tracks) <= _GROUNDS:
             raw = series.view(0.0, look.log)
-            ground.append(Curve(raw.xs, raw.ys, place, ground=True))
-        front.append(Curve(view.xs, view.ys, place, LETTERS[place] if len(tracks) > 1 else ""))
-        bad += _count(between(series.bad, first, last))
-        left += _count(between(view.left, first, last))
-    series = tracks[0].within(first, last).of(metric)
+            ground.append(Curve(track.along(look.x, raw.xs), raw.ys, place, ground=True))
+        letter = LETTERS[place % len(LETTERS)] if len(tracks) > 1 else ""
+        front.append(Curve(track.along(look.x, view.xs), view.ys, place, letter))
+        if look.best and (best := _best(metric, whole, front[-1], first, last)):
+            bests.append(best)
+        bad += _count(between(track.along(look.x, series.bad), first, last))
+        left += _count(between(track.along(look.x, view.left), first, last))
+    track = part(tracks[0], look.x, first, last)
     drawn = Plot(
-        [*ground, *front], first, last, _marks(metric, tracks[0], look.log), series.bad, look.log, look.spikes
+        [*ground, *front],
+        first,
+        last,
+        _marks(metric, tracks[0], look),
+        track.along(look.x, (tracks[0].sets.get(metric) or track.of(metric)).bad),
+        look.log,
+        look.spikes,
+        look.x,
+        bests,
     )
     parts = [
         f"{bad} NaN" if bad else "",
@@ -76,29 +124,55 @@ def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int
     return drawn, " · ".join(part for part in parts if part)
 
 
+def _best(metric: str, track: Track, curve: Curve, first: int, last: int) -> tuple[int, float, int] | None:
+    """Return the best point of a curve in the window, if one of the metric's values can be called better."""
+    begin, end = between(curve.xs, first, last)
+    plain = metric.removeprefix("held_out_")
+    if begin >= end or end - begin < 2:
+        return None
+    if plain.partition("/")[0] in _HIGHER or plain in _HIGHER_SYSTEM:
+        at = max(range(begin, end), key=lambda i: curve.ys[i])
+    elif plain in _LOWER and not (plain == "loss" and "reward" in track.series):  # of RL it says nothing
+        at = min(range(begin, end), key=lambda i: curve.ys[i])
+    else:
+        return None
+    return curve.xs[at], curve.ys[at], curve.place
+
+
 def _count(part: tuple[int, int]) -> int:
     return part[1] - part[0]
 
 
-def _marks(metric: str, track: Track, log: bool) -> list[tuple[int, float]]:
+def _marks(metric: str, track: Track, look: Look) -> list[tuple[int, float]]:
     """Return the markers of evals, which are on their own chart and on that of the reward."""
     if metric not in ("reward", "eval"):
         return []
-    view = track.evals.view(0.0, log)
-    return list(zip(view.xs, view.ys, strict=True))
+    view = track.evals.view(0.0, look.log)
+    return list(zip(track.along(look.x, view.xs), view.ys, strict=True))
 
 
 def title(
-    metric: str, tracks: Sequence[Track], step: int | None, colors: Sequence[str], *, now: bool
+    metric: str,
+    tracks: Sequence[Track],
+    steps: Sequence[int | None],
+    colors: Sequence[str],
+    drawn: Plot | None,
+    *,
+    now: bool,
 ) -> Text:
-    """The metric's name and its values at a step; `now`: keys act on this chart."""
+    """The metric's name, its values at a step of each track, and its best; `now`: keys act on this chart."""
     head = Text.assemble((f"{'▶' if now else ' '} {names(metric)[0]}", "bold reverse" if now else "bold"))
-    for place, track in enumerate(tracks):
+    for place, (track, step) in enumerate(zip(tracks, steps, strict=True)):
         value = None if step is None else nearby(metric, track, step)
         letter = f"{LETTERS[place]} " if len(tracks) > 1 else ""
         head.append(f"  {letter}", colors[place]).append(short(value), f"bold {colors[place]}")
-    if metric == "reward" and (score := nearby("eval", tracks[0], step)) is not None:
+    if metric == "reward" and (score := nearby("eval", tracks[0], steps[0])) is not None:
         head.append(f"  {MARKER} ", f"bold {colors[MARKS]}").append(f"eval {short(score)}")
+    if drawn is None or len(tracks) > 1:
+        return head
+    for x, y, place in drawn.best:
+        best = f"{bare(10.0**y if drawn.log else y)} at {x_text(drawn.x, x)}"
+        head.append(f"  {BEST} ", f"bold {colors[place]}").append(best, "dim")
     return head
 
 
@@ -106,7 +180,7 @@ def nearby(metric: str, track: Track, step: int | None) -> float | None:
     """The value at a step, or at the nearest one that is kept; of evals, the last one until then."""
     if step is None:
         return None
-    if metric.partition("/")[0] == "eval":
+    if metric in track.sets or metric.partition("/")[0] == "eval":
         series = track.of(metric)
         i = between(series.xs, 0, step)[1]
         return series.ys[i - 1] if i else None

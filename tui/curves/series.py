@@ -18,6 +18,8 @@ from lorad.client.shapes import Step
 KEPT = 8192  # at most as many points of a metric
 FINE = 2048  # and as many of a window
 FACTS = ("version", "attempt", "at")  # of a step besides its metrics
+AXES = ("step", "tokens", "time")
+"""What x can be: steps, tokens sampled until then, milliseconds since the run's first step began."""
 
 
 class _View:
@@ -105,6 +107,8 @@ class Track:
         self.series: dict[str, Series] = {}
         self.sets: dict[str, Series] = {}  # of evaluations, `eval` first
         self.detail: Detail | None = None
+        self.parent: Track | None = None  # where this is the detail of another track
+        self._placed: dict[str, dict[int, int]] = {}
 
     def add(self, steps: Iterable[Step]) -> None:
         """Steps after those that are there, as the client gives them."""
@@ -119,6 +123,7 @@ class Track:
 
     def join(self, later: Track) -> None:
         """Take the steps of another one, which come after these."""
+        self._placed.clear()
         if later.steps and self.steps and self.steps[-1] % self.every:
             self.thin(self.every)  # it was there because it was the last
         self.steps.extend(later.steps)
@@ -127,6 +132,7 @@ class Track:
 
     def thin(self, every: int) -> None:
         self.every = every
+        self._placed.clear()
         self.steps = array("q", (step for step in self.steps if step % every == 0))
         for series in self.series.values():
             series.keep(every)
@@ -147,6 +153,67 @@ class Track:
         """Return the values of a kept step, only of metrics whose names start with `beginning`."""
         found = ((key, series.at(step)) for key, series in self.series.items() if key.startswith(beginning))
         return {key: value for key, value in found if value is not None}
+
+    # -- where steps lie on an axis --------------------------------------------------------------------------
+    def placed(self, axis: str) -> dict[int, int]:
+        """Return the x of each kept step. Where steps were left out, their tokens are estimated."""
+        if axis not in self._placed:
+            self._placed[axis] = self._tokens() if axis == "tokens" else self._times()
+        return self._placed[axis]
+
+    def _tokens(self) -> dict[int, int]:
+        if not self.steps:
+            return {}
+        before = max(self.steps[0] - self.every, 0)
+        total = float(self.parent.place("tokens", before)) if self.parent is not None else 0.0
+        series, found = self.of("tokens"), dict[int, int]()
+        measured = dict(zip(series.xs, series.ys, strict=True))
+        for step in self.steps:
+            total += max(measured.get(step, 0.0), 0.0) * (step - before)
+            before, found[step] = step, round(total)
+        return found
+
+    def _times(self) -> dict[int, int]:
+        ends, found, latest = self.of("at"), dict[int, int](), 0
+        at = dict(zip(ends.xs, ends.ys, strict=True))
+        began = (self.parent or self).began
+        for step in self.steps:
+            latest = max(latest, round((at.get(step, began) - began) * 1000))
+            found[step] = latest
+        return found
+
+    @property
+    def began(self) -> float:
+        """Return when the first kept step began."""
+        if not self.steps:
+            return 0.0
+        return (self.of("at").at(self.steps[0]) or 0.0) - (self.of("seconds").at(self.steps[0]) or 0.0)
+
+    def place(self, axis: str, step: int) -> int:
+        """Return the x of any step, between those of the kept ones beside it."""
+        if axis == "step" or not self.steps:
+            return step if axis == "step" else 0
+        i, placed = bisect_left(self.steps, step), self.placed(axis)
+        if i == len(self.steps) or self.steps[i] == step:
+            return placed[self.steps[min(i, len(self.steps) - 1)]]
+        low = self.steps[i - 1] if i else min(step, 0)
+        start = placed[low] if i else 0
+        return start + round((placed[self.steps[i]] - start) * (step - low) / (self.steps[i] - low))
+
+    def step_at(self, axis: str, x: int) -> int:
+        """Return the kept step that is nearest to a place on an axis."""
+        if axis == "step" or not self.steps:
+            return x if axis == "step" else 0
+        xs = list(self.placed(axis).values())
+        i = bisect_left(xs, x)
+        return self.steps[i if i < len(xs) and (not i or xs[i] - x <= x - xs[i - 1]) else i - 1]
+
+    def along(self, axis: str, steps: array[int]) -> array[int]:
+        """Return the x of many steps."""
+        if axis == "step":
+            return steps
+        placed = self.placed(axis)
+        return array("q", [placed[step] if step in placed else self.place(axis, step) for step in steps])
 
     def nearest(self, step: int, by: int = 0) -> int | None:
         """The kept step nearest to `step`, or `by` of them further on."""

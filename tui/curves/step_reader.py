@@ -3,14 +3,18 @@
 Of a run with very many steps the server sends every n-th one; of the window that is looked at, more.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, Run
 from lorad.tui.curves.series import FINE, KEPT, Detail, Series, Track, stride
-from lorad.tui.feed import Changes
+
+if TYPE_CHECKING:
+    from lorad.tui.feed import Changes
 
 _PAGE = 2000  # steps in one answer
 
@@ -47,6 +51,7 @@ class Part:
             track.sets = self.evals
         if self.detail is not None:
             track.detail = self.detail
+            track.detail.track.parent = track
         if self.finer is not None and track.detail is not None:
             track.detail.track.join(self.finer)
             track.detail.last = self.finer.steps[-1]
@@ -160,12 +165,29 @@ class StepReader:
         return track if track.steps else None
 
 
+def read_whole(client: Client, run: Run, kept: int = KEPT) -> Track:
+    """Read all of a run that is kept of it."""
+    track, after = Track(stride(run.step, kept)), 0
+    while True:
+        steps = [
+            step
+            for step in client.steps(run.name, after=after, limit=_PAGE, every=track.every)[:_PAGE]
+            if step.step > after
+        ]
+        track.add(steps)
+        if len(steps) < _PAGE:
+            break
+        after = steps[-1].step
+    track.sets = _scores(client.evals(run.name))
+    return track
+
+
 def _scores(evals: list[Evaluation]) -> dict[str, Series]:
-    """Return a series of the main evaluation, and of each figure of a set."""
+    """Return a series of the main evaluation, and of each other figure."""
     found = {"eval": Series()}
     for one in evals:
         found["eval"].add(one.step, one.score)
         for name, value in one.figures.items():
-            if name.startswith("eval/"):
+            if name != "eval":
                 found.setdefault(name, Series()).add(one.step, value)
     return found

@@ -3,6 +3,7 @@
 import asyncio
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
@@ -16,15 +17,19 @@ from lorad.client.shapes import Run, RunDetails
 from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys
-from lorad.tui.curves.axes import short
+from lorad.tui.actions import Field
+from lorad.tui.curves import export, remembered
+from lorad.tui.curves.axes import short, x_text
 from lorad.tui.curves.chart_widget import RUNS, Chart, Looks
-from lorad.tui.curves.plot import LETTERS, legend, names, plot, title
+from lorad.tui.curves.drawing import Plot
+from lorad.tui.curves.plot import LETTERS, kind, legend, names, plot, title
 from lorad.tui.curves.side import Side
 from lorad.tui.curves.step_reader import Part, StepReader
 from lorad.tui.curves.step_table import where
 from lorad.tui.curves.view_state import Scene
 from lorad.tui.dashboard.run_rows import state_text
 from lorad.tui.feed import Changes
+from lorad.tui.screens.dialogs import Ask
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.picker import Choose
@@ -120,8 +125,15 @@ class Curves(RunTab):
     def __init__(self, run: str) -> None:
         super().__init__(run)
         self._reader, self.scene = StepReader(), Scene(run)
-        self._table = True
         self._colors: tuple[str, ...] = ("",) * RUNS
+        self._drawn: dict[str, Plot] = {}  # what the charts show, by metric
+
+    def compare(self, runs: Sequence[str]) -> None:
+        """Show others over the run, as many as can be told apart."""
+        for run in runs[: RUNS - 1]:
+            self.scene.add(run)
+        if len(runs) >= RUNS:
+            self._say_too_many()
 
     def compose(self) -> ComposeResult:
         yield Names()
@@ -150,8 +162,16 @@ class Curves(RunTab):
         self.draw()
 
     def command(self) -> str:
-        runs = " ".join(shlex.quote(run) for run in self.scene.tracks)
-        return f"lorad plot {runs} --metric {shlex.quote(self.scene.name)}"
+        return self._command([self.scene.name])
+
+    def _command(self, metrics: Sequence[str]) -> str:
+        scene = self.scene
+        look, runs = scene.look, " ".join(shlex.quote(run) for run in scene.tracks)
+        parts = [f"lorad plot {runs}", *(f"--metric {shlex.quote(metric)}" for metric in metrics)]
+        parts += [f"--x {look.x}"] if look.x != "step" else []
+        parts += [f"--smooth {look.smooth:g}"] if look.smooth else []
+        parts += [f"--{name}" for name in ("log", "best") if getattr(look, name)]
+        return " ".join(parts)
 
     # -- drawing ---------------------------------------------------------------------------------------------
     def _each(self) -> Iterator[tuple[str, bool, Chart]]:
@@ -167,18 +187,25 @@ class Curves(RunTab):
         self._colors = Looks(self).colors
         for metric, _, chart in self._each():
             drawn, flags = plot(metric, scene.runs, scene.look, low, high)
+            self._drawn[metric] = drawn
             chart.show(drawn, flags=flags, empty="reading …" if scene.more else "nothing to draw yet")
-        shown = scene.shown(self.query_one(Charts).places)
-        self.query_one(Names).offer([names(metric)[0] for metric in scene.metrics], shown, scene.metric)
+        self._list_metrics()
         self.query_one("#curves-legend", Line).say(self._legend(low, high))
         self._point()
-        self._want(low, high)
+        self._want()
+
+    def _list_metrics(self) -> None:
+        """Draw the names of the metrics, the current one among them."""
+        scene = self.scene
+        shown = scene.shown(self.query_one(Charts).places)
+        self.query_one(Names).offer([names(metric)[0] for metric in scene.metrics], shown, scene.metric)
 
     def _point(self) -> None:
         """Draw the cursor, and the figures of its step."""
-        scene, step, values = self.scene, self.scene.step, self.scene.values()
+        scene, step, values, steps = self.scene, self.scene.step, self.scene.values(), self.scene.steps()
         for metric, now, chart in self._each():
-            chart.point(scene.marked, title(metric, scene.runs, step, self._colors, now=now))
+            drawn = self._drawn.get(metric)
+            chart.point(scene.marked, title(metric, scene.runs, steps, self._colors, drawn, now=now))
         side = self.query_one(Side)
         side.tell(step, values, scene.before, self._colors)
         below = self.query_one("#curves-where", Line)
@@ -189,10 +216,13 @@ class Curves(RunTab):
 
     def _legend(self, low: int, high: int) -> Text:
         scene, window, (first, last) = self.scene, self.scene.look.window, self.scene.ends()
-        every, smooth = scene.track.within(low, high).every, scene.look.smooth
+        every, smooth = scene.track.within(*scene.step_bounds()).every, scene.look.smooth
+        axis = scene.look.x
+        noun = axis if axis != "step" else "steps"
         line = legend(list(scene.tracks), self._colors, bool(scene.track.evals.xs))
         parts = [
-            f"steps {low:,}–{high:,}" + (f" of {first:,}–{last:,}" if window.span else ""),
+            f"{noun} {x_text(axis, low)}–{x_text(axis, high)}"
+            + (f" of {x_text(axis, first)}–{x_text(axis, last)}" if window.span else ""),
             f"every {every}th" if every > 1 else "",
             "reading …" if scene.more else "",
             f"ema {smooth:g}" if smooth else "",
@@ -200,17 +230,18 @@ class Curves(RunTab):
         ]
         return line.append("  " + " · ".join(part for part in parts if part), "dim")
 
-    def _want(self, low: int, high: int) -> None:
+    def _want(self) -> None:
         """Have the reader bring more of the window, where not all steps are there."""
         scene, was = self.scene, self.scene.wanted
-        scene.wanted = (low, high) if scene.look.window.span else None
-        if scene.wanted not in (None, was) and scene.track.within(low, high).every > 1:
+        steps = scene.step_bounds()
+        scene.wanted = steps if scene.look.window.span else None
+        if scene.wanted not in (None, was) and scene.track.within(*steps).every > 1:
             self._on.lorad.feed.again()
 
     def on_resize(self) -> None:
         width, height = self.size
         side, beside = self.query_one(Side), next((cells for least, cells in _BESIDE if width >= least), 0)
-        side.display = self._table and beside > 0 and height >= 10
+        side.display = self.scene.table and beside > 0 and height >= 10
         side.styles.width = beside
         self.query_one(Names).display, self.query_one("#curves-legend").display = height >= 6, height >= 9
         self.call_after_refresh(self.draw)
@@ -223,23 +254,34 @@ class Curves(RunTab):
         self._go(event.index)
 
     def on_chart_pointed(self, event: Chart.Pointed) -> None:
+        step = None if event.x is None else self.scene.track.step_at(self.scene.look.x, event.x)
         if event.zoomed:
-            self.scene.zoom(2.0**event.zoomed, event.step)
+            self.scene.zoom(2.0**event.zoomed, step)
             self.draw()
         elif event.clicked:
-            self.scene.cursor = event.step
+            self.scene.cursor = step
             self._go(self.scene.shown(self.query_one(Charts).places)[event.index])
         else:
-            self.scene.hover = event.step
+            self.scene.hover = step
             self._point()
 
     # -- keys ------------------------------------------------------------------------------------------------
     def _go(self, metric: int) -> None:
-        self.scene.go(metric)
-        self._told()
+        scene, places = self.scene, self.query_one(Charts).places
+        page = scene.shown(places)
+        scene.go(metric)
+        if scene.shown(places) == page:  # the charts stay: only which one keys act on changes
+            self._list_metrics()
+            self._point()
+            self._offered()
+        else:
+            self._told()
 
     def _told(self) -> None:
         self.draw()
+        self._offered()
+
+    def _offered(self) -> None:
         self._on.offer(self.command(), *self.scene.tracks)
 
     def action_metric(self, by: int) -> None:
@@ -257,17 +299,34 @@ class Curves(RunTab):
         self.scene.to_end(last=end < 0)
         self.draw()
 
+    def _chose(self) -> None:
+        """Show what was chosen, and keep it for the next time."""
+        remembered.keep(self.scene.choices())
+        self._told()
+
     def action_smooth(self) -> None:
         self.scene.smooth()
-        self.draw()
+        self._chose()
 
     def action_log(self) -> None:
         self.scene.look.log = not self.scene.look.log
-        self.draw()
+        self._chose()
 
     def action_spikes(self) -> None:
         self.scene.look.spikes = not self.scene.look.spikes
-        self.draw()
+        self._chose()
+
+    def action_best(self) -> None:
+        self.scene.look.best = not self.scene.look.best
+        self._chose()
+
+    def action_axis(self) -> None:
+        self.scene.next_axis()
+        self._chose()
+
+    def action_hide(self) -> None:
+        self.scene.hide()
+        self._chose()
 
     def action_zoom(self, factor: float) -> None:
         self.scene.zoom(factor, self.scene.cursor)
@@ -282,7 +341,8 @@ class Curves(RunTab):
         self.draw()
 
     def action_figures(self) -> None:
-        self._table = not self._table
+        self.scene.table = not self.scene.table
+        remembered.keep(self.scene.choices())
         self.on_resize()
 
     @work
@@ -291,7 +351,35 @@ class Curves(RunTab):
         chosen = await self.app.push_screen_wait(Choose("Which metric?", options, self.scene.name))
         if chosen is not None:
             self.scene.choose(chosen)
-            self._told()
+            self._chose()
+
+    @work
+    async def action_export(self) -> None:
+        """Ask for a file, and write the charts that are seen to it."""
+        scene = self.scene
+        metrics = [metric for metric, _, _ in self._each()]
+        field = Field("file", "file", "--out", ".png, .svg or .csv", _wrong_file)
+        name = f"{scene.run}-{'curves' if len(metrics) > 1 else metrics[0].replace('/', '-')}.png"
+
+        def line(values: dict[str, str]) -> str:
+            return f"{self._command(metrics)} --out {shlex.quote(values['file'])}"
+
+        head = f"Export {len(metrics)} charts" if len(metrics) > 1 else "Export a chart"
+        values = await self.app.push_screen_wait(Ask(head, (field,), line, {"file": name}))
+        if values is None:
+            return
+        window = scene.bounds() if scene.look.window.span else None
+        try:
+            path = await asyncio.to_thread(
+                export.write, values["file"], metrics, dict(scene.tracks), scene.look, window
+            )
+        except OSError as error:
+            self._on.say_error(LoradError(f"{values['file']}: {error.strerror or error}", hint=""))
+        except LoradError as error:
+            self._on.say_error(error)
+        else:
+            self._on.say_command(line(values), f"Written to {path}")
+            self.notify(f"Written to {path}", markup=False)
 
     @work
     async def action_compare(self) -> None:
@@ -307,11 +395,14 @@ class Curves(RunTab):
         if chosen in scene.others:
             scene.drop(chosen)
         elif chosen is not None and len(scene.tracks) == RUNS:
-            self.notify(f"More than {RUNS} runs at once cannot be told apart.", markup=False)
+            self._say_too_many()
         elif chosen is not None:
             scene.add(chosen)
             self._on.lorad.feed.again()
         self._told()
+
+    def _say_too_many(self) -> None:
+        self.notify(f"More than {RUNS} runs at once cannot be told apart.", markup=False)
 
     def action_uncompare(self) -> None:
         for run in self.scene.others:
@@ -321,8 +412,16 @@ class Curves(RunTab):
 
 def _metric_line(metric: str, value: float | None) -> Text:
     return Text.assemble(
-        (f"{names(metric)[0]:<22}", "bold"), f"{short(value):>9}  ", (names(metric)[1], "dim")
+        (f"{names(metric)[0]:<22}", "bold"),
+        f"{short(value):>9}  ",
+        (names(metric)[1] + (f"  {kind(metric)}" if kind(metric) else ""), "dim"),
     )
+
+
+def _wrong_file(name: str) -> str:
+    if wrong := export.wrong_with(name):
+        return wrong
+    return "it exists already: give another name" if Path(name).expanduser().exists() else ""
 
 
 def _run_line(run: Run, shown: tuple[str, ...]) -> Text:

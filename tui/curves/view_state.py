@@ -6,8 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lorad.tui.curves.plot import METRICS, SMOOTH, TAILS, Look, extent, nearby
-from lorad.tui.curves.series import FACTS, Track
+from lorad.tui.curves.plot import SMOOTH, TAILS, extent, nearby
+from lorad.tui.curves.remembered import Choices, choices
+from lorad.tui.curves.series import AXES, FACTS, Track, Window
 from lorad.tui.curves.step_reader import Part
 
 _Values = Mapping[str, float]
@@ -25,7 +26,9 @@ class Scene:
         self.tracks: dict[str, Track] = {run: Track()}
         self.others: tuple[str, ...] = ()
         self.wanted: tuple[int, int] | None = None
-        self.look, self.metrics = Look(), list(METRICS)
+        chosen = choices()
+        self.look, self.metrics, self.table = chosen.look(), [*chosen.metrics], chosen.table
+        self._tail: int | None = None  # so many steps are shown at the end, where that was asked for
         self.metric, self.alone = 0, False  # the current one, by its place; is it shown alone
         self.cursor: int | None = None  # None: the last step, whatever comes
         self.hover: int | None = None  # where the mouse is
@@ -69,9 +72,20 @@ class Scene:
             self.metrics.append(metric)
         self.metric = self.metrics.index(metric)
 
+    def hide(self) -> None:
+        """Show no chart of the current metric; the last one stays."""
+        if len(self.metrics) > 1:
+            del self.metrics[self.metric]
+            self.metric = min(self.metric, len(self.metrics) - 1)
+
     def known(self) -> list[str]:
-        """All metrics that there are, those that are shown first."""
-        return [*self.metrics, *sorted({*self.track.series, *self.track.sets} - {*self.metrics, *FACTS})]
+        """All metrics that the runs have, those that are shown first."""
+        found = {name for track in self.runs for name in (*track.series, *track.sets)}
+        return [*self.metrics, *sorted(found - {*self.metrics, *FACTS})]
+
+    def choices(self) -> Choices:
+        look = self.look
+        return Choices(self.metrics, look.x, look.smooth, look.log, look.spikes, look.best, self.table)
 
     def shown(self, places: int) -> range:
         """Return the places of the metrics that fit on the page with the current one."""
@@ -81,28 +95,43 @@ class Scene:
 
     # -- steps -----------------------------------------------------------------------------------------------
     def ends(self) -> tuple[int, int]:
-        return extent(self.tracks.values()) or (0, 0)
+        """Return the first and last x of all."""
+        return extent(self.runs, self.look.x) or (0, 0)
 
     def bounds(self) -> tuple[int, int]:
-        """Return the first and last step of the window."""
+        """Return the first and last x of the window."""
         return self.look.window.bounds(*self.ends())
+
+    def step_bounds(self) -> tuple[int, int]:
+        """Return the first and last step of `run` in the window."""
+        low, high = self.bounds()
+        return self.track.step_at(self.look.x, low), self.track.step_at(self.look.x, high)
 
     def near(self, step: int) -> Track:
         """Return the track with the best data on a step of `run`."""
-        low, high = self.bounds()
+        low, high = self.step_bounds()
         return self.track.within(low, high) if low <= step <= high else self.track
 
     @property
     def step(self) -> int | None:
         """Return the step whose values are shown: the cursor's, or the last one in the window."""
         wanted = self.cursor if self.hover is None else self.hover
-        wanted = self.bounds()[1] if wanted is None else wanted
+        wanted = self.step_bounds()[1] if wanted is None else wanted
         return self.near(wanted).nearest(wanted)
 
     @property
     def marked(self) -> int | None:
-        """The step to draw the cursor at."""
-        return None if self.cursor is None and self.hover is None else self.step
+        """The x to draw the cursor at."""
+        step = None if self.cursor is None and self.hover is None else self.step
+        return None if step is None else self.near(step).place(self.look.x, step)
+
+    def steps(self) -> list[int | None]:
+        """Return the step whose values are shown, of each run: the one at the same x."""
+        step, axis = self.step, self.look.x
+        if step is None or axis == "step":
+            return [step] * len(self.tracks)
+        x = self.near(step).place(axis, step)
+        return [step, *(track.step_at(axis, x) for track in self.runs[1:])]
 
     def values(self) -> _Values:
         """Return the values of that step by metric."""
@@ -125,9 +154,9 @@ class Scene:
     # -- looking ---------------------------------------------------------------------------------------------
     def move_cursor(self, by: int) -> None:
         """Move the cursor by a number of known steps; the window moves with it."""
-        at = self.cursor if self.cursor is not None else self.bounds()[1]
+        at = self.cursor if self.cursor is not None else self.step_bounds()[1]
         self.cursor = self.near(at).nearest(at, by)
-        self.look.window.reveal(self.cursor or 0, *self.ends())
+        self.look.window.reveal(self.track.place(self.look.x, self.cursor or 0), *self.ends())
 
     def to_end(self, *, last: bool) -> None:
         """Move to the first step, or to the last one, which is then followed."""
@@ -137,16 +166,28 @@ class Scene:
 
     def zoom(self, factor: float, at: int | None) -> None:
         """About a step; 0: all steps."""
+        self._tail = None
         if factor:
-            self.look.window.zoom(factor, at, *self.ends())
+            x = None if at is None else self.track.place(self.look.x, at)
+            self.look.window.zoom(factor, x, *self.ends())
         else:
             self.look.window.tail(None)
+
+    def next_axis(self) -> None:
+        """Have x by steps, tokens or time; all of it is in the window then."""
+        self.look.x = _following(AXES, self.look.x)
+        self.look.window, self._tail = Window(), None
 
     def smooth(self) -> None:
         self.look.smooth = _following(SMOOTH, self.look.smooth)
 
     def tail(self) -> None:
-        self.look.window.tail(_following(TAILS, self.look.window.span))
+        self._tail, track, axis = _following(TAILS, self._tail), self.track, self.look.x
+        if self._tail is None or not track.steps:
+            self.look.window.tail(None)
+        else:
+            last = track.steps[-1]
+            self.look.window.tail(track.place(axis, last) - track.place(axis, max(last - self._tail, 0)))
 
 
 def _following(values: Sequence[Any], value: Any) -> Any:

@@ -215,11 +215,12 @@ class Dashboard(Base):
         self._offer()
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """A run is opened; a pool or a device shows its runs."""
+        """A run is opened, the marked ones' curves over its own; a pool or a device shows its runs."""
         key, pane = event.key, event.rows
         run = pane.run(key) if isinstance(pane, Pane) else key
         if run in self._runs:
-            self.lorad.open_run(run)
+            marked = self.table.chosen if pane is self.table else []
+            self.lorad.open_run(run, [name for name in marked if name != run])
         elif isinstance(pane, Pools | Devices):
             self._narrow(pane.pool(key))
 

@@ -53,9 +53,9 @@ class RunScreen(Base):
     """
     BINDINGS = keys.RUN + keys.BACK + keys.TABS
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, others: Sequence[str] = ()) -> None:
         super().__init__()
-        self._of = run
+        self._of, self._others = run, others
         self._run: RunDetails | None = None
         self._tabs = [tab(run) for tab in TABS]
         self._front = self._tabs[0]
@@ -68,6 +68,7 @@ class RunScreen(Base):
                     yield tab
 
     def on_mount(self) -> None:
+        self.query_one(Curves).compare(self._others)
         self._front.focus_first()
 
     # -- what is shown ---------------------------------------------------------------------------------------

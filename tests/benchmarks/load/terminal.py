@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-COLUMNS, ROWS = 160, 50
+COLUMNS, ROWS = 120, 36
 SYNC_ASKED, SYNC_TOLD = b"\x1b[?2026$p", b"\x1b[?2026;2$y"  # whether frames may be marked; yes
 FRAME = b"\x1b[?2026l"  # the end of one
 
