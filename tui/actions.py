@@ -226,6 +226,7 @@ VERSIONS = (
         "Let it go when nothing asks for it",
         lambda client, version: client.unpin(version),
         done=lambda version, row: f"{version} is not pinned.",
+        lost=consequences.of_unpin,
     ),
     Action(
         "swap",

@@ -70,6 +70,15 @@ def of_rm(client: Client, run: str, _: _Values) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]} are deleted for good.{served}"
 
 
+def of_unpin(client: Client, version: str, _: _Values) -> str:
+    name, _at, number = version.partition("@")
+    row = next((row for row in client.adapters(name) if str(row.version) == number), None)
+    if row is None or not row.pinned:
+        return ""
+    held = f"{', '.join(row.aliases)} still holds it." if row.aliases else "Nothing else may hold it then."
+    return f"It may be unloaded, and its files deleted once nothing needs them. {held}"
+
+
 def of_rollback(client: Client, alias: str, _: _Values) -> str:
     moves = client.alias_moves(alias)
     if len(moves) < 2 or moves[1].version is None:

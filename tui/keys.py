@@ -1,5 +1,9 @@
 """Every key, once, by action id: screens take their bindings from here, the help screen lists them, and
-`tui.keymap` of config.yaml gives an id other keys."""
+`tui.keymap` of config.yaml gives an id other keys.
+
+No key that changes something (`screen.act`) is one shift away from another key of the same view: a slip never
+acts on a run.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -36,7 +40,7 @@ SPARE = frozenset({"screen.new", "screen.serving"})
 APP: list[BindingType] = [
     _key("question_mark,f1", "help", "app.help", "Help"),
     _key("colon,ctrl+p", "command_palette", "app.palette", "Commands", show=False),
-    _key("p", "freeze", "app.freeze", "Pause and resume refreshing", show=False),
+    _key("H", "freeze", "app.freeze", "Hold what is shown, or refresh it again", show=False),
     _key("T", "next_theme", "app.theme", "Next theme", show=False),
     _key("q", "quit", "app.quit", "Quit"),
 ]
@@ -44,7 +48,7 @@ APP: list[BindingType] = [
 SCREEN: list[BindingType] = [
     _key("y", "copy", "screen.copy", "Copy the command", show=False),
     _key("n", "new_run", "screen.new", "New run"),
-    _key("S", "serving", "screen.serving", "Serving"),
+    _key("M", "serving", "screen.serving", "Serving"),
 ]
 
 RUN: list[BindingType] = [
@@ -52,7 +56,7 @@ RUN: list[BindingType] = [
     _key("r", "screen.act('resume')", "run.resume", "Resume"),
     _key("s", "screen.act('stop')", "run.stop", "Stop"),
     _key("x", "screen.act('kill')", "run.kill", "Kill"),
-    _key("D", "screen.act('rm')", "run.rm", "Delete", show=False),
+    _key("ctrl+d", "screen.act('rm')", "run.rm", "Delete", show=False),
 ]
 
 VERSION: list[BindingType] = [
@@ -66,10 +70,10 @@ VERSION: list[BindingType] = [
 ALIAS: list[BindingType] = [
     _key("w", "screen.act('move')", "alias.move", "Swap"),
     _key("b", "screen.act('rollback')", "alias.rollback", "Roll back"),
-    _key("D", "screen.act('unalias')", "alias.rm", "Remove"),
+    _key("ctrl+d", "screen.act('unalias')", "alias.rm", "Remove"),
 ]
 
-POOL: list[BindingType] = [_key("X", "screen.act('end')", "pool.end", "End the pool", show=False)]
+POOL: list[BindingType] = [_key("E", "screen.act('end')", "pool.end", "End the pool", show=False)]
 
 TABLE: list[BindingType] = [
     _key("j", "cursor_down", "table.down", "Down", show=False),
@@ -88,7 +92,7 @@ BOARD: list[BindingType] = [
     _prompt("slash", "filter", "board.filter", "Filter", "/"),
     _key("escape", "unfilter", "board.unfilter", "Show all, mark none", show=False),
     _key("a", "all", "board.all", "Old runs too", show=False),
-    _key("A", "acknowledge", "board.acknowledge", "Acknowledge alarms of ended runs", show=False),
+    _key("C", "acknowledge", "board.acknowledge", "Acknowledge alarms of ended runs", show=False),
     _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
     _key("tab", "app.focus_next", "board.next", "Next pane", show=False),
     _key("shift+tab", "app.focus_previous", "board.previous", "Pane before", show=False),

@@ -95,7 +95,7 @@ async def test_a_key_ends_the_pool_under_the_cursor() -> None:
     async with using(world, LARGE) as user:
         await until(user, lambda: user.app.screen.query_one(Pools).key)
         user.app.screen.query_one(Pools).focus()
-        await user.press("X")
+        await user.press("E")
         await until(user, lambda: "is loaded again when" in screen_text(user))
         await user.press("y")
         await until(user, lambda: "$ lorad pools stop qwen-1   qwen-1 is stopping." in line(user, "#status"))
@@ -131,9 +131,9 @@ async def test_acknowledged_alarms_of_ended_runs_stay_away() -> None:
     world = World(a_run("bold", signals={"at": time.time(), "kl": 0.9}), failed)
     async with using(world, SMALL) as user:
         await until(user, lambda: line(user, "#alarmed").startswith("2 alarms"))
-        await user.press("A")
+        await user.press("C")
         assert line(user, "#alarmed").startswith("2 alarms")  # the one under the cursor still runs
-        await user.press("G", "A")
+        await user.press("G", "C")
         await until(user, lambda: line(user, "#alarmed").startswith("1 alarm  !! bold"))
     async with using(world := World(failed), SMALL) as user:
         await until(user, lambda: names(user) == ["dead"])
@@ -148,7 +148,7 @@ async def test_an_acknowledgement_that_cannot_be_kept_says_so(monkeypatch: pytes
     world = World(a_run("dead", state="ended", reason="failed", ended_at=time.time()))
     async with using(world, SMALL) as user:
         await until(user, lambda: line(user, "#alarmed") and names(user))
-        await user.press("A")
+        await user.press("C")
         await until(user, lambda: not line(user, "#alarmed"))
         assert "until this session ends: /proc/none/lorad/acknowledged.json: No such file" in line(
             user, "#status"

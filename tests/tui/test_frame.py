@@ -168,7 +168,7 @@ async def test_result_stays_until_the_cursor_moves() -> None:
     world.answers["POST runs/over"] = {"name": "over"}
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 3)
-        await user.press("D")
+        await user.press("ctrl+d")
         await until(user, lambda: isinstance(user.app.screen, Confirm))
         await user.press("y")
         await until(user, lambda: "over is deleted" in line(user, "#status"))
@@ -414,14 +414,14 @@ async def test_frozen_nothing_changes_and_thawed_everything_does() -> None:
     world = World(a_run("sorter"))
     async with using(world) as user:
         await until(user, lambda: "3/10" in screen_text(user))
-        await user.press("p")
+        await user.press("H")
         await until(user, lambda: "NOT REFRESHED" in line(user, "#title"))
         world.runs = [a_run("sorter", step=7), a_run("new")]
         world.tell("sorter", "step")
         world.tell("new")
         await user.pause(0.8)
         assert "3/10" in screen_text(user) and names(user) == ["sorter"]
-        await user.press("p")
+        await user.press("H")
         await until(user, lambda: "7/10" in screen_text(user) and len(names(user)) == 2)
 
 

@@ -70,7 +70,7 @@ def said(body: dict[str, Any]) -> dict[str, Any]:
 @asynccontextmanager
 async def serving(world: World, size: tuple[int, int] = (160, 50), **options: Any) -> AsyncIterator[User]:
     async with using(world, size, **options) as user:
-        await user.press("S")
+        await user.press("M")
         await until(user, lambda: isinstance(user.app.screen, Serving) and "Serving" in line(user, "#title"))
         yield user
 
@@ -144,7 +144,7 @@ async def test_move_rolls_back_and_remove_ask_as_everywhere() -> None:
         await user.press(*"sorter@4", "enter")
         await until(user, lambda: ("aliases/bot", {"version": "sorter@4", "rollback": False}) in world.bodies)
         await until(user, lambda: "lorad swap bot sorter@4" in line(user, "#status"))
-        await user.press("D", "enter")
+        await user.press("ctrl+d", "enter")
         await user.pause(0.2)
         assert len(world.bodies) == 1  # the answer was no
 

@@ -117,7 +117,7 @@ class User:
         self.terminal.press("Escape")
         self.terminal.wait(lambda: "completed" in self.terminal.line(" branch "), "the fork is over")
         assert self.run("branch")["origin"].startswith("first@")
-        self.terminal.press("G", "D")  # what ended comes last
+        self.terminal.press("G", "C-d")  # what ended comes last
         self.terminal.until("branch?", "deleted for good")
         self.terminal.press("y")
         self.terminal.until("branch is deleted")

@@ -103,7 +103,7 @@ class Base(Screen[None]):
     def say_title(self, text: Text) -> None:
         """Show a title, marked when the session is read-only or not refreshed."""
         self._title = text
-        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p continues"] * self.lorad.frozen
+        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: H continues"] * self.lorad.frozen
         self.query_one("#title", Line).say(
             Text.assemble(text, *(part for mark in marks for part in ("  ", mark)))
         )
