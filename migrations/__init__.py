@@ -9,6 +9,7 @@ from lorad.migrations import (
     m0004_token_accuracy,
     m0005_bill,
     m0006_tags_notes_groups,
+    m0007_reservations,
 )
 
 MIGRATIONS = Migrations("lorad.store")  # databases of before the first release have those of a set "lorad"
@@ -19,5 +20,6 @@ for _module in (
     m0004_token_accuracy,
     m0005_bill,
     m0006_tags_notes_groups,
+    m0007_reservations,
 ):
     MIGRATIONS(name=_module.__name__.rpartition(".")[2])(_module.apply)

@@ -133,12 +133,15 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         disk: bytes of all their runs.
         priority: highest `resources.priority` of their runs in a daemon that several users share; admins are
             exempt.
+        reserve: longest time in seconds for which they may reserve a device in a daemon that several users
+            share; admins are exempt.
     """
 
     devices: Annotated[int, msgspec.Meta(ge=0)] | None = None
     runs: Annotated[int, msgspec.Meta(ge=0)] | None = None
     disk: Annotated[int, msgspec.Meta(ge=0)] | None = None
     priority: int = 0
+    reserve: _PositiveSeconds | None = 86400.0
 
 
 class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

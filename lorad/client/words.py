@@ -1,11 +1,12 @@
-"""Describe a run in one line."""
+"""Describe a run, or who reserved a device, in one line."""
 
 import math
 from collections.abc import Mapping, Sequence
 
+from lorad.client.box_shapes import Device
 from lorad.client.shapes import Run, RunDetails
 from lorad.protocol.evals import SetScore
-from lorad.text import number
+from lorad.text import duration, moment, number
 
 _LARGEST = 99.0  # nats per token, of which a perplexity is told
 
@@ -70,3 +71,15 @@ def rate_in_words(data: RunDetails) -> str:
     if lr == data.rate.lr:
         return f"trainer.lr is {lr:g}: it fits {data.rate.why}"
     return f"trainer.lr is {lr:g}; {data.rate.lr:g} fits {data.rate.why}"
+
+
+def reserved(device: Device) -> str:
+    """Say who reserved a device, and until when; "" where nobody did."""
+    row = device.reservation
+    if row is None:
+        return ""
+    lasts = f" for {duration(row.seconds)}" if row.seconds is not None else ""
+    if row.until is not None:
+        lasts = f" until {moment(row.until)}"
+    when = "" if row.since is not None else " once it is free"
+    return f"reserved by {row.user}{lasts}{when}" + (f": {row.why}" if row.why else "")

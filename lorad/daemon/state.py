@@ -6,8 +6,9 @@ A new daemon does without all of it.
 import asyncio
 import contextlib
 import os
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,10 +28,12 @@ class QueueState:
 
     being_made: names, in lower case, of runs whose files a request is writing.
     not_before: the monotonic time before which a run does not restart.
+    clock: tells the Unix time.
     """
 
     being_made: set[str] = field(default_factory=set)
     not_before: dict[str, float] = field(default_factory=dict)
+    clock: Callable[[], float] = time.time
 
 
 @dataclass

@@ -83,7 +83,16 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
             {k: row[k] for k in ("name", "attempt") if k in row} for row in rows["runs"].values()
         )
         _change(connection, "runs", counted)
-        for table in ("aliases", "alias_moves", "sweeps", "queue_groups", "results", "lives", "uses"):
+        for table in (
+            "aliases",
+            "alias_moves",
+            "sweeps",
+            "queue_groups",
+            "reservations",
+            "results",
+            "lives",
+            "uses",
+        ):
             _insert(connection, table, rows[table].values(), told)
         _collect(connection, (_as_collected(event) for event in rows["events"].values()), 0)
         _number_events(connection)

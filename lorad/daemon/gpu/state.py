@@ -22,15 +22,30 @@ def _recently(read: Callable[[], Machine], seconds: float = 1.0) -> Callable[[],
     return recent
 
 
+@dataclass(frozen=True)
+class SetAside:
+    """Why nothing is placed on a device for a while.
+
+    says: the same, with what can be done about it.
+    urgent: the runs there stop at their next step.
+    """
+
+    why: str
+    says: str
+    urgent: bool
+
+
 @dataclass
 class GpuState:
     """What `gpu/` remembers.
 
     notes: what stands beside the locks of GPUs.
     sights: who computes on GPUs.
+    set_aside: devices that are not for runs now, by name; see `queue/set_aside.py`.
     """
 
     devices: list[Device]
     notes: Notes = field(default_factory=Notes)
     sights: Sights = field(default_factory=Sights)
+    set_aside: dict[str, SetAside] = field(default_factory=dict)
     machine: Callable[[], Machine] = field(default_factory=lambda: _recently(read_machine))

@@ -62,6 +62,7 @@ def obstacle(
     """
     return (
         _passed(devices, run, claims)
+        or _set_aside(now, devices)
         or _limited(now, setup, devices, run)
         or _used_by_pools(now, setup, devices, run)
     )
@@ -75,6 +76,12 @@ def _passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Ob
     names = ", ".join(device.name for device in devices)
     when = "the others end" if first.alone else "it fits"
     return Obstacle(f"run {first.run} is next on {names}, when {when}", claim=None, barred=True)
+
+
+def _set_aside(now: Snapshot, devices: Devices) -> Obstacle | None:
+    """Find devices that are not for lorad now."""
+    reasons = [now.set_aside[device.name].says for device in devices if device.name in now.set_aside]
+    return Obstacle("; ".join(reasons), claim=None, parts=reasons, barred=True) if reasons else None
 
 
 def _limited(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None) -> Obstacle | None:
