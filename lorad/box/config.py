@@ -150,12 +150,17 @@ class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         preemption: a run may stop those of lower priority at their next step; these are queued again.
         idle_timeout_wanted: seconds that an idle pool stays while another user waits for its device.
+        foreign_after: seconds that a process outside of lorad has to be on a GPU before runs with
+            `resources.yield_to: foreign` give it back.
+        foreign_settle: seconds that a GPU has to be without such a process before these runs return.
         limits: limits of every user who is not named in `users`.
         users: limits of some users, by name.
     """
 
     preemption: bool = True
     idle_timeout_wanted: _PositiveSeconds = 10.0
+    foreign_after: Annotated[float, msgspec.Meta(ge=0)] = 5.0
+    foreign_settle: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     limits: Limit = Limit()
     users: dict[str, Limit] = {}
 

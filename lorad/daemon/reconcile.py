@@ -16,6 +16,7 @@ from lorad.daemon.health import heal
 from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
 from lorad.daemon.process.processes import DAMAGED
 from lorad.daemon.queue.device_holders import keep_leases
+from lorad.daemon.queue.neighbours import watch_neighbours
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.set_aside import give_way, keep_set_aside
 from lorad.daemon.runs.launch import launch
@@ -170,6 +171,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     heal,
     halve,
     keep_set_aside,
+    watch_neighbours,
     give_way,
     keep_serving,
     place_runs,

@@ -11,6 +11,7 @@ from lorad.daemon.gpu.devices import Device, is_taken
 from lorad.daemon.gpu.state import SetAside
 from lorad.daemon.guarded import each, of_run
 from lorad.daemon.queue.device_holders import held_in_words, lease_of
+from lorad.daemon.queue.neighbours import must_yield
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.states import Move, RunState
 from lorad.store import pools, runs
@@ -89,17 +90,21 @@ def runs_on(ctx: Context, device: Device) -> list[RunRow]:
 
 
 def give_way(ctx: Context) -> None:
-    """Ask runs on devices that are set aside at once to stop at their next step; they are queued again."""
-    if not any(aside.urgent for aside in ctx.gpus.set_aside.values()):
+    """Ask runs to stop at their next step where a device is set aside at once, or where they yield to a
+    neighbour; they are queued again.
+    """
+    if not ctx.gpus.neighbours and not any(aside.urgent for aside in ctx.gpus.set_aside.values()):
         return
     each(ctx, _give_way, runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING), of_run)
 
 
 def _give_way(ctx: Context, run: RunRow) -> None:
     pool = ctx.pools.get(run.pool or "")
-    found = (ctx.gpus.set_aside.get(name) for name in (pool.setup.names if pool else ()))
+    if pool is None:
+        return
+    found = (ctx.gpus.set_aside.get(name) for name in pool.setup.names)
     why = next((aside.why for aside in found if aside is not None and aside.urgent), "")
-    if why:
+    if why := why or must_yield(ctx, run, pool):
         log.info("run %s: gives way, %s", run.name, why)
         wish = {"wanted": "pause", "yielded": why}
         runs.move(ctx.store, run.name, Move.STOP, detail=why, also=wish)

@@ -15,7 +15,7 @@ from lorad.box.config import Queue
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device, is_taken
 from lorad.daemon.gpu.lock_notes import holder_of
-from lorad.daemon.gpu.state import SetAside
+from lorad.daemon.gpu.state import Neighbour, SetAside
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.pools.watch_gpus import occupied
@@ -57,6 +57,7 @@ class Snapshot:
     occupied: why nothing can be placed on a device though it is not locked, by name; the flag says that the
         next look may clear it.
     set_aside: devices that are not for runs now, by name.
+    neighbours: who computes on devices beside runs that yield, by the device's name.
     pools: the pools, whose processes were looked at.
     active: the runs that work, by priority and age.
     tenants: the active runs in each pool that has any.
@@ -72,6 +73,7 @@ class Snapshot:
     taken: Mapping[str, _Taken] = field(default_factory=dict)
     occupied: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     set_aside: Mapping[str, SetAside] = field(default_factory=dict)
+    neighbours: Mapping[str, Neighbour] = field(default_factory=dict)
     pools: Sequence[Pool] = ()
     active: Sequence[RunRow] = ()
     tenants: Mapping[str, list[RunRow]] = field(default_factory=dict)
@@ -141,6 +143,7 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow]) -> Snapshot:
         taken={d.name: _taken(d) for d in devices if not now.pools_on((d,)) and is_taken(d)},
         occupied=occupied(ctx),
         set_aside=ctx.gpus.set_aside,
+        neighbours=ctx.gpus.neighbours,
     )
 
 
