@@ -77,7 +77,7 @@ _COMMANDS = {
     "serve": _Verb("serve:serve", "serve adapters on a base that stays warm"),
     "generate": _Verb("serve:generate", "try a version"),
     "pools": _Verb("pools:pools_app", "base models that are kept warm"),
-    "devices": _Verb("pools:devices", "what there is to run on"),
+    "devices": _Verb("pools:devices_app", "what there is to run on; keep a device from lorad for a while"),
     "bill": _Verb("pools:bill", "who used how much, and what it costs"),
     "gc": _Verb("files:gc", "delete files that nothing can ask for"),
     "top": _Verb("dashboard:top", "what the dashboard shows, in plain tables"),

@@ -63,6 +63,7 @@ def _metrics_of(client: Client, ctx: Any) -> list[str]:
 _names = _asked(_run_names)
 aliases = _asked(_alias_names)
 pools = _asked(lambda client, ctx: [pool.pool for pool in client.pools()])
+devices = _asked(lambda client, ctx: [device.device for device in client.devices()])
 _models = _asked(
     lambda client, ctx: dict.fromkeys(["builtin:tiny", *(pool.model for pool in client.pools())])
 )

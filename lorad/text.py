@@ -47,6 +47,15 @@ def coarse_age(then: float | None) -> str:
     return f"{minutes}m" if minutes < 60 else f"{minutes // 60}h" if minutes < 2880 else f"{minutes // 1440}d"
 
 
+def moment(then: float, now: float | None = None) -> str:
+    """Name a Unix time by this machine's clock: 14:05 today, `Thu 14:05` in this week, else with its day."""
+    at, today = time.localtime(then), time.localtime(time.time() if now is None else now)
+    if at[:3] == today[:3]:
+        return time.strftime("%H:%M", at)
+    is_near = 0 < then - time.mktime(today) < 6 * 86400
+    return time.strftime("%a %H:%M" if is_near else "%Y-%m-%d %H:%M", at)
+
+
 def duration(seconds: float) -> str:
     """75 -> 1m15s."""
     whole = max(int(seconds), 0)

@@ -9,6 +9,7 @@ from lorad.migrations import (
     m0004_token_accuracy,
     m0005_bill,
     m0006_tags_notes_groups,
+    m0007_reservations,
     m0008_forecasts,
 )
 
@@ -20,6 +21,7 @@ for _module in (
     m0004_token_accuracy,
     m0005_bill,
     m0006_tags_notes_groups,
+    m0007_reservations,
     m0008_forecasts,
 ):
     MIGRATIONS(name=_module.__name__.rpartition(".")[2])(_module.apply)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lorad.client.shapes import Event
-from lorad.text import number, one_line, size
+from lorad.text import moment, number, one_line, size
 
 _Data = dict[str, Any]  # each kind of event has its own, and kinds come and go with the daemon's version
 
@@ -64,6 +64,11 @@ def _serving(data: _Data) -> str:
     return str(data.get("waiting") or f"its base is up in {data['pool']}")
 
 
+def _reserved(data: _Data) -> str:
+    until = f" until {moment(data['until'])}" if data.get("until") else ""
+    return f"{data['device']} is reserved{until}{_by(data)}" + (f": {data['why']}" if data["why"] else "")
+
+
 _KINDS: dict[str, Callable[[_Data], str]] = {
     "state": _state,
     "step": lambda data: f"step {data['step']}, reward {number((data.get('metrics') or {}).get('reward'))}",
@@ -86,4 +91,6 @@ _KINDS: dict[str, Callable[[_Data], str]] = {
     "exported": lambda data: f"@{data['version']} is exported to {data['directory']}{_by(data)}",
     "evaluated": lambda data: f"@{data['version']} was evaluated on {data['data']}{_by(data)}",
     "serving": _serving,
+    "reserved": _reserved,
+    "released": lambda data: f"{data['device']} is not reserved any more{_by(data)}",
 }

@@ -1,5 +1,7 @@
 """lorad pools, devices and bill: base models that are kept warm, what there is to run on, who used it."""
 
+import re
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
 
@@ -7,8 +9,12 @@ import typer
 
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson
+from lorad.cli.selecting import seconds_in
+from lorad.client import launch, words
 from lorad.client.box_shapes import Device, Engine, Lease, Pool
 from lorad.client.client import Client
+from lorad.client.requests import ReserveRequest
+from lorad.errors import SpecError
 
 
 class By(StrEnum):
@@ -23,6 +29,7 @@ class By(StrEnum):
 
 
 pools_app = typer.Typer(add_completion=False)
+devices_app = typer.Typer(add_completion=False)
 
 _POOLS = (
     *(
@@ -172,13 +179,90 @@ def bill(
         print_csv(found) if as_csv else print_bill(found)
 
 
-def devices(as_json: AsJson = False) -> None:
-    """List devices, who holds them and why, and who else computes there."""
+_Device = Annotated[
+    str,
+    typer.Argument(
+        metavar="DEVICE",
+        help="`cuda:0`, or its number.",
+        show_default=False,
+        autocompletion=candidates.devices,
+    ),
+]
+
+
+@devices_app.callback(invoke_without_command=True)
+def devices(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List devices, who holds them and why, who reserved them, and who else computes there."""
+    if ctx.invoked_subcommand is not None:
+        return
     rows = Client().devices()
     if as_json:
         output.print_json(rows)
         return
     output.print_table(_DEVICES, [device_row(row) for row in rows], empty="No devices.")
+
+
+@devices_app.command()
+def reserve(
+    device: _Device,
+    lasting: Annotated[
+        str | None,
+        typer.Option("--for", help="How long from when it is free: 90m, 2h, 1d12h.", show_default=False),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="18:00, 2026-11-30 or 2026-11-30T18:00.", show_default=False)
+    ] = None,
+    why: Annotated[str, typer.Option(help="What others read of it.", show_default=False)] = "",
+    now: Annotated[
+        bool, typer.Option("--now", help="Runs there stop at their next step, and are queued again.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a device from lorad, for work without it. It begins when the device is free.
+
+    No run is placed there any more, of nobody. Runs that are there finish first; with --now they stop at
+    their next step and continue elsewhere or later, exactly as they would have. It ends by itself, or with
+    `lorad devices release`.
+    """
+    if lasting is not None and until is not None:
+        raise SpecError("--for and --until contradict each other", hint="Give one of the two.")
+    seconds = seconds_in("--for", lasting)
+    request = ReserveRequest(seconds, _time_to_come(until), why, now)
+    found = launch.connected().reserve(device, request)
+    if as_json:
+        output.print_json(found)
+        return
+    output.note(f"{found.device} is {words.reserved(found)}.")
+    if found.reservation and found.reservation.holder:
+        way = (
+            "Its runs stop at their next step."
+            if now
+            else f"`lorad devices reserve {found.device} --now` asks its runs to stop at their next step."
+        )
+        output.note(f"{found.reservation.holder}. {way}")
+
+
+@devices_app.command()
+def release(device: _Device, as_json: AsJson = False) -> None:
+    """Let lorad use a device again that was reserved."""
+    found = launch.connected().release(device)
+    output.print_json(found) if as_json else output.note(f"{found.device} is lorad's again.")
+
+
+def _time_to_come(text: str | None) -> float | None:
+    """Read a time of day, the next one of that name, or a day or time of the calendar. Raises SpecError."""
+    if text is None:
+        return None
+    now = datetime.now()
+    try:
+        if re.fullmatch(r"\d{1,2}:\d{2}", text):
+            clock = datetime.strptime(text, "%H:%M").time()
+            today = datetime.combine(now.date(), clock)
+            return (today if today > now else today + timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        hint = "Give a time of day (18:00), a day (2026-11-30), or both (2026-11-30T18:00)."
+        raise SpecError(f"--until {text} is no time", hint=hint) from None
 
 
 def device_row(row: Device) -> tuple[str, ...]:
@@ -193,7 +277,7 @@ def device_row(row: Device) -> tuple[str, ...]:
         (lease.pool if lease else None) or row.pool or "",
         lease.user if lease else "",
         output.age(lease.since if lease else None),
-        "; ".join(part for part in (_held(lease), *strangers(row)) if part),
+        "; ".join(part for part in (_held(lease), words.reserved(row), *strangers(row)) if part),
     )
 
 

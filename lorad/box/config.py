@@ -156,6 +156,8 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         priority: highest `resources.priority` of their runs in a daemon that several users share; admins are
             exempt.
         device_hours: what their runs may use in a span of time that ends now.
+        reserve: longest time in seconds for which they may reserve a device in a daemon that several users
+            share; admins are exempt.
     """
 
     devices: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -163,6 +165,7 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk: Annotated[int, msgspec.Meta(ge=0)] | None = None
     priority: int = 0
     device_hours: DeviceHours | None = None
+    reserve: _PositiveSeconds | None = 86400.0
 
 
 class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,6 +176,9 @@ class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         idle_timeout_wanted: seconds that an idle pool stays while another user waits for its device.
         half_life: seconds after which use of devices counts half. Of runs of equal priority those come first
             whose user has used the least; null or 0: users take turns of eight runs each.
+        foreign_after: seconds that a process outside of lorad has to be on a GPU before runs with
+            `resources.yield_to: foreign` give it back.
+        foreign_settle: seconds that a GPU has to be without such a process before these runs return.
         limits: limits of every user who is not named in `users`.
         users: limits of some users, by name.
     """
@@ -180,6 +186,8 @@ class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preemption: bool = True
     idle_timeout_wanted: _PositiveSeconds = 10.0
     half_life: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = 86400.0
+    foreign_after: Annotated[float, msgspec.Meta(ge=0)] = 5.0
+    foreign_settle: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     limits: Limit = Limit()
     users: dict[str, Limit] = {}
 

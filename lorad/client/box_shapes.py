@@ -104,6 +104,23 @@ class DeviceProcess(Struct, frozen=True):
     ours: bool = False  # belongs to a pool of this daemon
 
 
+class Reservation(Struct, frozen=True):
+    """A device that a user keeps for work without lorad.
+
+    since: when it began; None while lorad is still there. until: None: until it is released, or not known
+    before it begins. seconds: how long it lasts from its beginning. urgent: runs there stop at their next
+    step. holder: who is still there.
+    """
+
+    user: str = ""
+    why: str = ""
+    since: float | None = None
+    until: float | None = None
+    seconds: float | None = None
+    urgent: bool = False
+    holder: str = ""
+
+
 class Device(Struct, frozen=True):
     device: str
     name: str = ""
@@ -113,6 +130,7 @@ class Device(Struct, frozen=True):
     pool: str | None = None  # a pool of this daemon; the lease names other daemons' pools as well
     lease: Lease | None = None
     processes: list[DeviceProcess] = []
+    reservation: Reservation | None = None
 
 
 class Orphan(Struct, frozen=True):

@@ -86,6 +86,16 @@ class Client:
     def devices(self) -> builtins.list[box_shapes.Device]:
         return _as(builtins.list[box_shapes.Device], self._http.list_of("/v1/devices"))
 
+    def reserve(self, device: str, request: requests.ReserveRequest) -> box_shapes.Device:
+        """Keep a device from lorad. It begins when nothing of lorad is there any more."""
+        return _as(
+            box_shapes.Device, self._http.post(f"/v1/devices/{quote(device, safe='')}/reserve", request)
+        )
+
+    def release(self, device: str) -> box_shapes.Device:
+        """Let lorad use a device again that was reserved."""
+        return _as(box_shapes.Device, self._http.delete(f"/v1/devices/{quote(device, safe='')}/reservation"))
+
     def events(self, after: int = 0, *, run: str | None = None) -> Iterator[shapes.Event]:
         """Events with id > after, for ever, as they happen (NDJSON); `after=-1`: only new ones. An event of
         kind `idle` comes every few seconds when nothing happens, so that a reader can look up."""

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from lorad.bounds import TRIAL_SAMPLES
 from lorad.selection import Selection
-from lorad.spec.numbers import NonNegative, NonNegativeFloat, Positive, Seed
+from lorad.spec.numbers import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Seed
 
 
 class ShutdownRequest(Struct, frozen=True):
@@ -26,6 +26,15 @@ class RunRequest(Struct, frozen=True):
     name: str | None = None
     suffix: bool = False  # take NAME-2 or the like where the name is in use
     replace: bool = False  # remove the run of that name first, which has to be over
+
+
+class ReserveRequest(Struct, frozen=True):
+    """Keep a device from lorad; with neither `seconds` nor `until` that lasts until it is released."""
+
+    seconds: PositiveFloat | None = None  # from when it is free
+    until: PositiveFloat | None = None  # Unix time
+    why: Annotated[str, Meta(max_length=200)] = ""
+    now: bool = False  # runs there stop at their next step
 
 
 class SelectRequest(Struct, frozen=True):

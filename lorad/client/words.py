@@ -1,13 +1,14 @@
-"""Describe a run in one line."""
+"""Describe a run, or who reserved a device, in one line."""
 
 import math
 import time
 from collections.abc import Mapping, Sequence
 
+from lorad.client.box_shapes import Device
 from lorad.client.check_shapes import Files
 from lorad.client.shapes import Run, RunDetails
 from lorad.protocol.evals import SetScore
-from lorad.text import number, size
+from lorad.text import duration, moment, number, size
 
 _LARGEST = 99.0  # nats per token, of which a perplexity is told
 
@@ -125,3 +126,15 @@ def present_in_words(files: Files) -> str:
 
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def reserved(device: Device) -> str:
+    """Say who reserved a device, and until when; "" where nobody did."""
+    row = device.reservation
+    if row is None:
+        return ""
+    lasts = f" for {duration(row.seconds)}" if row.seconds is not None else ""
+    if row.until is not None:
+        lasts = f" until {moment(row.until)}"
+    when = "" if row.since is not None else " once it is free"
+    return f"reserved by {row.user}{lasts}{when}" + (f": {row.why}" if row.why else "")

@@ -14,6 +14,7 @@ from lorad.daemon.guarded import each, guarded, of_pool
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import adopt_pools, look_at_process
 from lorad.daemon.process.processes import attempts_under
+from lorad.daemon.queue.set_aside import keep_set_aside
 from lorad.daemon.record.relocate import relocate
 from lorad.daemon.storage.prune import REMOVED, sweep
 from lorad.daemon.storage.unfinished import sweep_half_made, sweep_removed
@@ -33,7 +34,15 @@ def adopt(ctx: Context) -> None:
     """
     _make_runs_root(ctx)
     sweeps = sweep_removed, sweep_half_made, _sweep_unfinished
-    for verb in (relocate, *sweeps, adopt_pools, _look_at_pools, _stop_strangers, _prune_recent):
+    for verb in (
+        relocate,
+        *sweeps,
+        adopt_pools,
+        _look_at_pools,
+        keep_set_aside,
+        _stop_strangers,
+        _prune_recent,
+    ):
         guarded(ctx, Item(), verb)
 
 

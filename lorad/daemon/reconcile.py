@@ -17,7 +17,9 @@ from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
 from lorad.daemon.process.processes import DAMAGED
 from lorad.daemon.queue.device_holders import keep_leases
 from lorad.daemon.queue.foresee import keep_forecasts
+from lorad.daemon.queue.neighbours import watch_neighbours
 from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.set_aside import give_way, keep_set_aside
 from lorad.daemon.runs.launch import launch
 from lorad.daemon.runs.settle import settle
 from lorad.daemon.runs.stop import stop as stop_run
@@ -169,6 +171,9 @@ PASS: tuple[Callable[[Context], None], ...] = (
     keep_bill,
     heal,
     halve,
+    keep_set_aside,
+    watch_neighbours,
+    give_way,
     keep_serving,
     place_runs,
     keep_forecasts,

@@ -6,8 +6,9 @@ A new daemon does without all of it.
 import asyncio
 import contextlib
 import os
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class QueueState:
     foreseen: when queued runs start and after which run, and the monotonic time of that look ahead.
     looked_for: the runs that were queued then.
     hours: what users have used by the hour, and which state of the bill that is (see `queue/shares.py`).
+    clock: tells the Unix time.
     """
 
     being_made: set[str] = field(default_factory=set)
@@ -42,6 +44,7 @@ class QueueState:
     foreseen: tuple[float, dict[str, tuple[float, str]]] = (float("-inf"), {})
     looked_for: set[str] = field(default_factory=set)
     hours: tuple[tuple[int, ...], dict[int, Hours]] = ((), {})
+    clock: Callable[[], float] = time.time
 
 
 @dataclass

@@ -150,6 +150,8 @@ class Resources(Part, frozen=True):
         priority: a run with a higher one waits less, in the queue and for turns in a pool.
         preemptible: runs of higher priority may stop it at a step and take its place; it continues when there
             is room.
+        yield_to: foreign gives its GPUs back at a step while a process outside of lorad computes on one, and
+            continues when they stayed free for a while (`queue.foreign_settle` in config.yaml).
         restart: on-failure resumes the run by itself, a few times.
         max_restarts: automatic restarts since the last start or resume by hand.
         exclusive: no other run is in its pool while it runs.
@@ -159,6 +161,7 @@ class Resources(Part, frozen=True):
     devices: Annotated[int, Meta(ge=1, le=64)] | None = None
     priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
     preemptible: bool = True
+    yield_to: Literal["foreign"] | None = None
     restart: Literal["never", "on-failure"] = "never"
     max_restarts: NonNegative = 20
     exclusive: bool = False

@@ -1,11 +1,14 @@
-"""Pools and the devices that they hold."""
+"""Pools, the devices that they hold, and devices that users keep from them."""
 
 import time
 from typing import Any
 
+from msgspec.structs import asdict
+
 from lorad.errors import NotFound
+from lorad.store import events
 from lorad.store.db import Rows, Store
-from lorad.store.rows import LeaseRow, PoolRow
+from lorad.store.rows import LeaseRow, PoolRow, ReservationRow
 
 _FIELDS = frozenset({"state", "model", "mode", "device", "pid", "attempt", "key", "detail", "idle_since"})
 
@@ -56,3 +59,38 @@ def lease(store: Store, pool: str, device: str, why: str) -> None:
 
 def leases(store: Rows) -> list[LeaseRow]:
     return [LeaseRow(**row) for row in store.rows("SELECT * FROM leases ORDER BY device, pool")]
+
+
+def reservations(store: Rows) -> list[ReservationRow]:
+    """List the reservations, oldest first."""
+    rows = store.rows("SELECT * FROM reservations ORDER BY made_at, rowid")
+    return [ReservationRow(**{**row, "urgent": bool(row["urgent"])}) for row in rows]
+
+
+def reserve(store: Store, row: ReservationRow, name: str) -> None:
+    """Keep a reservation in place of one of the same device. name: of the device, for the event."""
+    values = asdict(row)
+    names, marks = ", ".join(values), ", ".join(f":{key}" for key in values)
+    sets = ", ".join(f"{key} = excluded.{key}" for key in values)
+    with store.write() as connection:
+        connection.execute(
+            f"INSERT INTO reservations ({names}) VALUES ({marks}) ON CONFLICT (device) DO UPDATE SET {sets}",
+            values,
+        )
+        about = {"device": name, "why": row.why, "until": row.until, "by": row.owner}
+        events.append(store, None, "reserved", about)
+
+
+def begin_reservation(store: Store, device: str, at: float, until: float | None) -> None:
+    """Write down since when nothing of lorad is on the device, and until when it stays so."""
+    with store.write() as connection:
+        connection.execute(
+            "UPDATE reservations SET began_at = ?, until = ? WHERE device = ?", (at, until, device)
+        )
+
+
+def release(store: Store, device: str, name: str, *, by: str) -> None:
+    """Forget the reservation of a device, with an event. by: a user, or `daemon` where its time is over."""
+    with store.write() as connection:
+        connection.execute("DELETE FROM reservations WHERE device = ?", (device,))
+        events.append(store, None, "released", {"device": name, "by": by})

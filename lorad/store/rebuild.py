@@ -88,6 +88,7 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
             "alias_moves",
             "sweeps",
             "queue_groups",
+            "reservations",
             "results",
             "lives",
             "uses",

@@ -24,6 +24,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "alias_moves": ("id",),
     "sweeps": ("sweep",),
     "queue_groups": ("owner_uid", "name"),
+    "reservations": ("device",),
     "results": ("id",),
     "lives": ("life",),
     "uses": ("life", "entry"),
@@ -37,7 +38,7 @@ _DERIVED = frozenset(
 _DERIVED |= {"signals", "recent", "nll_first", "nll_last", "accuracy_last", "token_accuracy_last"}
 _PASSING = frozenset({"waiting"})  # found again by every look at the queue
 TOLD_BY_RUNS = ("attempt", "rewind", "step", "eval", "version", "checkpoint", "warning", "end")
-_ENDING = ("runs", "aliases", "sweeps", "queue_groups")
+_ENDING = ("runs", "aliases", "sweeps", "queue_groups", "reservations")
 _OWN_EVENT = (
     f"({{0}}kind NOT IN ({', '.join(repr(kind) for kind in TOLD_BY_RUNS)}) "
     "OR json_type({0}data, '$.attempt') IS NULL OR json_type({0}data, '$.step') IS NULL)"

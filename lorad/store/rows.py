@@ -36,6 +36,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     sweep: the sweep that it is a point of.
     serving: a pool of its base stays up.
     preempted: the run that it makes, or made, room for.
+    yielded: why it gives, or gave, its device back where that is for no other run.
     tags, note: what its owner wrote on it.
     queue_group: the group of which so many runs work at a time.
     signals, recent: JSON that goes to clients as it is.
@@ -69,6 +70,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     sweep: str | None = None
     serving: bool = False
     preempted: str | None = None
+    yielded: str | None = None
     tags: list[str] = []
     note: str = ""
     queue_group: str | None = None
@@ -124,6 +126,27 @@ class GroupRow(Struct, frozen=True, kw_only=True):
     limit: int | None
     working: int
     queued: int
+
+
+class ReservationRow(Struct, frozen=True, kw_only=True):
+    """A device that a user keeps from lorad.
+
+    device: the UUID of a GPU, or the name of a slot of the CPU.
+    seconds: how long it lasts from its beginning; None: until `until`, or until it is released.
+    until: Unix time; None until it has begun, or until it is released.
+    began_at: since when nothing of lorad is there; None before.
+    urgent: the runs there are asked to stop at their next step.
+    """
+
+    device: str
+    owner: str
+    owner_uid: int
+    why: str
+    made_at: float
+    seconds: float | None = None
+    until: float | None = None
+    began_at: float | None = None
+    urgent: bool = False
 
 
 class AttemptRow(Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ _FIELDS = frozenset(
         "sweep",
         "waiting",
     }
-    | {"wanted"}
+    | {"wanted", "yielded"}
 )
 RECENT_SECONDS = 24 * 3600.0
 _SUMMARY = ", ".join(SUMMARY_COLUMNS)
@@ -426,10 +426,11 @@ def attempts(store: Rows, name: str) -> list[AttemptRow]:
 
 def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
     """List the other columns that a move changes in the row of its run."""
-    nothing = {"waiting": "", "wanted": None, "preempted": None, "restart_at": None}
+    nothing = {"waiting": "", "wanted": None, "restart_at": None}
+    nothing |= {"preempted": None, "yielded": None}
     match move:
         case Move.PLACE:
-            return {"waiting": "", "preempted": None, "restart_at": None}
+            return {"waiting": "", "preempted": None, "yielded": None, "restart_at": None}
         case Move.CONFIRM:
             return {"waiting": ""}
         case Move.PAUSE:

@@ -42,7 +42,9 @@ def before() -> set[psutil.Process]:
 
 
 @pytest.fixture(params=[None, sys.executable], ids=["own", "other"])
-def programs(request: pytest.FixtureRequest, before: set[psutil.Process], tmp_path: Path) -> Iterator[Programs]:
+def programs(
+    request: pytest.FixtureRequest, before: set[psutil.Process], tmp_path: Path
+) -> Iterator[Programs]:
     """Of one process, in lorad's interpreter or one that the spec names."""
     (tmp_path / "agent.py").write_text(AGENT)
     with pytest.MonkeyPatch.context() as patch:

@@ -19,7 +19,8 @@ import msgspec
 
 from lorad.daemon.api.verbs import ROUTES, events
 from lorad.daemon.context import Context
-from lorad.store import runs
+from lorad.store import pools, runs
+from lorad.store.rows import ReservationRow
 from tests.kit.callers import CallerOf
 from tests.kit.passable import make_passable, why_not
 from tests.kit.shared_world import ADMIN, OTHER, OWNER, ROOT, shared, shared_home
@@ -30,6 +31,8 @@ RUN, ALIAS, SWEEP = "mine", "front", "grid"
 THEIRS = "theirs"  # a run of the other user's
 SPEC = "{trainer: {steps: 4}, checkpoint: {every: 2}}"
 REFUSED = {"spec": SPEC, "source": "a.yaml", "cwd": "/", "overrides": ["lora.rank=13"]}  # by the preflight
+
+RESERVED = ReservationRow(device="cpu", owner="owner", owner_uid=OWNER, why="", made_at=0.0)
 
 Route = tuple[str, str]
 
@@ -69,6 +72,15 @@ EXPECTED: dict[Route, list[Case]] = {
         Case("/v1/pools/none", "404 404 404 404 404"),
     ],
     ("GET", "/v1/devices"): [Case("/v1/devices", EVERYBODY)],
+    ("POST", "/v1/devices/{device}/reserve"): [
+        Case("/v1/devices/cpu/reserve", "200 409 409 409 409", {"seconds": 60}),  # the owner has it
+        Case("/v1/devices/none/reserve", "404 404 404 404 404", {}),
+        Case("/v1/devices/cpu/reserve", "403 409 409 409 409", {"seconds": 1e9}),  # more than a day
+    ],
+    ("DELETE", "/v1/devices/{device}/reservation"): [
+        Case("/v1/devices/none/reservation", "404 404 404 404 404"),
+        Case("/v1/devices/cpu/reservation", OWNERS),
+    ],
     ("GET", "/v1/bill"): [
         Case("/v1/bill?by=user", EVERYBODY),
         Case("/v1/bill?by=colour", "422 422 422 422 422"),
@@ -197,6 +209,7 @@ async def tried(ctx: Context, callers: dict[int, CallerOf], route: Route, case: 
     runs.set_fields(ctx.store, RUN, serving=1)  # some request may have ended it
     for pool in ctx.pools.values():
         pool.serves.add(RUN)
+    pools.reserve(ctx.store, RESERVED, "cpu")
     path = case.path.replace("{me}", column)
     body = filled(case.body, {"{me}": column, "{home}": str(ctx.home.root / "homes")})
     status, answer = await asyncio.to_thread(callers[UIDS[column]].ask, route[0], path, body)

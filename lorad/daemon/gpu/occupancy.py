@@ -35,6 +35,7 @@ class Process:
     memory: bytes; None when the driver does not report it.
     computes: False for a process that only draws.
     ours: the process belongs to a pool of this daemon.
+    lorads: it belongs to a run or pool of some daemon, perhaps of another user's.
     """
 
     pid: int
@@ -43,6 +44,7 @@ class Process:
     memory: int | None
     computes: bool
     ours: bool
+    lorads: bool = False
 
     def in_words(self) -> str:
         taken = "" if self.memory is None else size(self.memory)
@@ -82,6 +84,11 @@ class Sight:
                 f"{device.name} is in use by somebody who cannot be seen from here ({size(self.memory_used)})"
             )
         return ""
+
+    def foreign(self) -> list[Process]:
+        """List the processes outside of lorad that compute there, or draw much."""
+        others = [process for process in self.processes if not (process.ours or process.lorads)]
+        return [process for process in others if process.computes or (process.memory or 0) > _DRAWN]
 
 
 @dataclass
@@ -179,13 +186,17 @@ def _described(
         name, user = one_line(process.name()), one_line(process.username())
     except (psutil.Error, KeyError):
         name = user = ""
-    is_ours = pid in family or _is_marked(pid, mine.mark) or (held and not name)
-    return Process(pid, user, name, memory, computes, is_ours)
+    attempt = _attempt_of(pid)
+    is_ours = pid in family or attempt.startswith(mine.mark) or (held and not name)
+    return Process(pid, user, name, memory, computes, is_ours, bool(attempt))
 
 
-def _is_marked(pid: int, mark: bytes) -> bool:
-    """Check whether this daemon started the process, or an ancestor of it, as a part of a pool."""
+def _attempt_of(pid: int) -> bytes:
+    """Read the variable by which a daemon of lorad marks the processes that it starts, and so their children;
+    b"" where there is none, or it cannot be read.
+    """
     try:
-        return any(entry.startswith(mark) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False
+        return b""
+    return next((entry for entry in variables if entry.startswith(b"LORAD_ATTEMPT=")), b"")

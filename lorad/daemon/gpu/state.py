@@ -22,15 +22,46 @@ def _recently(read: Callable[[], Machine], seconds: float = 1.0) -> Callable[[],
     return recent
 
 
+@dataclass(frozen=True)
+class SetAside:
+    """Why nothing is placed on a device for a while.
+
+    says: the same, with what can be done about it.
+    urgent: the runs there stop at their next step.
+    """
+
+    why: str
+    says: str
+    urgent: bool
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A process outside of lorad that computes on a device, or did a moment ago. Times are monotonic.
+
+    since: when it was seen first. left: when it was not there any more; None while it is.
+    """
+
+    who: str
+    since: float
+    left: float | None = None
+
+
 @dataclass
 class GpuState:
     """What `gpu/` remembers.
 
     notes: what stands beside the locks of GPUs.
     sights: who computes on GPUs.
+    neighbours: who computes on devices beside runs that yield, by the device's name.
+    in_the_way: idle pools, by name, that end at once for a neighbour.
+    set_aside: devices that are not for runs now, by name; see `queue/set_aside.py`.
     """
 
     devices: list[Device]
     notes: Notes = field(default_factory=Notes)
     sights: Sights = field(default_factory=Sights)
+    neighbours: dict[str, Neighbour] = field(default_factory=dict)
+    in_the_way: frozenset[str] = frozenset()
+    set_aside: dict[str, SetAside] = field(default_factory=dict)
     machine: Callable[[], Machine] = field(default_factory=lambda: _recently(read_machine))

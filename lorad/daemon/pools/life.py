@@ -273,8 +273,10 @@ def _call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Co
 
 def timeout_of(ctx: Context, pool: Pool) -> float:
     """Choose how many seconds the pool stays warm when idle: few when another daemon waits for one of its
-    devices.
+    devices, none when a user reserved one or a run that had it yields to somebody there.
     """
+    if pool.id in ctx.gpus.in_the_way or any(name in ctx.gpus.set_aside for name in pool.setup.names):
+        return 0.0
     uuids = {device.uuid for device in ctx.gpus.devices if device.uuid}
     if uuids and time.monotonic() - ctx.gpus.notes.looked_at > LOOK_SECONDS:
         ctx.gpus.notes.looked_at, ctx.gpus.notes.others = (

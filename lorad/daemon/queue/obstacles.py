@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from lorad.daemon.context import spec_of
 from lorad.daemon.pool import Pool
+from lorad.daemon.queue.neighbours import waits_for, yields
 from lorad.daemon.queue.setups import Devices
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.daemon.queue.tenants import lack_of, told
@@ -62,6 +63,8 @@ def obstacle(
     """
     return (
         _passed(devices, run, claims)
+        or _set_aside(now, devices)
+        or _beside_others(now, devices, run)
         or _limited(now, setup, devices, run)
         or _used_by_pools(now, setup, devices, run)
     )
@@ -75,6 +78,21 @@ def _passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Ob
     names = ", ".join(device.name for device in devices)
     when = "the others end" if first.alone else "it fits"
     return Obstacle(f"run {first.run} is next on {names}, when {when}", claim=None, barred=True)
+
+
+def _set_aside(now: Snapshot, devices: Devices) -> Obstacle | None:
+    """Find devices that are not for lorad now."""
+    reasons = [now.set_aside[device.name].says for device in devices if device.name in now.set_aside]
+    return Obstacle("; ".join(reasons), claim=None, parts=reasons, barred=True) if reasons else None
+
+
+def _beside_others(now: Snapshot, devices: Devices, run: RunRow | None) -> Obstacle | None:
+    """Find who is on the devices, for a run that yields to them."""
+    if not now.neighbours or run is None or not yields(run):
+        return None
+    names, settle = [device.name for device in devices], now.limits.foreign_settle
+    there = [waits_for(now.neighbours[name], name, settle) for name in names if name in now.neighbours]
+    return Obstacle("; ".join(there), claim=None, parts=there, barred=True) if there else None
 
 
 def _limited(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None) -> Obstacle | None:

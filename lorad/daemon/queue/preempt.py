@@ -131,10 +131,14 @@ def queue_again(ctx: Context, run: RunRow) -> None:
     if run.preempted:
         why = f"preempted by {run.preempted}"
         runs.move(ctx.store, run.name, Move.RESUME, detail=why, also={"preempted": run.preempted})
+    elif run.yielded:
+        runs.move(ctx.store, run.name, Move.RESUME, detail=run.yielded)
 
 
 def told_of(row: RunSummary, waiting: str) -> str:
     """Say why a run waits, and for which run it made room."""
+    if row.yielded:
+        return f"stops at its next step: {row.yielded}"
     if not row.preempted:
         return waiting
     if row.state == RunState.STOPPING:

@@ -34,7 +34,7 @@ def restart(ctx: Context, run: RunRow, reason: EndReason, life: AttemptDir | Non
         pardon(ctx, run, "another daemon got the device first")
         runs.move(ctx.store, name, Move.RESUME, detail="another daemon got the device first")
         return
-    goes_on = not run.wanted or (run.wanted == "pause" and run.preempted)
+    goes_on = not run.wanted or (run.wanted == "pause" and (run.preempted or run.yielded))
     if resources.restart == "never" or reason not in MENDABLE or not goes_on:
         return
     futile, made = futile_attempts(ctx, name), runs.restarts(ctx.store, name)

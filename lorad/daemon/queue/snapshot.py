@@ -15,6 +15,7 @@ from lorad.box.config import Queue
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device, is_taken
 from lorad.daemon.gpu.lock_notes import holder_of
+from lorad.daemon.gpu.state import Neighbour, SetAside
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.pools.watch_gpus import occupied
@@ -56,6 +57,8 @@ class Snapshot:
     taken: devices that others have locked, by name.
     occupied: why nothing can be placed on a device though it is not locked, by name; the flag says that the
         next look may clear it.
+    set_aside: devices that are not for runs now, by name.
+    neighbours: who computes on devices beside runs that yield, by the device's name.
     pools: the pools, whose processes were looked at.
     active: the runs that work, by priority and age.
     tenants: the active runs in each pool that has any.
@@ -70,6 +73,8 @@ class Snapshot:
     devices: Devices = ()
     taken: Mapping[str, _Taken] = field(default_factory=dict)
     occupied: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    set_aside: Mapping[str, SetAside] = field(default_factory=dict)
+    neighbours: Mapping[str, Neighbour] = field(default_factory=dict)
     pools: Sequence[Pool] = ()
     active: Sequence[RunRow] = ()
     tenants: Mapping[str, list[RunRow]] = field(default_factory=dict)
@@ -103,7 +108,7 @@ class Snapshot:
 
     def count_free(self) -> int:
         """Count the devices that nothing holds: no pool, no other daemon, no other process."""
-        others = self.taken.keys() | self.occupied.keys()
+        others = self.taken.keys() | self.occupied.keys() | self.set_aside.keys()
         return sum(device.name not in others and not self.pools_on((device,)) for device in self.devices)
 
     def with_runs_of(self, ctx: Context) -> "Snapshot":
@@ -149,6 +154,8 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
         widest=_widest(asked),
         taken={d.name: _taken(d) for d in devices if not now.pools_on((d,)) and is_taken(d)},
         occupied=occupied(ctx),
+        set_aside=ctx.gpus.set_aside,
+        neighbours=ctx.gpus.neighbours,
     )
 
 

@@ -36,6 +36,8 @@ ROUTES = (
     ("GET", "/v1/pools", pools.list_pools, _ANY),
     ("DELETE", "/v1/pools/{pool}", pools.stop_pool, _OWN),
     ("GET", "/v1/devices", box.list_devices, _ANY),
+    ("POST", "/v1/devices/{device}/reserve", box.reserve_device, _ANY),
+    ("DELETE", "/v1/devices/{device}/reservation", box.release_device, _ANY),
     ("GET", "/v1/bill", box.show_bill, _ANY),
     ("GET", "/v1/events", events.read_events, _READ),
     ("POST", "/v1/runs", runs.run, _ANY),

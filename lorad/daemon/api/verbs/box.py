@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 from aiohttp import web
+from msgspec.structs import replace
 
 import lorad
 from lorad.box.tokens import tokens_trouble
@@ -22,12 +23,13 @@ from lorad.client.box_shapes import (
     Disk,
     Lease,
     Orphan,
+    Reservation,
     Shutdown,
     Status,
     StayingPool,
 )
-from lorad.client.requests import ShutdownRequest
-from lorad.daemon.access import is_admin
+from lorad.client.requests import ReserveRequest, ShutdownRequest
+from lorad.daemon.access import Subject, admins, is_admin, must_own, of_run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
 from lorad.daemon.bill.answer import KEYS, bill_of
@@ -41,12 +43,15 @@ from lorad.daemon.pools.watch_gpus import fresh
 from lorad.daemon.process.orphans import find_orphans
 from lorad.daemon.queue.device_holders import lease_of
 from lorad.daemon.queue.foresee import forecasts_lately
+from lorad.daemon.queue.set_aside import holder_of, keep_set_aside, lasts, runs_on
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.runs.take_in import size_of
 from lorad.daemon.serving.gateways import gateway_socket, stop_gateway
-from lorad.errors import SpecError
-from lorad.store import runs
+from lorad.errors import Conflict, NotAllowed, NotFound, SpecError
+from lorad.store import pools, runs
+from lorad.store.rows import ReservationRow
+from lorad.text import duration, moment, one_line
 
 _CPU_SECONDS = 0.05  # over which the use of the CPU is measured
 _TROUBLES = 20  # how many things that failed and are tried again are listed
@@ -126,6 +131,7 @@ def _look_at_cpu() -> Sight:
 def _device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> Device:
     here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.setup.names]
     held, lease = lease_of(ctx, device), None
+    reserved = _reserved(ctx, device)
     if held is not None:
         lease = Lease(held.pool, held.uid, held.user, held.why, held.since, held.idle_timeout)
     return Device(
@@ -140,7 +146,99 @@ def _device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> D
             DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
             for one in (sight.processes if sight else ())
         ],
+        reservation=_reservation_view(ctx, device, reserved) if reserved else None,
     )
+
+
+def _reservation_view(ctx: Context, device: devices.Device, row: ReservationRow) -> Reservation:
+    return Reservation(
+        user=row.owner,
+        why=row.why,
+        since=row.began_at,
+        until=row.until,
+        seconds=row.seconds,
+        urgent=row.urgent,
+        holder=holder_of(ctx, device) if row.began_at is None else "",
+    )
+
+
+def _key(device: devices.Device) -> str:
+    return device.uuid or device.name
+
+
+async def reserve_device(ctx: Context, call: Call) -> Device:
+    """Keep a device from lorad, from when it is free. The one who reserved it may do so anew, and keeps its
+    time where they give none.
+
+    Raises NotFound, SpecError for a time that is over, Conflict where somebody else reserved it, and
+    NotAllowed for a longer time than a user may have, or where runs of others would have to stop.
+    """
+    body, device, caller, now = call.json(ReserveRequest), _named(ctx, call), call.caller, ctx.queue.clock()
+    if body.until is not None and (body.until <= now or body.seconds is not None):
+        hint = "Give a time to come, or how long from when the device is free; not both."
+        raise SpecError(f"{device.name} cannot be reserved until {moment(body.until)}", hint=hint)
+    before = _reserved(ctx, device)
+    if before is not None and before.owner_uid != caller.uid:
+        hint = f"Ask {before.owner}, or wait."
+        raise Conflict(f"{device.name} is reserved by {before.owner}{lasts(before)}", hint=hint)
+    if body.now:
+        must_own(ctx, caller, *(of_run(run) for run in runs_on(ctx, device)))
+    row = ReservationRow(
+        device=_key(device),
+        owner=caller.name,
+        owner_uid=caller.uid,
+        why=one_line(body.why),
+        made_at=now,
+        seconds=body.seconds,
+        until=body.until,
+        urgent=body.now,
+    )
+    if before is not None and body.seconds is None and body.until is None:
+        row = replace(before, urgent=body.now, why=row.why or before.why)
+    else:
+        _refuse_long(ctx, call, body.until - now if body.until is not None else body.seconds)
+    pools.reserve(ctx.store, row, device.name)
+    keep_set_aside(ctx)
+    ctx.loop.poke()
+    return _device_view(ctx, device, ctx.gpus.sights.seen.get(device.uuid))
+
+
+def _refuse_long(ctx: Context, call: Call, seconds: float | None) -> None:
+    """Raises NotAllowed where a user of a shared daemon asks for a longer time than is theirs to have."""
+    most = ctx.config.queue.limit_of(call.caller.name).reserve
+    if is_admin(ctx, call.caller) or most is None or (seconds is not None and seconds <= most):
+        return
+    asked = "for ever" if seconds is None else f"for {duration(seconds)}"
+    hint = f"Give --for, {duration(most)} at most, or ask an admin ({admins(ctx)}): queue.limits.reserve."
+    raise NotAllowed(f"{call.caller.name} may not reserve a device {asked}", hint=hint)
+
+
+async def release_device(ctx: Context, call: Call) -> Device:
+    """Let lorad use a device again. Raises NotFound, Conflict where nobody reserved it, and NotAllowed."""
+    device = _named(ctx, call)
+    row = _reserved(ctx, device)
+    if row is None:
+        raise Conflict(f"{device.name} is not reserved", hint="`lorad devices` shows what is.")
+    must_own(ctx, call.caller, Subject(f"the reservation of {device.name}", row.owner_uid))
+    pools.release(ctx.store, row.device, device.name, by=call.caller.name)
+    keep_set_aside(ctx)
+    ctx.loop.poke()
+    return _device_view(ctx, device, ctx.gpus.sights.seen.get(device.uuid))
+
+
+def _named(ctx: Context, call: Call) -> devices.Device:
+    """Find a device by its name, its number or its UUID. Raises NotFound."""
+    name = call.request.match_info["device"]
+    for device in ctx.gpus.devices:
+        if name in (device.name, device.uuid or device.name, device.name.removeprefix("cuda:")):
+            return device
+    known = ", ".join(device.name for device in ctx.gpus.devices)
+    raise NotFound(f"this machine has no device {name}", hint=f"It has {known}.")
+
+
+def _reserved(ctx: Context, device: devices.Device) -> ReservationRow | None:
+    """Find who reserved a device, if anybody did."""
+    return next((row for row in pools.reservations(ctx.store) if row.device == _key(device)), None)
 
 
 async def check_database(ctx: Context, call: Call) -> Census:

@@ -33,7 +33,7 @@ async def pause(ctx: Context, call: Call) -> Run:
             raise Conflict(
                 f"run {call.run} is being ended ({run.wanted})", hint="Resume it when it has ended."
             )
-        runs.set_fields(ctx.store, call.run, preempted=None)  # the run stays paused
+        runs.set_fields(ctx.store, call.run, preempted=None, yielded=None)  # the run stays paused
     elif run.state == RunState.QUEUED:
         runs.move(ctx.store, call.run, Move.PAUSE, by=call.caller.name)
     else:
@@ -63,7 +63,7 @@ async def stop(ctx: Context, call: Call) -> Run:
             runs.move(ctx.store, call.run, Move.STOP, detail="stop", by=who)
             runs.set_fields(ctx.store, call.run, wanted="stop")
     elif run.wanted == "pause":
-        runs.set_fields(ctx.store, call.run, wanted="stop", preempted=None)
+        runs.set_fields(ctx.store, call.run, wanted="stop", preempted=None, yielded=None)
     ctx.loop.poke()
     return run_view(runs.get(ctx.store, call.run))
 
@@ -87,7 +87,7 @@ async def kill(ctx: Context, call: Call) -> Run:
         with ctx.store.write():
             if run.state != RunState.STOPPING:
                 runs.move(ctx.store, call.run, Move.STOP, detail="kill", by=who)
-            runs.set_fields(ctx.store, call.run, wanted="kill", preempted=None)
+            runs.set_fields(ctx.store, call.run, wanted="kill", preempted=None, yielded=None)
     ctx.loop.poke()
     return run_view(runs.get(ctx.store, call.run))
 

@@ -1,0 +1,76 @@
+"""Programs outside of lorad that compute on a device beside a run with `resources.yield_to: foreign`.
+
+The run stops at its next step once such a program was there for `queue.foreign_after`, is queued again, and
+comes back when the device stayed free for `queue.foreign_settle`. Nothing is ever done to the program.
+"""
+
+import time
+
+from lorad.daemon.context import Context, spec_of
+from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.occupancy import STALE_SECONDS
+from lorad.daemon.gpu.state import Neighbour
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.watch_gpus import look
+from lorad.states import ACTIVE, RunState
+from lorad.store import runs
+from lorad.store.rows import RunRow
+
+
+def watch_neighbours(ctx: Context) -> None:
+    """Know who is on which device since when, and which idle pools are in their way."""
+    gpus = [device for device in ctx.gpus.devices if device.uuid]
+    queued = runs.in_states(ctx.store, RunState.QUEUED) if gpus else []
+    if not gpus or not (queued or any(map(yields, runs.in_states(ctx.store, *ACTIVE)))):
+        ctx.gpus.neighbours, ctx.gpus.in_the_way = {}, frozenset()
+        return
+    look(ctx)
+    for device in gpus:
+        _watch(ctx, device)
+    left = {run.pool for run in queued if yields(run)}
+    there = {name for name in ctx.gpus.neighbours if _stays(ctx, name)}
+    ctx.gpus.in_the_way = frozenset(
+        pool.id for pool in ctx.pools.values() if pool.id in left and there & {*pool.setup.names}
+    )
+
+
+def _watch(ctx: Context, device: Device) -> None:
+    now, sight = time.monotonic(), ctx.gpus.sights.seen.get(device.uuid)
+    if sight is None or sight.lost or now - sight.at > STALE_SECONDS:
+        return  # not known: who was there counts as there, and nobody comes
+    before = ctx.gpus.neighbours.get(device.name)
+    if found := sight.foreign():
+        since = before.since if before is not None and before.left is None else sight.at
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        ctx.gpus.neighbours[device.name] = Neighbour(f"{found[0].in_words()}{more}", since)
+    elif before is not None and before.left is None:
+        ctx.gpus.neighbours[device.name] = Neighbour(before.who, before.since, sight.at)
+    elif before is not None and now - (before.left or 0.0) > ctx.config.queue.foreign_settle:
+        del ctx.gpus.neighbours[device.name]
+
+
+def _stays(ctx: Context, device: str) -> bool:
+    """Check whether somebody is on the device, and not just for a moment."""
+    there = ctx.gpus.neighbours.get(device)
+    if there is None or there.left is not None:
+        return False
+    return time.monotonic() - there.since >= ctx.config.queue.foreign_after
+
+
+def yields(run: RunRow) -> bool:
+    return spec_of(run).resources.yield_to == "foreign"
+
+
+def must_yield(ctx: Context, run: RunRow, pool: Pool) -> str:
+    """Say to whom a run has to give its devices back; "" when it need not."""
+    if not ctx.gpus.neighbours or not yields(run):
+        return ""
+    name = next((name for name in pool.setup.names if _stays(ctx, name)), None)
+    return "" if name is None else f"{name} is in use by {ctx.gpus.neighbours[name].who}"
+
+
+def waits_for(there: Neighbour, device: str, settle: float) -> str:
+    """Say what a run that yields waits for on a device."""
+    if there.left is None:
+        return f"{device} is in use by {there.who}, to whom it yields (resources.yield_to)"
+    return f"{there.who} left {device}; it starts when nobody else was there for {settle:g} s"

@@ -1,0 +1,111 @@
+"""Devices that are set aside: users reserved them for work without lorad.
+
+A reservation begins when nothing of lorad is on its device any more. Until then runs that are there finish,
+or stop at their next step where it is urgent; no other run is placed there from the start.
+"""
+
+import logging
+
+from lorad.daemon.context import Context
+from lorad.daemon.gpu.devices import Device, is_taken
+from lorad.daemon.gpu.state import SetAside
+from lorad.daemon.guarded import each, of_run
+from lorad.daemon.queue.device_holders import held_in_words, lease_of
+from lorad.daemon.queue.neighbours import must_yield
+from lorad.daemon.queue.snapshot import Snapshot
+from lorad.states import Move, RunState
+from lorad.store import pools, runs
+from lorad.store.rows import ReservationRow, RunRow
+from lorad.text import duration, moment
+
+log = logging.getLogger("lorad.daemon")
+
+
+def keep_set_aside(ctx: Context) -> None:
+    """Begin the reservations whose devices are free, end those whose time is over, and know the rest."""
+    found: dict[str, SetAside] = {}
+    names = {device.uuid or device.name: device for device in ctx.gpus.devices}
+    for row in pools.reservations(ctx.store):
+        device = names.get(row.device)
+        if row.until is not None and row.until <= ctx.queue.clock():
+            name = device.name if device else row.device
+            pools.release(ctx.store, row.device, name, by="daemon")
+            ctx.loop.poke()
+        elif device is not None:
+            if row.began_at is None and is_free(ctx, device):
+                row = _begun(ctx, row)
+            found[device.name] = _of(device, row)
+    ctx.gpus.set_aside = found
+
+
+def _begun(ctx: Context, row: ReservationRow) -> ReservationRow:
+    now = ctx.queue.clock()
+    until = row.until if row.seconds is None else now + row.seconds
+    pools.begin_reservation(ctx.store, row.device, now, until)
+    return next(one for one in pools.reservations(ctx.store) if one.device == row.device)
+
+
+def _of(device: Device, row: ReservationRow) -> SetAside:
+    about = f" ({row.why})" if row.why else ""
+    why = f"{device.name} is reserved by {row.owner}{lasts(row)}{about}"
+    return SetAside(why, f"{why}; `lorad devices release {device.name}` gives it back", urgent=row.urgent)
+
+
+def lasts(row: ReservationRow) -> str:
+    """Say how long a reservation lasts: ` until 14:05`, ` for 2h00m from when it is free`; "" for ever."""
+    if row.until is not None:
+        return f" until {moment(row.until)}"
+    if row.began_at is None:
+        length = "" if row.seconds is None else f" for {duration(row.seconds)}"
+        return f"{length} from when it is free"
+    return ""
+
+
+def is_free(ctx: Context, device: Device) -> bool:
+    """Check whether nothing of lorad is on a device, nor of another user's daemon."""
+    return not (_here(ctx).pools_on((device,)) or is_taken(device))
+
+
+def holder_of(ctx: Context, device: Device) -> str:
+    """Say who keeps a reservation from beginning; "" when nobody does."""
+    if is_free(ctx, device):
+        return ""
+    here = [pool for pool in _here(ctx).pools_on((device,)) if not pool.process.is_up]
+    if here:
+        return f"pool {here[0].id} starts there"
+    held = lease_of(ctx, device)
+    if held is None or not any(held.pool == pool for pool in ctx.pools):
+        return held_in_words(device, held)
+    return f"pool {held.pool} is there: {held.why}"
+
+
+def _here(ctx: Context) -> Snapshot:
+    return Snapshot(devices=tuple(ctx.gpus.devices)).with_runs_of(ctx)
+
+
+def runs_on(ctx: Context, device: Device) -> list[RunRow]:
+    """List the runs that work on a device."""
+    now = _here(ctx)
+    return [run for pool in now.pools_on((device,)) for run in now.tenants_of(pool)]
+
+
+def give_way(ctx: Context) -> None:
+    """Ask runs to stop at their next step where a device is set aside at once, or where they yield to a
+    neighbour; they are queued again.
+    """
+    if not ctx.gpus.neighbours and not any(aside.urgent for aside in ctx.gpus.set_aside.values()):
+        return
+    each(ctx, _give_way, runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING), of_run)
+
+
+def _give_way(ctx: Context, run: RunRow) -> None:
+    pool = ctx.pools.get(run.pool or "")
+    if pool is None:
+        return
+    found = (ctx.gpus.set_aside.get(name) for name in pool.setup.names)
+    why = next((aside.why for aside in found if aside is not None and aside.urgent), "")
+    if why := why or must_yield(ctx, run, pool):
+        log.info("run %s: gives way, %s", run.name, why)
+        wish = {"wanted": "pause", "yielded": why}
+        runs.move(ctx.store, run.name, Move.STOP, detail=why, also=wish)
+        ctx.loop.poke()
