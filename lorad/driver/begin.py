@@ -170,7 +170,7 @@ def _critic(session: Session, restored: checkpoint.Restored | None) -> OpenCriti
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
     """Warn when the data differ from the attempt before; raise Conflict when the base does: an adapter
-    belongs to one.
+    belongs to one. Raise it for a streamed file with other content, too: the place in it is worth nothing.
     """
     own = [r.data for r in reversed(records) if r.kind == "attempt"]
     attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
@@ -188,9 +188,23 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
             hint="Put the model back, or start a new run with lora.adapter_path set to an exported version.",
         )
     if own and own[0]["data_sha256"] != session.train_data.digest:
+        _refuse_changed_stream(session, _inputs_before(records))
         session.warn(
             f"{name_of(session.spec.data.train)} is not what it was in the attempt before: "
             "other batches will come"
+        )
+
+
+def _refuse_changed_stream(session: Session, before: Mapping[str, Any]) -> None:
+    """Raise Conflict when the file that is streamed is the one of before; another one was asked for."""
+    source, known = session.spec.data.train, before.get("data.train")
+    if session.train_data.stream is None or known is None or not isinstance(source, str):
+        return
+    path = str(Path(session.params.cwd) / Path(source).expanduser())
+    if path == known["path"]:
+        raise Conflict(
+            f"data.train: {path} is not what it was in the attempt before, and it is streamed",
+            hint=f"Put the file back, or name another: `lorad resume {session.params.run} data.train=FILE`.",
         )
 
 

@@ -15,10 +15,11 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     from lorad.box.paths import AttemptDir
+    from lorad.box.tables import STATE, TABLE, read_table, write
     from lorad.errors import SpecError
     from lorad.loggers.choose import Choice, choices
     from lorad.loggers.lane import Lane
-    from lorad.loggers.table import STATE, TABLE, Followed, State, Table, read_table, write
+    from lorad.loggers.table import Followed, State, Table
     from lorad.protocol.heartbeat import HEART
 
 log = logging.getLogger("lorad.loggers")
@@ -38,7 +39,7 @@ class _Process:
     def look(self) -> None:
         """Go by the table as it is now, and say what is reached. What cannot be read or written waits."""
         try:
-            table = read_table(self._table_path)
+            table = read_table(self._table_path, Table)
         except (OSError, ValueError) as error:
             log.error("%s: %s", self._table_path, error)
             return

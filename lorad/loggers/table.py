@@ -1,20 +1,14 @@
-"""What daemon and logger process say to each other, in two small files that are replaced as a whole.
-
-`table.json` is the daemon's: whose journals are to be followed. `state.json` is the process's: what is done,
-and what fails.
+"""What daemon and logger process say to each other, see `lorad/box/tables.py`: whose journals are to be
+followed, what is done, and what fails.
 """
 
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from lorad.files import read_file, write_whole
-
-TABLE, STATE = "table.json", "state.json"
-_BYTES = 16 << 20
-_LONGEST = 500  # characters of what a trouble says
+from lorad.box import tables
+from lorad.box.tables import LONGEST
 
 
 class Followed(Struct, frozen=True):
@@ -68,25 +62,8 @@ class State(Struct, frozen=True):
     faults: list[Fault] = []
 
 
-def read_table(path: Path) -> Table:
-    """Read it; an empty one when there is none. Raises OSError, and ValueError for a damaged one."""
-    try:
-        return msgspec.json.decode(read_file(path, _BYTES), type=Table)
-    except FileNotFoundError:
-        return Table()
-
-
 def read_state(path: Path) -> State:
     """Read it; an empty one when there is none that can be read. The file may be another user's."""
-    try:
-        state = msgspec.json.decode(read_file(path, _BYTES, links=False), type=State)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return State()
-    short = [Fault(f.run, f.logger, f.says[:_LONGEST], f.hint[:_LONGEST]) for f in state.faults]
+    state = tables.read_state(path, State)
+    short = [Fault(f.run, f.logger, f.says[:LONGEST], f.hint[:LONGEST]) for f in state.faults]
     return State(state.number, state.done, short)
-
-
-def write(path: Path, data: Table | State, *, uid: int | None = None) -> None:
-    """Put one in place. uid: whose the file is to be. Raises OSError."""
-    mode = 0o600 if uid is None else 0o400
-    write_whole(path, msgspec.json.encode(data), mode=mode, uid=uid, durable=False)

@@ -15,8 +15,9 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     from lorad.box.paths import AttemptDir
+    from lorad.box.tables import STATE, TABLE, read_table, write
     from lorad.notify.courier import Courier
-    from lorad.notify.table import STATE, TABLE, State, Table, read_state, read_table, write
+    from lorad.notify.table import State, Table, read_state
     from lorad.protocol.heartbeat import HEART
 
 log = logging.getLogger("lorad.notify")
@@ -33,7 +34,7 @@ async def serve(table_path: Path, state_path: Path) -> None:
     courier, table, known = Courier(written), Table(), False
     while not stopped.is_set():
         try:
-            found = read_table(table_path)
+            found = read_table(table_path, Table)
         except (OSError, ValueError) as error:
             log.error("%s: %s", table_path, error)
         else:

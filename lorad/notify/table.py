@@ -1,20 +1,14 @@
-"""What daemon and notifying process say to each other, in two small files that are replaced as a whole.
-
-`table.json` is the daemon's: what is to be delivered. `state.json` is the process's: what is done, and what
-fails.
+"""What daemon and notifying process say to each other, see `lorad/box/tables.py`: what is to be delivered,
+what is done, and what fails.
 """
 
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
-from lorad.files import read_file, write_whole
+from lorad.box import tables
+from lorad.box.tables import LONGEST
 from lorad.spec.notify import Notify
-
-TABLE, STATE = "table.json", "state.json"
-LONGEST = 500  # characters of what a fault says
-_BYTES = 16 << 20
 
 
 class AlarmSaid(Struct, frozen=True):
@@ -93,27 +87,10 @@ class State(Struct, frozen=True):
     faults: list[Failed] = []
 
 
-def read_table(path: Path) -> Table:
-    """Read it; an empty one when there is none. Raises OSError, and ValueError for a damaged one."""
-    try:
-        return msgspec.json.decode(read_file(path, _BYTES), type=Table)
-    except FileNotFoundError:
-        return Table()
-
-
 def read_state(path: Path) -> State:
     """Read it; an empty one when there is none that can be read. The file may be another user's."""
-    try:
-        state = msgspec.json.decode(read_file(path, _BYTES, links=False), type=State)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return State()
+    state = tables.read_state(path, State)
     given_up, faults = (
         [Failed(f.key, f.says[:LONGEST]) for f in all_] for all_ in (state.given_up, state.faults)
     )
     return State(state.done, given_up, faults)
-
-
-def write(path: Path, data: Table | State, *, uid: int | None = None) -> None:
-    """Put one in place. uid: whose the file is to be. Raises OSError."""
-    mode = 0o600 if uid is None else 0o400
-    write_whole(path, msgspec.json.encode(data), mode=mode, uid=uid, durable=False)

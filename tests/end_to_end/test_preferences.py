@@ -1,8 +1,6 @@
 """Runs that train on preferences, and what their logs, alarms and resumes say."""
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,8 +59,7 @@ def kept(made: World, run: str) -> np.ndarray:
 def test_killed_and_resumed_equals_undisturbed(made: World, victim: str) -> None:
     name = f"killed-{victim}"
     made.lorad("run", made.spec(DPO), "--name", name, "--detach")
-    made.reached(name, 4)
-    os.kill(made.pid(name, victim), signal.SIGKILL)
+    made.strike(name, victim, 4)
     assert made.over(name).reason == "lost"
     made.lorad("resume", name, "--wait")
     assert made.facts(name) == made.facts("calm")
@@ -71,8 +68,7 @@ def test_killed_and_resumed_equals_undisturbed(made: World, victim: str) -> None
 
 def test_a_power_cut_loses_no_reference(made: World) -> None:
     made.lorad("run", made.spec(DPO), "--name", "dark", "--detach")
-    made.reached("dark", 4)
-    os.kill(made.pid("dark", "driver"), signal.SIGKILL)
+    made.strike("dark", "driver", 4)
     assert made.over("dark").reason == "lost"
     values = kept(made, "dark")
     for sector in range(0, values.size, 2 * SECTOR):  # what was not written back is as it was before

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lorad.rl.streaming import reader
 from lorad.rl.tasks import problem
 from tests.kit.fakes.hub import NAME, hub
-from tests.kit.world import world
+from tests.kit.world import SMALL, world
 
 SPEC = f"""
 algorithm: {{group_size: 4}}
@@ -46,3 +47,32 @@ def test_killed_stream_continues_where_it_was(monkeypatch: pytest.MonkeyPatch, t
             there.push(files("R"))
             made.lorad("resume", "killed", "--wait")
             assert made.facts("killed") == made.facts("calm")
+
+
+def test_changed_file_is_refused_by_name() -> None:
+    with world() as made:
+        rows = made.root / "rows.jsonl"
+        rows.write_bytes(files("S")["data/train-00000-of-00002.jsonl"])
+        before = rows.read_bytes()
+        made.run("a", f"data.train={rows}", "data.streaming=true", "trainer.steps=2", text=SMALL)
+        rows.write_bytes(before.replace(b"S:", b"R:", 1))  # of the same size
+        made.lorad("resume", "a", "--steps", 3, "--wait", expect=1)
+        failed = made.client.show("a")
+        assert failed.reason == "failed" and f"data.train: {rows} is not what it was" in failed.detail
+        rows.write_bytes(before)
+        made.lorad("resume", "a", "--steps", 3, "--wait")
+
+
+def test_large_file_is_known_by_ends_and_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(reader, "_HASHED_BYTES", 100)
+    monkeypatch.setattr(reader, "_END_BYTES", 10)
+    path = tmp_path / "rows.jsonl"
+    lines = b'{"prompt": "a", "answer": "b"}\n' * 10
+
+    def known(content: bytes, at: int) -> str:
+        path.write_bytes(content)
+        os.utime(path, (at, at))
+        return reader.reader_of(str(path), "train", tmp_path).known
+
+    assert known(lines, 1) == known(lines, 1)
+    assert len({known(lines, 1), known(lines, 2), known(lines[:-1] + b" ", 1), known(lines + b"\n", 1)}) == 4

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ import msgspec
 from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
+from lorad.daemon.process.processes import attempts_under, read_status
+from lorad.protocol.journal import read
 from lorad.protocol.listener import answers
 from tests.kit.leftovers import kill_leftovers
 
@@ -90,6 +93,21 @@ class World:
 
     def reached(self, run: str, step: int) -> Any:
         return self.until(lambda: self.client.show(run).step >= step, f"{run} at step {step}")
+
+    def strike(self, run: str, role: str, step: int) -> None:
+        """Kill the driver or the pool of a run's first attempt as soon as its journal has a step.
+
+        Nothing asks the daemon, which may be so far behind that a short run would be over.
+        """
+        journal = self.home.run(run).journal
+        self.until(lambda: any(r.step >= step for r, _ in read(journal)), f"{run} at step {step}")
+        life = self.home.run(run).attempt(1)
+        if role == "pool":
+            (pool,) = self.home.pools.iterdir()
+            life = [*attempts_under(pool)][-1]
+        status = read_status(life)
+        assert status is not None
+        os.kill(status["pid"], signal.SIGKILL)
 
     def over(self, run: str, seconds: float = 90.0) -> RunDetails:
         def look() -> RunDetails | None:

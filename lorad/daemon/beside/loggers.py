@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
+from lorad.box.tables import STATE, TABLE, write
 from lorad.daemon.beside.kept import Kept, keep, make_root, put_away
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guarded import each
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.troubles import Item
 from lorad.errors import StorageError
-from lorad.loggers.table import STATE, TABLE, Fault, Followed, State, Table, read_state, write
+from lorad.loggers.table import Fault, Followed, State, Table, read_state
 from lorad.states import ACTIVE
 from lorad.store import runs
 from lorad.store.rows import RunRow

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from lorad.alarms import alarms
 from lorad.box.paths import AttemptDir
+from lorad.box.tables import STATE, TABLE, write
 from lorad.client.shapes import Rates, Run, Signals
 from lorad.daemon.beside.kept import Kept, keep, make_root, put_away
 from lorad.daemon.context import Context, request_of, spec_of
@@ -22,7 +23,7 @@ from lorad.daemon.process.user_files import passable
 from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
 from lorad.notify.outbox import OLDEST, Outbox, load, message_of, posted, said_of_move, save, without
-from lorad.notify.table import STATE, TABLE, AlarmSaid, Message, Table, read_state, write
+from lorad.notify.table import AlarmSaid, Message, Table, read_state
 from lorad.states import ACTIVE, RunState
 from lorad.store import events, runs
 from lorad.store.rows import EventRow, RunRow

@@ -2,7 +2,9 @@
 or of a file.
 """
 
+import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -19,6 +21,8 @@ Place = dict[str, Any]  # as JSON
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # seconds between attempts, of six requests each
 _PASSING = {408, 425, 429, 500, 502, 503, 504}  # of HTTP: worth another attempt
 _AT_ONCE = 256  # rows, where one pass is read
+_HASHED_BYTES = 1 << 30  # of a file that is hashed as a whole, which takes a second or two
+_END_BYTES = 1 << 20
 _LOOKED_AT = 64  # rows that are read at most for each held-out one
 
 
@@ -54,7 +58,7 @@ class _FileReader:
     def __init__(self, source: str, split: str, cwd: Path) -> None:
         self._arguments = source, split, cwd
         self._read, self._rows = 0, read_rows(source, split, cwd)
-        self.known = f"{Path(source).name} {(cwd / Path(source).expanduser()).stat().st_size}"
+        self.known = f"{Path(source).name} {_content_of(cwd / Path(source).expanduser())}"
 
     def read(self, n: int) -> list[Row]:
         found = list(islice(self._rows, n))
@@ -67,6 +71,26 @@ class _FileReader:
     def seek(self, place: Place | None) -> None:
         self._read = place["rows"] if place else 0
         self._rows = islice(read_rows(*self._arguments), self._read, None)
+
+
+def _content_of(path: Path) -> str:
+    """Say what is in a file: its sha256, or of a large one size, mtime and the sha256 of both of its ends.
+
+    Raises SpecError.
+    """
+    try:
+        with path.open("rb") as file:
+            there, digest = os.fstat(file.fileno()), hashlib.sha256()
+            if there.st_size <= _HASHED_BYTES:
+                while chunk := file.read(_END_BYTES):
+                    digest.update(chunk)
+                return digest.hexdigest()
+            digest.update(file.read(_END_BYTES))
+            file.seek(-_END_BYTES, os.SEEK_END)
+            digest.update(file.read(_END_BYTES))
+            return f"{there.st_size} {there.st_mtime_ns} {digest.hexdigest()}"
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}", key="data") from error
 
 
 class _HubReader:

@@ -10,10 +10,11 @@ import pytest
 
 from lorad.box.config import AlarmLimits
 from lorad.box.paths import Home
+from lorad.box.tables import STATE, write
 from lorad.daemon.beside.notify import keep_notify
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.notify.outbox import load
-from lorad.notify.table import STATE, Failed, State, write
+from lorad.notify.table import Failed, State
 from lorad.store import events
 from tests.kit.daemon_world import (
     behave,

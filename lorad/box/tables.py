@@ -1,0 +1,38 @@
+"""Two small files with which the daemon and a process beside it talk: each is written by one side, and
+replaced as a whole.
+"""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from lorad.files import read_file, write_whole
+
+TABLE, STATE = "table.json", "state.json"  # the daemon's; the process's
+LONGEST = 500  # characters of what a fault says
+_BYTES = 16 << 20
+T = TypeVar("T", bound=Struct)
+
+
+def read_table(path: Path, kind: type[T]) -> T:
+    """Read it; an empty one when there is none. Raises OSError, and ValueError for a damaged one."""
+    try:
+        return msgspec.json.decode(read_file(path, _BYTES), type=kind)
+    except FileNotFoundError:
+        return kind()
+
+
+def read_state(path: Path, kind: type[T]) -> T:
+    """Read it; an empty one when there is none that can be read. The file may be another user's."""
+    try:
+        return msgspec.json.decode(read_file(path, _BYTES, links=False), type=kind)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return kind()
+
+
+def write(path: Path, data: Struct, *, uid: int | None = None) -> None:
+    """Put one in place. uid: whose the file is to be. Raises OSError."""
+    mode = 0o600 if uid is None else 0o400
+    write_whole(path, msgspec.json.encode(data), mode=mode, uid=uid, durable=False)
