@@ -53,9 +53,10 @@ class RunScreen(Base):
     """
     BINDINGS = keys.RUN + keys.BACK + keys.TABS
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, tab: str = "") -> None:
+        """tab: the title of the one that is shown first; "" is the first."""
         super().__init__()
-        self._of = run
+        self._of, self._first = run, tab
         self._run: RunDetails | None = None
         self._tabs = [tab(run) for tab in TABS]
         self._front = self._tabs[0]
@@ -69,6 +70,12 @@ class RunScreen(Base):
 
     def on_mount(self) -> None:
         self._front.focus_first()
+        self.show_tab(self._first)
+
+    def show_tab(self, title: str) -> None:
+        """ "" keeps the tab that is shown."""
+        if title:
+            self.query_one(TabbedContent).active = f"pane-{title}"
 
     # -- what is shown ---------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> _News | None:
