@@ -178,7 +178,7 @@ async def test_up_and_down_go_through_the_history() -> None:
 
 async def test_unpin_names_what_holds_the_version() -> None:
     world = a_world("r1")
-    world.answers["POST versions/r1%403/pin"] = {"run": "r1", "version": 3}
+    world.answers["POST versions/r1%403/unpin"] = {"run": "r1", "version": 3}
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 1)
         await type_line(user, "unpin r1@3")
@@ -186,7 +186,7 @@ async def test_unpin_names_what_holds_the_version() -> None:
         await until(user, lambda: "bot still holds it" in screen_text(user))
         await user.press("y")
         await until(user, lambda: "r1@3 is not pinned" in status(user))
-        assert world.bodies[-1][0] == "versions/r1%403/pin"
+        assert world.bodies[-1][0] == "versions/r1%403/unpin"
 
 
 async def test_logs_opens_that_tab_of_the_run() -> None:
