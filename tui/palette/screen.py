@@ -42,7 +42,7 @@ class CommandLine(ModalScreen[Go | None]):
     CommandLine #command-colon { width: 2; }
     CommandLine Input { width: 1fr; }
     """
-    BINDINGS = keys.LINE
+    BINDINGS = keys.OVER + keys.LINE
     AUTO_FOCUS = "Input"
 
     def __init__(self, base: Base, history: list[str], source: Source) -> None:
