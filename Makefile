@@ -22,7 +22,7 @@
 # make fuzz                hostile requests on every route, and random lives of runs against a model; ARGS='--seconds 15 --seed 1'
 # make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed
 # make snapshots           pictures of every screen of the TUI and tables of commands that tests compare with, taken again: look at them
-# make pictures            those in README and docs, from the TUI itself
+# make pictures            those in README and docs, from the TUI itself, as SVG and PNG
 # make docs                the parts of docs/ that are made from the code: keys of spec and config.yaml, commands
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

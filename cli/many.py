@@ -11,9 +11,10 @@ from msgspec import Struct
 from lorad.cli import output
 from lorad.cli.listing import cell
 from lorad.client.client import Client
+from lorad.client.selected import refuse_everything, selected
 from lorad.client.shapes import Run
-from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotFound, SpecError, to_wire
-from lorad.selection import Selection, is_glob
+from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError, to_wire
+from lorad.selection import Selection
 
 OVER = ("ended", "paused")
 GOOD = (None, "completed", "stopped", "killed")  # reasons for which a run may end
@@ -49,9 +50,7 @@ def only_run(selection: Selection) -> str | None:
 
     Raises SpecError where nothing was said.
     """
-    if selection.is_everything:
-        hint = "Names, globs ('sweep-*') or filters: --state failed --older 7d. '*' is every run."
-        raise SpecError("no run was named", hint=hint)
+    refuse_everything(selection)
     return selection.names[0] if selection.is_by_name and len(selection.names) == 1 else None
 
 
@@ -71,23 +70,11 @@ def chosen(client: Client, selection: Selection, verb: Verb) -> list[Run]:
 
     Raises NotFound for a name or glob that no run has.
     """
-    runs = client.select(selection)
-    names = {run.name for run in runs}
-    if selection == Selection(names=selection.names):
-        refuse_missing(selection.names, names)
+    runs = selected(client, selection)
     kept = [run for run in runs if run.name in selection.names or verb.fits(run)]
     if others := len(runs) - len(kept):
         output.note(f"Left out: {_counted(others)} in a state in which there is nothing to {verb.name}.")
     return kept
-
-
-def refuse_missing(asked: Sequence[str], found: set[str]) -> None:
-    """Raises NotFound."""
-    missing = [name for name in asked if not is_glob(name) and name not in found]
-    if missing:
-        raise NotFound(f"no run named {', '.join(missing)}", hint="`lorad list --all` shows every run.")
-    if not found:
-        raise NotFound(f"no run is named like {', '.join(asked)}", hint="`lorad list --all` shows every run.")
 
 
 def ask(verb: Verb, what: str, lines: Sequence[Sequence[str]], *, yes: bool) -> None:

@@ -1,8 +1,9 @@
 """The words by which runs are chosen: what a list shows, what a verb is about, what a program asks for."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -14,6 +15,8 @@ _ME = "me"  # as an owner: whoever asks
 STATES = (*map(str, RunState), *map(str, EndReason))
 _GLOB = frozenset("*?[")
 _Seconds = Annotated[float, Meta(ge=0)]
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_AGE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 
 
 class Selection(Struct, frozen=True, omit_defaults=True):
@@ -65,3 +68,23 @@ def is_glob(name: str) -> bool:
 def in_commas(values: Iterable[str] | None) -> list[str]:
     """Split values that were given several times, with commas, or both."""
     return [part.strip() for value in values or () for part in value.split(",") if part.strip()]
+
+
+def selection(words: Mapping[str, Any]) -> Selection:
+    """Make a selection of what was typed, by its name. Raises SpecError for an age that is none."""
+    several = ("state", "owner", "sweep", "tag", "base")
+    return Selection(
+        names=[*(words.get("runs") or ())],
+        older=seconds_in("--older", words.get("older")),
+        newer=seconds_in("--newer", words.get("newer")),
+        **{name: in_commas(words.get(name)) for name in several},
+    )
+
+
+def seconds_in(option: str, text: str | None) -> float | None:
+    """Read `7d` or `1h30m`. Raises SpecError."""
+    if text is None:
+        return None
+    if not _AGE.fullmatch(text):
+        raise SpecError(f"{option} {text}: that is no age", hint="Write 90s, 30m, 12h, 7d, 2w or 1d12h.")
+    return sum(float(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[\d.]+[smhdw]", text))

@@ -4,6 +4,7 @@ import gc
 import importlib
 import threading
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from textual.app import App, SystemCommand
 from textual.markup import escape
@@ -23,6 +24,7 @@ from lorad.tui.screens.base import Base
 
 _LATER = (
     "run.screen",
+    "palette.screen",
     "screens.help",
     "new_run.screen",
     "serving.screen",
@@ -64,6 +66,7 @@ class LoradApp(App[None]):
         self.config = config or Config()
         self.client, self.readonly = client, readonly or self.config.tui.readonly
         self.user: str | None = None  # who may act on what is theirs alone; None: on everything
+        self.lines: list[str] = []  # that were typed as commands, oldest first
         self.feed = Feed(client, self)
         self._look()
         self.animation_level = "none"  # each frame would be sent to users who are far away
@@ -97,10 +100,28 @@ class LoradApp(App[None]):
         return owner is None or self.user is None or owner == self.user
 
     # -- ways to screens -------------------------------------------------------------------------------------
-    def open_run(self, run: str, others: Sequence[str] = ()) -> None:
+    def open_run(self, run: str, others: Sequence[str] = (), tab: str = "") -> None:
         from lorad.tui.run.screen import RunScreen
 
-        self.push_screen(RunScreen(run, others))
+        if isinstance(self.screen, RunScreen) and self.screen.targets("run") == [run]:
+            self.screen.show_tab(tab)
+        else:
+            self.push_screen(RunScreen(run, others, tab))
+
+    def narrow(self, wanted: str) -> None:
+        """Show the dashboard with the runs that a filter wants."""
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        cast(Dashboard, self.screen).narrow(wanted)
+
+    def use_theme(self, name: str) -> None:
+        """Change the colours, or say which there are."""
+        if (theme := NAMES.get(name, name)) in self.available_themes:
+            self.theme = theme
+        else:
+            self.notify(
+                f"There is no theme {name}. There are: {', '.join(NAMES)}.", severity="error", markup=False
+            )
 
     def open_serving(self) -> None:
         from lorad.tui.serving.screen import Serving
@@ -122,6 +143,14 @@ class LoradApp(App[None]):
         if not isinstance(self.screen, Help):
             works = (each.binding.id for each in self.screen.active_bindings.values())
             self.push_screen(Help([id for id in works if id]))
+
+    def action_command_line(self) -> None:
+        from lorad.tui.palette.candidates import Source
+        from lorad.tui.palette.screen import CommandLine
+
+        if isinstance(self.screen, Base):
+            line = CommandLine(self.screen, self.lines, Source(self.client, NAMES))
+            self.push_screen(line, lambda plan: plan.go(self) if plan else None)
 
     def action_freeze(self) -> None:
         self.frozen = not self.frozen

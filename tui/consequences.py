@@ -72,11 +72,12 @@ def of_rm(client: Client, run: str, _: _Values) -> str:
 
 def of_unpin(client: Client, version: str, _: _Values) -> str:
     name, _at, number = version.partition("@")
-    row = next((row for row in client.adapters(name) if str(row.version) == number), None)
-    if row is None or not row.pinned:
+    rows = client.adapters(name) if number.isdecimal() else []
+    row = next((row for row in rows if str(row.version) == number), None)
+    if row is not None and not row.pinned:
         return ""
-    held = f"{', '.join(row.aliases)} still holds it." if row.aliases else "Nothing else may hold it then."
-    return f"It may be unloaded, and its files deleted once nothing needs them. {held}"
+    held = f" {', '.join(row.aliases)} still holds it." if row is not None and row.aliases else ""
+    return f"It may be unloaded, and its files deleted once nothing needs them.{held}"
 
 
 def of_rollback(client: Client, alias: str, _: _Values) -> str:

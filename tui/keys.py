@@ -39,7 +39,8 @@ SPARE = frozenset({"screen.new", "screen.serving"})
 
 APP: list[BindingType] = [
     _key("question_mark,f1", "help", "app.help", "Help"),
-    _key("colon,ctrl+p", "command_palette", "app.palette", "Commands", show=False),
+    _key("colon", "command_line", "app.command", "Commands", show=False, display=":"),
+    _key("ctrl+p", "command_palette", "app.palette", "Find an action or a setting", show=False),
     _key("H", "freeze", "app.freeze", "Hold what is shown, or refresh it again", show=False),
     _key("T", "next_theme", "app.theme", "Next theme", show=False),
     _key("q", "quit", "app.quit", "Quit"),
@@ -195,6 +196,17 @@ FORM: list[BindingType] = [
     _key("escape,q", "back", "form.back", "Back", display="esc"),
 ]
 
+LINE: list[BindingType] = [
+    _key("escape", "cancel", "line.cancel", "Close"),
+    # Before the field gets them.
+    Binding("tab", "complete(1)", "Complete, again: the next", id="line.next", show=False, priority=True),
+    Binding(
+        "shift+tab", "complete(-1)", "The candidate before", id="line.previous", show=False, priority=True
+    ),
+    Binding("up", "recall(-1)", "The line before", id="line.before", show=False, priority=True),
+    Binding("down", "recall(1)", "The line after", id="line.after", show=False, priority=True),
+]
+
 PICK: list[BindingType] = [
     _key("down", "move(1)", "pick.down", "Down", show=False),
     _key("up", "move(-1)", "pick.up", "Up", show=False),
@@ -303,6 +315,7 @@ HELP: dict[str, list[BindingType]] = {
     "A question": CONFIRM,
     "What a new run begins with": PICK,
     "A choice": CHOOSE,
+    "The command line": LINE,
     "This help": CLOSE,
 }
 

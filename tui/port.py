@@ -28,8 +28,17 @@ class AppPort(Protocol):
     def may_act(self, owner: str | None) -> bool:
         """Whether the user may change what belongs to `owner`; the daemon has the last word."""
 
-    def open_run(self, run: str, others: Sequence[str] = ()) -> None:
-        """others: runs whose curves are shown over those of the run."""
+    def open_run(self, run: str, others: Sequence[str] = (), tab: str = "") -> None:
+        """others: runs whose curves are shown over those of the run. tab: the title of the one that is shown
+        first.
+        """
+
+    def narrow(self, wanted: str) -> None:
+        """Show the dashboard with the runs that a filter wants."""
+
+    def use_theme(self, name: str) -> None: ...
+
+    def exit(self) -> None: ...
 
     def open_serving(self) -> None: ...
 

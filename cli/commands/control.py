@@ -9,11 +9,11 @@ import typer
 
 from lorad.cli import many, output
 from lorad.cli.options import AsJson, Wait, Yes
-from lorad.cli.selecting import chooses_runs, seconds_in
+from lorad.cli.selecting import chooses_runs
 from lorad.client import shapes
 from lorad.client.client import Client
 from lorad.errors import Conflict
-from lorad.selection import Selection
+from lorad.selection import Selection, seconds_in
 
 _ENDABLE = ("queued", "starting", "running", "stopping", "paused")
 _FINISHES = "it finishes its step and writes a checkpoint"

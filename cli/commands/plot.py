@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from lorad.cli import candidates, output, table
-from lorad.cli.many import only_run, refuse_missing
+from lorad.cli.many import only_run
 from lorad.cli.options import AsJson
 from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
+from lorad.client.selected import selected
 from lorad.client.shapes import Run
 from lorad.errors import NotFound, SpecError
 from lorad.selection import Selection
@@ -96,9 +97,7 @@ def _refuse(out: str) -> None:
 
 def _chosen(client: Client, meant: Selection) -> list[Run]:
     """Find the runs, in the order in which they were named. Raises NotFound, SpecError for too many."""
-    runs = client.select(meant)
-    if meant == Selection(names=meant.names):
-        refuse_missing(meant.names, {run.name for run in runs})
+    runs = selected(client, meant)
     if not runs:
         raise NotFound("no run is like that", hint="`lorad list` takes the same words.")
     if len(runs) > len(LETTERS):

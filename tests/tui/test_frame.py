@@ -367,7 +367,7 @@ async def test_a_key_goes_through_the_themes() -> None:
 
 # -- the palette ---------------------------------------------------------------------------------------------
 async def palette(user: User, *typed: str) -> None:
-    await user.press("colon", *typed)
+    await user.press("ctrl+p", *typed)
     await until(user, lambda: "Pause sorter" in screen_text(user))
     await user.press("down", "enter")
 

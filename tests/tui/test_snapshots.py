@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lorad.client.client import Client
-from tests.kit.frozen.pictures import PICTURES
+from tests.kit.frozen.pictures import LEARNING, PICTURES, SHOWN
 from tests.kit.frozen.walks import ODD, WALKS, app_of, transport
 from tests.kit.frozen.world import frozen
 
@@ -44,6 +44,13 @@ def test_theme(theme: str, client: Client, snap_compare: Compare) -> None:
 @pytest.mark.parametrize("theme", ["light", "ansi"])
 def test_theme_of_texts(theme: str, client: Client, snap_compare: Compare) -> None:
     assert snap_compare(app_of(client, theme), terminal_size=MIDDLE, run_before=ODD["chances"])
+
+
+def test_each_picture_is_a_small_png_too() -> None:
+    drawn = {path.stem for path in PICTURES.glob("tui-*.svg")}
+    stills = {path.stem: path.stat().st_size for path in PICTURES.glob("tui-*.png")}
+    assert drawn == {*SHOWN, LEARNING} == set(stills)
+    assert sum(stills.values()) < 1_500_000
 
 
 def test_pictures_contain_no_paths_of_this_machine() -> None:

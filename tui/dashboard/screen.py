@@ -221,14 +221,14 @@ class Dashboard(Base):
         if run in self._runs:
             marked = self.table.chosen if pane is self.table else []
             self.lorad.open_run(run, [name for name in marked if name != run])
-        elif isinstance(pane, Pools | Devices):
-            self._narrow(pane.pool(key))
+        elif isinstance(pane, Pools | Devices) and (pool := pane.pool(key)):
+            self.narrow(f'pool:"{pool}"')
 
-    def _narrow(self, pool: str | None) -> None:
-        if pool:
-            field = self.query_one("#filter", Input)
-            field.value, field.display = f'pool:"{pool}"', True
-            self.table.focus()
+    def narrow(self, wanted: str) -> None:
+        """Show the runs that a filter wants; all for ""."""
+        field = self.query_one("#filter", Input)
+        field.value, field.display = wanted, bool(wanted)
+        self.table.focus()
 
     def on_resize(self, event: events.Resize) -> None:
         if self._news is not _NOTHING:

@@ -53,9 +53,12 @@ class RunScreen(Base):
     """
     BINDINGS = keys.RUN + keys.BACK + keys.TABS
 
-    def __init__(self, run: str, others: Sequence[str] = ()) -> None:
+    def __init__(self, run: str, others: Sequence[str] = (), tab: str = "") -> None:
+        """others: runs whose curves are shown over its own. tab: the title of the one that is shown first; ""
+        is the first.
+        """
         super().__init__()
-        self._of, self._others = run, others
+        self._of, self._others, self._first = run, others, tab
         self._run: RunDetails | None = None
         self._tabs = [tab(run) for tab in TABS]
         self._front = self._tabs[0]
@@ -70,6 +73,12 @@ class RunScreen(Base):
     def on_mount(self) -> None:
         self.query_one(Curves).compare(self._others)
         self._front.focus_first()
+        self.show_tab(self._first)
+
+    def show_tab(self, title: str) -> None:
+        """ "" keeps the tab that is shown."""
+        if title:
+            self.query_one(TabbedContent).active = f"pane-{title}"
 
     # -- what is shown ---------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> _News | None:

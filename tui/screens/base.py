@@ -39,6 +39,7 @@ class Base(Screen[None]):
         super().__init__()
         self.command = "lorad list"
         self._acted_on: tuple[str, ...] = ()
+        self._offered: tuple[str, ...] = ()
         self._title = Text()
 
     @property
@@ -119,6 +120,7 @@ class Base(Screen[None]):
 
         The result of an action, and an error, stay on the status line until another subject is chosen.
         """
+        self._offered = targets
         if self._acted_on and not any(map(self.has, self._acted_on)):
             self._acted_on = targets
         if not self._acted_on or self._acted_on != targets:
@@ -155,7 +157,7 @@ class Base(Screen[None]):
         try:
             self._refuse(action, targets)
             values = await self._values(action, targets, preset or {})
-            if values is not None and await self._is_meant(action, targets, values):
+            if values is not None and await self.is_meant(action, targets, values):
                 await self._do(action, targets, values)
         except LoradError as error:
             self._acted_on = self._subject(targets)
@@ -188,14 +190,24 @@ class Base(Screen[None]):
             Ask(title, action.fields, lambda values: action.command(targets[0], values), preset)
         )
 
-    async def _is_meant(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> bool:
-        if action.lost is None:
-            return True
-        lost = {one: await asyncio.to_thread(action.lost, self.lorad.client, one, values) for one in targets}
-        lost = {one: text for one, text in lost.items() if text}
+    async def is_meant(
+        self, action: Action, targets: Sequence[str], values: Mapping[str, str], *, many: bool = False
+    ) -> bool:
+        """Ask before something is lost. many: ask also where nothing is, and name all targets."""
+        lost = dict.fromkeys(targets, "")
+        if action.lost is not None:
+            lost = {one: await asyncio.to_thread(action.lost, self.lorad.client, one, values) for one in lost}
+        lost = {one: text or action.says for one, text in lost.items() if text or many}
         if not lost:
             return True
         return await self.app.push_screen_wait(Confirm(action.verb.capitalize(), lost))
+
+    async def do_typed(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> None:
+        """Do what was typed in a line, whatever is chosen here; its result stays as that of a key does."""
+        try:
+            await self._do(action, targets, values)
+        finally:
+            self._acted_on = self._offered
 
     async def _do(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> None:
         """Each of them, whatever became of the others. Raises the last error."""

@@ -18,7 +18,7 @@ from lorad.tui.actions import ACTIONS
 from lorad.tui.port import AppPort
 
 _Sections = dict[str, list[Binding]]
-_KEYS, _IDS = 16, 22  # cells
+_KEYS, _IDS = 13, 20  # cells
 # headings of what is not of one screen alone, the last one last
 _COMMON = ("", "Tables", "Texts", "Everywhere")
 _FILTER = (
@@ -26,8 +26,8 @@ _FILTER = (
     "only, as in state:running owner:ann; !word keeps runs without it.\n"
 )
 _ABOUT = (
-    "The status line shows the shell command for what you see or did; y copies it. ctrl+p finds every "
-    "command.\nThe words at the right are ids: tui.keymap of config.yaml gives an id other keys, as in "
+    "The status line shows the shell command for what you see or did; y copies it. : takes commands with "
+    "arguments, as in stop sweep-*; ctrl+p finds actions by a part of their name.\nThe words at the right are ids: tui.keymap of config.yaml gives an id other keys, as in "
     "{run.kill: ctrl+k}."
 )
 _TYPED = "While a text is typed, f1 opens this help."

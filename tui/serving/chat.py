@@ -187,7 +187,7 @@ class Chat(Vertical):
     Chat .row { height: 1; width: auto; }
     Chat Label { padding: 0 1; color: $text-muted; }
     Chat Input { width: 16; }
-    Chat .small { width: 8; }
+    Chat .small { width: 6; }
     Chat #prompt { width: 100%; }
     Chat .sides { height: 1fr; }
     Chat #said-right { display: none; border-left: solid $primary; }

@@ -63,8 +63,8 @@ class KeyBar(Widget):
         for each in active.values():
             if each.binding.show:
                 by_action.setdefault(each.binding.action, each)
-        palettes = (each for each in active.values() if each.binding.action.endswith("command_palette"))
-        last = next(palettes, None) if self.app.ENABLE_COMMAND_PALETTE else None
+        by_name = {each.binding.action.rpartition(".")[2]: each for each in active.values()}
+        last = by_name.get("command_line") or by_name.get("command_palette")
         shown = sorted(
             by_action.values(), key=lambda each: (each.binding.id in ALWAYS, each.binding.id in SPARE)
         )

@@ -1,5 +1,5 @@
 """`python -m tests.kit.frozen.pictures [NAME …]`: pictures of README and docs, by the TUI on the frozen
-world.
+world, as SVG and as PNG.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.kit.frozen.png import png
 from tests.kit.frozen.walks import WALKS, Walk, app_of, tab
 from tests.kit.frozen.world import frozen_world, standing_still
 
@@ -25,16 +26,19 @@ SHOWN: dict[str, Walk] = {
     "tui-versions": WALKS["versions"],
     "tui-serving": WALKS["chat"],
     "tui-new-run": WALKS["new_run"],
+    "tui-command": WALKS["command"],
 }
 
 
-def taken(walk: Walk, size: tuple[int, int], share: float = 1.0) -> str:
-    """A picture of the end of a way."""
+def taken(walk: Walk, size: tuple[int, int], share: float = 1.0, *, also: Path | None = None) -> str:
+    """A picture of the end of a way. also: where the same is written as PNG."""
 
     async def take() -> str:
         app = app_of(client)
         async with app.run_test(size=size) as user:
             await walk(user)
+            if also is not None:
+                png(app.screen, also)
             return app.export_screenshot(title="lorad tui", simplify=True)
 
     with tempfile.TemporaryDirectory(prefix="lr-") as home, frozen_world(Path(home), share) as client:
@@ -74,18 +78,21 @@ def own(frame: str, number: int) -> str:
     return re.sub(r"\bt-(?=[a-z])", f"t{number}-", frame)
 
 
-def learning() -> str:
+def learning(last: Path) -> str:
+    """last: where its last frame is written as PNG."""
     walk = tab(1, last=("step ",))
-    return moving([taken(walk, SMALL, share) for share in SHARES])
+    return moving([taken(walk, SMALL, share, also=last if share == SHARES[-1] else None) for share in SHARES])
 
 
 def main(*names: str) -> None:
     PICTURES.mkdir(exist_ok=True)
     with standing_still():
         for name in names or (*SHOWN, LEARNING):
-            picture = learning() if name == LEARNING else taken(SHOWN[name], SIZE)
+            still = PICTURES / f"{name}.png"
+            picture = learning(still) if name == LEARNING else taken(SHOWN[name], SIZE, also=still)
             (PICTURES / f"{name}.svg").write_text(picture)
-            print(f"examples/pictures/{name}.svg: {len(picture.encode()) / 1024:.0f} KiB")
+            sizes = f"{len(picture.encode()) / 1024:.0f} KiB, PNG {still.stat().st_size / 1024:.0f} KiB"
+            print(f"examples/pictures/{name}.svg: {sizes}")
 
 
 if __name__ == "__main__":

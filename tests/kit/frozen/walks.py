@@ -154,6 +154,7 @@ WALKS: dict[str, Walk] = {
     "ask": walk(("slash", *"gsm8k", "enter"), ("r",), last=("Resume gsm8k-32k",)),
     "confirm": walk(("slash", *typed("state:running sorter"), "enter"), ("x",), last=("Kill sorter?",)),
     "help": walk(("question_mark",), last=("keys that work here",)),
+    "command": walk(("colon", *typed("stop so")), last=("stop RUN", "sorter-hot")),
     "palette": walk(("ctrl+p",), last=("Search",)),
     "lost": lost,
 }

@@ -1,4 +1,4 @@
-"""A slip of a finger does no harm: keys that change something stand alone, and loss is asked about first."""
+"""A slip of a finger does no harm: acting keys stand alone, and what is lost is asked first."""
 
 from collections.abc import Sequence
 

@@ -1,0 +1,1 @@
+"""The line behind `:`: commands with arguments, completed from what the daemon knows."""

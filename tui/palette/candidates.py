@@ -1,0 +1,146 @@
+"""What can follow in a typed line: verbs, then what each of their arguments can be."""
+
+import shlex
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar, cast
+
+from lorad.client.client import Client
+from lorad.client.shapes import Run, Version
+from lorad.errors import LoradError
+from lorad.selection import STATES
+from lorad.tui.palette.verbs import SHORT, TABS, VERBS, Verb
+
+_SHOWN = 100  # candidates
+_RUNS = 500  # that ended
+_T = TypeVar("_T")
+
+
+class Candidate(NamedTuple):
+    """line: the whole line with it."""
+
+    line: str
+    word: str
+    says: str = ""
+
+
+class Source:
+    """What the daemon knows, asked once for as long as a line is open. Not for several threads at once."""
+
+    def __init__(self, client: Client, themes: Iterable[str]) -> None:
+        self._client, self._themes = client, themes
+        self._had: dict[str, Any] = {}
+
+    def candidates(self, line: str) -> list[Candidate]:
+        """Return what the last word of a line can be. Nothing where the daemon does not answer."""
+        before, space, last = line.rpartition(" ")
+        try:
+            found = self._after(before.split(), last) if space else _verbs(last)
+        except LoradError:
+            return []
+        fitting = [each for each in found if each[0].startswith(last)]
+        fitting += [each for each in found if last in each[0] and not each[0].startswith(last)]
+        return [
+            Candidate(f"{before}{space}{_quoted(word)}", word, says)
+            for word, says in dict(fitting[:_SHOWN]).items()
+        ]
+
+    def _after(self, words: list[str], last: str) -> Iterable[tuple[str, str]]:
+        words = words[1:] if words[:1] == ["lorad"] else words
+        if not words:
+            return _verbs(last)
+        if (verb := VERBS.get(SHORT.get(words[0], words[0]))) is None:
+            return []
+        if words[-1] in verb.flags:
+            return list(self._of(verb.flags[words[-1]], verb, words, last))
+        if last.startswith("-"):
+            return [(flag, "") for flag in verb.flags]
+        at = len(words) - 1
+        kind = verb.takes[min(at, len(verb.takes) - 1)] if verb.takes else ""
+        return [each for one in kind.split(" or ") for each in self._of(one, verb, words, last)]
+
+    def _of(self, kind: str, verb: Verb, words: list[str], last: str) -> Iterable[tuple[str, str]]:
+        """Return words and what they mean."""
+        match kind:
+            case "run":
+                fit = [run for run in self._runs() if run.state not in verb.left_out]
+                return [(run.name, _about(run)) for run in fit]
+            case "version":
+                return self._versions(last)
+            case "alias":
+                aliases = self._once("aliases", self._client.aliases)
+                return [(one.alias, f"serves {one.run}@{one.version}") for one in aliases]
+            case "pool":
+                pools = self._once("pools", self._client.pools)
+                if verb.name == "open" and words[1:] != ["pool"]:
+                    return [("pool", "the runs of a pool")] if len(words) == 1 else []
+                return [(pool.pool, f"{pool.state}, {pool.model}") for pool in pools]
+            case "tab":
+                return [(tab, "") for tab in TABS] if words[1:] != ["pool"] else []
+            case "step":
+                kept = self._once(f"steps {words[1]}", lambda: self._client.checkpoints(words[1]))
+                return [(str(one.step), f"@{one.version}") for one in reversed(kept)]
+            case "key":
+                return _keys(last)
+            case "theme":
+                return [(theme, "") for theme in self._themes]
+        return [(word, "") for word in self._known(kind)]
+
+    def _known(self, kind: str) -> Iterable[str]:
+        """Return the values that a filter can have."""
+        match kind:
+            case "state":
+                return STATES
+            case "owner":
+                return dict.fromkeys(["me", *(run.owner for run in self._runs())])
+            case "tag":
+                return dict.fromkeys(tag for run in self._runs() for tag in run.tags)
+            case "base":
+                return dict.fromkeys(run.base for run in self._runs() if run.base)
+            case "sweep":
+                return [one.sweep for one in self._once("sweeps", self._client.sweeps)]
+        return ()
+
+    def _runs(self) -> list[Run]:
+        return self._once("runs", lambda: self._client.list(all=True, limit=_RUNS))
+
+    def _versions(self, last: str) -> list[tuple[str, str]]:
+        """Return runs until one is typed, then its versions, newest first."""
+        name, at, _ = last.partition("@")
+        names = [run.name for run in self._runs()]
+        if name not in names or (not at and sum(one.startswith(name) for one in names) > 1):
+            return [(f"{one}@", "") for one in names]
+        found = self._once(f"versions {name}", lambda: self._client.adapters(name))
+        return [(f"{name}@{one.version}", _about_version(one)) for one in reversed(found)]
+
+    def _once(self, key: str, ask: Callable[[], _T]) -> _T:
+        if key not in self._had:
+            self._had[key] = ask()
+        return cast(_T, self._had[key])
+
+
+def _verbs(last: str) -> list[tuple[str, str]]:
+    return [(verb.name, verb.says) for verb in VERBS.values()]
+
+
+def _keys(last: str) -> list[tuple[str, str]]:
+    """Return keys of the spec, and behind `=` their values where these are few."""
+    from lorad.spec.errors import choices, leaves
+    from lorad.spec.model import Spec
+
+    key, equals, _ = last.partition("=")
+    if not equals:
+        return [(f"{name}=", "") for name in leaves(Spec)]
+    return [(f"{key}={choice}", "") for choice in choices(Spec, key)]
+
+
+def _quoted(word: str) -> str:
+    return word if word.endswith("=") else shlex.quote(word)
+
+
+def _about(run: Run) -> str:
+    return f"{run.state}, step {run.step} of {run.steps}" if run.steps else str(run.state)
+
+
+def _about_version(version: Version) -> str:
+    marks = [f"step {version.step}", *(["pinned"] if version.pinned else []), *version.aliases]
+    return ", ".join(marks)

@@ -1,0 +1,284 @@
+"""The verbs of the line, each with its arguments; those of `lorad` have the same names and order."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from lorad.client.client import Client
+from lorad.errors import NotFound, SpecError
+from lorad.states import RunState
+from lorad.tui.actions import ACTIONS, Action, Field
+from lorad.tui.palette import plans
+from lorad.tui.palette.plans import FILTERS, Do, Go, Plan
+from lorad.tui.palette.words import Given, given, split
+
+TABS = ("curves", "samples", "versions", "checkpoints", "logs", "spec", "events")
+_LIVE = frozenset(str(state) for state in RunState if not state.is_over)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb of the line.
+
+    takes: what each argument is, in words of `candidates.Source`; the last one may come again.
+    flags: what each option is completed with.
+    left_out: states of runs that a glob or filter leaves out, and that are not offered.
+    """
+
+    name: str
+    usage: str
+    says: str
+    takes: tuple[str, ...]
+    plan: Callable[[Client, Given], Plan]
+    flags: Mapping[str, str] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
+
+
+def _of_runs(verb: str, left_out: frozenset[str] | None = None) -> Verb:
+    action = ACTIONS[verb]
+    out = action.over_when if left_out is None else left_out
+    more = " [key=value…]" if action.fields else ""
+    takes = ("run", "run or key") if action.fields else ("run",)
+    return Verb(
+        verb,
+        f"{verb} RUN…|GLOB|--state …{more}",
+        action.says,
+        takes,
+        lambda client, typed: plans.on_runs(action, client, typed, out),
+        {**FILTERS, **_flags(action)},
+        out,
+    )
+
+
+def _flags(action: Action) -> dict[str, str]:
+    kinds = {"--from": "step"}
+    return {one.flag: kinds.get(one.flag, "") for one in action.fields if one.flag}
+
+
+def _of_one_run(
+    action: Action, usage: str, takes: tuple[str, ...], of: Callable[[Given], dict[str, str]]
+) -> Verb:
+    return Verb(
+        action.verb,
+        f"{action.verb} RUN {usage}",
+        action.says,
+        ("run", *takes),
+        lambda client, typed: plans.on_run(action, client, typed, of(typed)),
+    )
+
+
+def _line(verb: str) -> Callable[[str, Mapping[str, str]], str]:
+    return lambda run, values: f"lorad {verb} {shlex.quote(run)} {values['words']}"
+
+
+_WHOLE = Field("priority", "the priority", says="a whole number; runs with a higher one start first")
+_PRIORITY = Action(
+    "priority",
+    "run",
+    "Let a queued run start before or after others",
+    lambda client, run, values: client.edit(run, [f"resources.priority={values['priority']}"]),
+    lambda run, values: f"lorad edit {shlex.quote(run)} resources.priority={values['priority']}",
+    lambda run, row: f"{run} is {row.state}, with priority {row.priority}.",
+)
+_EDIT = Action(
+    "edit",
+    "run",
+    "Change what a queued run asks for",
+    lambda client, run, values: client.edit(run, shlex.split(values["words"])),
+    _line("edit"),
+    lambda run, row: f"{run} is {row.state}, with priority {row.priority}.",
+)
+_TAG = Action(
+    "tag",
+    "run",
+    "Add tags to a run, or take -TAG off it",
+    lambda client, run, values: client.label(
+        run,
+        add=[word.removeprefix("+") for word in shlex.split(values["words"]) if word[0] != "-"],
+        remove=[word[1:] for word in shlex.split(values["words"]) if word[0] == "-"],
+    ),
+    _line("tag"),
+    lambda run, row: f"{run}: {' '.join(row.tags) or 'no tags'}.",
+)
+_NOTE = Action(
+    "note",
+    "run",
+    "Write a sentence of yours on a run",
+    lambda client, run, values: client.label(run, note=shlex.split(values["words"])[0]),
+    _line("note"),
+    lambda run, row: f"{run}: {row.note or 'no note'}",
+)
+
+
+def _priority(typed: Given) -> dict[str, str]:
+    value = plans.first(typed, "priority", 1)
+    if not value.removeprefix("-").isdecimal():
+        raise SpecError(f"{value} is no priority", hint=f"It is {_WHOLE.says}.")
+    return {"priority": value}
+
+
+def _edit(typed: Given) -> dict[str, str]:
+    if not typed.overrides:
+        raise SpecError("nothing to change was named", hint="Type key=value, as in resources.priority=5.")
+    return {"words": shlex.join(typed.overrides)}
+
+
+def _tags(typed: Given) -> dict[str, str]:
+    plans.first(typed, "tag", 1)
+    return {"words": shlex.join(typed.arguments[1:])}
+
+
+def _note(typed: Given) -> dict[str, str]:
+    plans.first(typed, "note", 1)
+    return {"words": shlex.quote(" ".join(typed.arguments[1:]))}
+
+
+def _swap(client: Client, typed: Given) -> Do:
+    alias, version = plans.first(typed, "alias"), plans.first(typed, "version", 1)
+    return Do(ACTIONS["swap"], [version], {"alias": alias})
+
+
+def _export(client: Client, typed: Given) -> Do:
+    return plans.on_version(ACTIONS["export"], typed, directory=plans.first(typed, "directory", 1))
+
+
+def _pool(client: Client, name: str) -> str:
+    """Raises NotFound."""
+    known = [pool.pool for pool in client.pools()]
+    if name not in known:
+        raise NotFound(
+            f"no pool named {name}", hint=f"There are: {', '.join(known)}." if known else "None runs."
+        )
+    return name
+
+
+def _end(client: Client, typed: Given) -> Do:
+    return Do(ACTIONS["end"], [_pool(client, plans.first(typed, "pool"))])
+
+
+def _of_alias(action: str) -> Callable[[Client, Given], Do]:
+    return lambda client, typed: Do(ACTIONS[action], [plans.first(typed, "alias")])
+
+
+# -- ways to screens -----------------------------------------------------------------------------------------
+def _open(client: Client, typed: Given) -> Go:
+    """A run, a tab of it, or the runs of a pool."""
+    if typed.names[:1] == ["pool"] and len(typed.names) > 1:
+        pool = _pool(client, typed.names[1])
+        return Go(lambda app: app.narrow(f'pool:"{pool}"'))
+    run, tab = plans.the_run(client, typed).name, typed.names[1] if len(typed.names) > 1 else ""
+    if tab and tab not in TABS:
+        raise SpecError(f"a run has no tab {tab}", hint=f"Its tabs are {', '.join(TABS)}.")
+    return Go(lambda app: app.open_run(run, tab=tab))
+
+
+def _tab(tab: str) -> Callable[[Client, Given], Go]:
+    def plan(client: Client, typed: Given) -> Go:
+        run = plans.the_run(client, typed).name
+        return Go(lambda app: app.open_run(run, tab=tab))
+
+    return plan
+
+
+def _runs(client: Client, typed: Given) -> Go:
+    return Go(lambda app: app.narrow(" ".join(typed.arguments)))
+
+
+def _new(client: Client, typed: Given) -> Go:
+    like = plans.the_run(client, typed).name if typed.names else None
+    return Go(lambda app: app.open_form(like))
+
+
+def _theme(client: Client, typed: Given) -> Go:
+    name = plans.first(typed, "theme")
+    return Go(lambda app: app.use_theme(name))
+
+
+_VERBS = (
+    _of_runs("pause"),
+    _of_runs("resume"),
+    _of_runs("stop"),
+    _of_runs("kill"),
+    _of_runs("rm", _LIVE),
+    _of_one_run(_PRIORITY, "N", ("",), _priority),
+    _of_one_run(_EDIT, "key=value…", ("key",), _edit),
+    _of_one_run(_TAG, "TAG|-TAG…", ("tag",), _tags),
+    _of_one_run(_NOTE, "TEXT", ("",), _note),
+    Verb(
+        "fork",
+        "fork RUN@N [key=value…]",
+        ACTIONS["fork"].says,
+        ("version", "key"),
+        lambda client, typed: plans.on_version(ACTIONS["fork"], typed),
+        _flags(ACTIONS["fork"]),
+    ),
+    *(
+        Verb(
+            verb,
+            f"{verb} RUN@N…",
+            ACTIONS[verb].says,
+            ("version",),
+            lambda client, typed, verb=verb: plans.on_versions(ACTIONS[verb], typed),  # type: ignore[misc]
+        )
+        for verb in ("pin", "unpin")
+    ),
+    Verb("swap", "swap ALIAS RUN@N", "Serve a version under an alias", ("alias", "version"), _swap),
+    Verb("rollback", "rollback ALIAS", ACTIONS["rollback"].says, ("alias",), _of_alias("rollback")),
+    Verb("unalias", "unalias ALIAS", "Remove an alias", ("alias",), _of_alias("unalias")),
+    Verb("export", "export RUN@N DIR", ACTIONS["export"].says, ("version", ""), _export),
+    Verb("end", "end POOL", ACTIONS["end"].says, ("pool",), _end),
+    Verb(
+        "open",
+        "open RUN [TAB] | open pool POOL",
+        "Show a run, or the runs of a pool",
+        ("run or pool", "tab or pool"),
+        _open,
+    ),
+    *(Verb(tab, f"{tab} RUN", f"Show the {tab} of a run", ("run",), _tab(tab)) for tab in TABS),
+    Verb(
+        "runs",
+        "runs [WORDS, state: owner: base: pool: alarm:]",
+        "Show the runs that a filter wants",
+        ("",),
+        _runs,
+    ),
+    Verb(
+        "serving",
+        "serving",
+        "Show aliases, traffic, a chat",
+        (),
+        lambda client, typed: Go(lambda app: app.open_serving()),
+    ),
+    Verb("new", "new [RUN]", "Start a new run from a form, or like another", ("run",), _new),
+    Verb("theme", "theme NAME", "Change the colours", ("theme",), _theme),
+    Verb("quit", "quit", "Leave; runs continue", (), lambda client, typed: Go(lambda app: app.exit())),
+)
+VERBS = {verb.name: verb for verb in _VERBS}
+SHORT = {
+    "q": "quit",
+    "aliases": "serving",
+    "list": "runs",
+    "show": "open",
+    "plot": "curves",
+    "adapters": "versions",
+}
+"""Other names of verbs, those of `lorad` and of editors."""
+
+
+def verb_of(word: str) -> Verb:
+    """Raises SpecError with the nearest verbs."""
+    if (name := SHORT.get(word, word)) in VERBS:
+        return VERBS[name]
+    near = [name for name in VERBS if name.startswith(word)] or get_close_matches(word, VERBS)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "An empty line lists all commands."
+    raise SpecError(f"there is no command {word}", hint=hint)
+
+
+def read(client: Client, line: str) -> Plan | None:
+    """Say what a line comes to; None for an empty one. Raises LoradError, before anything is done."""
+    words = split(line)
+    if not words:
+        return None
+    verb = verb_of(words[0])
+    return verb.plan(client, given(verb.name, words[1:], verb.flags))
