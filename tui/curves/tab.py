@@ -412,7 +412,7 @@ class Curves(RunTab):
 
 def _metric_line(metric: str, value: float | None) -> Text:
     return Text.assemble(
-        (f"{names(metric)[0]:<22}", "bold"),
+        (f"{names(metric)[0]:<26}", "bold"),
         f"{short(value):>9}  ",
         (names(metric)[1] + (f"  {kind(metric)}" if kind(metric) else ""), "dim"),
     )

@@ -56,6 +56,15 @@ def test_evaluations_lie_between_the_steps_around_them() -> None:
     assert list(drawn.curves[0].xs) == [0, 300] and [x for x, _ in drawn.marks] == [0, 300]
 
 
+def test_window_at_a_finer_grain_keeps_its_evaluations() -> None:
+    track, fine = a_track(4, 8, 12, every=4), a_track(5, 6, 7)
+    fine.parent, track.detail = track, Detail(4, 8, fine)
+    track.sets["eval"] = Series()
+    track.sets["eval"].add(12, 0.25)
+    drawn, _ = plot("eval", [track], Look(x="tokens"), 400, 800)
+    assert list(drawn.curves[0].xs) == [1200]
+
+
 @pytest.mark.parametrize(
     ("metric", "best"),
     [("reward", (3, 0.003, 0)), ("nll", (3, pytest.approx(1 / 3), 0)), ("kl", None), ("loss", None)],

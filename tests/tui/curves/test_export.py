@@ -53,6 +53,11 @@ def test_svg_names_metrics_and_runs(tmp_path: Path) -> None:
     assert path.read_bytes() == again.read_bytes()
 
 
+def test_underscore_keeps_no_run_out_of_the_legend(tmp_path: Path) -> None:
+    path = write(str(tmp_path / "a.svg"), ["loss"], runs("_a"), Look())
+    assert "_a" in " ".join(ElementTree.parse(path).getroot().itertext())
+
+
 def test_png_is_written_of_a_run_without_steps(tmp_path: Path) -> None:
     path = write(str(tmp_path / "A.PNG"), ["reward"], {"a": Track()}, Look())
     assert path.read_bytes().startswith(b"\x89PNG")
