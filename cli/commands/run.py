@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from lorad.client.client import Client
 from lorad.client.overrides import from_here
 from lorad.client.requests import RunRequest
 from lorad.client.spec_file import read_spec
-from lorad.client.words import kept_in_words, rate_in_words
+from lorad.client.words import kept_in_words, rate_in_words, why
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.selection import Selection
 
@@ -87,7 +88,8 @@ def run(
         if as_json:
             output.print_json(started)
         else:
-            output.note(f"{started.name} is {started.state}. `lorad show {started.name}` shows its progress.")
+            told = _state_of(client, started)
+            output.note(f"{started.name} is {told}. `lorad show {started.name}` shows its progress.")
         return
     follow(client, started.name, as_json=as_json)
 
@@ -122,6 +124,17 @@ def _tell(client: Client, started: shapes.Run) -> None:
             output.note(rate_in_words(made))
         if made.files is not None:
             output.note(kept_in_words(made.files))
+
+
+def _state_of(client: Client, run: shapes.Run) -> str:
+    """Say whether a new run is queued, for what it waits and when it starts; for a second at most."""
+    with contextlib.suppress(DaemonUnreachable):
+        for _ in range(10):
+            if run.state != "queued" or run.queue is not None:
+                break
+            time.sleep(0.1)
+            run = client.show(run.name)
+    return f"{run.state}: {why(run)}" if why(run) else run.state
 
 
 def attach(run: Run, as_json: AsJson = False) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lorad.box.config import Limit, Queue
+from lorad.cli.checked import start_in_words
 from lorad.client.check_shapes import Start
 from lorad.daemon.context import Context, Request
 from lorad.daemon.process.users import Caller
@@ -17,6 +18,7 @@ from lorad.spec.model import convert, to_json
 from lorad.states import RunState
 from lorad.store import runs
 from lorad.store.rows import RunRow
+from tests.daemon.queue.test_simulate import busy
 from tests.kit.daemon_world import open_context, submit
 
 
@@ -82,6 +84,14 @@ def test_runs_before_it_in_the_queue_count(home: Path) -> None:
     place_runs(ctx)
     start, waiting = foreseen(ctx, "/models/one")
     assert (start.ahead, start.why) == (1, waiting) and "run b is next on cpu" in waiting
+
+
+def test_check_says_when_a_run_would_start(home: Path) -> None:
+    ctx = busy(home)
+    start, _ = foreseen(ctx, "/models/b")
+    assert (start.state, start.after) == ("waits", "a") and start.starts_at is not None
+    words = start_in_words(start)
+    assert "after a; it waits: pool a-1 is busy with run a" in words
 
 
 def test_limits_of_its_user_count(home: Path) -> None:

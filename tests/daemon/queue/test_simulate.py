@@ -14,6 +14,7 @@ from lorad.daemon.queue.place import find_room, place_runs
 from lorad.daemon.queue.quotas import enough_from
 from lorad.daemon.queue.simulate import Foreseen, simulate
 from lorad.daemon.queue.snapshot import Snapshot, take_snapshot
+from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, Tenant
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.rows import RunRow
@@ -91,6 +92,22 @@ def test_room_of_a_pool_frees_one_by_one(home: Path, monkeypatch: pytest.MonkeyP
     for name in ("b", "c"):
         submit(ctx, name, **long(30))
     assert foreseen(ctx) == {"b": Foreseen(AT + 400, "a"), "c": Foreseen(AT + 700, "b")}
+
+
+def test_what_a_pool_reports_goes_with_its_runs(home: Path) -> None:
+    ctx = open_context(home)
+    submit(ctx, "a", **long(60))
+    place_runs(ctx)
+    works(ctx, "a", 20, 10.0)
+    info = PoolInfo("p", 1, "m", "/m", "", "builtin", "builtin", "fused", "cpu", "float32", 1, 64, {})
+    taken = Capacity(max_versions=9, versions=3, max_rank=64, memory=100_000, memory_used=90_000)
+    tenants = [Tenant("a", 1, "idle", 90_000)]
+    loaded = ["a@1", "a@2", "a@3"]
+    submit(ctx, "b", **long(30))
+    now = take_snapshot(ctx, runs.queue(ctx.store))
+    ctx.pools["tiny-1"].status = PoolStatus(info, tenants, loaded, 0.0, 0.0, 1, 0.0, capacity=taken)
+    now = now.with_runs(now.active, now.pools)
+    assert simulate(ctx, now, AT) == {"b": Foreseen(AT + 400, "a")}
 
 
 def test_limit_of_its_user_counts(home: Path) -> None:
