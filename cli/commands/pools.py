@@ -277,7 +277,7 @@ def device_row(row: Device) -> tuple[str, ...]:
         (lease.pool if lease else None) or row.pool or "",
         lease.user if lease else "",
         output.age(lease.since if lease else None),
-        "; ".join(part for part in (_held(lease), words.reserved(row), *strangers(row)) if part),
+        "; ".join(part for part in (_held(lease), words.set_aside(row), *strangers(row)) if part),
     )
 
 

@@ -73,6 +73,12 @@ def rate_in_words(data: RunDetails) -> str:
     return f"trainer.lr is {lr:g}; {data.rate.lr:g} fits {data.rate.why}"
 
 
+def set_aside(device: Device) -> str:
+    """Say who reserved a device, or that it is quiet, and until when; "" where runs may have it."""
+    quiet = "" if device.quiet_until is None else f"quiet until {moment(device.quiet_until)}"
+    return "; ".join(part for part in (reserved(device), quiet) if part)
+
+
 def reserved(device: Device) -> str:
     """Say who reserved a device, and until when; "" where nobody did."""
     row = device.reservation
