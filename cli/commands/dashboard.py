@@ -23,7 +23,7 @@ from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
 from lorad.client.launch import connected
 from lorad.client.shapes import Run
-from lorad.client.words import reserved
+from lorad.client.words import set_aside
 from lorad.errors import SpecError
 from lorad.tui.widgets.sparkline import sparkline
 
@@ -152,9 +152,9 @@ def _pool_row(pool: Pool) -> Sequence[object]:
 
 
 def _device_row(device: Device) -> Sequence[object]:
-    """Return the row of `lorad devices`, shortened to figures, who reserved it, and processes of others."""
+    """Return the row of `lorad devices`, with the figures, whether it is set aside, and who else is there."""
     name, _, *figures, _, _ = device_row(device)
-    return name, *figures, "; ".join(part for part in (reserved(device), *strangers(device)) if part)
+    return name, *figures, "; ".join(part for part in (set_aside(device), *strangers(device)) if part)
 
 
 def tui(

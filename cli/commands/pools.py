@@ -9,12 +9,12 @@ import typer
 
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson
-from lorad.cli.selecting import seconds_in
 from lorad.client import launch, words
 from lorad.client.box_shapes import Device, Engine, Lease, Pool
 from lorad.client.client import Client
 from lorad.client.requests import ReserveRequest
 from lorad.errors import SpecError
+from lorad.selection import seconds_in
 
 
 class By(StrEnum):
@@ -277,7 +277,7 @@ def device_row(row: Device) -> tuple[str, ...]:
         (lease.pool if lease else None) or row.pool or "",
         lease.user if lease else "",
         output.age(lease.since if lease else None),
-        "; ".join(part for part in (_held(lease), words.reserved(row), *strangers(row)) if part),
+        "; ".join(part for part in (_held(lease), words.set_aside(row), *strangers(row)) if part),
     )
 
 

@@ -12,12 +12,14 @@ import msgspec
 
 from lorad.bounds import SPEC_BYTES
 from lorad.box.paths import Home
+from lorad.box.quiet import parse
 from lorad.errors import SpecError
 from lorad.files import read_file
 from lorad.spec.notify import Notify
 from lorad.spec.numbers import Loggers
 
 _Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
+_DeviceName = Annotated[str, msgspec.Meta(pattern=r"^(cuda:\d+|cpu(:\d+)?)\Z")]
 _PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Price = Annotated[float, msgspec.Meta(ge=0)]
@@ -179,6 +181,9 @@ class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         foreign_after: seconds that a process outside of lorad has to be on a GPU before runs with
             `resources.yield_to: foreign` give it back.
         foreign_settle: seconds that a GPU has to be without such a process before these runs return.
+        quiet_hours: times of the week, by this machine's clock, such as `mon-fri 09:00-18:00`, in which no
+            run starts on `quiet_devices`, and runs there stop at their next step and are queued again.
+        quiet_devices: names of devices, such as `cuda:0`; none are all.
         limits: limits of every user who is not named in `users`.
         users: limits of some users, by name.
     """
@@ -188,8 +193,17 @@ class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     half_life: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = 86400.0
     foreign_after: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     foreign_settle: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    quiet_hours: list[str] = []
+    quiet_devices: list[_DeviceName] = []
     limits: Limit = Limit()
     users: dict[str, Limit] = {}
+
+    def __post_init__(self) -> None:
+        for text in self.quiet_hours:
+            try:
+                parse(text)
+            except ValueError as error:
+                raise ValueError(f"quiet_hours: {error}") from None
 
     def limit_of(self, user: str) -> Limit:
         return self.users.get(user, self.limits)

@@ -131,6 +131,7 @@ class Device(Struct, frozen=True):
     lease: Lease | None = None
     processes: list[DeviceProcess] = []
     reservation: Reservation | None = None
+    quiet_until: float | None = None  # when its quiet hours end
 
 
 class Orphan(Struct, frozen=True):

@@ -128,6 +128,12 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def set_aside(device: Device) -> str:
+    """Say who reserved a device, or that it is quiet, and until when; "" where runs may have it."""
+    quiet = "" if device.quiet_until is None else f"quiet until {moment(device.quiet_until)}"
+    return "; ".join(part for part in (reserved(device), quiet) if part)
+
+
 def reserved(device: Device) -> str:
     """Say who reserved a device, and until when; "" where nobody did."""
     row = device.reservation

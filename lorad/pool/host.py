@@ -30,6 +30,7 @@ from lorad.pool.capacity import dtype_of, engine_cache, memory_for_adapters, ser
 from lorad.pool.config import log_directory
 from lorad.pool.energy import meter_of
 from lorad.pool.ledger import Ledger
+from lorad.pool.lodging import within_what_is_free
 from lorad.pool.service import Service
 from lorad.pool.state import Pool
 from lorad.pool.usage_file import UsageFile, kept
@@ -322,6 +323,7 @@ async def _what_is_lost(pool: Pool) -> str:
 @contextlib.asynccontextmanager
 async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
     """Provide the pool of a configuration, without its socket; closed at the end, with all files written."""
+    config = await asyncio.to_thread(within_what_is_free, config)
     ledger = _ledger(config)
     compute = Compute(watch=ledger)
     try:

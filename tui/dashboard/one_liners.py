@@ -11,7 +11,7 @@ from rich.text import Text
 from lorad.alarms import Alarm
 from lorad.client.box_shapes import Device, Pool
 from lorad.client.shapes import Event
-from lorad.client.words import reserved
+from lorad.client.words import set_aside
 from lorad.text import coarse_age, one_line, size
 from lorad.tui.dashboard.run_rows import LEVELS
 from lorad.tui.event_words import event_text
@@ -56,7 +56,7 @@ def holder(device: Device) -> str:
     """Say who leases a device, and since when, and who reserved it."""
     lease, since = device.lease, coarse_age(device.lease.since if device.lease else None)
     held = f"{lease.pool or lease.why or 'held'} ({lease.user}{since and f', {since}'})" if lease else ""
-    return "; ".join(part for part in (held or device.pool or "", reserved(device)) if part)
+    return "; ".join(part for part in (held or device.pool or "", set_aside(device)) if part)
 
 
 def used(device: Device) -> str:

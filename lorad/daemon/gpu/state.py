@@ -28,11 +28,15 @@ class SetAside:
 
     says: the same, with what can be done about it.
     urgent: the runs there stop at their next step.
+    reserved: no pool may be there either, not even one that only serves.
+    quiet_until: when its quiet hours end, in Unix time; None outside of them.
     """
 
     why: str
     says: str
     urgent: bool
+    reserved: bool = True
+    quiet_until: float | None = None
 
 
 @dataclass(frozen=True)

@@ -273,9 +273,10 @@ def _call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Co
 
 def timeout_of(ctx: Context, pool: Pool) -> float:
     """Choose how many seconds the pool stays warm when idle: few when another daemon waits for one of its
-    devices, none when a user reserved one or a run that had it yields to somebody there.
+    devices or it has quiet hours, none when a user reserved one or a run that had it yields to somebody.
     """
-    if pool.id in ctx.gpus.in_the_way or any(name in ctx.gpus.set_aside for name in pool.setup.names):
+    aside = [ctx.gpus.set_aside[name] for name in pool.setup.names if name in ctx.gpus.set_aside]
+    if pool.id in ctx.gpus.in_the_way or any(one.reserved for one in aside):
         return 0.0
     uuids = {device.uuid for device in ctx.gpus.devices if device.uuid}
     if uuids and time.monotonic() - ctx.gpus.notes.looked_at > LOOK_SECONDS:
@@ -284,6 +285,7 @@ def timeout_of(ctx: Context, pool: Pool) -> float:
             wanted_by_others(ctx.home.root, uuids),
         )
     is_wanted = any(device.uuid in ctx.gpus.notes.others for device in devices_of(ctx, pool))
+    is_wanted = is_wanted or bool(aside)
     usual = ctx.config.idle_timeout
     return min(usual, ctx.config.queue.idle_timeout_wanted) if is_wanted else usual
 

@@ -63,7 +63,7 @@ def obstacle(
     """
     return (
         _passed(devices, run, claims)
-        or _set_aside(now, devices)
+        or _set_aside(now, devices, run)
         or _beside_others(now, devices, run)
         or _limited(now, setup, devices, run)
         or _used_by_pools(now, setup, devices, run)
@@ -80,9 +80,10 @@ def _passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Ob
     return Obstacle(f"run {first.run} is next on {names}, when {when}", claim=None, barred=True)
 
 
-def _set_aside(now: Snapshot, devices: Devices) -> Obstacle | None:
-    """Find devices that are not for lorad now."""
-    reasons = [now.set_aside[device.name].says for device in devices if device.name in now.set_aside]
+def _set_aside(now: Snapshot, devices: Devices, run: RunRow | None) -> Obstacle | None:
+    """Find devices that are not for runs now, or for nothing of lorad."""
+    found = [now.set_aside[device.name] for device in devices if device.name in now.set_aside]
+    reasons = [aside.says for aside in found if aside.reserved or run is not None]
     return Obstacle("; ".join(reasons), claim=None, parts=reasons, barred=True) if reasons else None
 
 

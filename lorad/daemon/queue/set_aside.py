@@ -1,4 +1,4 @@
-"""Devices that are set aside: users reserved them for work without lorad.
+"""Devices that are set aside: users reserved them for work without lorad, or they have quiet hours.
 
 A reservation begins when nothing of lorad is on its device any more. Until then runs that are there finish,
 or stop at their next step where it is urgent; no other run is placed there from the start.
@@ -6,6 +6,7 @@ or stop at their next step where it is urgent; no other run is placed there from
 
 import logging
 
+from lorad.box.quiet import parse, quiet_until
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device, is_taken
 from lorad.daemon.gpu.state import SetAside
@@ -13,6 +14,7 @@ from lorad.daemon.guarded import each, of_run
 from lorad.daemon.queue.device_holders import held_in_words, lease_of
 from lorad.daemon.queue.neighbours import must_yield
 from lorad.daemon.queue.snapshot import Snapshot
+from lorad.errors import SpecError
 from lorad.states import Move, RunState
 from lorad.store import pools, runs
 from lorad.store.rows import ReservationRow, RunRow
@@ -22,8 +24,12 @@ log = logging.getLogger("lorad.daemon")
 
 
 def keep_set_aside(ctx: Context) -> None:
-    """Begin the reservations whose devices are free, end those whose time is over, and know the rest."""
-    found: dict[str, SetAside] = {}
+    """Begin the reservations whose devices are free, end those whose time is over, and know the rest, and
+    which devices have quiet hours now.
+
+    Raises SpecError where config.yaml names devices that are not there.
+    """
+    found = _quiet(ctx)
     names = {device.uuid or device.name: device for device in ctx.gpus.devices}
     for row in pools.reservations(ctx.store):
         device = names.get(row.device)
@@ -34,8 +40,35 @@ def keep_set_aside(ctx: Context) -> None:
         elif device is not None:
             if row.began_at is None and is_free(ctx, device):
                 row = _begun(ctx, row)
-            found[device.name] = _of(device, row)
+            found[device.name] = _both(_of(device, row), found.get(device.name))
     ctx.gpus.set_aside = found
+    known = {device.name for device in ctx.gpus.devices}
+    if strange := [name for name in ctx.config.queue.quiet_devices if name not in known]:
+        hint = f"It has {', '.join(sorted(known))}. Correct config.yaml, then `lorad daemon restart`."
+        raise SpecError(f"queue.quiet_devices: this machine has no {', '.join(strange)}", hint=hint)
+
+
+def _quiet(ctx: Context) -> dict[str, SetAside]:
+    """Find the devices that have quiet hours now."""
+    queue = ctx.config.queue
+    until = quiet_until([parse(text) for text in queue.quiet_hours], ctx.queue.clock())
+    if until is None:
+        return {}
+    names = [device.name for device in ctx.gpus.devices]
+    found = {}
+    for name in names:
+        if not queue.quiet_devices or name in queue.quiet_devices:
+            why = f"{name} is quiet until {moment(until, ctx.queue.clock())} (queue.quiet_hours)"
+            found[name] = SetAside(why, why, urgent=True, reserved=False, quiet_until=until)
+    return found
+
+
+def _both(reserved: SetAside, quiet: SetAside | None) -> SetAside:
+    """Describe a device that is reserved, perhaps in quiet hours."""
+    if quiet is None:
+        return reserved
+    why = reserved.why if reserved.urgent else quiet.why
+    return SetAside(why, f"{reserved.says}; {quiet.says}", urgent=True, quiet_until=quiet.quiet_until)
 
 
 def _begun(ctx: Context, row: ReservationRow) -> ReservationRow:

@@ -131,7 +131,7 @@ def _look_at_cpu() -> Sight:
 def _device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> Device:
     here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.setup.names]
     held, lease = lease_of(ctx, device), None
-    reserved = _reserved(ctx, device)
+    reserved, aside = _reserved(ctx, device), ctx.gpus.set_aside.get(device.name)
     if held is not None:
         lease = Lease(held.pool, held.uid, held.user, held.why, held.since, held.idle_timeout)
     return Device(
@@ -146,6 +146,7 @@ def _device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> D
             DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
             for one in (sight.processes if sight else ())
         ],
+        quiet_until=aside.quiet_until if aside else None,
         reservation=_reservation_view(ctx, device, reserved) if reserved else None,
     )
 

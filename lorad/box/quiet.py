@@ -1,0 +1,79 @@
+"""Quiet hours: times of the week, by the clock on the wall, in which devices belong to others than runs."""
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_WRITTEN = re.compile(r"(?:([a-z,-]+) +)?(\d{1,2}):(\d{2}) *- *(\d{1,2}):(\d{2})")
+_LONGEST = 14  # windows that follow each other without a gap are looked through so far
+
+
+class _Window(NamedTuple):
+    """Quiet hours that begin on some days of the week; they may end on the day after.
+
+    days: 0 is Monday. begin: since midnight.
+    """
+
+    days: frozenset[int]
+    begin: timedelta
+    length: timedelta
+
+
+def parse(text: str) -> _Window:
+    """Read `mon-fri 09:00-18:00`, `sat,sun 22:00-06:00` or, on every day, `12:00-13:30`.
+
+    Raises ValueError, which says what is wrong.
+    """
+    found = _WRITTEN.fullmatch(text.strip().lower())
+    if found is None:
+        raise ValueError(f"{text!r} is no time of the week: write it as 'mon-fri 09:00-18:00'")
+    days, *clock = found.groups()
+    hours, minutes, to_hours, to_minutes = map(int, clock)
+    begin = timedelta(hours=hours, minutes=minutes)
+    end = timedelta(hours=to_hours, minutes=to_minutes)
+    whole = timedelta(days=1)
+    if max(minutes, to_minutes) > 59 or begin >= whole or end > whole:
+        raise ValueError(f"{text!r} has a time that no clock shows")
+    if begin == end:
+        raise ValueError(f"{text!r} is empty: a whole day is 00:00-24:00")
+    return _Window(_days(text, days), begin, end - begin if end > begin else end - begin + whole)
+
+
+def _days(text: str, days: str | None) -> frozenset[int]:
+    found: set[int] = set()
+    for part in days.split(",") if days else ["mon-sun"]:
+        first, _, last = part.partition("-")
+        if first not in _DAYS or (last or first) not in _DAYS:
+            raise ValueError(f"{text!r}: {part} is no day; they are {', '.join(_DAYS)}")
+        begin, count = _DAYS.index(first), (_DAYS.index(last or first) - _DAYS.index(first)) % 7 + 1
+        found |= {(begin + step) % 7 for step in range(count)}
+    return frozenset(found)
+
+
+def quiet_until(windows: Sequence[_Window], at: float) -> float | None:
+    """Find when the quiet hours end in which a Unix time lies; None where it lies in none.
+
+    Hours that the clock shows twice, when summer time ends, are quiet both times; those that it skips are
+    not missed.
+    """
+    until = None
+    for _ in range(_LONGEST):
+        ends = [end for window in windows if (end := _end(window, at if until is None else until))]
+        if not ends:
+            break
+        until = max(ends)
+    return until
+
+
+def _end(window: _Window, at: float) -> float | None:
+    now = datetime.fromtimestamp(at)
+    for day in (now.date(), now.date() - timedelta(days=1)):
+        begin = datetime.combine(day, datetime.min.time()) + window.begin
+        end = (begin + window.length).replace(fold=1)
+        if day.weekday() not in window.days:
+            continue
+        if begin <= now.replace(fold=0) < end or begin.timestamp() <= at < end.timestamp():
+            return max(end.timestamp(), end.replace(fold=0).timestamp())
+    return None
