@@ -9,8 +9,8 @@ import typer
 from msgspec import Struct
 
 from lorad.cli import output
-from lorad.cli.listing import cell
 from lorad.client.client import Client
+from lorad.client.columns import cell
 from lorad.client.shapes import Run
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotFound, SpecError, to_wire
 from lorad.selection import Selection, is_glob

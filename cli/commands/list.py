@@ -9,10 +9,11 @@ from typing import Annotated, NamedTuple
 import typer
 
 from lorad.cli import candidates, output
-from lorad.cli.listing import COLUMNS, USUAL, groups_of, show
+from lorad.cli.listing import USUAL, show
 from lorad.cli.options import AsJson
 from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
+from lorad.client.columns import FILLED, costs_of, devices_of, filled, groups_of, keys_of
 from lorad.client.shapes import Run
 from lorad.selection import Selection, in_commas
 
@@ -101,11 +102,22 @@ def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run],
     runs = client.select(
         listing.selection,
         recent=listing.selection.is_everything and not listing.everything,
-        keys=[name for name in listing.columns if name not in COLUMNS],
+        keys=keys_of(listing.columns),
         sort=listing.sort,
         limit=limit and limit + 1,
     )
-    return (runs[:limit], -1) if limit and len(runs) > limit else (runs, 0)
+    more = bool(limit) and len(runs) > limit
+    found = _filled(client, runs[:limit] if more else runs, listing.columns)
+    return found, -1 if more else 0
+
+
+def _filled(client: Client, runs: list[Run], columns: Sequence[str]) -> list[Run]:
+    """Add what pools and the bill know, where a column shows it."""
+    if not set(FILLED) & {*columns}:
+        return runs
+    devices = devices_of(client.pools()) if "device" in columns else {}
+    costs = costs_of(client.bill()) if "cost" in columns else {}
+    return [filled(run, devices, costs) for run in runs]
 
 
 def _is_plain(listing: _Listing) -> bool:
