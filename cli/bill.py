@@ -10,6 +10,7 @@ import msgspec
 
 from lorad.cli import table
 from lorad.client.box_shapes import Bill, BillLine, Quota
+from lorad.client.columns import amount
 from lorad.errors import SpecError
 from lorad.text import duration, size
 
@@ -57,17 +58,13 @@ def _row(by: str, line: BillLine, currency: str) -> tuple[str, ...]:
         "" if line.joules is None else f"{line.joules / 3.6e6:.3g} kWh",
         size(line.memory or None),
         size(line.disk),
-        "" if line.cost is None else f"{_amount(line.cost)} {currency}",
+        "" if line.cost is None else f"{amount(line.cost)} {currency}",
     )
 
 
 def _quota(quota: Quota) -> tuple[str, ...]:
     again = "" if quota.again is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(quota.again))
     return quota.user, f"{quota.used:.1f} h", f"{quota.most:g} h", quota.per, again
-
-
-def _amount(cost: float) -> str:
-    return "<0.01" if 0 < cost < 0.01 else f"{cost:.2f}"
 
 
 def _name(by: str, key: str) -> str:

@@ -84,7 +84,7 @@ def states(ctx: Any, incomplete: str) -> list[str]:
 
 def columns(ctx: Any, incomplete: str) -> list[str]:
     """Offer columns of a list and keys of the spec, also behind a comma or a minus."""
-    from lorad.cli.listing import COLUMNS
+    from lorad.client.columns import COLUMNS
     from lorad.spec.errors import leaves
     from lorad.spec.model import Spec
 

@@ -9,8 +9,8 @@ import typer
 from msgspec import Struct
 
 from lorad.cli import output
-from lorad.cli.listing import cell
 from lorad.client.client import Client
+from lorad.client.columns import cell
 from lorad.client.selected import refuse_everything, selected
 from lorad.client.shapes import Run
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError, to_wire

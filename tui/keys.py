@@ -93,7 +93,10 @@ BOARD: list[BindingType] = [
     _prompt("slash", "filter", "board.filter", "Filter", "/"),
     _key("escape", "unfilter", "board.unfilter", "Show all, mark none", show=False),
     _key("a", "all", "board.all", "Old runs too", show=False),
-    _key("C", "acknowledge", "board.acknowledge", "Acknowledge alarms of ended runs", show=False),
+    _key("z", "acknowledge", "board.acknowledge", "Acknowledge alarms of ended runs", show=False),
+    _key("c", "columns", "board.columns", "Columns"),
+    _key("f", "fold", "board.fold", "Open the sweep, or fold it into one row", show=False),
+    _key("F", "fold_all", "board.fold_all", "Open all sweeps, or fold all", show=False),
     _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
     _key("tab", "app.focus_next", "board.next", "Next pane", show=False),
     _key("shift+tab", "app.focus_previous", "board.previous", "Pane before", show=False),
@@ -150,6 +153,18 @@ CHOOSE: list[BindingType] = [
     _key("escape", "cancel", "choose.cancel", "Cancel"),
     _key("down", "go(1)", "choose.down", "Down", show=False),
     _key("up", "go(-1)", "choose.up", "Up", show=False),
+]
+
+COLUMNS: list[BindingType] = [
+    _key("escape", "cancel", "columns.cancel", "As before"),
+    # Before what is focused gets them: no column has a blank, and `enter` is not the field's.
+    Binding("space", "show_or_not", "Shown, or not", id="columns.toggle", priority=True),
+    Binding("enter", "done", "Done", id="columns.done", priority=True),
+    Binding("shift+up", "shift(-1)", "Further to the left", id="columns.left", show=False, priority=True),
+    Binding("shift+down", "shift(1)", "Further to the right", id="columns.right", show=False, priority=True),
+    Binding("ctrl+r", "usual", "The usual ones", id="columns.usual", show=False, priority=True),
+    _key("down", "go(1)", "columns.down", "Down", show=False),
+    _key("up", "go(-1)", "columns.up", "Up", show=False),
 ]
 
 CONFIRM: list[BindingType] = [
@@ -296,6 +311,7 @@ HELP: dict[str, list[BindingType]] = {
     "Everywhere": APP + SCREEN + BACK,
     "Runs, those that are marked or the one under the cursor": RUN,
     "The dashboard": BOARD,
+    "Its columns": COLUMNS,
     "Pools, the one under the cursor": POOL,
     "Tables": TABLE,
     "The run's screen": TABS,

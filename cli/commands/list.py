@@ -10,10 +10,11 @@ import typer
 from msgspec.structs import replace
 
 from lorad.cli import candidates, output
-from lorad.cli.listing import COLUMNS, OF_QUEUE, USUAL, groups_of, show
+from lorad.cli.listing import OF_QUEUE, USUAL, show
 from lorad.cli.options import AsJson
 from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
+from lorad.client.columns import FILLED, costs_of, devices_of, filled, groups_of, keys_of
 from lorad.client.shapes import Run
 from lorad.selection import Selection, in_commas
 
@@ -110,20 +111,32 @@ def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run],
     runs = client.select(
         listing.selection,
         recent=listing.selection.is_everything and not listing.everything,
-        keys=[name for name in listing.columns if name not in COLUMNS],
+        keys=keys_of(listing.columns),
         sort=listing.sort,
         limit=limit and limit + 1,
     )
-    return (runs[:limit], -1) if limit and len(runs) > limit else (runs, 0)
+    more = bool(limit) and len(runs) > limit
+    found = _filled(client, runs[:limit] if more else runs, listing.columns)
+    return found, -1 if more else 0
+
+
+def _filled(client: Client, runs: list[Run], columns: Sequence[str]) -> list[Run]:
+    """Add what pools and the bill know, where a column shows it."""
+    if not set(FILLED) & {*columns}:
+        return runs
+    devices = devices_of(client.pools()) if "device" in columns else {}
+    costs = costs_of(client.bill()) if "cost" in columns else {}
+    return [filled(run, devices, costs) for run in runs]
 
 
 def _read_queue(client: Client, listing: _Listing) -> tuple[list[Run], int]:
     """Read the runs that wait, in the order of the queue unless another one was asked for."""
-    keys = [name for name in listing.columns if name not in COLUMNS]
+    keys = keys_of(listing.columns)
     waiting = client.select(replace(listing.selection, state=["queued"]), keys=keys, sort=listing.sort)
     if not listing.sort:
         waiting.sort(key=lambda run: (run.queue is None, run.queue.place if run.queue else run.created_at))
-    return waiting[: listing.limit], -1 if listing.limit and len(waiting) > listing.limit else 0
+    found = _filled(client, waiting[: listing.limit], listing.columns)
+    return found, -1 if listing.limit and len(waiting) > listing.limit else 0
 
 
 def _is_plain(listing: _Listing) -> bool:

@@ -31,6 +31,7 @@ POOL = {
     "state": "ready",
     "model": "Qwen/Qwen3-8B",
     "tenants": ["bold", "calm"],
+    "devices": ["cuda:0"],
     "runs": [{"run": "bold", "phase": "train"}, {"run": "calm", "phase": "idle"}],
     "capacity": {"versions": 6, "max_versions": 8, "max_rank": 32},
     "engine": {"name": "sglang"},

@@ -98,7 +98,7 @@ def test_new_runs_come_first_and_removed_go() -> None:
     board, client, _ = a_board(world)
     world.runs = [a_run("new", created_at=time.time() + 1), *world.runs[1:]]
     news = board.read(client, happened(an_event(9, "new", "state"), an_event(10, "bold", "removed")))
-    assert news is not None and [run.name for run in news.runs] == ["new", "waits", "calm"]
+    assert news is not None and [run.name for run in news.runs] == ["new", "calm", "waits"]
 
 
 def test_runs_that_ended_come_after_live_ones() -> None:

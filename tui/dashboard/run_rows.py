@@ -1,22 +1,26 @@
 """A run as a row of the table: its cells, and what it is ordered by."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from rich.text import Text
 
 from lorad.alarms import Alarm
+from lorad.client.columns import cell as client_cell
+from lorad.client.columns import filled, seconds_left
 from lorad.client.shapes import Run
-from lorad.client.words import evals_in_words, why
-from lorad.text import coarse_age, number, one_line
+from lorad.client.words import evals_in_words
+from lorad.text import coarse_age, one_line
+from lorad.tui.dashboard.run_columns import USUAL
 from lorad.tui.dashboard.snapshot import rate
-from lorad.tui.widgets.columns import Column, Values
-from lorad.tui.widgets.sparkline import sparkline
+from lorad.tui.widgets.columns import Values
+from lorad.tui.widgets.sparkline import Scale, sparkline
 
 _Cells = dict[str, Text]
 _T = TypeVar("_T")
 # How a state looks besides its colour.
-_SIGNS = {
+SIGNS = {
     "queued": ("◌", "cyan"),
     "starting": ("◐", "cyan"),
     "running": ("●", "green"),
@@ -28,69 +32,76 @@ _SIGNS = {
     "imported": ("⇣", "blue"),
 }
 LEVELS = {"bad": ("!!", "bold red"), "look": ("!", "yellow")}  # of an alarm
-_BAD = ("✖", "bold red")  # failed, lost, attestation_failed, and whatever else may come
-_STYLES = {"done": "cyan", "recent": "green"}
+BAD = ("✖", "bold red")  # failed, lost, attestation_failed, and whatever else may come
+_STYLES = {"progress": "cyan", "recent": "green"}
 _NOT_YOURS = "⊘"
 _LONGEST = 80  # characters of a name that are looked at: no column is wider
 
-COLUMNS = (
-    Column("name", 8, 40, 0, orders=True, shrinks=16),
-    Column("state", 10, 23, 0, orders=True, shrinks=12),
-    Column("step", 5, 15, 2, right=True),
-    Column("done", 6, 6, 6, orders=True),
-    Column("reward", 6, 8, 3, right=True, orders=True),
-    Column("recent", 8, 24, 4),
-    Column("eval", 11, 15, 11),
-    Column("tok/s", 6, 8, 5, right=True, orders=True),
-    Column("version", 7, 8, 9),
-    Column("owner", 5, 14, 8, orders=True),
-    Column("age", 4, 5, 7, right=True, orders=True),
-    Column("why", 14, 60, 10, rest=True),
-)
-
 
 class Lazy(Mapping[str, _T], Generic[_T]):
-    """Something about runs, made when it is asked for."""
+    """Something about rows, made when it is asked for. make: from the key of a row."""
 
-    def __init__(self, runs: Mapping[str, Run], make: Callable[[Run], _T]) -> None:
-        self._runs, self._make = runs, make
+    def __init__(self, rows: Mapping[str, Any], make: Callable[[str], _T]) -> None:
+        self._rows, self._make = rows, make
 
-    def __getitem__(self, name: str) -> _T:
-        return self._make(self._runs[name])
+    def __getitem__(self, key: str) -> _T:
+        return self._make(key)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._runs)
+        return iter(self._rows)
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self._rows)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows
 
 
 class CellMaker:
-    """Cells of runs: the same ones as before as long as the run is the same one, and as old. width: of
-    `recent`.
+    """Cells of runs: the same ones as before as long as the run is the same one, and as old.
+
+    columns: their names. width: of `recent`. scale: the least and the largest of what `recent` shows.
     """
 
     def __init__(self) -> None:
+        self.columns: tuple[str, ...] = USUAL
         self.width = 8
+        self.scale: Scale | None = None
         self.may_act: Callable[[str | None], bool] = lambda owner: True
         self.alarms: Mapping[str, Sequence[Alarm]] = {}  # by run
+        self.devices: Mapping[str, str] = {}
+        self.costs: Mapping[str, float] = {}
         self._made: dict[str, tuple[Run, Any, _Cells]] = {}
 
-    def cells(self, run: Run) -> _Cells:
-        may_act, level = self.may_act(run.owner), self._level(run.name)
-        depends = coarse_age(run.created_at), self.width, may_act, level
+    def cells(self, run: Run, *, is_member: bool = False) -> _Cells:
+        """is_member: it stands below the row of its sweep."""
+        may_act, level = self.may_act(run.owner), self.level([run])
+        more = self.devices.get(run.name), self.costs.get(run.name)
+        looks = self.columns, self.width, self.scale
+        depends = coarse_age(run.created_at), looks, more, may_act, level, is_member
         known = self._made.get(run.name)
         if known is not None and known[0] is run and known[1] == depends:
             return known[2]
-        made = cells(run, width=self.width, is_yours=may_act)
+        made = cells(
+            self.filled(run),
+            columns=self.columns,
+            width=self.width,
+            scale=self.scale,
+            is_yours=may_act,
+        )
         if level and run.state != "ended":
-            made["state"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
+            made["state" if "state" in made else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
+        if is_member:
+            made["name"] = cell("└ ", "dim").append_text(made["name"])
         self._made[run.name] = run, depends, made
         return made
 
-    def _level(self, name: str) -> str:
-        """Return the level of the run's worst alarm."""
-        return min((alarm.level for alarm in self.alarms.get(name, ())), default="")
+    def filled(self, run: Run) -> Run:
+        return filled(run, self.devices, self.costs)
+
+    def level(self, runs: Iterable[Run]) -> str:
+        """Return the level of the worst alarm of these runs."""
+        return min((alarm.level for run in runs for alarm in self.alarms.get(run.name, ())), default="")
 
     def forget(self, names: Mapping[str, Any]) -> None:
         """All but these."""
@@ -101,7 +112,7 @@ class CellMaker:
 def state_text(run: Run) -> Text:
     """Return a sign and a word for the state; an ended run shows its reason."""
     word = run.reason or run.state if run.state == "ended" else run.state
-    sign, style = _SIGNS.get(word, _BAD)
+    sign, style = SIGNS.get(word, BAD)
     return Text(f"{sign} {one_line(word).replace('_', ' ')}", style=style, no_wrap=True, overflow="ellipsis")
 
 
@@ -116,7 +127,7 @@ def share(run: Run) -> float:
     return run.step / run.steps if run.steps else 0.0
 
 
-def _total(steps: int | None) -> str:
+def total_steps(steps: int | None) -> str:
     """2000000 -> 2M"""
     for unit, name in ((10**6, "M"), (1000, "k")):
         if steps and steps >= 10**5 and steps % unit == 0:
@@ -128,46 +139,92 @@ def eval_text(run: Run) -> str:
     return evals_in_words(run, "→")
 
 
-def _owner_text(run: Run, *, is_yours: bool) -> Text:
+def _owner_text(run: Run, style: str, *, is_yours: bool) -> Text:
     """Return the owner, with a sign where the run may only be looked at."""
     name = one_line(run.owner[:_LONGEST])
     return (
-        cell(name)
+        cell(name, style)
         if is_yours
         else Text(f"{_NOT_YOURS} {name}", style="dim", no_wrap=True, overflow="ellipsis")
     )
 
 
-def cells(run: Run, *, width: int = 8, is_yours: bool = True) -> _Cells:
-    """The text of every column. width: of the line of recent rewards."""
-    plain = {
-        "name": run.name[:_LONGEST],
-        "step": f"{run.step}/{_total(run.steps)}",
-        "done": bar(share(run), 6),
-        "reward": number(run.reward),
-        "recent": sparkline(run.recent, width),
-        "eval": eval_text(run),
-        "tok/s": number(rate(run), 0),
-        "version": "" if run.version is None else f"@{run.version}",
-        "age": coarse_age(run.created_at),
-        "why": why(run)[:400],
-    }
-    row = {key: cell(one_line(value), _STYLES.get(key, "")) for key, value in plain.items()}
-    return {**row, "state": state_text(run), "owner": _owner_text(run, is_yours=is_yours)}
+def cells(
+    run: Run,
+    *,
+    columns: Iterable[str] = USUAL,
+    width: int = 8,
+    scale: Scale | None = None,
+    is_yours: bool = True,
+) -> _Cells:
+    """Make the text of every column. width: of the line of recent rewards. scale: of that line."""
+    quiet = "dim" if run.state == "ended" else ""
+    row: _Cells = {}
+    for name in columns:
+        match name:
+            case "state":
+                row[name] = state_text(run)
+            case "owner":
+                row[name] = _owner_text(run, quiet, is_yours=is_yours)
+            case "recent":
+                row[name] = cell(sparkline(run.recent, width, scale), quiet or _STYLES[name])
+            case _:
+                row[name] = cell(one_line(_plain(run, name)), quiet or _STYLES.get(name, ""))
+    return row
+
+
+def _plain(run: Run, name: str) -> str:
+    """Say what a run has in a column, shorter than `lorad list` where there is little room."""
+    match name:
+        case "name":
+            return run.name[:_LONGEST]
+        case "step":
+            return f"{run.step}/{total_steps(run.steps)}"
+        case "progress":
+            return bar(share(run), 8)
+        case "eval":
+            return eval_text(run)
+        case "age":
+            return coarse_age(run.created_at)
+    return client_cell(run, name)[:400]
 
 
 def cell(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def values(run: Run) -> Values:
+def values(run: Run, columns: Iterable[str] = USUAL) -> Values:
     """Return the values that columns are ordered by."""
-    return {
-        "name": run.name,
-        "state": run.reason or run.state,
-        "done": share(run),
-        "reward": run.reward,
-        "tok/s": rate(run),
-        "owner": run.owner,
-        "age": -run.created_at,
-    }
+    return {name: _value(run, name) for name in columns}
+
+
+def _value(run: Run, name: str) -> str | float | None:
+    match name:
+        case "name" | "owner" | "base" | "step" | "steps" | "reward" | "version" | "attempt" | "priority":
+            found: str | float | None = getattr(run, name)
+            return found
+        case "state":
+            return run.reason or run.state
+        case "progress":
+            return share(run)
+        case "tok/s":
+            return rate(run)
+        case "age":
+            return -run.created_at
+        case "eta":
+            return seconds_left(run)
+        case "took":
+            return (run.ended_at or time.time()) - run.started_at if run.started_at else None
+        case "ended":
+            return -run.ended_at if run.ended_at else None
+        case "eval":
+            return run.eval_last if run.nll_last is None else -run.nll_last
+    given = run.values.get(name)
+    if isinstance(given, int | float):
+        return given
+    text = client_cell(run, name)
+    head = text.partition(" ")[0].lstrip("<@")
+    try:
+        return float(head) if text else None
+    except ValueError:
+        return text

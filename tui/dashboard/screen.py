@@ -1,35 +1,51 @@
 """Everything at once: runs, pools, devices, what happens, and what calls for a look."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from rich.text import Text
-from textual import events
+from textual import events, work
 from textual.containers import Container
 from textual.widget import Widget
 from textual.widgets import Input
 
 from lorad.alarms import Alarm
 from lorad.client.client import Client
+from lorad.client.columns import devices_of
 from lorad.client.shapes import Run
 from lorad.client.words import why
 from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys
+from lorad.tui.actions import ACTIONS
 from lorad.tui.dashboard import filter, one_liners
-from lorad.tui.dashboard.run_rows import COLUMNS, CellMaker, Lazy, values
+from lorad.tui.dashboard.column_picker import ColumnPicker
+from lorad.tui.dashboard.run_columns import remember, remembered, shaped
+from lorad.tui.dashboard.run_rows import CellMaker, Lazy, values
 from lorad.tui.dashboard.snapshot import Board, Snapshot
+from lorad.tui.dashboard.sweep_rows import (
+    Groups,
+    SweepMaker,
+    folded,
+    in_words,
+    key_of,
+    sweep_of,
+    sweep_values,
+)
 from lorad.tui.dashboard.tables import Alarms, Devices, Pane, Pools, Ticker
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import Base
+from lorad.tui.widgets.columns import Values
 from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.sparkline import Scale, span
 from lorad.tui.widgets.table import Rows
 
 _T = TypeVar("_T")
 _NOTHING = Snapshot()
 _ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
 _SPARK = {190: 24, 140: 12, 0: 8}  # cells of recent rewards, from so many cells of width on
+_WIDE = 140  # cells from which the scale of recent rewards is in the heading
 # of pools and as many of devices, and of events, from so many lines on
 _LINES = {32: (4, 3), 24: (2, 1), 0: (1, 1)}
 _EMPTY = """No runs yet.
@@ -51,11 +67,17 @@ class Dashboard(Base):
         self._runs: dict[str, Run] = {}
         self._alarms: dict[str, list[Alarm]] = {}  # by run
         self._made = CellMaker()
+        self._sweeps = SweepMaker(self._made)
+        self._rows: Groups = {}
+        self._opened: set[str] = set()  # sweeps whose runs are listed
+        self._spans: dict[str, tuple[Run, Scale | None]] = {}  # of the recent rewards of runs
 
     def body(self) -> Iterable[Widget]:
         self.board = Board(self.lorad.config.alarms)  # the feed's thread's from here on, but for `all`
         yield Line(id="alarmed")
-        (table := Rows(COLUMNS, id="runs")).add_class("-none")
+        columns, self._notice = remembered()
+        self.board.columns = self._made.columns = tuple(columns)
+        (table := Rows(shaped(columns), id="runs", marks_missing=True)).add_class("-none")
         yield table
         yield Line(id="empty")
         yield Line(id="why")
@@ -70,6 +92,11 @@ class Dashboard(Base):
         with Container(id="lower", classes="panes"):
             yield Alarms()
             yield Ticker()
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        if self._notice:
+            self.notify(self._notice, severity="warning", timeout=15, markup=False)
 
     @property
     def table(self) -> Rows:
@@ -97,9 +124,16 @@ class Dashboard(Base):
     def draw(self) -> None:
         """The runs that the filter wants."""
         self._made.width = _fitting(_SPARK, self.size.width)
-        self._made.may_act, self._made.alarms = self.lorad.may_act, self._alarms
+        made, columns = self._made, self._made.columns
+        made.may_act, made.alarms = self.lorad.may_act, self._alarms
+        made.devices = devices_of(self._news.pools) if "device" in columns else {}
+        made.costs = self._news.costs
         found = self._found()
-        self.table.show(Lazy(found, self._made.cells), Lazy(found, values))
+        made.scale = self._scale(found) if "recent" in columns else None
+        has_room = self.size.width >= _WIDE
+        self.table.titles = {"recent": _scale_in_words(made.scale)} if has_room else {}
+        self._rows, parents = folded(found.values(), self._opened)
+        self.table.show(Lazy(self._rows, self._cells_of), Lazy(self._rows, self._values_of), parents)
         self.table.set_class(not found, "-none")
         empty = self.query_one("#empty", Line)
         empty.say(
@@ -111,6 +145,28 @@ class Dashboard(Base):
         if found and self.focused is None:
             self.table.focus()
         self._draw_frame()
+
+    def _cells_of(self, key: str) -> dict[str, Text]:
+        if (sweep := sweep_of(key)) is not None:
+            return self._sweeps.cells(self._rows[key], is_open=sweep in self._opened)
+        run = self._runs[key]
+        return self._made.cells(run, is_member=bool(run.sweep) and key_of(run.sweep or "") in self._rows)
+
+    def _values_of(self, key: str) -> Values:
+        """Return what the row is ordered by now."""
+        group = [self._made.filled(run) for run in self._rows[key]]
+        columns = [self.table.by]
+        return sweep_values(group, columns) if sweep_of(key) else values(group[0], columns)
+
+    def _scale(self, found: Mapping[str, Run]) -> Scale | None:
+        """Return the least and the largest recent reward of the rows, on which all of them are drawn."""
+        width, spans = self._made.width, self._spans
+        self._spans = {}
+        for name, run in found.items():
+            known = spans.get(name)
+            is_known = known is not None and known[0] is run
+            self._spans[name] = known if known and is_known else (run, span([run.recent[-width:]]))
+        return span([one for _, one in self._spans.values() if one])
 
     def _found(self) -> dict[str, Run]:
         wanted = filter.words(self.filter)
@@ -154,9 +210,12 @@ class Dashboard(Base):
         """Show why the run under the cursor waits or ended, its alarms, and whether it belongs to another
         user.
         """
-        run = self._runs.get(self.table.key or "")
+        key, line = self.table.key or "", self.query_one("#why", Line)
+        if sweep_of(key) and key in self._rows:
+            line.say(one_line(in_words(self._rows[key])))
+            return
+        run = self._runs.get(key)
         parts = self._reasons(run) if run else []
-        line = self.query_one("#why", Line)
         line.say(f"{one_line(run.name[:80])}: {' · '.join(parts)}" if run and parts else "")
 
     def _reasons(self, run: Run) -> list[str]:
@@ -179,9 +238,22 @@ class Dashboard(Base):
         if on != "run":
             return []
         if not isinstance(pane, Pane):
-            return self.table.chosen
+            runs = [run.name for key in self.table.chosen for run in self._rows.get(key, ())]
+            return [*dict.fromkeys(runs)]
         run = pane.run(pane.key or "")
         return [run] if run in self._runs else []
+
+    def action_act(self, verb: str) -> None:
+        """On the row of a sweep: act on those of its runs for which there is something to do."""
+        action = ACTIONS[verb]
+        if action.on != "run" or isinstance(self.focused, Pane) or not any(map(sweep_of, self.table.chosen)):
+            super().action_act(verb)
+            return
+        targets = [run for run in self.targets("run") if self.state(run) not in action.over_when]
+        if targets:
+            self.act(action, targets, self.preset(verb, targets[0]))
+        else:
+            self.notify(f"No run of the sweep is left to {verb}.", markup=False)
 
     def owner(self, target: str) -> str | None:
         return self._runs[target].owner if target in self._runs else None
@@ -193,7 +265,10 @@ class Dashboard(Base):
         return self._runs[run].state if run in self._runs else ""
 
     def _offer(self) -> None:
-        names = self.targets("run")
+        names, sweep = self.targets("run"), sweep_of(self.table.key)
+        if sweep is not None and not isinstance(self.focused, Pane):
+            self.offer(f"lorad list --sweep {shlex.quote(sweep)}", *names)
+            return
         match self.focused:
             case Pools() | Devices() as pane:
                 other = f"lorad {pane.id}"
@@ -218,7 +293,9 @@ class Dashboard(Base):
         """A run is opened, the marked ones' curves over its own; a pool or a device shows its runs."""
         key, pane = event.key, event.rows
         run = pane.run(key) if isinstance(pane, Pane) else key
-        if run in self._runs:
+        if not isinstance(pane, Pane) and sweep_of(key) is not None:
+            self.action_fold()
+        elif run in self._runs:
             marked = self.table.chosen if pane is self.table else []
             self.lorad.open_run(run, [name for name in marked if name != run])
         elif isinstance(pane, Pools | Devices) and (pool := pane.pool(key)):
@@ -259,10 +336,55 @@ class Dashboard(Base):
     def action_next_alarm(self) -> None:
         """The cursor to the next run, or the first, that has one."""
         names, at = self.table.names, self.table.key
-        after = names.index(at) + 1 if at in self._runs else 0
-        found = next((name for name in names[after:] + names[:after] if name in self._alarms), None)
+        after = names.index(at) + 1 if at in names else 0
+        found = next((key for key in names[after:] + names[:after] if self._has_alarm(key)), None)
         if found is not None:
             self.table.go(found)
+
+    def _has_alarm(self, key: str) -> bool:
+        """Say whether the row's run has an alarm; of an opened sweep, its runs have their own rows."""
+        if sweep_of(key) in self._opened:
+            return False
+        return any(run.name in self._alarms for run in self._rows.get(key, ()))
+
+    def action_fold(self) -> None:
+        """Open the sweep of the row under the cursor, or fold it, with the cursor on its row."""
+        group = self._rows.get(self.table.key or "", ())
+        sweep = group[0].sweep if group else None
+        if sweep is None or key_of(sweep) not in self._rows:
+            self.notify("There is no sweep of several runs under the cursor.", markup=False)
+            return
+        self._opened ^= {sweep}
+        self.table.go(key_of(sweep))
+        self.draw()
+
+    def action_fold_all(self) -> None:
+        sweeps = {sweep for key in self._rows if (sweep := sweep_of(key)) is not None}
+        at = self.table.key
+        group = self._rows.get(at or "", ())
+        self._opened = set() if self._opened & sweeps else sweeps
+        if not self._opened and group and group[0].sweep in sweeps:
+            self.table.go(key_of(group[0].sweep or ""))
+        self.draw()
+
+    # -- columns ---------------------------------------------------------------------------------------------
+    @work
+    async def action_columns(self) -> None:
+        """Ask which columns are wanted, and keep the choice."""
+        chosen = await self.app.push_screen_wait(ColumnPicker(self._made.columns))
+        if chosen is None or chosen == self._made.columns:
+            return
+        self.table.use(shaped(chosen))
+        self.board.columns = self._made.columns = chosen
+        self.draw()
+        self.lorad.feed.open(self)
+        try:
+            remember(chosen)
+        except LoradError as error:
+            self.say_error(error)
+
+    def on_rows_more_asked(self) -> None:
+        self.action_columns()
 
     def action_acknowledge(self) -> None:
         """Hide the alarms of the ended runs among the chosen ones."""
@@ -283,6 +405,11 @@ class Dashboard(Base):
     def action_all(self) -> None:
         self.board.all = not self.board.all
         self.lorad.feed.open(self)
+
+
+def _scale_in_words(scale: Scale | None) -> str:
+    """Name the column of recent rewards with the ends of the scale that its rows share."""
+    return f"recent {scale[0]:.3g}…{scale[1]:.3g}" if scale else "recent"
 
 
 def _fitting(choices: dict[int, _T], room: int) -> _T:

@@ -7,8 +7,8 @@ import contextlib
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +19,11 @@ from lorad.alarms import MEASURED, Alarm, alarms, order
 from lorad.box.config import AlarmLimits
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
+from lorad.client.columns import costs_of, keys_of
 from lorad.client.shapes import Event, Run
 from lorad.errors import NotAllowed
 from lorad.files import read_file
+from lorad.selection import Selection
 
 _KEPT = 48 * 3600.0  # seconds after a run's end: no alarm of it is older
 _LARGEST = 1 << 20  # bytes
@@ -33,6 +35,8 @@ _EVENTS = 200  # that are kept
 _ROUTINE = frozenset({"step", "version", "excused"})  # what a run that is well does all the time
 HELD = 15.0  # seconds that an alarm of one step stays
 _PER_STEP = frozenset(kind for _, _, kind, _ in MEASURED)
+_PLACES = {"queued": 1, "paused": 2, "ended": 3}  # of states in the list; those that work come first
+_PRICED = 30.0  # seconds between two looks at the bill
 _PASSING = frozenset({"queued", "starting"})  # why they wait changes without an event
 
 
@@ -91,6 +95,7 @@ class Snapshot:
     runs: newest first, those that ended last.
     events: those that are not routine, newest first.
     alarms: worst first.
+    costs: by run, where a column shows them.
     """
 
     runs: tuple[Run, ...] = ()
@@ -98,6 +103,7 @@ class Snapshot:
     devices: tuple[Device, ...] = ()
     events: tuple[Event, ...] = ()
     alarms: tuple[Alarm, ...] = ()
+    costs: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def speed(self) -> float:
@@ -111,13 +117,14 @@ class Snapshot:
 
 
 class Board:
-    """Kept up to date by one thread. all: also runs that ended more than a day ago. acknowledged: runs that
-    ended and whose alarms are left out."""
+    """Kept up to date by one thread. all: also runs that ended more than a day ago. columns: those that are
+    shown, for which more is asked. acknowledged: runs that ended and whose alarms are left out."""
 
     def __init__(
         self, limits: AlarmLimits, acknowledged: _Acknowledged | None = None, *, all: bool = False
     ) -> None:
         self.all = all
+        self.columns: Sequence[str] = ()
         self.acknowledged = acknowledged or _Acknowledged()
         self._limits = limits
         self._runs: dict[str, Run] = {}
@@ -127,6 +134,8 @@ class Board:
         self._status: Status | None = None
         self._raised: dict[tuple[str, str], tuple[float, Alarm]] = {}
         self._listed, self._told, self._minute = 0.0, Snapshot(), 0
+        self._costs: dict[str, float] = {}
+        self._priced = float("-inf")
 
     def read(self, client: Client, changes: "Changes") -> Snapshot | None:
         """Return the current snapshot, or None when nothing in it changed."""
@@ -134,13 +143,16 @@ class Board:
         if everything or len(names) > _NAMES or time.monotonic() - self._listed > _LISTED:
             self._list(client)
         elif names:
-            self._merge(names, client.named(names))
+            keys = keys_of(self.columns)
+            chosen = Selection(names=[*names])
+            self._merge(names, client.select(chosen, keys=keys) if keys else client.named(names))
         if everything:
             self._events = deque(filter(_is_news, client.history(limit=_HISTORY)), _EVENTS)
         else:
             self._add(changes.events)
         if changes.tick:
             self._pools, self._devices, self._status = client.pools(), client.devices(), client.status()
+            self._price(client, is_new=everything)
         return self._news(everything)
 
     # -- runs ------------------------------------------------------------------------------------------------
@@ -159,8 +171,11 @@ class Board:
         return names
 
     def _list(self, client: Client) -> None:
-        runs = client.list(all=self.all)
-        self._runs = {run.name: self._same(run) for run in sorted(runs, key=_has_ended)}
+        keys = keys_of(self.columns)
+        runs = (
+            client.select(Selection(), recent=not self.all, keys=keys) if keys else client.list(all=self.all)
+        )
+        self._runs = {run.name: self._same(run) for run in sorted(runs, key=_rank)}
         self._listed = time.monotonic()
 
     def _same(self, run: Run) -> Run:
@@ -178,7 +193,7 @@ class Board:
         if moved:
             self._runs = dict(sorted(self._runs.items(), key=lambda item: _rank(item[1])))
 
-    def _place(self, name: str) -> tuple[bool, float] | None:
+    def _place(self, name: str) -> tuple[int, float] | None:
         return _rank(self._runs[name]) if name in self._runs else None
 
     def _is_listed(self, run: Run) -> bool:
@@ -200,12 +215,18 @@ class Board:
             tuple(self._devices),
             tuple(reversed(self._events)),
             tuple(raised),
+            dict(self._costs),
         )
         minute = int(time.time() // 60)  # ages
         if not everything and seen == self._told and minute == self._minute:
             return None
         self._told, self._minute = seen, minute
         return seen
+
+    def _price(self, client: Client, *, is_new: bool) -> None:
+        """Read what runs cost, where a column shows it."""
+        if "cost" in self.columns and (is_new or time.monotonic() - self._priced > _PRICED):
+            self._costs, self._priced = costs_of(client.bill()), time.monotonic()
 
     def _held(self, found: list[Alarm]) -> list[Alarm]:
         """Keep a step's alarm for a while even if the next step does not raise it, as nobody can read what
@@ -228,9 +249,9 @@ def _has_ended(run: Run) -> bool:
     return run.state == "ended"
 
 
-def _rank(run: Run) -> tuple[bool, float]:
-    """Return the key by which runs are ordered."""
-    return _has_ended(run), -run.created_at
+def _rank(run: Run) -> tuple[int, float]:
+    """Return the key by which runs are ordered: those that work, those that wait, those that ended."""
+    return _PLACES.get(run.state, 0), -run.created_at
 
 
 def _is_news(event: Event) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
+from rich.segment import Segment
 from rich.text import Text
 from textual.geometry import Region
 from textual.message import Message
@@ -19,6 +20,7 @@ from lorad.tui.widgets.lines import Lines, Parts
 PAGE = 200
 MARK = "▌"
 _BAR = 2  # cells that a scrollbar takes
+_MARK = 3  # cells at the right of the heading that say how many columns did not fit
 Cells = dict[str, Text]  # by column
 _T = TypeVar("_T")
 
@@ -48,9 +50,15 @@ class Rows(Lines):
             super().__init__()
             self.rows, self.key = rows, key
 
-    def __init__(self, columns: Columns, *, id: str) -> None:
+    class MoreAsked(Message):
+        """The mark of columns that did not fit was clicked."""
+
+    def __init__(self, columns: Columns, *, id: str, marks_missing: bool = False) -> None:
+        """marks_missing: say in the heading how many columns did not fit."""
         super().__init__(id=id)
-        self._wanted = columns
+        self._wanted, self._marks_missing = columns, marks_missing
+        self._parents: Mapping[str, str] = {}  # row -> the row that it stays below
+        self.titles: Mapping[str, str] = {}  # of columns that are called otherwise than their key
         self._right = {column.key for column in columns if column.right}
         self._given: Mapping[str, Cells] = {}  # in the order of who shows them
         self._values: Mapping[str, Values] = {}
@@ -106,10 +114,16 @@ class Rows(Lines):
             self._needs, self.widths = {}, {}
             self.by = self.by if any(column.key == self.by for column in columns) else ""
 
-    def show(self, rows: Mapping[str, Cells], values: Mapping[str, Values] | None = None) -> None:
-        """All rows in order. values: by row, of the columns that rows can be ordered by. Only cells of the
-        page are asked for; those of a row that are the same object as before did not change."""
-        at = self.key
+    def show(
+        self,
+        rows: Mapping[str, Cells],
+        values: Mapping[str, Values] | None = None,
+        parents: Mapping[str, str] | None = None,
+    ) -> None:
+        """All rows in order. values: by row, of the columns that rows can be ordered by. parents: the row
+        that a row stays below, whatever the order. Only cells of the page are asked for; those of a row that
+        are the same object as before did not change."""
+        at, self._parents = self.key, parents or {}
         self._given, self._values, self.marked = (
             rows,
             values or {},
@@ -134,7 +148,7 @@ class Rows(Lines):
             )
         elif self.is_reversed:
             names.reverse()
-        self._names = names
+        self._names = names = _below(names, self._parents) if self._parents else names
         self.page = (
             names.index(at) // PAGE
             if at is not None and at in self._given
@@ -186,7 +200,11 @@ class Rows(Lines):
         """Other columns only when the room or a width changed."""
         self._needs = needed(self._wanted, (self._shown[name] for name in changed), self._needs)
         arrow = {self.by: max(self._needs[self.by], len(self.by) + 1)} if self.by else {}
-        widths = layout(self._wanted, self._needs | arrow, self.size.width - _BAR)
+        titles = {name: max(self._needs.get(name, 0), len(title)) for name, title in self.titles.items()}
+        needs, room = self._needs | titles | arrow, self.size.width - _BAR
+        widths = layout(self._wanted, needs, room)
+        if self._marks_missing and len(widths) < len(self._wanted):
+            widths = layout(self._wanted, needs, room - _MARK)
         if widths != self.widths:
             self.widths = widths
             self._parts.clear()
@@ -195,7 +213,17 @@ class Rows(Lines):
     # -- lines -----------------------------------------------------------------------------------------------
     def heading(self) -> Parts:
         by = f"{self.by}{'▼' if self.is_reversed else '▲'}"
-        return self._joined({name: Text(by if name == self.by else name) for name in self.widths})
+        titles = {name: by if name == self.by else self._title(name) for name in self.widths}
+        parts = self._joined({name: Text(title) for name, title in titles.items()})
+        missing = len(self._wanted) - len(self.widths)
+        if not (self._marks_missing and missing):
+            return parts
+        used = sum(self.widths.values()) + PADDING * len(self.widths)
+        return [*parts, Segment(f"+{missing}›".rjust(max(self.size.width - used - 1, 0)))]
+
+    def _title(self, name: str) -> str:
+        title = self.titles.get(name, name)
+        return title if len(title) <= self.widths[name] else name
 
     def line(self, row: int) -> Parts:
         name = self.on_page[row]
@@ -227,6 +255,8 @@ class Rows(Lines):
                 if any(each.orders and each.key == name for each in self._wanted):
                     self._order_by(name, reverse=not self.is_reversed if name == self.by else False)
                 return
+        if self._marks_missing and len(self.widths) < len(self._wanted):
+            self.post_message(self.MoreAsked())
 
     # -- keys ------------------------------------------------------------------------------------------------
     def action_mark(self) -> None:
@@ -284,7 +314,17 @@ def ordered(names: Sequence[str], values: Mapping[str, Any], is_reversed: bool) 
     """Order names by value; those without a value or with NaN come last in either direction."""
     has = [name for name in names if values[name] is not None and values[name] == values[name]]
     rest = [name for name in names if values[name] is None or values[name] != values[name]]
-    return [*sorted(has, key=lambda name: values[name], reverse=is_reversed), *rest]
+    by = {name: (isinstance(values[name], str), values[name]) for name in has}
+    return [*sorted(has, key=by.__getitem__, reverse=is_reversed), *rest]
+
+
+def _below(names: Sequence[str], parents: Mapping[str, str]) -> list[str]:
+    """Put the rows that have a parent below it, in the order that they have."""
+    found: dict[str, list[str]] = {name: [name] for name in names if name not in parents}
+    for name in names:
+        if name in parents:
+            found[parents[name]].append(name)
+    return [name for group in found.values() for name in group]
 
 
 def _kept(of: Mapping[str, _T], names: Iterable[str]) -> dict[str, _T]:

@@ -1,0 +1,165 @@
+"""The columns that a list of runs can have, in `lorad list` and on the dashboard, and a sweep as one row."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from lorad.client.box_shapes import Bill, Pool
+from lorad.client.shapes import Run
+from lorad.client.words import evals_in_words, starts_in_words, why
+from lorad.text import age, duration, number
+
+_FEW = 3  # values of a sweep that are shown one by one
+_RECENT = 5  # rewards
+_KEY = re.compile(r"[A-Za-z_][\w@/ :-]*(\.[\w@/ :-]+)*")
+_LONGEST = 100  # characters of a key
+FILLED = ("device", "cost")
+"""Columns that `filled` finds in other answers than the list of runs."""
+
+
+def _state(run: Run) -> str:
+    return run.state + (f": {run.reason}" if run.reason else "")
+
+
+def _took(run: Run) -> str:
+    """Say how long the run has worked, or did."""
+    if run.started_at is None:
+        return ""
+    return age(run.started_at) if run.ended_at is None else duration(run.ended_at - run.started_at)
+
+
+def seconds_left(run: Run) -> float | None:
+    """Estimate how long a run still takes; None unless it runs and has made steps."""
+    if run.state != "running" or run.rates.step_seconds is None:
+        return None
+    return (run.steps - run.step) * run.rates.step_seconds
+
+
+def _left(run: Run) -> str:
+    left = seconds_left(run)
+    return "" if left is None else duration(left)
+
+
+def _cost(run: Run) -> str:
+    cost = run.values.get("cost")
+    return "" if cost is None else amount(cost)
+
+
+def amount(cost: float) -> str:
+    return "<0.01" if 0 < cost < 0.01 else f"{cost:.2f}"
+
+
+COLUMNS: dict[str, Callable[[Run], str]] = {
+    "name": lambda run: run.name,
+    "state": _state,
+    "step": lambda run: f"{run.step}/{run.steps}",
+    "steps": lambda run: str(run.steps),
+    "progress": lambda run: f"{run.step / max(run.steps, 1):.0%}",
+    "reward": lambda run: number(run.reward),
+    "recent": lambda run: " ".join(number(reward, 2) or "-" for reward in run.recent[-_RECENT:]),
+    "eval": evals_in_words,
+    "eval_first": lambda run: number(run.eval_first),
+    "eval_last": lambda run: number(run.eval_last),
+    "nll": lambda run: number(run.nll_last),
+    "version": lambda run: "" if run.version is None else f"@{run.version}",
+    "tok/s": lambda run: number(run.rates.tokens_per_second, 0) if run.state == "running" else "",
+    "step_seconds": lambda run: number(run.rates.step_seconds, 2),
+    "eta": _left,
+    "took": _took,
+    "owner": lambda run: run.owner,
+    "age": lambda run: age(run.created_at),
+    "ended": lambda run: age(run.ended_at),
+    "sweep": lambda run: run.sweep or "",
+    "group": lambda run: run.group,
+    "tags": lambda run: " ".join(run.tags),
+    "note": lambda run: run.note,
+    "base": lambda run: run.base,
+    "pool": lambda run: run.pool or "",
+    "device": lambda run: run.values.get("device", ""),
+    "cost": _cost,
+    "priority": lambda run: str(run.priority),
+    "attempt": lambda run: str(run.attempt),
+    "origin": lambda run: run.origin or "",
+    "reason": lambda run: run.reason or "",
+    "place": lambda run: "" if run.queue is None else str(run.queue.place),
+    "behind": lambda run: "" if run.queue is None else run.queue.behind,
+    "starts": lambda run: starts_in_words(run).removeprefix("starts "),
+    "why": why,
+    "waiting": lambda run: run.waiting,
+}
+
+
+def is_key(name: str) -> bool:
+    """Say whether a column's name can be a key of the spec or a metric, as the daemon takes them."""
+    return len(name) <= _LONGEST and _KEY.fullmatch(name) is not None
+
+
+def keys_of(columns: Sequence[str]) -> list[str]:
+    """Return the columns whose values the daemon has to be asked for."""
+    return [name for name in columns if name not in COLUMNS]
+
+
+def cell(run: Run, column: str) -> str:
+    """Return what a run has in a column: one of COLUMNS, or a key that the daemon was asked for."""
+    return COLUMNS[column](run) if column in COLUMNS else in_words(run.values.get(column))
+
+
+def in_words(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def devices_of(pools: Sequence[Pool]) -> dict[str, str]:
+    """Name the devices of each run that has a slot in a pool."""
+    return {run: " ".join(pool.devices or [pool.device]) for pool in pools for run in pool.tenants}
+
+
+def costs_of(bill: Bill) -> dict[str, float]:
+    """Read what each run cost off a bill by run; runs on devices without a price are left out."""
+    return {line.key: line.cost for line in bill.rows if line.cost is not None}
+
+
+def filled(run: Run, devices: Mapping[str, str], costs: Mapping[str, float]) -> Run:
+    """Give a run the values of FILLED, as far as they are known."""
+    more = {"device": devices.get(run.name), "cost": costs.get(run.name)}
+    known = {name: value for name, value in more.items() if value is not None}
+    return replace(run, values=run.values | known) if known else run
+
+
+# -- a sweep as one row --------------------------------------------------------------------------------------
+
+
+def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
+    """Put the runs of a sweep together, where its first one stood; a run of no sweep is alone."""
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        found.setdefault(("sweep", run.sweep) if run.sweep else ("run", run.name), []).append(run)
+    return [*found.values()]
+
+
+def leader(group: Sequence[Run]) -> Run:
+    """Choose the run with the best last evaluation, else the best reward; of equal ones, the furthest."""
+    return max(group, key=lambda run: (_merit(run), run.step))
+
+
+def _merit(run: Run) -> float:
+    nll = None if run.nll_last is None else -run.nll_last
+    found = next((one for one in (run.eval_last, nll, run.reward) if one is not None), None)
+    return float("-inf") if found is None or found != found else found
+
+
+def together(group: Sequence[Run], column: str) -> str:
+    """Return each of a few values of a column, the least and the largest of many numbers, else how many."""
+    values = [run.values[column] for run in group if run.values.get(column) is not None]
+    different = [*dict.fromkeys(filter(None, (cell(run, column) for run in group)))]
+    if len(different) <= _FEW:
+        return ", ".join(different)
+    if values and all(isinstance(value, int | float) for value in values):
+        return f"{in_words(min(values))}..{in_words(max(values))}"
+    return f"{len(different)} values"

@@ -1,0 +1,103 @@
+"""Which columns the table of runs has, how wide they are, and the file that remembers which were chosen."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lorad.client.columns import COLUMNS, is_key
+from lorad.errors import NotAllowed
+from lorad.files import read_file, write_whole
+from lorad.tui.widgets.columns import Column
+
+USUAL = (
+    *("name", "state", "step", "reward", "recent", "tok/s", "eta", "progress", "age", "eval", "owner"),
+    *("version", "why"),
+)
+_KEYS = ("trainer.lr", "lora.rank", "lora.alpha", "algorithm.name", "kl", "loss", "entropy")
+OFFERED = (*COLUMNS, *_KEYS)
+_MOST = 40  # columns
+_LARGEST = 1 << 16  # bytes
+_SHAPES = {
+    column.key: column
+    for column in (
+        Column("name", 8, 40, 0, shrinks=16),
+        Column("state", 10, 23, 0, shrinks=12),
+        Column("step", 5, 15, 0, right=True),
+        Column("progress", 8, 8, 0),
+        Column("reward", 6, 8, 0, right=True),
+        Column("recent", 8, 24, 0),
+        Column("eval", 11, 15, 0),
+        Column("tok/s", 6, 8, 0, right=True),
+        Column("eta", 5, 7, 0, right=True),
+        Column("age", 4, 5, 0, right=True),
+        Column("version", 7, 8, 0),
+        Column("owner", 5, 14, 0),
+        Column("base", 6, 30, 0, shrinks=12),
+        Column("why", 14, 60, 0, rest=True),
+        Column("waiting", 14, 60, 0, shrinks=20),
+        Column("behind", 14, 60, 0, shrinks=20),
+        Column("note", 6, 40, 0, shrinks=12),
+    )
+}
+_TEXTS = frozenset({"sweep", "group", "tags", "pool", "device", "origin", "reason", "starts"})
+_UNORDERED = frozenset({"recent", "why", "waiting", "behind", "starts", "note", "tags"})
+
+
+class _Kept(Struct, frozen=True):
+    columns: list[str]
+
+
+def shaped(names: Iterable[str]) -> tuple[Column, ...]:
+    """Make the columns of these names. Where there is no room, the last ones go first."""
+    return tuple(
+        dataclasses.replace(_SHAPES.get(name) or _other(name), leaves=place, orders=name not in _UNORDERED)
+        for place, name in enumerate(names)
+    )
+
+
+def _other(name: str) -> Column:
+    return Column(name, 4, 24, 0, right=name in COLUMNS and name not in _TEXTS, shrinks=12)
+
+
+def columns_file() -> Path:
+    """Name the file that keeps the choice of this user."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "lorad" / "columns.json"
+
+
+def remembered() -> tuple[Sequence[str], str]:
+    """Read the columns that were chosen, else the usual ones; and what is wrong with the file, or ""."""
+    path = columns_file()
+    try:
+        kept = msgspec.json.decode(read_file(path, _LARGEST), type=_Kept).columns
+    except FileNotFoundError:
+        return USUAL, ""
+    except OSError as error:
+        return USUAL, f"{path} is not read: {error.strerror}. The usual columns are shown."
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return USUAL, f"{path} holds no columns: the usual ones are shown. c chooses others and mends it."
+    unknown = next((name for name in kept if name not in OFFERED and not is_key(name)), None)
+    if unknown is not None or len(kept) > _MOST:
+        told = f"{unknown!r:.40} is no column" if unknown is not None else f"over {_MOST} columns"
+        return USUAL, f"{path}: {told}. The usual ones are shown; c chooses others and mends it."
+    return tuple(dict.fromkeys(["name", *kept])), ""
+
+
+def remember(names: Sequence[str]) -> None:
+    """Keep a choice; the usual columns need no file. Raises NotAllowed where it cannot be written."""
+    path = columns_file()
+    try:
+        if tuple(names) == USUAL:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, msgspec.json.encode(_Kept([*names])))
+    except OSError as error:
+        raise NotAllowed(
+            f"The columns stay until this session ends: {path}: {error.strerror}.",
+            hint="XDG_STATE_HOME names another directory.",
+        ) from error

@@ -1,0 +1,163 @@
+"""A sweep as one row of the table of runs: how many runs do what, the best figures, and who leads."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from rich.text import Text
+
+from lorad.client.columns import groups_of, leader, seconds_left, together
+from lorad.client.shapes import Run
+from lorad.text import coarse_age, duration, number, one_line
+from lorad.tui.dashboard.run_rows import (
+    BAD,
+    LEVELS,
+    SIGNS,
+    CellMaker,
+    bar,
+    cell,
+    cells,
+    eval_text,
+    total_steps,
+    values,
+)
+from lorad.tui.dashboard.snapshot import rate
+from lorad.tui.widgets.columns import Values
+
+_PREFIX = "sweep:"  # of the key of its row: no run is called so
+_OPEN, _FOLDED = "▾", "▸"
+Groups = dict[str, list[Run]]  # by key of a row: the one run, or those of a sweep
+
+
+def sweep_of(key: str | None) -> str | None:
+    """Return the sweep that a row stands for, or None."""
+    return key.removeprefix(_PREFIX) if key and key.startswith(_PREFIX) else None
+
+
+def key_of(sweep: str) -> str:
+    return f"{_PREFIX}{sweep}"
+
+
+def folded(runs: Iterable[Run], opened: Collection[str]) -> tuple[Groups, dict[str, str]]:
+    """Return the rows, each with its runs, and the row of the sweep that each run of an opened one is below.
+
+    A sweep of which one run alone is shown is that run.
+    """
+    rows: Groups = {}
+    parents: dict[str, str] = {}
+    for group in groups_of([*runs]):
+        sweep = group[0].sweep
+        if sweep is None or len(group) == 1:
+            rows[group[0].name] = group
+            continue
+        rows[key_of(sweep)] = group
+        if sweep in opened:
+            rows |= {run.name: [run] for run in group}
+            parents |= {run.name: key_of(sweep) for run in group}
+    return rows, parents
+
+
+class SweepMaker:
+    """Makes cells of sweeps, the same ones as before as long as nothing of them changed."""
+
+    def __init__(self, made: CellMaker) -> None:
+        self._runs = made
+        self._made: dict[str, tuple[list[Run], object, dict[str, Text]]] = {}
+
+    def cells(self, group: list[Run], *, is_open: bool) -> dict[str, Text]:
+        sweep, made = group[0].sweep or "", self._runs
+        more = [(made.devices.get(run.name), made.costs.get(run.name)) for run in group]
+        ages, level = coarse_age(_first(group)), made.level(group)
+        depends = is_open, made.columns, made.width, made.scale, ages, level, more
+        known = self._made.get(sweep)
+        if known is not None and known[0] == group and known[1] == depends:
+            return known[2]
+        row = self._row([made.filled(run) for run in group], is_open=is_open)
+        if level:
+            row["state" if "state" in row else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
+        self._made[sweep] = group, depends, row
+        return row
+
+    def _row(self, group: Sequence[Run], *, is_open: bool) -> dict[str, Text]:
+        made, best = self._runs, leader(group)
+        row = cells(best, columns=made.columns, width=made.width, scale=made.scale)
+        quiet = "dim" if all(run.state == "ended" for run in group) else ""
+        for name in made.columns:
+            text = _together(group, name, best, is_open=is_open)
+            if text is not None:
+                row[name] = cell(one_line(text), quiet or ("cyan" if name == "progress" else ""))
+        if "state" in row:
+            row["state"] = _states(group)
+        return row
+
+
+def _together(group: Sequence[Run], column: str, best: Run, *, is_open: bool) -> str | None:
+    """Say what the runs have in a column; None where it is what the leader has."""
+    steps, total = sum(run.step for run in group), sum(run.steps for run in group)
+    match column:
+        case "name":
+            return f"{_OPEN if is_open else _FOLDED} {best.sweep} ({len(group)})"
+        case "step":
+            return f"{steps}/{total_steps(total)}"
+        case "steps":
+            return total_steps(total)
+        case "progress":
+            return bar(steps / total if total else 0.0, 8)
+        case "tok/s":
+            return number(sum(rate(run) or 0.0 for run in group) or None, 0)
+        case "eta":
+            left = [seconds for run in group if (seconds := seconds_left(run)) is not None]
+            return duration(max(left)) if left else ""
+        case "age":
+            return coarse_age(_first(group))
+        case "why":
+            return f"{best.name} leads"
+        case "cost":
+            costs = [run.values["cost"] for run in group if "cost" in run.values]
+            return f"{sum(costs):.2f}" if costs else ""
+        case "state" | "reward" | "recent" | "eval" | "eval_first" | "eval_last" | "nll" | "version":
+            return None
+    return together(group, column)
+
+
+def _first(group: Sequence[Run]) -> float:
+    return min(run.created_at for run in group)
+
+
+def _states(group: Sequence[Run]) -> Text:
+    """Count the runs by state, each by its sign: ●3 ◌2 ✔3."""
+    counts = Counter(run.reason or run.state for run in group)
+    known = {word: place for place, word in enumerate(SIGNS)}
+    parts = []
+    for word in sorted(counts, key=lambda word: known.get(word, len(known))):
+        sign, style = SIGNS.get(word, BAD)
+        parts.append(Text(f"{sign}{counts[word]}", style=style))
+    return Text(" ", no_wrap=True, overflow="ellipsis").join(parts)
+
+
+def sweep_values(group: Sequence[Run], columns: Iterable[str]) -> Values:
+    """Return what a sweep is ordered by: what its leader has, but for its name and its sums."""
+    best = leader(group)
+    found = dict(values(best, columns))
+    steps, total = sum(run.step for run in group), sum(run.steps for run in group)
+    costs = [run.values["cost"] for run in group if "cost" in run.values]
+    sums: Mapping[str, str | float | None] = {
+        "name": best.sweep,
+        "step": steps,
+        "steps": total,
+        "progress": steps / total if total else 0.0,
+        "tok/s": sum(rate(run) or 0.0 for run in group) or None,
+        "age": -_first(group),
+        "cost": sum(costs) if costs else None,
+    }
+    return found | {name: value for name, value in sums.items() if name in found}
+
+
+def in_words(group: Sequence[Run]) -> str:
+    """Describe a sweep in a line: how many runs do what, who leads and by what."""
+    best = leader(group)
+    counts = Counter((run.reason or run.state).replace("_", " ") for run in group)
+    states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    figure = f"eval {eval_text(best)}" if eval_text(best) else f"reward {number(best.reward)}"
+    has_figure = best.reward is not None or bool(eval_text(best))
+    leads = f" · {best.name} leads: {figure}" if has_figure else ""
+    return f"sweep {best.sweep}: {states}{leads} · enter opens it, f folds it"
