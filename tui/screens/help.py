@@ -27,7 +27,8 @@ _FILTER = (
 )
 _ABOUT = (
     "The status line shows the shell command for what you see or did; y copies it. : takes commands with "
-    "arguments, as in stop sweep-*; ctrl+p finds actions by a part of their name.\nThe words at the right are ids: tui.keymap of config.yaml gives an id other keys, as in "
+    "arguments, as in stop sweep-*; ctrl+p finds actions by a part of their name.\nThe words at "
+    "the right are ids: tui.keymap of config.yaml gives an id other keys, as in "
     "{run.kill: ctrl+k}."
 )
 _TYPED = "While a text is typed, f1 opens this help."
