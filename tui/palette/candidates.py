@@ -54,6 +54,8 @@ class Source:
             return list(self._of(verb.flags[words[-1]], verb, words, last))
         if last.startswith("-"):
             return [(flag, "") for flag in verb.flags]
+        if verb.name == "open" and len(words) > 2:
+            return []
         at = len(words) - 1
         kind = verb.takes[min(at, len(verb.takes) - 1)] if verb.takes else ""
         return [each for one in kind.split(" or ") for each in self._of(one, verb, words, last)]

@@ -110,4 +110,6 @@ def _values(action: Action, typed: Given) -> dict[str, str]:
 def check(field: Field, value: str) -> None:
     """Raises SpecError for a value that does not fit a field."""
     if wrong := field.check(value):
-        raise SpecError(f"{field.label} {wrong}", hint=field.says and f"It is {field.says}.")
+        raise SpecError(
+            f"{field.label} {wrong}", hint="" if field.key == "overrides" else f"It is {field.says}."
+        )

@@ -212,6 +212,15 @@ async def test_open_pool_shows_its_runs() -> None:
         await until(user, lambda: names(user) == ["r2"])
 
 
+async def test_open_offers_no_tab_behind_a_pool() -> None:
+    async with using(a_world("r1")) as user:
+        await until(user, lambda: len(names(user)) == 1)
+        await type_line(user, "open pool q")
+        await until(user, lambda: shown(user) == ["qwen-1"])
+        await user.press("tab")
+        await until(user, lambda: typed(user) == "open pool qwen-1 " and shown(user) == [])
+
+
 async def test_click_on_a_candidate_takes_it() -> None:
     async with using(a_world("r1")) as user:
         await until(user, lambda: len(names(user)) == 1)
