@@ -100,7 +100,7 @@ def test_what_a_pool_reports_goes_with_its_runs(home: Path) -> None:
     place_runs(ctx)
     works(ctx, "a", 20, 10.0)
     info = PoolInfo("p", 1, "m", "/m", "", "builtin", "builtin", "fused", "cpu", "float32", 1, 64, {})
-    taken = Capacity(max_versions=9, versions=3, max_rank=64, memory=100_000, memory_used=90_000)
+    taken = Capacity(max_versions=5, versions=3, max_rank=64, memory=100_000, memory_used=90_000)
     tenants = [Tenant("a", 1, "idle", 90_000)]
     loaded = ["a@1", "a@2", "a@3"]
     submit(ctx, "b", **long(30))
