@@ -24,6 +24,7 @@ from lorad.tui.screens.base import Base
 _LATER = (
     "run.screen",
     "screens.help",
+    "pool.screen",
     "new_run.screen",
     "serving.screen",
 )  # screens that nobody sees first: read when the dashboard stands
@@ -101,6 +102,11 @@ class LoradApp(App[None]):
         from lorad.tui.run.screen import RunScreen
 
         self.push_screen(RunScreen(run))
+
+    def open_pool(self, pool: str) -> None:
+        from lorad.tui.pool.screen import PoolScreen
+
+        self.push_screen(PoolScreen(pool))
 
     def open_serving(self) -> None:
         from lorad.tui.serving.screen import Serving
