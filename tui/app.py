@@ -26,6 +26,7 @@ _LATER = (
     "run.screen",
     "palette.screen",
     "screens.help",
+    "pool.screen",
     "new_run.screen",
     "serving.screen",
 )  # screens that nobody sees first: read when the dashboard stands
@@ -122,6 +123,11 @@ class LoradApp(App[None]):
             self.notify(
                 f"There is no theme {name}. There are: {', '.join(NAMES)}.", severity="error", markup=False
             )
+
+    def open_pool(self, pool: str) -> None:
+        from lorad.tui.pool.screen import PoolScreen
+
+        self.push_screen(PoolScreen(pool))
 
     def open_serving(self) -> None:
         from lorad.tui.serving.screen import Serving

@@ -76,6 +76,10 @@ ALIAS: list[BindingType] = [
 
 POOL: list[BindingType] = [_key("E", "screen.act('end')", "pool.end", "End the pool", show=False)]
 
+POOL_SCREEN: list[BindingType] = [
+    _key("tab", "app.focus_next", "pool.next", "The slots, or the log", show=False),
+]
+
 TABLE: list[BindingType] = [
     _key("j", "cursor_down", "table.down", "Down", show=False),
     _key("k", "cursor_up", "table.up", "Up", show=False),
@@ -97,6 +101,7 @@ BOARD: list[BindingType] = [
     _key("c", "columns", "board.columns", "Columns"),
     _key("f", "fold", "board.fold", "Open the sweep, or fold it into one row", show=False),
     _key("F", "fold_all", "board.fold_all", "Open all sweeps, or fold all", show=False),
+    _key("e", "pool", "board.pool", "The pool of the run", show=False),
     _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
     _key("tab", "app.focus_next", "board.next", "Next pane", show=False),
     _key("shift+tab", "app.focus_previous", "board.previous", "Pane before", show=False),
@@ -313,6 +318,7 @@ HELP: dict[str, list[BindingType]] = {
     "The dashboard": BOARD,
     "Its columns": COLUMNS,
     "Pools, the one under the cursor": POOL,
+    "The screen of a pool": POOL_SCREEN,
     "Tables": TABLE,
     "The run's screen": TABS,
     "Curves": CURVES,

@@ -290,7 +290,7 @@ class Dashboard(Base):
         self._offer()
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """A run is opened, the marked ones' curves over its own; a pool or a device shows its runs."""
+        """A run is opened, the marked ones' curves over its own, or a pool; a device shows its runs."""
         key, pane = event.key, event.rows
         run = pane.run(key) if isinstance(pane, Pane) else key
         if not isinstance(pane, Pane) and sweep_of(key) is not None:
@@ -298,7 +298,9 @@ class Dashboard(Base):
         elif run in self._runs:
             marked = self.table.chosen if pane is self.table else []
             self.lorad.open_run(run, [name for name in marked if name != run])
-        elif isinstance(pane, Pools | Devices) and (pool := pane.pool(key)):
+        elif isinstance(pane, Pools):
+            self.lorad.open_pool(key)
+        elif isinstance(pane, Devices) and (pool := pane.pool(key)):
             self.narrow(f'pool:"{pool}"')
 
     def narrow(self, wanted: str) -> None:
@@ -366,6 +368,15 @@ class Dashboard(Base):
         if not self._opened and group and group[0].sweep in sweeps:
             self.table.go(key_of(group[0].sweep or ""))
         self.draw()
+
+    def action_pool(self) -> None:
+        """Open the pool of the run under the cursor, or of the row of another pane."""
+        runs = [self._runs[name] for name in self.targets("run")[:1]]
+        pools = self.targets("pool") or [run.pool for run in runs if run.pool]
+        if pools and any(pool.pool == pools[0] for pool in self._news.pools):
+            self.lorad.open_pool(pools[0])
+        else:
+            self.notify("The run under the cursor is in no pool that is up.", markup=False)
 
     # -- columns ---------------------------------------------------------------------------------------------
     @work

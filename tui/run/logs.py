@@ -110,7 +110,7 @@ class LogView(ScrollView, can_focus=True):
         return text
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A part of the log of process `of`.
 
     is_new: it replaces what was shown before.
@@ -168,12 +168,17 @@ class Logs(RunTab):
         yield Input(id="log-filter", placeholder='words, "two words", !word', compact=True)
 
     # -- reading, on the feed's thread -----------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes, run: RunDetails) -> _Part | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Part | None:
         of = self._of
         log = (of, run.attempt if of == "driver" else run.pool)
         is_new = log != self._log or self._offset is None
         if not is_new and RunState(run.state).is_over and not changes.touch(self.run_name):
             return None
+        return self.part(client, log, sources(run))
+
+    def part(self, client: Client, log: tuple[object, ...], sources: list[str]) -> Part | None:
+        """Read what is new of a log, or its end if it is another one. sources: the processes with logs."""
+        of, is_new = self._of, log != self._log or self._offset is None
         part = client.logs(self.run_name, of=of, offset=BEGIN if is_new else self._offset or 0)
         if not is_new and (part.size < (self._offset or 0) or part.size - part.offset > _BEHIND):
             part, is_new = client.logs(self.run_name, of=of, offset=BEGIN), True  # it was cut, or runs away
@@ -184,10 +189,10 @@ class Logs(RunTab):
         if is_new and part.size > -BEGIN:
             text = text.partition("\n")[2]  # the first line is not whole
             before = part.size + BEGIN
-        return _Part(of, sources(run), clean(text), is_new, before)
+        return Part(of, sources, clean(text), is_new, before)
 
     # -- drawing ---------------------------------------------------------------------------------------------
-    def show(self, data: _Part) -> None:
+    def show(self, data: Part) -> None:
         if data.of != self._of:  # another one was chosen meanwhile
             return
         view = self.query_one(LogView)

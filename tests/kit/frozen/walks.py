@@ -149,6 +149,7 @@ WALKS: dict[str, Walk] = {
     "spec": tab(6, last=("path: Qwen/Qwen3-8B",)),
     "events": tab(7, last=("@312 is current",)),
     "serving": walk(("M",), "canary", ("G",), last=("support-v3@60",)),
+    "pool": walk(("slash", *typed("bold-lr"), "enter"), ("e",), last=("prompt cache", "serves")),
     "chat": walk(("M",), "canary", ("G",), "support-v3@60", ASKED, last=("#### 56",)),
     "new_run": walk(("n",), "small", ("enter",)),
     "ask": walk(("slash", *"gsm8k", "enter"), ("r",), last=("Resume gsm8k-32k",)),

@@ -1,0 +1,133 @@
+"""What a pool says of itself, as lines and as rows: figures that it does not report are left out."""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+from rich.text import Text
+
+from lorad.client.box_shapes import Engine, Pool, Trainer
+from lorad.client.shapes import Run, ServedAlias
+from lorad.text import duration, one_line, size
+from lorad.tui.dashboard.one_liners import speed
+from lorad.tui.dashboard.run_rows import cell
+from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.table import Cells
+
+COLUMNS = (
+    Column("run", 8, 40, 0, orders=True, shrinks=16),
+    Column("turn", 6, 20, 0, orders=True),
+    Column("waited", 6, 8, 1, right=True, orders=True),
+    Column("loaded", 6, 24, 2),
+    Column("alias", 5, 20, 3),
+    Column("slot", 8, 10, 4, right=True, orders=True),
+    Column("owner", 5, 14, 5, orders=True),
+    Column("why", 10, 80, 6, rest=True),
+)
+
+
+class Seen(Struct, frozen=True):
+    """A pool at a moment. pool: None when it is not up any more. waiting: runs that wait for it."""
+
+    pool: Pool | None
+    runs: Sequence[Run] = ()
+    waiting: Sequence[Run] = ()
+    aliases: Sequence[ServedAlias] = ()
+
+
+def lines(pool: Pool, waiting: int) -> Text:
+    """Describe the pool: what it is, its engine, its trainer, and memory by part."""
+    about = [pool.state, pool.model, pool.mode, " ".join(pool.devices or [pool.device])]
+    about += [f"pid {pool.pid}"] if pool.pid else []
+    about += [f"{pool.threads} threads"] if pool.threads else []
+    about += [f"idle for {duration(pool.idle_seconds)}"] if pool.idle_seconds >= 1 else []
+    about += [f"{waiting} waiting for it"] if waiting else []
+    parts = {"pool": about, "engine": _engine(pool, pool.engine), "trainer": _trainer(pool, pool.trainer)}
+    parts["memory"] = _memory(pool)
+    return Text("\n").join(
+        Text.assemble((f"{head:<8}", "dim"), one_line(" · ".join(filter(None, found))))
+        for head, found in parts.items()
+        if any(found)
+    )
+
+
+def _engine(pool: Pool, engine: Engine) -> list[str]:
+    found = [" ".join(filter(None, (engine.name, engine.software or "")))]
+    if not isinstance(engine.alive, bool):
+        return found
+    found.append("GONE" if not engine.alive else "asleep" if engine.asleep else "awake")
+    found.append(f"queue: {engine.running or 0} decoding, {engine.waiting or 0} waiting")
+    if isinstance(engine.slots, int):
+        found.append(f"{engine.slots_used or 0}/{engine.slots} versions")
+    if isinstance(engine.prefix_hits, float):
+        found.append(f"prompt cache: {engine.prefix_hits:.0%} hits")
+    if isinstance(engine.cache_used, float):
+        found.append(f"{engine.cache_used:.0%} full")
+    if isinstance(engine.adapters_per_step, float):
+        found.append(f"{engine.adapters_per_step:g} versions a step")
+    return [*found, f"{speed(pool.engine_tokens_per_second)} tok/s", engine.detail or ""]
+
+
+def _trainer(pool: Pool, trainer: Trainer) -> list[str]:
+    found = [trainer.name]
+    if not isinstance(trainer.alive, bool):
+        return found
+    found += [] if trainer.alive else ["GONE"]
+    found += ["its base is in host memory"] if trainer.here is False else []
+    return [*found, f"{speed(pool.trainer_tokens_per_second)} tok/s", trainer.detail or ""]
+
+
+def _memory(pool: Pool) -> list[str]:
+    trainer, capacity, found = pool.trainer, pool.capacity, list[str]()
+    if isinstance(trainer.memory, int):
+        peak = f" (peak {size(trainer.memory_peak)})" if isinstance(trainer.memory_peak, int) else ""
+        found.append(f"trainer {size(trainer.memory)}{peak}")
+    if capacity and capacity.memory:
+        found.append(f"slots and versions {size(capacity.memory_used)} of {size(capacity.memory)}")
+    if slots := sum(run.bytes for run in pool.runs):
+        found.append(f"of these, slots {size(slots)}")
+    return [*found, f"process {size(pool.memory_bytes)} of host memory" if pool.memory_bytes else ""]
+
+
+def rows(seen: Seen) -> dict[str, Cells]:
+    """Make a row for each run with a slot, each other run that serves, and each that waits."""
+    pool = seen.pool
+    if pool is None:
+        return {}
+    known = {run.name: run for run in (*seen.runs, *seen.waiting)}
+    slots = {slot.run: slot for slot in pool.runs}
+    others = [name.rpartition("@")[0] for name in pool.loaded]
+    names = dict.fromkeys([*slots, *others, *(run.name for run in seen.waiting)])
+    found = {}
+    for name in names:
+        run, slot = known.get(name), slots.get(name)
+        found[name] = {
+            "run": name,
+            "turn": slot.phase if slot else "serves" if name in others else "waits",
+            "waited": duration(slot.waited) if slot and slot.waited >= 1 else "",
+            "loaded": _loaded(pool, name),
+            "alias": ", ".join(alias.alias for alias in seen.aliases if alias.run == name),
+            "slot": size(slot.bytes) if slot and slot.bytes else "",
+            "owner": run.owner if run else "",
+            "why": run.waiting if run else "",
+        }
+    return {name: {key: cell(one_line(text)) for key, text in row.items()} for name, row in found.items()}
+
+
+def values(seen: Seen, names: Iterable[str]) -> dict[str, dict[str, str | float | None]]:
+    """Return what the rows are ordered by."""
+    slots = {slot.run: slot for slot in (seen.pool.runs if seen.pool else ())}
+    owners = {run.name: run.owner for run in (*seen.runs, *seen.waiting)}
+    return {
+        name: {
+            "run": name,
+            "turn": slots[name].phase if name in slots else "",
+            "waited": slots[name].waited if name in slots else None,
+            "slot": slots[name].bytes if name in slots else None,
+            "owner": owners.get(name),
+        }
+        for name in names
+    }
+
+
+def _loaded(pool: Pool, run: str) -> str:
+    return " ".join(f"@{name.rpartition('@')[2]}" for name in pool.loaded if name.rpartition("@")[0] == run)
