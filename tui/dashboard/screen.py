@@ -215,12 +215,13 @@ class Dashboard(Base):
         self._offer()
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """A run is opened, the marked ones' curves over its own; a pool or a device shows its runs."""
+        """A run is opened, or the marked ones over each other; a pool or a device shows its runs."""
         key, pane = event.key, event.rows
         run = pane.run(key) if isinstance(pane, Pane) else key
         if run in self._runs:
-            marked = self.table.chosen if pane is self.table else []
-            self.lorad.open_run(run, [name for name in marked if name != run])
+            marked = self.table.chosen if pane is self.table else [run]
+            first = run if run in marked else marked[0]
+            self.lorad.open_run(first, [name for name in marked if name != first])
         elif isinstance(pane, Pools | Devices):
             self._narrow(pane.pool(key))
 

@@ -3,6 +3,7 @@ world.
 """
 
 import asyncio
+import os
 import re
 import sys
 import tempfile
@@ -38,6 +39,7 @@ def taken(walk: Walk, size: tuple[int, int], share: float = 1.0) -> str:
             return app.export_screenshot(title="lorad tui", simplify=True)
 
     with tempfile.TemporaryDirectory(prefix="lr-") as home, frozen_world(Path(home), share) as client:
+        os.environ["XDG_STATE_HOME"] = f"{home}/state"  # what somebody chose to see is not in them
         return asyncio.run(take())
 
 
