@@ -66,7 +66,7 @@ def names(metric: str) -> tuple[str, str]:
 def kind(metric: str) -> str:
     """Say in a word what a metric is about, by which it can be searched for; "" for what is learnt."""
     if metric.startswith("seconds_"):
-        return "system, phase of a step"
+        return "system · phase of a step"
     return "system" if metric in _SYSTEM else ""
 
 

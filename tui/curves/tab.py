@@ -411,11 +411,9 @@ class Curves(RunTab):
 
 
 def _metric_line(metric: str, value: float | None) -> Text:
-    return Text.assemble(
-        (f"{names(metric)[0]:<26}", "bold"),
-        f"{short(value):>9}  ",
-        (names(metric)[1] + (f"  {kind(metric)}" if kind(metric) else ""), "dim"),
-    )
+    name, whole = names(metric)
+    about = " · ".join(part for part in (kind(metric), whole if whole != name else "") if part)
+    return Text.assemble((f"{name:<26}", "bold"), f"{short(value):>9}  ", (about, "dim"))
 
 
 def _wrong_file(name: str) -> str:

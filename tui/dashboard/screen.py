@@ -290,14 +290,15 @@ class Dashboard(Base):
         self._offer()
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """A run is opened, the marked ones' curves over its own, or a pool; a device shows its runs."""
+        """A run is opened, or the marked ones over each other, or a pool; a device shows its runs."""
         key, pane = event.key, event.rows
         run = pane.run(key) if isinstance(pane, Pane) else key
         if not isinstance(pane, Pane) and sweep_of(key) is not None:
             self.action_fold()
         elif run in self._runs:
-            marked = self.table.chosen if pane is self.table else []
-            self.lorad.open_run(run, [name for name in marked if name != run])
+            marked = self.table.chosen if pane is self.table else [run]
+            first = run if run in marked else marked[0]
+            self.lorad.open_run(first, [name for name in marked if name != first])
         elif isinstance(pane, Pools):
             self.lorad.open_pool(key)
         elif isinstance(pane, Devices) and (pool := pane.pool(key)):

@@ -3,6 +3,7 @@ world, as SVG and as PNG.
 """
 
 import asyncio
+import os
 import re
 import sys
 import tempfile
@@ -42,6 +43,7 @@ def taken(walk: Walk, size: tuple[int, int], share: float = 1.0, *, also: Path |
             return app.export_screenshot(title="lorad tui", simplify=True)
 
     with tempfile.TemporaryDirectory(prefix="lr-") as home, frozen_world(Path(home), share) as client:
+        os.environ["XDG_STATE_HOME"] = f"{home}/state"  # what somebody chose to see is not in them
         return asyncio.run(take())
 
 

@@ -168,5 +168,13 @@ ODD: dict[str, Walk] = {  # what no terminal and no chart may be hurt by
     ),
     "not_finite": tab(1, last=("step 31",), of="judge-fails"),
     "million": tab(1, last=("1,003,520",), of="million"),
+    "marked": walk(
+        ("slash", *typed("state:running"), "enter"),
+        "of 18 shown",
+        ("space", "space", "enter"),
+        "--metric reward",
+        ("X", "X"),
+        last=("time 0s",),
+    ),
     "filtered": walk(("slash", *typed("owner:bob"), "enter"), last=("essays",)),
 }
