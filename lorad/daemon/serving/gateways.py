@@ -108,7 +108,7 @@ async def stop_gateway(ctx: Context) -> bool:
     """
     deadline = time.monotonic() + UP_SECONDS
     every = [*_gateways(ctx)]
-    while any(state_of(ctx, one).phase == "starting" for one in every):  # noqa: ASYNC110
+    while any(state_of(ctx, one).phase == "starting" for one in every):
         if time.monotonic() > deadline:
             break
         await asyncio.sleep(0.02)
