@@ -40,7 +40,10 @@ def start(as_json: AsJson = False) -> None:
 def stop(
     gateway: Annotated[bool, typer.Option("--gateway", help="Also end the gateway.")] = False,
     pools: Annotated[
-        bool, typer.Option("--pools", help="Also end the pools in which no run is at work.")
+        bool,
+        typer.Option(
+            "--pools", help="Also end the pools in which no run is at work, and a gateway without pools."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -55,6 +58,8 @@ def stop(
         output.print_json({"stopped": answer.pid, "ended": answer.ended, "staying": answer.staying})
         return
     output.note(f"The daemon (pid {answer.pid}) is stopped; runs continue.")
+    if answer.gateway:
+        output.note("The gateway ends with its last request.")
     for name in answer.ended:
         output.note(f"Pool {name} ended.")
     for pool in answer.staying:

@@ -22,7 +22,7 @@ class Loop:
     Drivers write all the time, so for a journal alone it does only what journals matter to.
 
     started_at: Unix time.
-    closing: this pass is the last one.
+    closing: the daemon ends; the verbs that are left of this pass are not done.
     tasks: coroutines that run beside it; they are cancelled when the daemon closes.
     newest: the newest event that its readers were woken for.
     """

@@ -5,6 +5,7 @@ daemon.
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 from lorad.daemon.beside.loggers import keep_loggers
@@ -49,7 +50,8 @@ async def reconcile(ctx: Context) -> None:
     elsewhere.
 
     Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next
-    pass. The daemon answers requests between two verbs, and after a pass for as long as the pass took.
+    pass. The daemon answers requests between two verbs, and after a pass for as long as the pass took. Once a
+    request has closed it, the verbs that are left start nothing more.
     """
     clock = asyncio.get_running_loop().time
     while not ctx.loop.closing:
@@ -60,7 +62,8 @@ async def reconcile(ctx: Context) -> None:
             ctx.close()
             break
         began = clock()
-        for verb in PASS if ctx.loop.looks_at_all() else ON_GROWTH:
+        verbs = PASS if ctx.loop.looks_at_all() else ON_GROWTH
+        for verb in takewhile(lambda _: not ctx.loop.closing, verbs):
             guarded(ctx, Item(), verb)
             await asyncio.sleep(0)
         await asyncio.sleep(clock() - began)

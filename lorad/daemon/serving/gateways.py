@@ -101,9 +101,18 @@ def living_gateways(ctx: Context) -> Iterator[AttemptDir]:
         yield from gateway.lives[-1:]
 
 
-def stop_gateway(ctx: Context) -> bool:
-    """Ask all to end when their requests have; False when there is none that everybody asks."""
-    public, *_ = [stop(ctx, gateway) for gateway in _gateways(ctx)]
+async def stop_gateway(ctx: Context) -> bool:
+    """Ask all to end when their requests have; False when there is none that everybody asks.
+
+    One that is starting has no process to ask yet: it is waited for.
+    """
+    deadline = time.monotonic() + UP_SECONDS
+    every = [*_gateways(ctx)]
+    while any(state_of(ctx, one).phase == "starting" for one in every):
+        if time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.02)
+    public, *_ = [stop(ctx, gateway) for gateway in every]
     return public
 
 

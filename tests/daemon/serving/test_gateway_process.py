@@ -10,7 +10,7 @@ import pytest
 
 from lorad.box.config import GatewaySettings, Supervision
 from lorad.box.paths import AttemptDir, Home
-from lorad.daemon import health
+from lorad.daemon import health, reconcile
 from lorad.daemon.beside.kept import KEPT, not_before, put_away
 from lorad.daemon.process.processes import attempts_under, read_status, write_json
 from lorad.daemon.process.sharing import SharedBox
@@ -56,6 +56,35 @@ async def test_gateway_outlives_daemon_unless_asked_to_end(home: Path, wanted: N
         assert gateway_socket(api.ctx) and pid_of_gateway(home) == pid
         await api("shutdown", gateway=True)
         await until(lambda: not is_alive(pid))
+
+
+async def test_gateway_ends_with_the_last_pool(home: Path, wanted: None) -> None:
+    async with serving(home) as api:
+        await until(lambda: gateway_socket(api.ctx))
+        pid = pid_of_gateway(home) or 0
+        assert (await api("shutdown", pools=True)).gateway
+        await until(lambda: not is_alive(pid))
+
+
+async def test_starting_gateway_is_stopped_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = open_context(home)
+    monkeypatch.setattr(gateways, "is_anything_served", lambda store: True)
+    gateways.keep_gateways(ctx)  # its shim has said nothing yet
+    assert await gateways.stop_gateway(ctx)
+    pid = pid_of_gateway(home) or 0
+    await until(lambda: pid and not is_alive(pid))
+    ctx.store.close()
+    ctx.journal.close()
+
+
+async def test_closing_daemon_starts_nothing_more(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(reconcile, "PASS", (lambda ctx: ctx.close(), lambda ctx: started.append("gateway")))
+    ctx = open_context(home)
+    await reconcile.reconcile(ctx)
+    assert not started
+    ctx.store.close()
+    ctx.journal.close()
 
 
 async def test_a_gateway_that_dies_is_started_again(home: Path, wanted: None) -> None:

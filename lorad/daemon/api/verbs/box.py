@@ -96,12 +96,14 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
     async with ctx.requests.parting:
         ctx.close()  # from here on nothing starts another pool
         serves = gateway_socket(ctx) is not None and not body.gateway
-        stopped = body.gateway and stop_gateway(ctx)
+        stopped = body.gateway and await stop_gateway(ctx)
         up = [pool for pool in ctx.pools.values() if pool.process.is_up]
         if body.pools:
             await end_pools(ctx, [pool for pool in up if not tenants_of(ctx, pool)])
         staying = [_stay(ctx, pool, serves=serves) for pool in up if pool.process.is_up]
         ended = [pool.id for pool in up if not pool.process.is_up]
+        if body.pools and not staying and not stopped:  # nothing is left that it could serve
+            stopped = await stop_gateway(ctx)
         return Shutdown(os.getpid(), stopped, ended, staying)
 
 
