@@ -8,6 +8,7 @@ import pytest
 
 from lorad.box.config import DeviceHours, Limit, Queue
 from lorad.daemon.context import Context
+from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.queue import simulate as module
 from lorad.daemon.queue import tenants
 from lorad.daemon.queue.place import find_room, place_runs
@@ -105,7 +106,9 @@ def test_what_a_pool_reports_goes_with_its_runs(home: Path) -> None:
     loaded = ["a@1", "a@2", "a@3"]
     submit(ctx, "b", **long(30))
     now = take_snapshot(ctx, runs.queue(ctx.store))
-    ctx.pools["tiny-1"].status = PoolStatus(info, tenants, loaded, 0.0, 0.0, 1, 0.0, capacity=taken)
+    pool = ctx.pools["tiny-1"]
+    pool.process = ProcessState("alive", 1)
+    pool.status = PoolStatus(info, tenants, loaded, 0.0, 0.0, 1, 0.0, capacity=taken)
     now = now.with_runs(now.active, now.pools)
     assert simulate(ctx, now, AT) == {"b": Foreseen(AT + 400, "a")}
 
