@@ -71,6 +71,12 @@ ALIAS: list[BindingType] = [
 
 POOL: list[BindingType] = [_key("X", "screen.act('end')", "pool.end", "End the pool", show=False)]
 
+BILL: list[BindingType] = [
+    _key("b", "by(1)", "bill.by", "By what"),
+    _key("v", "since(1)", "bill.since", "Since when"),
+    _key("V", "since(-1)", "bill.since_before", "Since when, the other way round", show=False),
+]
+
 POOL_SCREEN: list[BindingType] = [
     _key("tab", "app.focus_next", "pool.next", "The slots, or the log", show=False),
 ]
@@ -96,6 +102,7 @@ BOARD: list[BindingType] = [
     _key("c", "columns", "board.columns", "Columns"),
     _key("f", "fold", "board.fold", "Open the sweep, or fold it into one row", show=False),
     _key("F", "fold_all", "board.fold_all", "Open all sweeps, or fold all", show=False),
+    _key("B", "bill", "board.bill", "The bill", show=False),
     _key("e", "pool", "board.pool", "The pool of the run", show=False),
     _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
     _key("tab", "app.focus_next", "board.next", "Next pane", show=False),
@@ -299,6 +306,7 @@ HELP: dict[str, list[BindingType]] = {
     "Its columns": COLUMNS,
     "Pools, the one under the cursor": POOL,
     "The screen of a pool": POOL_SCREEN,
+    "The bill": BILL,
     "Tables": TABLE,
     "The run's screen": TABS,
     "Curves": CURVES,

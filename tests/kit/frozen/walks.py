@@ -150,6 +150,7 @@ WALKS: dict[str, Walk] = {
     "events": tab(7, last=("@312 is current",)),
     "serving": walk(("S",), "canary", ("G",), last=("support-v3@60",)),
     "pool": walk(("slash", *typed("bold-lr"), "enter"), ("e",), last=("prompt cache", "serves")),
+    "bill": walk(("B",), last=("since", "lorad bill --by user")),
     "chat": walk(("S",), "canary", ("G",), "support-v3@60", ASKED, last=("#### 56",)),
     "new_run": walk(("n",), "small", ("enter",)),
     "ask": walk(("slash", *"gsm8k", "enter"), ("r",), last=("Resume gsm8k-32k",)),
