@@ -27,6 +27,7 @@ _LATER = (
     "palette.screen",
     "screens.help",
     "pool.screen",
+    "bill",
     "new_run.screen",
     "serving.screen",
 )  # screens that nobody sees first: read when the dashboard stands
@@ -129,6 +130,11 @@ class LoradApp(App[None]):
 
         self.push_screen(PoolScreen(pool))
 
+    def open_bill(self) -> None:
+        from lorad.tui.bill import BillScreen
+
+        self.push_screen(BillScreen())
+
     def open_serving(self) -> None:
         from lorad.tui.serving.screen import Serving
 
@@ -177,6 +183,7 @@ class LoradApp(App[None]):
                         f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v)
                     )
             yield SystemCommand("Serving", "Aliases, traffic, a chat", self.open_serving)
+            yield SystemCommand("Bill", "Who used how much, and what it cost", self.open_bill)
             yield SystemCommand("New run", "A form with its YAML beside it", self.open_form)
             yield SystemCommand(
                 "Copy the command", "The shell's way to what was done last", screen.action_copy

@@ -76,6 +76,12 @@ ALIAS: list[BindingType] = [
 
 POOL: list[BindingType] = [_key("E", "screen.act('end')", "pool.end", "End the pool", show=False)]
 
+BILL: list[BindingType] = [
+    _key("b", "by(1)", "bill.by", "By what"),
+    _key("v", "since(1)", "bill.since", "Since when"),
+    _key("V", "since(-1)", "bill.since_before", "Since when, the other way round", show=False),
+]
+
 POOL_SCREEN: list[BindingType] = [
     _key("tab", "app.focus_next", "pool.next", "The slots, or the log", show=False),
 ]
@@ -101,7 +107,8 @@ BOARD: list[BindingType] = [
     _key("c", "columns", "board.columns", "Columns"),
     _key("f", "fold", "board.fold", "Open the sweep, or fold it into one row", show=False),
     _key("F", "fold_all", "board.fold_all", "Open all sweeps, or fold all", show=False),
-    _key("e", "pool", "board.pool", "The pool of the run", show=False),
+    _key("B", "bill", "board.bill", "The bill", show=False),
+    _key("l", "pool", "board.pool", "The pool of the run", show=False),
     _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
     _key("tab", "app.focus_next", "board.next", "Next pane", show=False),
     _key("shift+tab", "app.focus_previous", "board.previous", "Pane before", show=False),
@@ -139,8 +146,8 @@ CURVES: list[BindingType] = [
     _key("L", "log", "curves.log", "Logarithmic, or not", show=False),
     _key("c", "spikes", "curves.spikes", "Spikes within, or cut", show=False),
     _key("b", "best", "curves.best", "Mark the best, or not", show=False),
-    _key("X", "axis", "curves.axis", "X by steps, tokens or time", show=False),
-    _key("M", "hide", "curves.hide", "No chart of this metric", show=False),
+    _key("u", "axis", "curves.axis", "X by steps, tokens or time", show=False),
+    _key("D", "hide", "curves.hide", "No chart of this metric", show=False),
     _key("E", "export", "curves.export", "Export as PNG, SVG or CSV", show=False),
     _key("plus,equals_sign", "zoom(0.5)", "curves.in", "Zoom", display="+"),
     _key("minus", "zoom(2)", "curves.out", "Zoom out", show=False, display="-"),
@@ -319,6 +326,7 @@ HELP: dict[str, list[BindingType]] = {
     "Its columns": COLUMNS,
     "Pools, the one under the cursor": POOL,
     "The screen of a pool": POOL_SCREEN,
+    "The bill": BILL,
     "Tables": TABLE,
     "The run's screen": TABS,
     "Curves": CURVES,

@@ -113,7 +113,7 @@ async def test_a_pool_is_ended_after_a_question() -> None:
     world.answers["POST pools/qwen-1?force=0"] = {"pool": "qwen-1", "state": "stopping"}
     async with using(world, LARGE) as user:
         await opened(user)
-        await user.press("X")
+        await user.press("E")
         await until(user, lambda: "is loaded again when" in screen_text(user))
         await user.press("y")
         await until(user, lambda: "$ lorad pools stop qwen-1   qwen-1 is stopping." in line(user, "#status"))
@@ -127,6 +127,6 @@ async def test_a_key_opens_the_runs_pool(size: tuple[int, int]) -> None:
     world.answers["pools"][0]["engine"] = ENGINE | {"detail": HOSTILE}
     async with using(world, size) as user:
         await until(user, lambda: names(user)[:1] == ["bold"])
-        await user.press("e")
+        await user.press("l")
         await until(user, lambda: "qwen-1" in line(user, "#title") and "bold" in screen_text(user))
         assert all(text.isprintable() for text in screen_text(user).splitlines())

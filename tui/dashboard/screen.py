@@ -370,6 +370,9 @@ class Dashboard(Base):
             self.table.go(key_of(group[0].sweep or ""))
         self.draw()
 
+    def action_bill(self) -> None:
+        self.lorad.open_bill()
+
     def action_pool(self) -> None:
         """Open the pool of the run under the cursor, or of the row of another pane."""
         runs = [self._runs[name] for name in self.targets("run")[:1]]

@@ -15,11 +15,11 @@ async def test_x_goes_by_tokens_and_time() -> None:
     world = a_world(4)
     serve(world, "first", lambda: 4, lambda number: step(number, tokens=1000))
     async with looking(world) as user:
-        await user.press("X")
+        await user.press("u")
         await until(user, lambda: "tokens 0–4" in screen_text(user) and "--x tokens" in screen_text(user))
         await user.press("left")
         await until(user, lambda: "reward  0.003" in screen_text(user))
-        await user.press("X")
+        await user.press("u")
         await until(user, lambda: "time 0s–5s" in screen_text(user))
 
 
@@ -38,7 +38,7 @@ async def test_other_runs_show_their_values_at_equal_tokens() -> None:
 
 async def test_choices_are_there_the_next_time() -> None:
     async with looking(a_world()) as user:
-        await user.press("e", "X", "b", "j", "M", "m")
+        await user.press("e", "u", "b", "j", "D", "m")
         await until(user, lambda: isinstance(user.app.screen, Choose))
         await user.press(*"seconds", "enter")
         await until(user, lambda: tab(user).scene.name == "seconds")
@@ -57,7 +57,7 @@ async def test_system_metrics_are_found_by_that_word() -> None:
 
 async def test_last_chart_cannot_be_hidden() -> None:
     async with looking(a_world()) as user:
-        await user.press(*"M" * 20)
+        await user.press(*"D" * 20)
         await until(user, lambda: len(tab(user).scene.metrics) == 1)
 
 

@@ -1,0 +1,167 @@
+"""Shows who used how much since when: the table of `lorad bill`, by user, run, sweep, pool or day."""
+
+import time
+from collections.abc import Iterable
+
+import msgspec
+from rich.text import Text
+from textual.widget import Widget
+
+from lorad.client.box_shapes import Bill, BillLine
+from lorad.client.client import Client
+from lorad.client.columns import amount
+from lorad.text import duration, one_line, size
+from lorad.tui import keys
+from lorad.tui.dashboard.run_rows import cell
+from lorad.tui.feed import Changes
+from lorad.tui.screens.base import Base
+from lorad.tui.widgets.columns import Column, Values
+from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.table import Cells, Rows
+
+_BY = ("user", "run", "sweep", "pool", "day")
+_SINCE = {"1d": 86400, "7d": 7 * 86400, "30d": 30 * 86400, "all": None}
+_SECONDS = 30.0  # between two looks; use is kept by the hour
+_COLUMNS = (
+    Column("what", 12, 40, 0, orders=True, shrinks=16),
+    Column("owner", 5, 14, 7, orders=True),
+    Column("held", 6, 9, 0, right=True, orders=True),
+    Column("busy", 6, 9, 2, right=True, orders=True),
+    Column("wasted", 6, 9, 5, right=True, orders=True),
+    Column("sampled", 7, 15, 1, right=True, orders=True),
+    Column("trained", 7, 15, 6, right=True, orders=True),
+    Column("served", 6, 15, 3, right=True, orders=True),
+    Column("cached", 6, 6, 8, right=True, orders=True),
+    Column("energy", 6, 10, 9, right=True, orders=True),
+    Column("memory", 6, 10, 10, right=True, orders=True),
+    Column("disk", 6, 10, 7, right=True, orders=True),
+    Column("cost", 6, 14, 0, right=True, orders=True),
+)
+
+
+class BillScreen(Base):
+    BINDINGS = keys.BILL + keys.BACK
+    DEFAULT_CSS = """
+    BillScreen #bill-of { height: 1; width: 100%; padding: 0 1; }
+    BillScreen #bill { height: 1fr; min-height: 3; background: $background; }
+    BillScreen #bill-total { height: 1; width: 100%; padding: 0 1; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by, self._since = "user", "7d"
+        self._read_at = float("-inf")  # monotonic, the feed's thread's
+        self._kept: Bill | None = None
+
+    def body(self) -> Iterable[Widget]:
+        yield Line(id="bill-of")
+        yield Rows(_COLUMNS, id="bill", marks_missing=True)
+        yield Line(id="bill-total")
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.table.focus()
+        self._say()
+
+    @property
+    def table(self) -> Rows:
+        return self.query_one("#bill", Rows)
+
+    # -- what is read and shown ------------------------------------------------------------------------------
+    def read(self, client: Client, changes: Changes) -> tuple[str, str, Bill] | None:
+        by, since = self._by, self._since
+        if not changes.everything and time.monotonic() - self._read_at < _SECONDS:
+            return None
+        self._read_at, seconds = time.monotonic(), _SINCE[since]
+        return by, since, client.bill(by, since=None if seconds is None else time.time() - seconds)
+
+    def show(self, data: tuple[str, str, Bill]) -> None:
+        by, since, bill = data
+        if (by, since) != (self._by, self._since):  # another one was chosen meanwhile
+            return
+        self._kept = bill
+        rows = {line.key: _cells(by, line, bill.currency) for line in bill.rows}
+        self.table.titles = {"what": by}
+        self.table.show(rows, {line.key: _values(line) for line in bill.rows})
+        self._say()
+
+    def _say(self) -> None:
+        """Show what is chosen, and the sum of all lines."""
+        parts: list[tuple[str, str]] = [("by ", "dim")]
+        parts += [(f"[{by}]", "bold") if by == self._by else (f" {by} ", "") for by in _BY]
+        parts += [("   since ", "dim")]
+        parts += [(f"[{one}]", "bold") if one == self._since else (f" {one} ", "") for one in _SINCE]
+        self.query_one("#bill-of", Line).say(Text.assemble(*parts))
+        self.say_title(Text.assemble(("bill", "bold")))
+        bill, line = self._kept, self.query_one("#bill-total", Line)
+        if bill is None:
+            line.say("")
+        elif not bill.rows:
+            line.say("Nothing was used.")
+        else:
+            total = _plain(self._by, bill.total, bill.currency)
+            shown = ("held", "busy", "wasted", "sampled", "trained", "served", "energy", "cost")
+            line.say(
+                Text.assemble(
+                    ("total  ", "bold"), " · ".join(f"{total[key]} {key}" for key in shown if total[key])
+                )
+            )
+        since = "" if self._since == "all" else f" --since {self._since}"
+        self.offer(f"lorad bill --by {self._by}{since}")
+
+    def targets(self, on: str) -> list[str]:
+        return []
+
+    # -- keys ------------------------------------------------------------------------------------------------
+    def action_by(self, by: int) -> None:
+        self._choose(_BY[(_BY.index(self._by) + by) % len(_BY)], self._since)
+
+    def action_since(self, by: int) -> None:
+        times = [*_SINCE]
+        self._choose(self._by, times[(times.index(self._since) + by) % len(times)])
+
+    def _choose(self, by: str, since: str) -> None:
+        self._by, self._since, self._kept = by, since, None
+        self._say()
+        self.lorad.feed.again()
+
+    def on_rows_selected(self, event: Rows.Selected) -> None:
+        """A run is opened, and a pool that is up."""
+        if self._by == "run" and event.key:
+            self.lorad.open_run(event.key)
+        elif self._by == "pool" and event.key:
+            self.lorad.open_pool(event.key)
+
+    def action_back(self) -> None:
+        self.app.pop_screen()
+
+
+def _plain(by: str, line: BillLine, currency: str) -> dict[str, str]:
+    nobody = {"sweep": "(no sweep)"} if line.key == "-" else {}
+    return {
+        "what": nobody.get(by, line.key) or "(nobody)",
+        "owner": line.owner,
+        "held": duration(line.held),
+        "busy": duration(line.busy),
+        "wasted": duration(line.wasted) if line.wasted >= 1 else "",
+        "sampled": f"{line.sampled:,}" if line.sampled else "",
+        "trained": f"{line.trained:,}" if line.trained else "",
+        "served": f"{line.served:,}" if line.served else "",
+        "cached": f"{line.cached / line.prompts:.0%}" if line.prompts else "",
+        "energy": "" if line.joules is None else f"{line.joules / 3.6e6:.3g} kWh",
+        "memory": size(line.memory or None),
+        "disk": size(line.disk),
+        "cost": "" if line.cost is None else f"{amount(line.cost)} {currency}".rstrip(),
+    }
+
+
+def _cells(by: str, line: BillLine, currency: str) -> Cells:
+    return {key: cell(one_line(text)) for key, text in _plain(by, line, currency).items()}
+
+
+def _values(line: BillLine) -> Values:
+    """Return what the line is ordered by."""
+    figures = msgspec.structs.asdict(line)
+    found = {column.key: figures.get(column.key) for column in _COLUMNS}
+    share = line.cached / line.prompts if line.prompts else None
+    return found | {"what": line.key, "cached": share, "energy": line.joules}
