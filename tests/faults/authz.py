@@ -209,7 +209,10 @@ async def tried(ctx: Context, callers: dict[int, CallerOf], route: Route, case: 
     runs.set_fields(ctx.store, RUN, serving=1)  # some request may have ended it
     for pool in ctx.pools.values():
         pool.serves.add(RUN)
-    pools.reserve(ctx.store, RESERVED, "cpu")
+    if "{device}" in route[1]:
+        pools.reserve(ctx.store, RESERVED, "cpu")
+    elif pools.reservations(ctx.store):  # else the pool ends before the requests that need it
+        pools.release(ctx.store, "cpu", "cpu", by="owner")
     path = case.path.replace("{me}", column)
     body = filled(case.body, {"{me}": column, "{home}": str(ctx.home.root / "homes")})
     status, answer = await asyncio.to_thread(callers[UIDS[column]].ask, route[0], path, body)

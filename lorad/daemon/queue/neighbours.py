@@ -36,9 +36,11 @@ def watch_neighbours(ctx: Context) -> None:
 
 def _watch(ctx: Context, device: Device) -> None:
     now, sight = time.monotonic(), ctx.gpus.sights.seen.get(device.uuid)
-    if sight is None or sight.lost or now - sight.at > STALE_SECONDS:
-        return  # not known: who was there counts as there, and nobody comes
     before = ctx.gpus.neighbours.get(device.name)
+    if sight is None or sight.lost or now - sight.at > STALE_SECONDS:
+        if before is not None and before.left is None:  # perhaps still there, which moves nobody
+            ctx.gpus.neighbours[device.name] = Neighbour(before.who, now)
+        return
     if found := sight.foreign():
         since = before.since if before is not None and before.left is None else sight.at
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""

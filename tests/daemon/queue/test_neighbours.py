@@ -108,10 +108,11 @@ def test_run_waits_until_device_stays_free(clock: Clock) -> None:
 def test_unreadable_gpu_moves_nobody(clock: Clock) -> None:
     submit(clock.ctx, "a", **YIELDS)
     place_runs(clock.ctx)
+    clock.later(0, there=True)
     clock.nvml.refuses = {"nvmlDeviceGetHandleByUUID"}
     for _ in range(3):
         clock.later(100, there=True)
-    assert state(clock) == "starting"
+    assert state(clock) == "starting" and clock.ctx.gpus.neighbours["cuda:0"].left is None
 
 
 def test_processes_of_lorad_are_not_foreign() -> None:

@@ -92,10 +92,11 @@ def test_reservation_ends_by_itself(home: Path, tmp_path: Path, monkeypatch: pyt
 def test_only_an_urgent_reservation_stops_runs(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ctx = box(home, tmp_path, monkeypatch)
+    ctx = box(home, tmp_path, monkeypatch, 2)
     submit(ctx, "a")
     place_runs(ctx)
     reserve(ctx, "GPU-0")
+    reserve(ctx, "GPU-1", urgent=True)
     give_way(ctx)
     assert runs.get(ctx.store, "a").state == "starting"
     reserve(ctx, "GPU-0", urgent=True)
