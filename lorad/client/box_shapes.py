@@ -104,6 +104,16 @@ class DeviceProcess(Struct, frozen=True):
     ours: bool = False  # belongs to a pool of this daemon
 
 
+class DeviceSample(Struct, frozen=True):
+    """A device at a moment. power: watts. temperature: degrees Celsius. None: nobody measures it."""
+
+    at: float
+    memory: int = 0
+    utilization: float | None = None
+    power: float | None = None
+    temperature: int | None = None
+
+
 class Device(Struct, frozen=True):
     device: str
     name: str = ""
@@ -113,6 +123,9 @@ class Device(Struct, frozen=True):
     pool: str | None = None  # a pool of this daemon; the lease names other daemons' pools as well
     lease: Lease | None = None
     processes: list[DeviceProcess] = []
+    power: float | None = None  # watts
+    temperature: int | None = None  # degrees Celsius
+    history: list[DeviceSample] = []  # the last hour, oldest first, where it was asked for
 
 
 class Orphan(Struct, frozen=True):

@@ -290,7 +290,7 @@ class Dashboard(Base):
         self._offer()
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """A run or a pool is opened; a device shows its runs."""
+        """What the row is about is opened."""
         key, pane = event.key, event.rows
         run = pane.run(key) if isinstance(pane, Pane) else key
         if not isinstance(pane, Pane) and sweep_of(key) is not None:
@@ -300,13 +300,7 @@ class Dashboard(Base):
         elif isinstance(pane, Pools):
             self.lorad.open_pool(key)
         elif isinstance(pane, Devices):
-            self._narrow(pane.pool(key))
-
-    def _narrow(self, pool: str | None) -> None:
-        if pool:
-            field = self.query_one("#filter", Input)
-            field.value, field.display = f'pool:"{pool}"', True
-            self.table.focus()
+            self.lorad.open_device(key)
 
     def on_resize(self, event: events.Resize) -> None:
         if self._news is not _NOTHING:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from lorad.box.machine import Machine, read_machine
 from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.history import History
 from lorad.daemon.gpu.lock_notes import Notes
 from lorad.daemon.gpu.occupancy import Sights
 
@@ -28,9 +29,11 @@ class GpuState:
 
     notes: what stands beside the locks of GPUs.
     sights: who computes on GPUs.
+    history: what was measured of the devices in the last hour.
     """
 
     devices: list[Device]
     notes: Notes = field(default_factory=Notes)
     sights: Sights = field(default_factory=Sights)
+    history: History = field(default_factory=History)
     machine: Callable[[], Machine] = field(default_factory=lambda: _recently(read_machine))
