@@ -28,6 +28,7 @@ _LATER = (
     "screens.help",
     "pool.screen",
     "bill",
+    "device",
     "new_run.screen",
     "serving.screen",
 )  # screens that nobody sees first: read when the dashboard stands
@@ -129,6 +130,11 @@ class LoradApp(App[None]):
         from lorad.tui.pool.screen import PoolScreen
 
         self.push_screen(PoolScreen(pool))
+
+    def open_device(self, device: str) -> None:
+        from lorad.tui.device import DeviceScreen
+
+        self.push_screen(DeviceScreen(device))
 
     def open_bill(self) -> None:
         from lorad.tui.bill import BillScreen

@@ -82,6 +82,8 @@ BILL: list[BindingType] = [
     _key("V", "since(-1)", "bill.since_before", "Since when, the other way round", show=False),
 ]
 
+DEVICE: list[BindingType] = [_key("e", "pool", "device.pool", "Its pool")]
+
 POOL_SCREEN: list[BindingType] = [
     _key("tab", "app.focus_next", "pool.next", "The slots, or the log", show=False),
 ]
@@ -326,6 +328,7 @@ HELP: dict[str, list[BindingType]] = {
     "Its columns": COLUMNS,
     "Pools, the one under the cursor": POOL,
     "The screen of a pool": POOL_SCREEN,
+    "The screen of a device": DEVICE,
     "The bill": BILL,
     "Tables": TABLE,
     "The run's screen": TABS,

@@ -121,6 +121,16 @@ class Reservation(Struct, frozen=True):
     holder: str = ""
 
 
+class DeviceSample(Struct, frozen=True):
+    """A device at a moment. power: watts. temperature: degrees Celsius. None: nobody measures it."""
+
+    at: float
+    memory: int = 0
+    utilization: float | None = None
+    power: float | None = None
+    temperature: int | None = None
+
+
 class Device(Struct, frozen=True):
     device: str
     name: str = ""
@@ -132,6 +142,9 @@ class Device(Struct, frozen=True):
     processes: list[DeviceProcess] = []
     reservation: Reservation | None = None
     quiet_until: float | None = None  # when its quiet hours end
+    power: float | None = None  # watts
+    temperature: int | None = None  # degrees Celsius
+    history: list[DeviceSample] = []  # the last hour, oldest first, where it was asked for
 
 
 class Orphan(Struct, frozen=True):

@@ -83,8 +83,10 @@ class Client:
         query |= {key: str(int(at)) for key, at in times.items() if at is not None}
         return _as(box_shapes.Bill, self._http.get(f"/v1/bill?{urlencode(query)}"))
 
-    def devices(self) -> builtins.list[box_shapes.Device]:
-        return _as(builtins.list[box_shapes.Device], self._http.list_of("/v1/devices"))
+    def devices(self, *, history: bool = False) -> builtins.list[box_shapes.Device]:
+        """List the devices of the machine. history: with what was measured of them in the last hour."""
+        path = f"/v1/devices{'?history=1' if history else ''}"
+        return _as(builtins.list[box_shapes.Device], self._http.list_of(path))
 
     def reserve(self, device: str, request: requests.ReserveRequest) -> box_shapes.Device:
         """Keep a device from lorad. It begins when nothing of lorad is there any more."""

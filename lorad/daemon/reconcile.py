@@ -15,6 +15,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_run
 from lorad.daemon.health import heal
 from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
+from lorad.daemon.pools.watch_gpus import keep_history
 from lorad.daemon.process.processes import DAMAGED
 from lorad.daemon.queue.device_holders import keep_leases
 from lorad.daemon.queue.foresee import keep_forecasts
@@ -185,6 +186,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     put_away_pools,
     prune_again,
     keep_leases,
+    keep_history,
     hold,
     keep_table,
     keep_gateways,

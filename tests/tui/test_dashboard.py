@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from rich.text import Text
-from textual.widgets import Input
 
 from lorad.client.shapes import Run
 from lorad.tui.dashboard import run_rows
@@ -64,15 +63,6 @@ async def test_enter_on_alarm_or_event_opens_run(pane: type[Alarms] | type[Ticke
         user.app.screen.query_one(pane).focus()
         await user.press("enter")
         await until(user, lambda: isinstance(user.app.screen, RunScreen) and "bold" in line(user, "#title"))
-
-
-async def test_enter_on_a_device_filters_runs() -> None:
-    async with using(busy_world(), LARGE) as user:
-        await until(user, lambda: user.app.screen.query_one(Devices).key)
-        user.app.screen.query_one(Devices).focus()
-        await user.press("enter")
-        await until(user, lambda: names(user) == ["bold", "calm"])
-        assert user.app.screen.query_one(Input).value == 'pool:"qwen-1"' and table(user).has_focus
 
 
 async def test_keys_act_on_the_focused_panes_run() -> None:

@@ -290,7 +290,7 @@ class Dashboard(Base):
         self._offer()
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """A run is opened, or the marked ones over each other, or a pool; a device shows its runs."""
+        """What the row is about is opened; marked runs over each other."""
         key, pane = event.key, event.rows
         run = pane.run(key) if isinstance(pane, Pane) else key
         if not isinstance(pane, Pane) and sweep_of(key) is not None:
@@ -301,8 +301,8 @@ class Dashboard(Base):
             self.lorad.open_run(first, [name for name in marked if name != first])
         elif isinstance(pane, Pools):
             self.lorad.open_pool(key)
-        elif isinstance(pane, Devices) and (pool := pane.pool(key)):
-            self.narrow(f'pool:"{pool}"')
+        elif isinstance(pane, Devices):
+            self.lorad.open_device(key)
 
     def narrow(self, wanted: str) -> None:
         """Show the runs that a filter wants; all for ""."""

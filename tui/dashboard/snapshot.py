@@ -175,7 +175,7 @@ class Board:
         runs = (
             client.select(Selection(), recent=not self.all, keys=keys) if keys else client.list(all=self.all)
         )
-        self._runs = {run.name: self._same(run) for run in sorted(runs, key=_rank)}
+        self._runs = {run.name: self._same(run) for run in sorted(runs, key=lambda run: _rank(run)[0])}
         self._listed = time.monotonic()
 
     def _same(self, run: Run) -> Run:

@@ -60,6 +60,7 @@ class Sight:
     utilization: 0 to 1.
     held: a pool of ours had the device.
     lost: why the device cannot be used; "" when it can.
+    power: watts. temperature: degrees Celsius.
     """
 
     at: float
@@ -68,6 +69,8 @@ class Sight:
     processes: tuple[Process, ...] = ()
     held: bool = False
     lost: str = ""
+    power: float | None = None
+    temperature: int | None = None
 
     def strangers(self, device: Device) -> str:
         """Say who uses the device, so that nothing is placed there; "" when nobody does."""
@@ -140,12 +143,17 @@ def _read(found: Any, device: Device, family: set[int], mine: Ours) -> Sight:
     utilization = None
     with contextlib.suppress(found.NVMLError):
         utilization = int(found.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    power = temperature = None
+    with contextlib.suppress(found.NVMLError):
+        power = int(found.nvmlDeviceGetPowerUsage(handle)) / 1000
+    with contextlib.suppress(found.NVMLError):
+        temperature = int(found.nvmlDeviceGetTemperature(handle, found.NVML_TEMPERATURE_GPU))
     held = device.name in mine.devices
     processes = tuple(
         _described(pid, memory, pid in computing, family, mine, held)
         for pid, memory in sorted((drawing | computing).items())
     )
-    return Sight(time.monotonic(), used, utilization, processes, held)
+    return Sight(time.monotonic(), used, utilization, processes, held, "", power, temperature)
 
 
 def _memory_of(found: Any, handle: Any) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from lorad.box.machine import Machine, read_machine
 from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.history import History
 from lorad.daemon.gpu.lock_notes import Notes
 from lorad.daemon.gpu.occupancy import Sights
 
@@ -60,6 +61,7 @@ class GpuState:
     neighbours: who computes on devices beside runs that yield, by the device's name.
     in_the_way: idle pools, by name, that end at once for a neighbour.
     set_aside: devices that are not for runs now, by name; see `queue/set_aside.py`.
+    history: what was measured of the devices in the last hour.
     """
 
     devices: list[Device]
@@ -68,4 +70,5 @@ class GpuState:
     neighbours: dict[str, Neighbour] = field(default_factory=dict)
     in_the_way: frozenset[str] = frozenset()
     set_aside: dict[str, SetAside] = field(default_factory=dict)
+    history: History = field(default_factory=History)
     machine: Callable[[], Machine] = field(default_factory=lambda: _recently(read_machine))

@@ -6,6 +6,9 @@ import logging
 import os
 import time
 
+import psutil
+
+from lorad.client.box_shapes import DeviceSample
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.occupancy import FRESH_SECONDS, STALE_SECONDS, Ours, Sight, read_all
@@ -41,6 +44,30 @@ async def _observe(ctx: Context, gpus: list[Device]) -> None:
         ctx.gpus.sights.since = None
         ctx.gpus.sights.done.set()
         ctx.loop.poke()
+
+
+def keep_history(ctx: Context) -> None:
+    """Take a sample of each device now and then."""
+    history = ctx.gpus.history
+    if not history.is_due():
+        return
+    look(ctx)
+    now, found = time.time(), {}
+    for device in ctx.gpus.devices:
+        sight = sight_of_cpu(None) if device.is_cpu else ctx.gpus.sights.seen.get(device.uuid)
+        if sight is None or sight.lost:
+            continue
+        figures = sight.memory_used, sight.utilization, sight.power, sight.temperature
+        found[device.name] = DeviceSample(now, *figures)
+    history.take(found)
+
+
+def sight_of_cpu(seconds: float | None) -> Sight:
+    """Measure the memory and the load of the whole machine, over so many seconds; None: since the last time,
+    at once.
+    """
+    memory = psutil.virtual_memory()
+    return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(seconds) / 100)
 
 
 async def fresh(ctx: Context, seconds: float = 2.0) -> None:

@@ -33,7 +33,7 @@ from lorad.errors import Conflict
 from lorad.spec.model import convert
 from lorad.store import runs
 from tests.kit.daemon_world import behave, finished, open_context, reconciling, submit, until, until_state
-from tests.kit.fakes.gpu_kit import Gpu, Nvml, gpus, leave, me, note, taken
+from tests.kit.fakes.gpu_kit import NO_QUERY, Gpu, Nvml, gpus, leave, me, note, taken
 
 GPU = Device("cuda:0", "a GPU", 80 << 30, "GPU-0")
 NOBODY = Ours((), b"LORAD_ATTEMPT=/nowhere/", frozenset())
@@ -73,7 +73,7 @@ async def test_two_bases_run_side_by_side_on_slots(home: Path) -> None:
         for name in ("one", "two"):
             submit(ctx, name, model=f"/models/{name}")
         await until(lambda: all(runs.get(ctx.store, name).state == "running" for name in ("one", "two")))
-        told = {found.device: found for found in await list_devices(ctx, None)}  # type: ignore[arg-type]
+        told = {found.device: found for found in await list_devices(ctx, NO_QUERY)}
         assert [lease.why for n in range(2) if (lease := told[f"cpu:{n}"].lease)] == ["run one", "run two"]
         assert told["cpu:1"].pool == "two-1" and 0 <= (told["cpu:1"].utilization or 0.0) <= 1
         submit(ctx, "three", model="/models/three")
@@ -159,7 +159,7 @@ async def test_nothing_is_placed_beside_somebody_else(
         gpus(ctx, 1, monkeypatch, tmp_path)
         submit(ctx, "a")
         await until(lambda: "cuda:0 is in use by py" in runs.get(ctx.store, "a").waiting)
-        (found,) = await list_devices(ctx, None)  # type: ignore[arg-type]
+        (found,) = await list_devices(ctx, NO_QUERY)
         assert (found.utilization, found.memory_used, found.lease) == (0.4, 12 << 30, None)
         assert [(one.pid, one.ours) for one in found.processes] == [(os.getpid(), False)]
         nvml.gpus["GPU-0"] = Gpu()

@@ -17,7 +17,7 @@ from lorad.protocol.pool_setup import PoolSetup
 from lorad.store import pools as rows
 from lorad.store import runs
 from tests.kit.daemon_world import idle_pools, open_context, reconciling, submit, until, until_state
-from tests.kit.fakes.gpu_kit import gpus
+from tests.kit.fakes.gpu_kit import NO_QUERY, gpus
 
 FSDP: dict[str, Any] = {"backend": "fsdp", "steps": 6}
 
@@ -33,7 +33,7 @@ async def test_run_gets_a_gpu_for_each_rank(
         assert pool.setup.names == ("cuda:0", "cuda:1")
         assert [row.device for row in rows.leases(ctx.store)] == ["cuda:0", "cuda:1"]
         assert [is_taken(device) for device in ctx.gpus.devices] == [True, True, False]
-        assert [found.pool for found in await list_devices(ctx, None)] == [pool.id, pool.id, None]  # type: ignore[arg-type]
+        assert [found.pool for found in await list_devices(ctx, NO_QUERY)] == [pool.id, pool.id, None]
 
 
 async def test_warm_pool_then_free_gpu_is_preferred(

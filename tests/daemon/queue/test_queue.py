@@ -20,7 +20,7 @@ from lorad.daemon.queue.restart import futile_attempts
 from lorad.daemon.troubles import Item
 from lorad.store import runs
 from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
-from tests.kit.fakes.gpu_kit import gpus, leave, note, taken
+from tests.kit.fakes.gpu_kit import NO_QUERY, gpus, leave, note, taken
 
 SLOW = {"seconds": 0.3}
 
@@ -56,7 +56,7 @@ async def test_gpu_changes_daemons_only_once_idle(
         )
         await until(lambda: whose in told(second, "b"))
         assert told(second, "b").endswith(", free after 10m idle")
-        (found,) = await list_devices(second, None)  # type: ignore[arg-type]
+        (found,) = await list_devices(second, NO_QUERY)
         assert found.lease is not None
         assert (found.pool, found.lease.pool, found.lease.why) == (None, "tiny-1", "run arith")
         assert (await until_state(first, "arith", "ended")).reason == "completed"

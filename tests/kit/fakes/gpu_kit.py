@@ -25,6 +25,9 @@ def gpus(ctx: Context, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ctx.gpus.devices[:] = [Device(f"cuda:{n}", "a GPU", 80 << 30, f"GPU-{n}") for n in range(count)]
 
 
+NO_QUERY: Any = SimpleNamespace(number=lambda key, default: default)  # of a request
+
+
 @dataclass
 class Gpu:
     """A fake GPU. computing, drawing: pid -> bytes, None where unknown."""
@@ -41,6 +44,7 @@ class Nvml:
     """
 
     nvmlMemory_v2 = 0x02000028
+    NVML_TEMPERATURE_GPU = 0
 
     class NVMLError(Exception):
         pass
@@ -86,6 +90,14 @@ class Nvml:
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
         self._check("nvmlDeviceGetUtilizationRates")
         return SimpleNamespace(gpu=self.gpus[handle].load, memory=0)
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        self._check("nvmlDeviceGetPowerUsage")
+        return 350_500  # milliwatts
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        self._check("nvmlDeviceGetTemperature")
+        return 61
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
         return self._listed("nvmlDeviceGetComputeRunningProcesses", lambda gpu: gpu.computing, handle)

@@ -7,7 +7,6 @@ import os
 import shutil
 from pathlib import Path
 
-import psutil
 from aiohttp import web
 from msgspec.structs import replace
 
@@ -20,6 +19,7 @@ from lorad.client.box_shapes import (
     DatabaseSize,
     Device,
     DeviceProcess,
+    DeviceSample,
     Disk,
     Lease,
     Orphan,
@@ -39,7 +39,7 @@ from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.occupancy import Sight
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import end_pools, timeout_of
-from lorad.daemon.pools.watch_gpus import fresh
+from lorad.daemon.pools.watch_gpus import fresh, sight_of_cpu
 from lorad.daemon.process.orphans import find_orphans
 from lorad.daemon.queue.device_holders import lease_of
 from lorad.daemon.queue.foresee import forecasts_lately
@@ -118,19 +118,17 @@ def _stay(ctx: Context, pool: Pool, *, serves: bool) -> StayingPool:
 async def list_devices(ctx: Context, call: Call) -> list[Device]:
     """List the devices of this machine, who holds them and why, and who else is there."""
     await fresh(ctx)
-    cpu = await asyncio.to_thread(_look_at_cpu) if ctx.gpus.devices[0].is_cpu else None
+    cpu = await asyncio.to_thread(sight_of_cpu, _CPU_SECONDS) if ctx.gpus.devices[0].is_cpu else None
+    past = ctx.gpus.history.samples if call.number("history", 0) else {}
     return [
-        _device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid)) for device in ctx.gpus.devices
+        _device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid), [*past.get(device.name, ())])
+        for device in ctx.gpus.devices
     ]
 
 
-def _look_at_cpu() -> Sight:
-    """Measure the memory and the load of the whole machine. Runs in a thread, for _CPU_SECONDS."""
-    memory = psutil.virtual_memory()
-    return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(_CPU_SECONDS) / 100)
-
-
-def _device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> Device:
+def _device_view(
+    ctx: Context, device: devices.Device, sight: Sight | None, past: list[DeviceSample]
+) -> Device:
     here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.setup.names]
     held, lease = lease_of(ctx, device), None
     reserved, aside = _reserved(ctx, device), ctx.gpus.set_aside.get(device.name)
@@ -150,6 +148,9 @@ def _device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> D
         ],
         quiet_until=aside.quiet_until if aside else None,
         reservation=_reservation_view(ctx, device, reserved) if reserved else None,
+        power=sight.power if sight else None,
+        temperature=sight.temperature if sight else None,
+        history=past,
     )
 
 
