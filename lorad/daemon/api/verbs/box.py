@@ -5,6 +5,7 @@ how much.
 import asyncio
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -127,7 +128,7 @@ async def list_devices(ctx: Context, call: Call) -> list[Device]:
 
 
 def _device_view(
-    ctx: Context, device: devices.Device, sight: Sight | None, past: list[DeviceSample]
+    ctx: Context, device: devices.Device, sight: Sight | None, past: Sequence[DeviceSample] = ()
 ) -> Device:
     here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.setup.names]
     held, lease = lease_of(ctx, device), None
@@ -150,7 +151,7 @@ def _device_view(
         reservation=_reservation_view(ctx, device, reserved) if reserved else None,
         power=sight.power if sight else None,
         temperature=sight.temperature if sight else None,
-        history=past,
+        history=[*past],
     )
 
 
