@@ -120,9 +120,9 @@ async def test_acknowledged_alarms_of_ended_runs_stay_away() -> None:
     world = World(a_run("bold", signals={"at": time.time(), "kl": 0.9}), failed)
     async with using(world, SMALL) as user:
         await until(user, lambda: line(user, "#alarmed").startswith("2 alarms"))
-        await user.press("C")
+        await user.press("z")
         assert line(user, "#alarmed").startswith("2 alarms")  # the one under the cursor still runs
-        await user.press("G", "C")
+        await user.press("G", "z")
         await until(user, lambda: line(user, "#alarmed").startswith("1 alarm  !! bold"))
     async with using(world := World(failed), SMALL) as user:
         await until(user, lambda: names(user) == ["dead"])
@@ -137,7 +137,7 @@ async def test_an_acknowledgement_that_cannot_be_kept_says_so(monkeypatch: pytes
     world = World(a_run("dead", state="ended", reason="failed", ended_at=time.time()))
     async with using(world, SMALL) as user:
         await until(user, lambda: line(user, "#alarmed") and names(user))
-        await user.press("C")
+        await user.press("z")
         await until(user, lambda: not line(user, "#alarmed"))
         assert "until this session ends: /proc/none/lorad/acknowledged.json: No such file" in line(
             user, "#status"

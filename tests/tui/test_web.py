@@ -254,7 +254,7 @@ async def test_a_session_that_ends_closes_its_browsers_socket(server: Served, en
 async def test_screenshot_needs_a_key(server: Served) -> None:
     async with visit(server) as guest, await guest.terminal() as socket, aiohttp.ClientSession() as stranger:
         await drawn(socket)
-        for keys, answer in ((":", b"earch for commands"), ("screenshot", b"Save an SVG")):
+        for keys, answer in (("\x10", b"earch for commands"), ("screenshot", b"Save an SVG")):
             await socket.send_json(["stdin", keys])
             await drawn(socket, answer)
         await socket.send_json(["stdin", "\r"])

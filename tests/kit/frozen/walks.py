@@ -174,7 +174,7 @@ ODD: dict[str, Walk] = {  # what no terminal and no chart may be hurt by
         "of 18 shown",
         ("space", "space", "enter"),
         "--metric reward",
-        ("X", "X"),
+        ("u", "u"),
         last=("time 0s",),
     ),
     "filtered": walk(("slash", *typed("owner:bob"), "enter"), last=("essays",)),
