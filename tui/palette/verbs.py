@@ -95,8 +95,8 @@ _TAG = Action(
     "Add tags to a run, or take -TAG off it",
     lambda client, run, values: client.label(
         run,
-        add=[word.removeprefix("+") for word in shlex.split(values["words"]) if word[0] != "-"],
-        remove=[word[1:] for word in shlex.split(values["words"]) if word[0] == "-"],
+        add=[word.removeprefix("+") for word in shlex.split(values["words"]) if not word.startswith("-")],
+        remove=[word[1:] for word in shlex.split(values["words"]) if word.startswith("-")],
     ),
     _line("tag"),
     lambda run, row: f"{run}: {' '.join(row.tags) or 'no tags'}.",
