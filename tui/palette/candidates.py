@@ -74,10 +74,15 @@ class Source:
             case "pool":
                 pools = self._once("pools", self._client.pools)
                 if verb.name == "open" and words[1:] != ["pool"]:
-                    return [("pool", "the runs of a pool")] if len(words) == 1 else []
+                    return [("pool", "a pool, by its name")] if len(words) == 1 else []
                 return [(pool.pool, f"{pool.state}, {pool.model}") for pool in pools]
+            case "device":
+                if words[1:] != ["device"]:
+                    return [("device", "a device, by its name")] if len(words) == 1 else []
+                devices = self._once("devices", self._client.devices)
+                return [(one.device, one.name) for one in devices]
             case "tab":
-                return [(tab, "") for tab in TABS] if words[1:] != ["pool"] else []
+                return [(tab, "") for tab in TABS] if words[1:] not in (["pool"], ["device"]) else []
             case "step":
                 kept = self._once(f"steps {words[1]}", lambda: self._client.checkpoints(words[1]))
                 return [(str(one.step), f"@{one.version}") for one in reversed(kept)]

@@ -163,10 +163,15 @@ def _of_alias(action: str) -> Callable[[Client, Given], Do]:
 
 # -- ways to screens -----------------------------------------------------------------------------------------
 def _open(client: Client, typed: Given) -> Go:
-    """A run, a tab of it, or the runs of a pool."""
+    """A run, a tab of it, a pool or a device."""
     if typed.names[:1] == ["pool"] and len(typed.names) > 1:
         pool = _pool(client, typed.names[1])
-        return Go(lambda app: app.narrow(f'pool:"{pool}"'))
+        return Go(lambda app: app.open_pool(pool))
+    if typed.names[:1] == ["device"] and len(typed.names) > 1:
+        device, known = typed.names[1], [one.device for one in client.devices()]
+        if device not in known:
+            raise NotFound(f"no device named {device}", hint=f"There are: {', '.join(known)}.")
+        return Go(lambda app: app.open_device(device))
     run, tab = plans.the_run(client, typed).name, typed.names[1] if len(typed.names) > 1 else ""
     if tab and tab not in TABS:
         raise SpecError(f"a run has no tab {tab}", hint=f"Its tabs are {', '.join(TABS)}.")
@@ -230,9 +235,9 @@ _VERBS = (
     Verb("end", "end POOL", ACTIONS["end"].says, ("pool",), _end),
     Verb(
         "open",
-        "open RUN [TAB] | open pool POOL",
-        "Show a run, or the runs of a pool",
-        ("run or pool", "tab or pool"),
+        "open RUN [TAB] | open pool POOL | open device DEVICE",
+        "Show a run, a pool or a device",
+        ("run or pool or device", "tab or pool or device"),
         _open,
     ),
     *(Verb(tab, f"{tab} RUN", f"Show the {tab} of a run", ("run",), _tab(tab)) for tab in TABS),
@@ -243,6 +248,7 @@ _VERBS = (
         ("",),
         _runs,
     ),
+    Verb("bill", "bill", "Show who used how much", (), lambda client, typed: Go(lambda app: app.open_bill())),
     Verb(
         "serving",
         "serving",

@@ -13,7 +13,7 @@ from lorad.tui.run import screen as run_screen
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.dialogs import Confirm
 from lorad.tui.widgets.line import Line
-from tests.kit.tui_world import POOL, User, World, a_run, line, names, screen_text, until, using
+from tests.kit.tui_world import DEVICE, POOL, User, World, a_run, line, names, screen_text, until, using
 
 SWEEP = ("sweep-1", "sweep-2", "other")
 
@@ -145,6 +145,7 @@ async def test_fork_sends_the_settings_that_were_typed() -> None:
         ("priority r1 high", "high is no priority"),
         ("resume r1 --from soon", "a whole number"),
         ("open pool nowhere", "no pool named nowhere"),
+        ("open device cuda:9", "no device named cuda:9"),
         ("open r1 nothing", "Its tabs are curves"),
         ("note r1 'open", "a quote is not closed"),
     ],
@@ -202,14 +203,22 @@ async def test_logs_opens_that_tab_of_the_run() -> None:
         assert len(user.app.screen_stack) == 2
 
 
-async def test_open_pool_shows_its_runs() -> None:
-    world = a_world("r1", "r2")
-    world.runs[1]["pool"] = "qwen-1"
+@pytest.mark.parametrize(
+    ("typed_line", "screen"),
+    [
+        ("open pool qwen-1", "PoolScreen"),
+        (f"open device {DEVICE['device']}", "DeviceScreen"),
+        ("bill", "BillScreen"),
+    ],
+)
+async def test_line_opens_the_screens_of_the_box(typed_line: str, screen: str) -> None:
+    world = a_world("r1")
+    world.answers["devices"] = [DEVICE]
     async with using(world) as user:
-        await until(user, lambda: len(names(user)) == 2)
-        await type_line(user, "open pool qwen-1")
+        await until(user, lambda: len(names(user)) == 1)
+        await type_line(user, typed_line)
         await user.press("enter")
-        await until(user, lambda: names(user) == ["r2"])
+        await until(user, lambda: type(user.app.screen).__name__ == screen)
 
 
 async def test_open_offers_no_tab_behind_a_pool() -> None:
