@@ -55,9 +55,9 @@ async def test_browser_draws_dashboard_for_keys_and_mouse(made: World) -> None:
 
 async def opens_help(page: Tab) -> None:
     await page.press("?")
-    await page.until(lambda text: "app.help" in text, "the help screen")
+    await page.until(lambda text: "board.filter" in text, "the help screen")
     await page.press("Escape")
-    await page.until(lambda text: "app.help" not in text, "the help screen is gone")
+    await page.until(lambda text: "board.filter" not in text, "the help screen is gone")
 
 
 async def opens_a_run(page: Tab, lines: list[str]) -> None:
