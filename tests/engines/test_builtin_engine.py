@@ -260,7 +260,8 @@ async def test_separate_batches_share_one_cache_budget(base: Base, compute: Comp
 
     def watched(cache: KVCache, slots: int, length: int, used: int) -> None:
         resize(cache, slots, length, used)
-        held.append(sum(batch.cache.slots * batch.cache.length for batch in engine._tasks))
+        # the engine changes its tasks meanwhile, on another thread
+        held.append(sum(batch.cache.slots * batch.cache.length for batch in list(engine._tasks)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KVCache, "resize", watched)

@@ -134,7 +134,7 @@ class Prepared(Transport):
         path, _, query = path.removeprefix("/v1/").partition("?")
         found = self.world.answers.get(path)
         if found is None or not self.world.alive:
-            return self._answer(path.split("/"))
+            return self._answer(path.split("/"), dict(parse_qsl(query)))
         answer = found(dict(parse_qsl(query))) if callable(found) else found
         return {"items": answer} if isinstance(answer, list) else answer
 
@@ -158,7 +158,7 @@ class Prepared(Transport):
         self.world.asked.append((verb, run))
         return a_run(run, state="stopping")
 
-    def _answer(self, path: list[str]) -> Json:
+    def _answer(self, path: list[str], query: dict[str, str]) -> Json:
         world = self.world
         if not world.alive:
             raise DaemonUnreachable("no daemon answers")
@@ -168,7 +168,8 @@ class Prepared(Transport):
             case ["runs", _, "steps"]:
                 return {"items": list(world.steps)}
             case ["runs", _, "logs"]:
-                return {"text": world.log, "offset": len(world.log), "size": len(world.log)}
+                text = world.log[int(query["offset"]) :]
+                return {"text": text, "offset": len(world.log), "size": len(world.log)}
             case ["runs", _, _]:
                 return {"items": []}
             case ["runs", name]:

@@ -128,11 +128,12 @@ async def test_yielded_gpu_has_no_pool_left(
     behave(home, driver={"seconds": 0.3})
     async with reconciling(home, queue=QUICK) as ctx:
         gpus(ctx, 1, monkeypatch, tmp_path)
-        submit(ctx, "a", **YIELDS)
+        submit(ctx, "a", trainer={"steps": 100}, **YIELDS)  # 30 s, in which the GPU is looked at
         await until(lambda: runs.get(ctx.store, "a").step >= 1)
         nvml.gpus["GPU-0"] = Gpu(computing=me())
         await until(lambda: runs.get(ctx.store, "a").state == "queued")
         await until(lambda: not ctx.pools["tiny-1"].process.is_up)
+        behave(home)
         nvml.gpus["GPU-0"] = Gpu()
         row = await until_state(ctx, "a", "ended")
         assert (row.reason, row.attempt) == ("completed", 2)
