@@ -9,13 +9,11 @@ from datetime import datetime
 import msgspec
 
 from lorad.cli import table
+from lorad.client.bill_words import bill_words
 from lorad.client.box_shapes import Bill, BillLine, Quota
-from lorad.client.columns import amount
 from lorad.errors import SpecError
-from lorad.text import duration, size
+from lorad.text import moment, seconds_of
 
-_UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
-_NOBODY = "(nobody)"
 _COLUMNS = (
     table.Column("user", 4),
     table.Column("held"),
@@ -36,7 +34,7 @@ def print_bill(bill: Bill) -> None:
     """Print a line for each key, what is nobody's behind them, and the sum of all."""
     total = msgspec.structs.replace(bill.total, key="total", owner="")
     lines = [*bill.rows, *([total] if len(bill.rows) > 1 else [])]
-    rows = [_row(bill.by, line, bill.currency) for line in lines]
+    rows = [[*bill_words(bill.by, line, bill.currency).values()] for line in lines]
     after = 1 if bill.by in ("user", "day") else 0  # there is no other user in them
     columns: list[str | table.Column] = [bill.by, *_COLUMNS[after:]]
     table.print_table(columns, [(row[0], *row[1 + after :]) for row in rows], empty="Nothing was used.")
@@ -46,36 +44,9 @@ def print_bill(bill: Bill) -> None:
         table.print_table(heads, [_quota(quota) for quota in bill.quotas], empty="")
 
 
-def _row(by: str, line: BillLine, currency: str) -> tuple[str, ...]:
-    return (
-        _name(by, line.key),
-        line.owner,
-        duration(line.held),
-        duration(line.busy),
-        duration(line.wasted) if line.wasted >= 1 else "",
-        *(_count(tokens) for tokens in (line.sampled, line.trained, line.served)),
-        f"{line.cached / line.prompts:.0%}" if line.prompts else "",
-        "" if line.joules is None else f"{line.joules / 3.6e6:.3g} kWh",
-        size(line.memory or None),
-        size(line.disk),
-        "" if line.cost is None else f"{amount(line.cost)} {currency}",
-    )
-
-
 def _quota(quota: Quota) -> tuple[str, ...]:
-    again = "" if quota.again is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(quota.again))
+    again = "" if quota.again is None else moment(quota.again)
     return quota.user, f"{quota.used:.1f} h", f"{quota.most:g} h", quota.per, again
-
-
-def _name(by: str, key: str) -> str:
-    """Name a line: runs that are in no sweep, versions that were asked for without an alias, and the rest."""
-    if key == "-":
-        return "(no sweep)" if by == "sweep" else "(training)"
-    return f"{key}N" if by == "alias" and key.endswith("@") else key or _NOBODY
-
-
-def _count(tokens: int) -> str:
-    return f"{tokens:,}".replace(",", " ") if tokens else ""
 
 
 def print_csv(bill: Bill) -> None:
@@ -92,8 +63,8 @@ def time_of(option: str, text: str | None) -> float | None:
     """Read `2026-11-24`, `2026-11-24T18:00` (local), or how long ago: `36h`, `7d`, `2w`. Raises SpecError."""
     if text is None:
         return None
-    if ago := re.fullmatch(r"(\d{1,6})([hdw])", text):
-        return time.time() - int(ago[1]) * _UNITS[ago[2]]
+    if re.fullmatch(r"\d{1,6}[hdw]", text):
+        return time.time() - seconds_of(text)
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):

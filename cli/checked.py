@@ -95,7 +95,7 @@ def start_in_words(start: Start) -> str:
     stops = f"; {', '.join(start.stops)} would make room for it" if start.stops else ""
     starts = when_in_words(start.starts_at, start.after)
     when = f"{starts}; it waits: " if starts else "not yet: "
-    return f"{when.removeprefix('starts ')}{start.why}{stops}{behind}"
+    return f"{when}{start.why}{stops}{behind}"
 
 
 def _shown(look: DataLook) -> Iterator[tuple[str, str]]:

@@ -91,15 +91,14 @@ class _Lines(_Silent):
     """A line when something changes: for logs and pipes."""
 
     def __init__(self) -> None:
-        self._said = ("", "", False)
+        self._said = ("", "", 0)
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
-        starts = starts_in_words(run)
-        waits = "; ".join(filter(None, (starts, run.waiting)))
-        said = (run.state, run.waiting, bool(starts))  # not each minute that it comes nearer
+        waits = _waits(run)
+        said = (run.state, run.waiting, len(waits))  # not each minute that it comes nearer
         if said != self._said and run.state not in _OVER:  # the verb prints last how it ended
             self._said = said
-            output.note(f"{run.name}: {run.state}" + (f" ({waits})" if waits else ""))
+            output.note(f"{run.name}: {run.state}" + (f" ({'; '.join(waits)})" if waits else ""))
         for step in steps:
             figures = "  ".join(text for text, _ in _ranked(step.metrics))
             output.note(f"step {step.step}/{run.steps}  {figures}")
@@ -136,10 +135,15 @@ class Live(_Silent):
         if steps:
             left = (run.steps - run.step) * sum(s.metrics["seconds"] or 0.0 for s in steps) / len(steps)
             self._figures = [*_ranked(steps[-1].metrics), (f"ETA {output.duration(left)}", 1)]
-        waits = [(words, 0) for words in (starts_in_words(run), run.waiting) if words]
-        after = waits or self._figures
+        after = [(words, 0) for words in _waits(run)] or self._figures
         line = _fitted_line([*_progress(run), *after], self._live.console.width - _MARGIN)
         self._live.update(Text(output.printable(line), no_wrap=True), refresh=True)
+
+
+def _waits(run: Run) -> list[str]:
+    """Say when a queued run will start, where that is known, and what it waits for."""
+    starts = starts_in_words(run)
+    return [words for words in (starts and f"starts {starts}", run.waiting) if words]
 
 
 def _progress(run: Run) -> list[tuple[str, int]]:

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.states import EndReason, RunState
+from lorad.text import seconds_of
 
 _ME = "me"  # as an owner: whoever asks
 STATES = (*map(str, RunState), *map(str, EndReason))
 _GLOB = frozenset("*?[")
 _Seconds = Annotated[float, Meta(ge=0)]
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 
 
@@ -87,4 +87,4 @@ def seconds_in(option: str, text: str | None) -> float | None:
         return None
     if not _AGE.fullmatch(text):
         raise SpecError(f"{option} {text}: that is no age", hint="Write 90s, 30m, 12h, 7d, 2w or 1d12h.")
-    return sum(float(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[\d.]+[smhdw]", text))
+    return seconds_of(text)

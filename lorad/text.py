@@ -3,8 +3,11 @@
 Standard library only.
 """
 
+import re
 import time
 from typing import Any
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def printable(text: str) -> str:
@@ -54,6 +57,11 @@ def moment(then: float, now: float | None = None) -> str:
         return time.strftime("%H:%M", at)
     is_near = 0 < then - time.mktime(today) < 6 * 86400
     return time.strftime("%a %H:%M" if is_near else "%Y-%m-%d %H:%M", at)
+
+
+def seconds_of(text: str) -> float:
+    """Read numbers with units, as `duration` writes them, and weeks: 90s, 1h05m, 2w."""
+    return sum(float(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[\d.]+[smhdw]", text))
 
 
 def duration(seconds: float) -> str:

@@ -50,6 +50,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """What a test left open is found at its own end, not in a later test that the collector disturbs."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh LORAD_HOME whose path is short enough for sockets; what a test started in it is killed at its

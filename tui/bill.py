@@ -1,4 +1,4 @@
-"""Shows who used how much since when: the table of `lorad bill`, by user, run, sweep, pool or day."""
+"""Shows who used how much since when: the table of `lorad bill`, by user, run, sweep, alias, pool or day."""
 
 import time
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ import msgspec
 from rich.text import Text
 from textual.widget import Widget
 
+from lorad.client.bill_words import bill_words
 from lorad.client.box_shapes import Bill, BillLine
 from lorad.client.client import Client
-from lorad.client.columns import amount
-from lorad.text import duration, one_line, size
+from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
@@ -19,7 +19,7 @@ from lorad.tui.widgets.columns import Column, Values
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
 
-_BY = ("user", "run", "sweep", "pool", "day")
+_BY = ("user", "run", "sweep", "alias", "pool", "day")
 _SINCE = {"1d": 86400, "7d": 7 * 86400, "30d": 30 * 86400, "all": None}
 _SECONDS = 30.0  # between two looks; use is kept by the hour
 _COLUMNS = (
@@ -99,7 +99,7 @@ class BillScreen(Base):
         elif not bill.rows:
             line.say("Nothing was used.")
         else:
-            total = _plain(self._by, bill.total, bill.currency)
+            total = bill_words(self._by, bill.total, bill.currency)
             shown = ("held", "busy", "wasted", "sampled", "trained", "served", "energy", "cost")
             line.say(
                 Text.assemble(
@@ -136,27 +136,8 @@ class BillScreen(Base):
         self.app.pop_screen()
 
 
-def _plain(by: str, line: BillLine, currency: str) -> dict[str, str]:
-    nobody = {"sweep": "(no sweep)"} if line.key == "-" else {}
-    return {
-        "what": nobody.get(by, line.key) or "(nobody)",
-        "owner": line.owner,
-        "held": duration(line.held),
-        "busy": duration(line.busy),
-        "wasted": duration(line.wasted) if line.wasted >= 1 else "",
-        "sampled": f"{line.sampled:,}" if line.sampled else "",
-        "trained": f"{line.trained:,}" if line.trained else "",
-        "served": f"{line.served:,}" if line.served else "",
-        "cached": f"{line.cached / line.prompts:.0%}" if line.prompts else "",
-        "energy": "" if line.joules is None else f"{line.joules / 3.6e6:.3g} kWh",
-        "memory": size(line.memory or None),
-        "disk": size(line.disk),
-        "cost": "" if line.cost is None else f"{amount(line.cost)} {currency}".rstrip(),
-    }
-
-
 def _cells(by: str, line: BillLine, currency: str) -> Cells:
-    return {key: cell(one_line(text)) for key, text in _plain(by, line, currency).items()}
+    return {key: cell(one_line(text)) for key, text in bill_words(by, line, currency).items()}
 
 
 def _values(line: BillLine) -> Values:

@@ -82,7 +82,7 @@ BILL: list[BindingType] = [
     _key("V", "since(-1)", "bill.since_before", "Since when, the other way round", show=False),
 ]
 
-DEVICE: list[BindingType] = [_key("e", "pool", "device.pool", "Its pool")]
+DEVICE: list[BindingType] = [_key("l", "pool", "device.pool", "Its pool")]
 
 POOL_SCREEN: list[BindingType] = [
     _key("tab", "app.focus_next", "pool.next", "The slots, or the log", show=False),

@@ -28,7 +28,9 @@ class Group(StrEnum):
 
 
 class _Listing(NamedTuple):
-    """What to list. limit: how many were asked for; None: lorad's choice.
+    """What to list.
+
+    limit: how many were asked for; None: lorad's choice.
     queue: only those that wait for their start.
     """
 

@@ -88,8 +88,7 @@ def run(
         if as_json:
             output.print_json(started)
         else:
-            told = _state_of(client, started)
-            output.note(f"{started.name} is {told}. `lorad show {started.name}` shows its progress.")
+            _note_state(client, started)
         return
     follow(client, started.name, as_json=as_json)
 
@@ -126,15 +125,16 @@ def _tell(client: Client, started: shapes.Run) -> None:
             output.note(kept_in_words(made.files))
 
 
-def _state_of(client: Client, run: shapes.Run) -> str:
-    """Say whether a new run is queued, for what it waits and when it starts; for a second at most."""
+def _note_state(client: Client, run: shapes.Run) -> None:
+    """Say whether a new run is queued, for what it waits and when it starts; ask for a second at most."""
     with contextlib.suppress(DaemonUnreachable):
         for _ in range(10):
             if run.state != "queued" or run.queue is not None:
                 break
             time.sleep(0.1)
             run = client.show(run.name)
-    return f"{run.state}: {why(run)}" if why(run) else run.state
+    state = f"{run.state}: {why(run)}" if why(run) else run.state
+    output.note(f"{run.name} is {state}. `lorad show {run.name}` shows its progress.")
 
 
 def attach(run: Run, as_json: AsJson = False) -> None:

@@ -41,7 +41,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "run": data.name,
         "state": data.state + (f" ({data.reason})" if data.reason else ""),
         "why": data.waiting or data.detail,
-        "starts": starts_in_words(data).removeprefix("starts "),
+        "starts": starts_in_words(data),
         "queue": place_in_words(data),
         "step": f"{data.step} of {data.steps}",
         "reward": output.number(data.reward),

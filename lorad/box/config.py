@@ -17,6 +17,7 @@ from lorad.errors import SpecError
 from lorad.files import read_file
 from lorad.spec.notify import Notify
 from lorad.spec.numbers import Loggers
+from lorad.text import seconds_of
 
 _Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
 _DeviceName = Annotated[str, msgspec.Meta(pattern=r"^(cuda:\d+|cpu(:\d+)?)\Z")]
@@ -145,7 +146,7 @@ class DeviceHours(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def seconds(self) -> float:
-        return float(int(self.per[:-1]) * {"h": 3600, "d": 86400, "w": 7 * 86400}[self.per[-1]])
+        return seconds_of(self.per)
 
 
 class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

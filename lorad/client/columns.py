@@ -86,7 +86,7 @@ COLUMNS: dict[str, Callable[[Run], str]] = {
     "reason": lambda run: run.reason or "",
     "place": lambda run: "" if run.queue is None else str(run.queue.place),
     "behind": lambda run: "" if run.queue is None else run.queue.behind,
-    "starts": lambda run: starts_in_words(run).removeprefix("starts "),
+    "starts": starts_in_words,
     "why": why,
     "waiting": lambda run: run.waiting,
 }

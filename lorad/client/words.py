@@ -17,11 +17,12 @@ def why(run: Run) -> str:
     """Say why a run waits, or what went wrong, in one line."""
     bad = run.reason not in (None, "completed", "stopped")
     words = " ".join((run.waiting or (run.detail if bad else "")).split())
-    return "; ".join(filter(None, (starts_in_words(run), words, failures(run))))
+    starts = starts_in_words(run)
+    return "; ".join(filter(None, (starts and f"starts {starts}", words, failures(run))))
 
 
 def starts_in_words(run: Run) -> str:
-    """Say when a queued run will start, and after which one; "" where that is not known."""
+    """Say how far off the start of a queued run is, and after which run; "" where that is not known."""
     return "" if run.queue is None else when_in_words(run.queue.starts_at, run.queue.after)
 
 
@@ -38,7 +39,7 @@ def when_in_words(at: float | None, after: str) -> str:
         when = f"in about {minutes / 60:.0f} h"
     else:
         when = f"in about {minutes / 1440:.0f} days"
-    return f"starts {when}" + (f", after {after}" if after else "")
+    return f"{when}, after {after}" if after else when
 
 
 def place_in_words(run: Run) -> str:

@@ -189,13 +189,14 @@ class _SwiGlu(Function):
 class _SplitRotate(Function):
     @staticmethod
     def plain(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        *found, _ = _SplitRotate.run(qkv, heads, norm, rope)
-        return found[0], found[1], found[2]
+        q, k, v, _ = _SplitRotate.run(qkv, heads, norm, rope)
+        return q, k, v
 
     @staticmethod
     def run(
         qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return q, k, v and, where there is a norm, 1 / rms of each head of q and k."""
         turned = (qkv.shape[-2] + heads) // 2  # heads of q, k, v that belong to q and k
         qk, r = qkv[..., :turned, :], None
         if norm is not None:

@@ -30,7 +30,7 @@ from lorad.pool.capacity import dtype_of, engine_cache, memory_for_adapters, ser
 from lorad.pool.config import log_directory
 from lorad.pool.energy import meter_of
 from lorad.pool.ledger import Ledger
-from lorad.pool.lodging import within_what_is_free
+from lorad.pool.lodging import uuids_of, within_what_is_free
 from lorad.pool.service import Service
 from lorad.pool.state import Pool
 from lorad.pool.usage_file import UsageFile, kept
@@ -378,8 +378,7 @@ def _usage_file(config: PoolSetup, root: Path, ledger: Ledger) -> UsageFile:
         at=began,
         uses=[],
     )
-    uuids = [f"GPU-{getattr(one, 'uuid', '')}" for one in properties]
-    meter = meter_of(uuids) if is_own else None
+    meter = meter_of(uuids_of(gpus)) if is_own else None
     return UsageFile(log_directory(root) / USES, head, ledger, meter)
 
 

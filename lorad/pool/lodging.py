@@ -58,7 +58,7 @@ def _free_share(gpus: Sequence[str]) -> float | None:
     shares: list[float] = []
     try:
         pynvml.nvmlInit()
-        for uuid in _uuids(gpus):
+        for uuid in uuids_of(gpus):
             memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
             log.debug("%s: %s of %s in use", uuid, size(memory.used), size(memory.total))
             shares.append((memory.total - memory.used - _CONTEXT) / memory.total)
@@ -68,6 +68,7 @@ def _free_share(gpus: Sequence[str]) -> float | None:
     return max(_LEAST, min(shares))
 
 
-def _uuids(gpus: Sequence[str]) -> list[str]:
+def uuids_of(gpus: Sequence[str]) -> list[str]:
+    """Return the UUIDs of GPUs as NVML has them."""
     found = [torch.cuda.get_device_properties(torch.device(gpu)) for gpu in gpus]
     return [f"GPU-{getattr(one, 'uuid', '')}" for one in found]

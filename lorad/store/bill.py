@@ -6,7 +6,6 @@ is read twice counts once.
 
 import math
 import sqlite3
-import time
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -165,23 +164,12 @@ def bill(
     return [BillRow(**row) for row in store.rows(sql, values)]
 
 
-def used(store: Rows, owner_uid: int, *, since: float = 0.0) -> float:
-    """Return the device-seconds that a user's runs held, and served, from the hour of `since` on."""
-    return sum(held for _, held in _by_hour(store, owner_uid, since))
-
-
-def used_lately(store: Rows, owner_uid: int, half_life: float, *, now: float | None = None) -> float:
-    """Return the device-seconds that a user's runs held, each hour's the less the longer it is past.
-
-    half_life: seconds after which it counts half. What is older than 20 of them does not count. now: Unix
-    time.
-    """
-    now = time.time() if now is None else now
-    return decayed(_by_hour(store, owner_uid, now - HALF_LIVES * half_life), half_life, now)
-
-
 def decayed(hours: Hours, half_life: float, now: float) -> float:
-    """Add up the device-seconds of hours, each the less the longer it is past; see `used_lately`."""
+    """Add up the device-seconds of hours, each the less the longer it is past.
+
+    half_life: seconds after which it counts half. What is older than HALF_LIVES of them does not count.
+    now: Unix time.
+    """
     oldest = int(now - HALF_LIVES * half_life) // HOUR * HOUR
     recent = [(hour, held) for hour, held in hours if hour >= oldest]
     return sum(held * math.pow(0.5, max(0.0, now - hour) / half_life) for hour, held in recent)
@@ -203,15 +191,6 @@ def owners_of_uses(store: Rows) -> dict[int, str]:
     """Find the name of each user whose runs used devices, by uid."""
     rows = store.tuples("SELECT owner_uid, max(owner) FROM uses WHERE run <> '' GROUP BY owner_uid")
     return dict(rows)
-
-
-def _by_hour(store: Rows, owner_uid: int, since: float) -> Hours:
-    """List the hours in which a user's runs held devices, and for how many device-seconds."""
-    sql = (
-        "SELECT hour, total(held) FROM uses WHERE owner_uid = ? AND hour >= ? AND run <> '' GROUP BY hour "
-        "ORDER BY hour"
-    )
-    return [(hour, held) for hour, held in store.tuples(sql, (owner_uid, int(since) // HOUR * HOUR))]
 
 
 def _put(

@@ -27,7 +27,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
         torch.cuda, "set_per_process_memory_fraction", lambda share, gpu: found.append((share, str(gpu)))
     )
     monkeypatch.setattr(lodging, "_SECONDS", 0.0)
-    monkeypatch.setattr(lodging, "_uuids", lambda gpus: [f"GPU-{gpu[-1]}" for gpu in gpus])
+    monkeypatch.setattr(lodging, "uuids_of", lambda gpus: [f"GPU-{gpu[-1]}" for gpu in gpus])
     return found
 
 

@@ -9,7 +9,7 @@ from lorad.protocol.journal import JournalWriter, StepFact
 from lorad.protocol.status import Use, Uses
 from lorad.states import EndReason, Move
 from lorad.store import runs
-from lorad.store.bill import BillRow, Person, bill, close, is_closed, take_in, used, used_lately
+from lorad.store.bill import BillRow, Person, bill, close, decayed, hours_of_users, is_closed, take_in
 from lorad.store.db import Store
 from lorad.store.ingest import ingest
 from tests.kit.journals import begin, new_run
@@ -134,6 +134,8 @@ def test_bill_of_some_hours_and_of_a_user(store: Store) -> None:
 def test_use_of_long_ago_counts_less(store: Store) -> None:
     take_in(store, report(Use(1, 0, "sorter", 1, held=8.0), Use(2, 10 * HOUR, "sorter", 1, held=1.0)), POOL)
     uid = runs.get(store, "sorter").owner_uid
-    assert used(store, uid) == 9.0 and used(store, uid, since=HOUR) == 1.0
-    assert used_lately(store, uid, 5.0 * HOUR, now=10.0 * HOUR) == pytest.approx(3.0)
-    assert used_lately(store, uid + 1, HOUR) == 0.0
+    assert hours_of_users(store, HOUR) == {uid: [(10 * HOUR, 1.0)]}
+    hours = hours_of_users(store, 0.0)
+    assert hours == {uid: [(0, 8.0), (10 * HOUR, 1.0)]}
+    assert decayed(hours[uid], 5.0 * HOUR, 10.0 * HOUR) == pytest.approx(3.0)
+    assert decayed(hours[uid], 0.25 * HOUR, 10.0 * HOUR) == 1.0

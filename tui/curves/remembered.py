@@ -1,16 +1,14 @@
 """What a user chose to see of curves, kept in a file of theirs for the next time."""
 
 import contextlib
-import os
-from pathlib import Path
 
 import msgspec
 
-from lorad.files import read_file
 from lorad.tui.curves.plot import METRICS, SMOOTH, Look
 from lorad.tui.curves.series import AXES
+from lorad.tui.state_files import read_state, state_file, write_state
 
-_LARGEST = 1 << 16  # bytes
+_FILE = "curves.json"
 
 
 class Choices(msgspec.Struct, frozen=True):
@@ -32,24 +30,15 @@ class Choices(msgspec.Struct, frozen=True):
         return Look(smooth, self.log, self.spikes, self.x if self.x in AXES else AXES[0], self.best)
 
 
-def _path() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "lorad" / "curves.json"
-
-
 def choices() -> Choices:
     """Read them; as at first where there is no file, or one that cannot be read."""
     found = Choices()
-    with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-        found = msgspec.json.decode(read_file(_path(), _LARGEST), type=Choices)
+    with contextlib.suppress(OSError, ValueError):
+        found = read_state(state_file(_FILE), Choices)
     return found if found.metrics else msgspec.structs.replace(found, metrics=[*METRICS])
 
 
 def keep(chosen: Choices) -> None:
     """Write them. Where that is not possible, they hold until the end of the session."""
-    path = _path()
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside.write_bytes(msgspec.json.encode(chosen))
-        beside.replace(path)
+        write_state(state_file(_FILE), chosen)

@@ -1,16 +1,14 @@
 """Which columns the table of runs has, how wide they are, and the file that remembers which were chosen."""
 
 import dataclasses
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from lorad.client.columns import COLUMNS, is_key
 from lorad.errors import NotAllowed
-from lorad.files import read_file, write_whole
+from lorad.tui.state_files import read_state, state_file, write_state
 from lorad.tui.widgets.columns import Column
 
 USUAL = (
@@ -20,7 +18,6 @@ USUAL = (
 _KEYS = ("trainer.lr", "lora.rank", "lora.alpha", "algorithm.name", "kl", "loss", "entropy")
 OFFERED = (*COLUMNS, *_KEYS)
 _MOST = 40  # columns
-_LARGEST = 1 << 16  # bytes
 _SHAPES = {
     column.key: column
     for column in (
@@ -65,20 +62,19 @@ def _other(name: str) -> Column:
 
 def columns_file() -> Path:
     """Name the file that keeps the choice of this user."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "lorad" / "columns.json"
+    return state_file("columns.json")
 
 
 def remembered() -> tuple[Sequence[str], str]:
     """Read the columns that were chosen, else the usual ones; and what is wrong with the file, or ""."""
     path = columns_file()
     try:
-        kept = msgspec.json.decode(read_file(path, _LARGEST), type=_Kept).columns
+        kept = read_state(path, _Kept).columns
     except FileNotFoundError:
         return USUAL, ""
     except OSError as error:
         return USUAL, f"{path} is not read: {error.strerror}. The usual columns are shown."
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except ValueError:
         return USUAL, f"{path} holds no columns: the usual ones are shown. c chooses others and mends it."
     unknown = next((name for name in kept if name not in OFFERED and not is_key(name)), None)
     if unknown is not None or len(kept) > _MOST:
@@ -94,8 +90,7 @@ def remember(names: Sequence[str]) -> None:
         if tuple(names) == USUAL:
             path.unlink(missing_ok=True)
             return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, msgspec.json.encode(_Kept([*names])))
+        write_state(path, _Kept([*names]))
     except OSError as error:
         raise NotAllowed(
             f"The columns stay until this session ends: {path}: {error.strerror}.",

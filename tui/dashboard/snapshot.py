@@ -4,7 +4,6 @@ It reads as little as possible: all runs once, then those with events. It does n
 """
 
 import contextlib
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from lorad.alarms import MEASURED, Alarm, alarms, order
 from lorad.box.config import AlarmLimits
 from lorad.client.box_shapes import Device, Pool, Status
@@ -22,11 +19,10 @@ from lorad.client.client import Client
 from lorad.client.columns import costs_of, keys_of
 from lorad.client.shapes import Event, Run
 from lorad.errors import NotAllowed
-from lorad.files import read_file
 from lorad.selection import Selection
+from lorad.tui.state_files import read_state, state_file, write_state
 
 _KEPT = 48 * 3600.0  # seconds after a run's end: no alarm of it is older
-_LARGEST = 1 << 20  # bytes
 _NAMES = 100  # that one request takes; when more runs changed, all are listed
 _DAY = 24 * 3600.0  # how long a run that ended is among those that are listed without `all`
 _LISTED = 300.0  # seconds after which all runs are listed again, whatever happened
@@ -40,16 +36,11 @@ _PRICED = 30.0  # seconds between two looks at the bill
 _PASSING = frozenset({"queued", "starting"})  # why they wait changes without an event
 
 
-def _default_path() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "lorad" / "acknowledged.json"
-
-
 class _Acknowledged:
     """Keeps what is in the file at first, and what is added. One thread reads it while another one adds."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path or _default_path()
+        self._path = path or state_file("acknowledged.json")
         self._ended = self._read()  # by run and end, when it ended
 
     def has(self, run: Run) -> bool:
@@ -60,7 +51,7 @@ class _Acknowledged:
         added = {_key(run): float(run.ended_at or time.time()) for run in runs}
         self._ended = {**self._read(), **self._ended, **added}
         try:
-            self._write({one: at for one, at in self._ended.items() if time.time() - at < _KEPT})
+            write_state(self._path, {one: at for one, at in self._ended.items() if time.time() - at < _KEPT})
         except OSError as error:
             raise NotAllowed(
                 f"Acknowledged until this session ends: {self._path}: {error.strerror}.",
@@ -68,15 +59,9 @@ class _Acknowledged:
             ) from error
 
     def _read(self) -> dict[str, float]:
-        with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            return msgspec.json.decode(read_file(self._path, _LARGEST), type=dict[str, float])
+        with contextlib.suppress(OSError, ValueError):
+            return read_state(self._path, dict[str, float])
         return {}
-
-    def _write(self, ended: dict[str, float]) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = self._path.with_name(f".{self._path.name}-{os.getpid()}")
-        beside.write_bytes(msgspec.json.encode(ended))
-        beside.replace(self._path)
 
 
 def _key(run: Run) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from rich.text import Text
 
-from lorad.client.columns import groups_of, leader, seconds_left, together
+from lorad.client.columns import amount, groups_of, leader, seconds_left, together
 from lorad.client.shapes import Run
 from lorad.text import coarse_age, duration, number, one_line
 from lorad.tui.dashboard.run_rows import (
@@ -113,7 +113,7 @@ def _together(group: Sequence[Run], column: str, best: Run, *, is_open: bool) ->
             return f"{best.name} leads"
         case "cost":
             costs = [run.values["cost"] for run in group if "cost" in run.values]
-            return f"{sum(costs):.2f}" if costs else ""
+            return amount(sum(costs)) if costs else ""
         case "state" | "reward" | "recent" | "eval" | "eval_first" | "eval_last" | "nll" | "version":
             return None
     return together(group, column)

@@ -9,6 +9,7 @@ from lorad.client.shapes import Run, Version
 from lorad.errors import LoradError
 from lorad.selection import STATES
 from lorad.tui.palette.verbs import SHORT, TABS, VERBS, Verb
+from lorad.tui.palette.words import without_lorad
 
 _SHOWN = 100  # candidates
 _RUNS = 500  # that ended
@@ -34,7 +35,7 @@ class Source:
         """Return what the last word of a line can be. Nothing where the daemon does not answer."""
         before, space, last = line.rpartition(" ")
         try:
-            found = self._after(before.split(), last) if space else _verbs(last)
+            found = self._after(without_lorad(before.split()), last) if space else _verbs(last)
         except LoradError:
             return []
         fitting = [each for each in found if each[0].startswith(last)]
@@ -45,7 +46,6 @@ class Source:
         ]
 
     def _after(self, words: list[str], last: str) -> Iterable[tuple[str, str]]:
-        words = words[1:] if words[:1] == ["lorad"] else words
         if not words:
             return _verbs(last)
         if (verb := VERBS.get(SHORT.get(words[0], words[0]))) is None:

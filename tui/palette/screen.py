@@ -17,6 +17,7 @@ from lorad.tui import keys
 from lorad.tui.palette.candidates import Candidate, Source
 from lorad.tui.palette.plans import Do, Go
 from lorad.tui.palette.verbs import SHORT, VERBS, read
+from lorad.tui.palette.words import without_lorad
 from lorad.tui.port import AppPort
 from lorad.tui.screens.base import Base
 
@@ -80,8 +81,7 @@ class CommandLine(ModalScreen[Go | None]):
     @work(exclusive=True, group="candidates")
     async def _typed(self, line: str) -> None:
         """Say how the verb is typed, and list what can follow."""
-        words = line.split()
-        words = words[1:] if words[:1] == ["lorad"] else words
+        words = without_lorad(line.split())
         verb = VERBS.get(SHORT.get(words[0], words[0])) if words else None
         self._say(f"{verb.usage}: {verb.says[0].lower()}{verb.says[1:]}" if verb else "")
         found = await asyncio.to_thread(self._source.candidates, line)

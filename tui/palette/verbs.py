@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
 from lorad.states import RunState
-from lorad.tui.actions import ACTIONS, Action, Field
+from lorad.tui.actions import ACTIONS, Action
 from lorad.tui.palette import plans
 from lorad.tui.palette.plans import FILTERS, Do, Go, Plan
 from lorad.tui.palette.words import Given, given, split
@@ -72,7 +72,6 @@ def _line(verb: str) -> Callable[[str, Mapping[str, str]], str]:
     return lambda run, values: f"lorad {verb} {shlex.quote(run)} {values['words']}"
 
 
-_WHOLE = Field("priority", "the priority", says="a whole number; runs with a higher one start first")
 _PRIORITY = Action(
     "priority",
     "run",
@@ -114,7 +113,7 @@ _NOTE = Action(
 def _priority(typed: Given) -> dict[str, str]:
     value = plans.first(typed, "priority", 1)
     if not value.removeprefix("-").isdecimal():
-        raise SpecError(f"{value} is no priority", hint=f"It is {_WHOLE.says}.")
+        raise SpecError(f"{value} is no priority", hint="It is a whole number: the highest starts first.")
     return {"priority": value}
 
 

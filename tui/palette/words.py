@@ -36,6 +36,10 @@ def split(line: str) -> list[str]:
         raise SpecError(
             "a quote is not closed", hint=f"Close it, or put a backslash before it ({error})."
         ) from None
+    return without_lorad(words)
+
+
+def without_lorad(words: list[str]) -> list[str]:
     return words[1:] if words[:1] == ["lorad"] else words
 
 

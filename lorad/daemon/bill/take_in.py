@@ -110,11 +110,11 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
     owner = Person(user_name(pool.setup.owner), pool.setup.owner)
     merged = msgspec.structs.replace(reports[-1], life=place.life, pool=pool.id, uses=[*newest.values()])
     try:
-        ctx.bill.taken += 1
         bill.take_in(ctx.store, merged, owner, strange=ctx.users.shared and owner.uid != os.getuid())
     except BaseException:
         place.offset = 0
         raise
+    ctx.bill.taken += 1
 
 
 def _new_lines(path: Path, place: UsesFile) -> Iterable[bytes]:

@@ -36,6 +36,11 @@ class Device:
         return self.name.partition(":")[0] == "cpu"
 
     @property
+    def key(self) -> str:
+        """Return what stays when GPUs are numbered otherwise: the UUID, or the name of a CPU slot."""
+        return self.uuid or self.name
+
+    @property
     def kind(self) -> str:
         """Name the hardware as torch does: all CPU slots are one CPU."""
         return "cpu" if self.is_cpu else self.name

@@ -16,7 +16,8 @@ _DAYS = 7
 def keep_forecasts(ctx: Context) -> None:
     """Look ahead now and then, and when a run was queued; keep the first that is known of each run."""
     seen_at, _ = ctx.queue.foreseen
-    queued = {run.name for run in runs.queue(ctx.store)}
+    queue = runs.queue(ctx.store)
+    queued = {run.name for run in queue}
     given = forecasts.open_forecasts(ctx.store)
     if given - queued:
         forecasts.void(ctx.store, given - queued)
@@ -27,7 +28,7 @@ def keep_forecasts(ctx: Context) -> None:
     if not is_due and ctx.queue.looked_for == queued:
         return
     at = time.time()
-    found = simulate(ctx, take_snapshot(ctx, runs.queue(ctx.store)), at)
+    found = simulate(ctx, take_snapshot(ctx, queue), at)
     ctx.queue.foreseen = time.monotonic(), {name: (one.at, one.after) for name, one in found.items()}
     ctx.queue.looked_for = queued
     if fresh := sorted(queued & found.keys() - given):

@@ -20,15 +20,15 @@ from lorad.store.rows import RunRow
 def watch_neighbours(ctx: Context) -> None:
     """Know who is on which device since when, and which idle pools are in their way."""
     gpus = [device for device in ctx.gpus.devices if device.uuid]
-    queued = runs.in_states(ctx.store, RunState.QUEUED) if gpus else []
-    if not gpus or not (queued or any(map(yields, runs.in_states(ctx.store, *ACTIVE)))):
+    if not gpus or not (runs.queue(ctx.store) or any(map(yields, runs.in_states(ctx.store, *ACTIVE)))):
         ctx.gpus.neighbours, ctx.gpus.in_the_way = {}, frozenset()
         return
     look(ctx)
     for device in gpus:
         _watch(ctx, device)
-    left = {run.pool for run in queued if yields(run)}
     there = {name for name in ctx.gpus.neighbours if _stays(ctx, name)}
+    queued = runs.in_states(ctx.store, RunState.QUEUED) if there else []
+    left = {run.pool for run in queued if yields(run)}
     ctx.gpus.in_the_way = frozenset(
         pool.id for pool in ctx.pools.values() if pool.id in left and there & {*pool.setup.names}
     )

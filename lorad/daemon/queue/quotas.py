@@ -8,6 +8,7 @@ from lorad.client.box_shapes import Quota
 from lorad.daemon.context import Context
 from lorad.daemon.queue.shares import hours_of
 from lorad.store.bill import HOUR, Hours
+from lorad.text import moment
 
 
 def over_hours(ctx: Context, user: str, uid: int, at: float | None = None) -> str:
@@ -24,7 +25,7 @@ def over_hours(ctx: Context, user: str, uid: int, at: float | None = None) -> st
     if used < quota.most * HOUR:
         return ""
     again = enough_again(hours, quota, now)
-    until = "" if again is None else f"; enough again at {_clock(again)} at the earliest"
+    until = "" if again is None else f"; enough again at {moment(again)} at the earliest"
     return f"{user} used {used / HOUR:.1f} of {quota.most:g} device-hours in {quota.per}{until}"
 
 
@@ -74,7 +75,3 @@ def _first(quota: DeviceHours, now: float) -> int:
 
 def _used(hours: Hours, quota: DeviceHours, now: float) -> float:
     return sum(held for hour, held in hours if hour >= _first(quota, now))
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

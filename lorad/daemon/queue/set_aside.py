@@ -6,6 +6,8 @@ or stop at their next step where it is urgent; no other run is placed there from
 
 import logging
 
+from msgspec.structs import replace
+
 from lorad.box.quiet import parse, quiet_until
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device, is_taken
@@ -30,7 +32,7 @@ def keep_set_aside(ctx: Context) -> None:
     Raises SpecError where config.yaml names devices that are not there.
     """
     found = _quiet(ctx)
-    names = {device.uuid or device.name: device for device in ctx.gpus.devices}
+    names = {device.key: device for device in ctx.gpus.devices}
     for row in pools.reservations(ctx.store):
         device = names.get(row.device)
         if row.until is not None and row.until <= ctx.queue.clock():
@@ -54,9 +56,8 @@ def _quiet(ctx: Context) -> dict[str, SetAside]:
     until = quiet_until([parse(text) for text in queue.quiet_hours], ctx.queue.clock())
     if until is None:
         return {}
-    names = [device.name for device in ctx.gpus.devices]
     found = {}
-    for name in names:
+    for name in (device.name for device in ctx.gpus.devices):
         if not queue.quiet_devices or name in queue.quiet_devices:
             why = f"{name} is quiet until {moment(until, ctx.queue.clock())} (queue.quiet_hours)"
             found[name] = SetAside(why, why, urgent=True, reserved=False, quiet_until=until)
@@ -75,7 +76,7 @@ def _begun(ctx: Context, row: ReservationRow) -> ReservationRow:
     now = ctx.queue.clock()
     until = row.until if row.seconds is None else now + row.seconds
     pools.begin_reservation(ctx.store, row.device, now, until)
-    return next(one for one in pools.reservations(ctx.store) if one.device == row.device)
+    return replace(row, began_at=now, until=until)
 
 
 def _of(device: Device, row: ReservationRow) -> SetAside:
@@ -101,13 +102,13 @@ def is_free(ctx: Context, device: Device) -> bool:
 
 def holder_of(ctx: Context, device: Device) -> str:
     """Say who keeps a reservation from beginning; "" when nobody does."""
-    if is_free(ctx, device):
+    here = _here(ctx).pools_on((device,))
+    if not here and not is_taken(device):
         return ""
-    here = [pool for pool in _here(ctx).pools_on((device,)) if not pool.process.is_up]
-    if here:
-        return f"pool {here[0].id} starts there"
+    if starts := next((pool for pool in here if not pool.process.is_up), None):
+        return f"pool {starts.id} starts there"
     held = lease_of(ctx, device)
-    if held is None or not any(held.pool == pool for pool in ctx.pools):
+    if held is None or held.pool not in ctx.pools:
         return held_in_words(device, held)
     return f"pool {held.pool} is there: {held.why}"
 

@@ -6,9 +6,9 @@ MOST_LOOKS times at most; what is not placed by then is not known.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from dataclasses import replace as other
 from pathlib import Path
 
 import msgspec
@@ -47,10 +47,15 @@ class Foreseen(Struct, frozen=True):
 class _World:
     """The queue at one moment to come.
 
-    at: Unix time. now: what placing decides by then. waiting: runs in the order of the queue.
-    looks: how often it may still look for room. ends: when runs at work end, as far as that is known.
+    at: Unix time.
+    now: what placing decides by then.
+    waiting: runs in the order of the queue.
+    ends: when runs at work end, as far as that is known.
     again: those that are queued again then, with the steps that they have made by then.
-    wakes: when something else changes. last: the run that ended last.
+    wakes: when something else changes.
+    last: the run that ended last.
+    looks: how often it may still look for room.
+    paces: of runs that were looked up, None where nobody has measured it.
     found: the starts that are known.
     """
 
@@ -72,9 +77,13 @@ def simulate(ctx: Context, now: Snapshot, at: float) -> dict[str, Foreseen]:
 
     at: the Unix time of the snapshot.
     """
-    quiet = [other(pool, guests=0) for pool in now.pools if now.tenants_of(pool) or pool.stop_asked is None]
+    quiet = [
+        dataclasses.replace(pool, guests=0)
+        for pool in now.pools
+        if now.tenants_of(pool) or pool.stop_asked is None
+    ]
     lasting = {name: found for name, found in now.occupied.items() if not found[1]}
-    quietly = other(now.with_runs(now.active, quiet), occupied=lasting)
+    quietly = dataclasses.replace(now.with_runs(now.active, quiet), occupied=lasting)
     world = _World(ctx, at, quietly, list(now.queued), looks=MOST_LOOKS)
     for run in now.active:
         _foresee_end(world, run)
@@ -180,19 +189,19 @@ def _start(world: _World, run: RunRow, setup: PoolSetup) -> None:
         pools.append(pool)
     begun = replace(run, state=RunState.STARTING, pool=pool.id, attempt=run.attempt + 1, preempted=None)
     world.now = now.with_runs([*now.active, begun], pools)
-    world.waiting = [other for other in world.waiting if other.name != run.name]
+    world.waiting = [one for one in world.waiting if one.name != run.name]
     world.found.setdefault(run.name, Foreseen(world.at, world.last))
     _foresee_end(world, begun)
 
 
 def _advance(world: _World) -> bool:
-    """Go on to what changes next. False when nothing will, as far as is known."""
+    """Move to the moment of the next change. False when there is none, as far as is known."""
     ending = min(world.ends, key=lambda name: (world.ends[name], name), default=None)
     wake = min((at for at in world.wakes if at > world.at), default=None)
     if wake is not None and (ending is None or wake < world.ends[ending]):
         world.at, world.last = wake, ""
         free = {name: taken for name, taken in world.now.taken.items() if not taken.is_idle}
-        world.now = other(world.now, taken=free)
+        world.now = dataclasses.replace(world.now, taken=free)
         return True
     if ending is None:
         return False
@@ -206,7 +215,7 @@ def _advance(world: _World) -> bool:
         world.waiting.insert(behind.index(True) if True in behind else len(behind), again)
         with contextlib.suppress(OSError, msgspec.MsgspecError, LoradError):
             asked = {**world.now.asked, ending: asked_of(world.ctx, again)}
-            world.now = other(world.now, asked=asked)
+            world.now = dataclasses.replace(world.now, asked=asked)
     return True
 
 
@@ -223,4 +232,6 @@ def _without(pool: Pool, run: RunRow) -> Pool:
         used = max(0, capacity.memory_used - freed)
         capacity = replace(capacity, versions=max(0, fewer), memory_used=used)
     tenants = [tenant for tenant in status.tenants if tenant.run != run.name]
-    return other(pool, status=replace(status, tenants=tenants, loaded=loaded, capacity=capacity))
+    return dataclasses.replace(
+        pool, status=replace(status, tenants=tenants, loaded=loaded, capacity=capacity)
+    )

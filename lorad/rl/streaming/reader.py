@@ -80,12 +80,10 @@ def _content_of(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            there, digest = os.fstat(file.fileno()), hashlib.sha256()
+            there = os.fstat(file.fileno())
             if there.st_size <= _HASHED_BYTES:
-                while chunk := file.read(_END_BYTES):
-                    digest.update(chunk)
-                return digest.hexdigest()
-            digest.update(file.read(_END_BYTES))
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.sha256(file.read(_END_BYTES))
             file.seek(-_END_BYTES, os.SEEK_END)
             digest.update(file.read(_END_BYTES))
             return f"{there.st_size} {there.st_mtime_ns} {digest.hexdigest()}"

@@ -58,7 +58,7 @@ class SlotLora:
         """Return what to run: the base and this, or where it is cheaper a base with the slot merged."""
         (slot, *others), rows = self.slots, self.ranges[-1].stop
         enough = rows >= 2 * base.config.hidden_size  # else the copies take longer than the products
-        if others or self.generators or self.is_merged or not (enough and gains_by_merging(base)):
+        if others or self.generators or not (enough and gains_by_merging(base)):
             return base, self
         scale = self.amplify * slot.spec.adapter.scale
 

@@ -79,12 +79,15 @@ def _piece(batch: Batch, samples: slice, same: Ints, share: bool) -> Piece:
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """N tokens in rows, of which U predict something, and M targets; `rows`, `parts` and `tokens` are the
-    ranges of each piece among them.
+    """N tokens in rows, of which U predict something, and M targets.
+
+    rows, parts, tokens: the ranges of each piece among them.
+    words: the V different ids, and which of them each of the N tokens is; None unless tokens are four times
+        as many.
     """
 
     ids: Tensor  # int64 [1, N]
-    words: tuple[Tensor, Tensor] | None  # int64 [V], the different ids, and int64 [N], which each is; if few
+    words: tuple[Tensor, Tensor] | None  # int64 [V], int64 [N]
     positions: Tensor  # int64 [N]
     attention: PackedAttention
     leaving: Tensor  # int64 [U]: which of the N predict something

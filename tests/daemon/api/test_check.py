@@ -62,7 +62,7 @@ async def test_replaced_run_goes_after_the_check(home: Path) -> None:
 
 
 async def test_a_run_at_work_is_not_replaced(home: Path) -> None:
-    behave(home, seconds=30)
+    behave(home, driver={"seconds": 30})
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "running")

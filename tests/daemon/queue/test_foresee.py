@@ -58,10 +58,10 @@ def test_forecasts_are_compared_with_what_happened(home: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "says"),
     [
-        (-5, "starts within a minute, after a"),
-        (2400, "starts in about 40 min, after a"),
-        (7 * 3600, "starts in about 7 h, after a"),
-        (3 * 86400, "starts in about 3 days, after a"),
+        (-5, "within a minute, after a"),
+        (2400, "in about 40 min, after a"),
+        (7 * 3600, "in about 7 h, after a"),
+        (3 * 86400, "in about 3 days, after a"),
     ],
 )
 def test_start_is_told_roughly(seconds: float, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,7 @@ def typed(text: str) -> tuple[str, ...]:
 
 
 ASKED = ("c", *typed("How many pencils?"), "enter")
+OPEN_DEVICE = ("colon", *typed("open device cuda:0"))
 WALKS: dict[str, Walk] = {
     "dashboard": walk(last=("support-bot",)),
     "curves": tab(1, last=("step 312",)),
@@ -150,6 +151,8 @@ WALKS: dict[str, Walk] = {
     "events": tab(7, last=("@312 is current",)),
     "serving": walk(("M",), "canary", ("G",), last=("support-v3@60",)),
     "pool": walk(("slash", *typed("bold-lr"), "enter"), ("l",), last=("prompt cache", "serves")),
+    "device": walk((*OPEN_DEVICE, "enter"), last=("utilisation", "lorad devices")),
+    "columns": walk(("c",), last=("Columns",)),
     "bill": walk(("B",), last=("since", "lorad bill --by user")),
     "chat": walk(("M",), "canary", ("G",), "support-v3@60", ASKED, last=("#### 56",)),
     "new_run": walk(("n",), "small", ("enter",)),

@@ -1,6 +1,7 @@
 """What Enter does works by clicks, the wheel scrolls, and the keys at the bottom are buttons."""
 
 import pytest
+from textual.events import MouseScrollDown
 from textual.widgets import Button
 
 from lorad.tui.palette.screen import CommandLine
@@ -51,14 +52,8 @@ async def test_click_on_a_heading_orders_by_it() -> None:
 async def test_wheel_scrolls_a_long_table() -> None:
     async with using(World(*(a_run(f"run-{n:02}") for n in range(60))), (80, 24)) as user:
         await until(user, lambda: len(names(user)) == 60)
-        await user._post_mouse_events([_wheel()], Rows, offset=(4, 4))
+        await user._post_mouse_events([MouseScrollDown], Rows, offset=(4, 4))
         await until(user, lambda: table(user).scroll_offset.y > 0)
-
-
-def _wheel() -> type:
-    from textual.events import MouseScrollDown
-
-    return MouseScrollDown
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ from textual.binding import Binding, BindingType
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS
 from lorad.tui.app import LoradApp
+from lorad.tui.bill import BillScreen
 from lorad.tui.dashboard.screen import Dashboard
+from lorad.tui.device import DeviceScreen
+from lorad.tui.pool.screen import PoolScreen
 from lorad.tui.run.screen import TABS, RunScreen
 from lorad.tui.screens.base import Base
 from lorad.tui.serving.screen import Serving
@@ -17,6 +20,9 @@ _FRAME = [*LoradApp.BINDINGS, *Base.BINDINGS, *keys.TABLE, *keys.LOG, *keys.SPEC
 VIEWS: dict[str, Sequence[BindingType]] = {
     "dashboard": [*_FRAME, *Dashboard.BINDINGS],
     "serving": [*_FRAME, *Serving.BINDINGS],
+    "pool": [*_FRAME, *PoolScreen.BINDINGS],
+    "device": [*_FRAME, *DeviceScreen.BINDINGS],
+    "bill": [*_FRAME, *BillScreen.BINDINGS],
     **{tab.TITLE: [*_FRAME, *RunScreen.BINDINGS, *tab.BINDINGS] for tab in TABS},
 }
 # Nothing is lost by these: what they change is changed back by the verb beside it, or they add something.

@@ -5,7 +5,7 @@ how much.
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from aiohttp import web
@@ -122,13 +122,13 @@ async def list_devices(ctx: Context, call: Call) -> list[Device]:
     cpu = await asyncio.to_thread(sight_of_cpu, _CPU_SECONDS) if ctx.gpus.devices[0].is_cpu else None
     past = ctx.gpus.history.samples if call.number("history", 0) else {}
     return [
-        _device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid), [*past.get(device.name, ())])
+        _device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid), past.get(device.name, ()))
         for device in ctx.gpus.devices
     ]
 
 
 def _device_view(
-    ctx: Context, device: devices.Device, sight: Sight | None, past: Sequence[DeviceSample] = ()
+    ctx: Context, device: devices.Device, sight: Sight | None, past: Iterable[DeviceSample] = ()
 ) -> Device:
     here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.setup.names]
     held, lease = lease_of(ctx, device), None
@@ -167,10 +167,6 @@ def _reservation_view(ctx: Context, device: devices.Device, row: ReservationRow)
     )
 
 
-def _key(device: devices.Device) -> str:
-    return device.uuid or device.name
-
-
 async def reserve_device(ctx: Context, call: Call) -> Device:
     """Keep a device from lorad, from when it is free. The one who reserved it may do so anew, and keeps its
     time where they give none.
@@ -189,7 +185,7 @@ async def reserve_device(ctx: Context, call: Call) -> Device:
     if body.now:
         must_own(ctx, caller, *(of_run(run) for run in runs_on(ctx, device)))
     row = ReservationRow(
-        device=_key(device),
+        device=device.key,
         owner=caller.name,
         owner_uid=caller.uid,
         why=one_line(body.why),
@@ -235,7 +231,7 @@ def _named(ctx: Context, call: Call) -> devices.Device:
     """Find a device by its name, its number or its UUID. Raises NotFound."""
     name = call.request.match_info["device"]
     for device in ctx.gpus.devices:
-        if name in (device.name, device.uuid or device.name, device.name.removeprefix("cuda:")):
+        if name in (device.name, device.key, device.name.removeprefix("cuda:")):
             return device
     known = ", ".join(device.name for device in ctx.gpus.devices)
     raise NotFound(f"this machine has no device {name}", hint=f"It has {known}.")
@@ -243,7 +239,7 @@ def _named(ctx: Context, call: Call) -> devices.Device:
 
 def _reserved(ctx: Context, device: devices.Device) -> ReservationRow | None:
     """Find who reserved a device, if anybody did."""
-    return next((row for row in pools.reservations(ctx.store) if row.device == _key(device)), None)
+    return next((row for row in pools.reservations(ctx.store) if row.device == device.key), None)
 
 
 async def check_database(ctx: Context, call: Call) -> Census:

@@ -1,0 +1,41 @@
+"""Writes the figures of the bill as people read them; the CLI and the dashboard show the same."""
+
+from lorad.client.box_shapes import BillLine
+from lorad.client.columns import amount
+from lorad.text import duration, size
+
+_NOBODY = "(nobody)"
+
+
+def bill_words(by: str, line: BillLine, currency: str) -> dict[str, str]:
+    """Return the text of each column, in the order of the table; "" where there is nothing. `what` names the
+    line.
+
+    by: what the lines of the bill are: user, run, sweep, alias, pool or day.
+    """
+    return {
+        "what": _name(by, line.key),
+        "owner": line.owner,
+        "held": duration(line.held),
+        "busy": duration(line.busy),
+        "wasted": duration(line.wasted) if line.wasted >= 1 else "",
+        "sampled": _count(line.sampled),
+        "trained": _count(line.trained),
+        "served": _count(line.served),
+        "cached": f"{line.cached / line.prompts:.0%}" if line.prompts else "",
+        "energy": "" if line.joules is None else f"{line.joules / 3.6e6:.3g} kWh",
+        "memory": size(line.memory or None),
+        "disk": size(line.disk),
+        "cost": "" if line.cost is None else f"{amount(line.cost)} {currency}".rstrip(),
+    }
+
+
+def _name(by: str, key: str) -> str:
+    """Name a line: runs that are in no sweep, versions that were asked for without an alias, and the rest."""
+    if key == "-":
+        return "(no sweep)" if by == "sweep" else "(training)"
+    return f"{key}N" if by == "alias" and key.endswith("@") else key or _NOBODY
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens:,}" if tokens else ""
