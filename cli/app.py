@@ -53,6 +53,7 @@ _COMMANDS = {
     "rm": _Verb("control:rm", "delete runs that are over"),
     "tag": _Verb("marks.labels:tag_app", "words of yours on a run"),
     "note": _Verb("marks.labels:note", "a sentence of yours on a run"),
+    "rename": _Verb("marks.labels:rename", "another name for a run"),
     "edit": _Verb("marks.queued:edit", "change what a queued run asks for"),
     "groups": _Verb("marks.queued:groups", "how many runs of a group work at a time"),
     "sweep": _Verb(

@@ -11,6 +11,7 @@ from lorad.migrations import (
     m0006_tags_notes_groups,
     m0007_reservations,
     m0008_forecasts,
+    m0009_renames,
 )
 
 MIGRATIONS = Migrations("lorad.store")  # databases of before the first release have those of a set "lorad"
@@ -23,5 +24,6 @@ for _module in (
     m0006_tags_notes_groups,
     m0007_reservations,
     m0008_forecasts,
+    m0009_renames,
 ):
     MIGRATIONS(name=_module.__name__.rpartition(".")[2])(_module.apply)

@@ -227,6 +227,11 @@ class Run:
         forked = self._client.fork(origin, overrides=overrides(keys), name=name, steps=steps, fresh=fresh)
         return Run(self._connection, forked)
 
+    def rename(self, name: str) -> "Run":
+        """Give it another name. Raises Conflict while it works or something uses one of its versions, and
+        where the name is, or was, another run's."""
+        return self._is(self._client.rename(self.name, name))
+
     def remove(self) -> shapes.Removed:
         """Delete the run with its versions, checkpoints, samples and logs. Raises Conflict while it is at
         work."""

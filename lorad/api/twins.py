@@ -140,6 +140,7 @@ class AsyncRun(_Twin[Run]):
     kill = _call_for(Run.kill, _run)
     resume = _call_for(Run.resume, _run)
     fork = _call_for(Run.fork, _run)
+    rename = _call_for(Run.rename, _run)
     remove = _call(Run.remove)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

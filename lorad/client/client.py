@@ -204,6 +204,10 @@ class Client:
         """Change keys of a queued run: resources, and trainer.steps before its first attempt."""
         return _as(shapes.Run, self._http.post(f"{_path(run)}/edit", mark_shapes.EditRequest([*overrides])))
 
+    def rename(self, run: str, name: str) -> shapes.Run:
+        """Give a run that does not work another name."""
+        return _as(shapes.Run, self._http.post(f"{_path(run)}/rename", mark_shapes.RenameRequest(name)))
+
     def groups(self) -> builtins.list[mark_shapes.Group]:
         return _as(builtins.list[mark_shapes.Group], self._http.list_of("/v1/groups"))
 

@@ -19,6 +19,10 @@ class EditRequest(Struct, frozen=True):
     overrides: list[str]  # `key=value`
 
 
+class RenameRequest(Struct, frozen=True):
+    name: str  # the run's new one
+
+
 class GroupRequest(Struct, frozen=True):
     limit: NonNegative | None = None  # None: no limit
 

@@ -16,6 +16,7 @@ from lorad.daemon.pools.life import adopt_pools, look_at_process
 from lorad.daemon.process.processes import attempts_under
 from lorad.daemon.queue.set_aside import keep_set_aside
 from lorad.daemon.record.relocate import relocate
+from lorad.daemon.runs.rename import finish_renames
 from lorad.daemon.storage.prune import REMOVED, sweep
 from lorad.daemon.storage.unfinished import sweep_half_made, sweep_removed
 from lorad.daemon.troubles import Item
@@ -36,6 +37,7 @@ def adopt(ctx: Context) -> None:
     sweeps = sweep_removed, sweep_half_made, _sweep_unfinished
     for verb in (
         relocate,
+        finish_renames,
         *sweeps,
         adopt_pools,
         _look_at_pools,

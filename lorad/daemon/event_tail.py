@@ -45,6 +45,11 @@ class Tail:
             )
         return self._held(cursor, run)
 
+    def forget(self) -> None:
+        """Hold nothing any more: events have got another name of their run."""
+        self._lines.clear()
+        self._before, self._bytes = self.newest, 0
+
     def _held(self, cursor: int, run: str | None) -> list[Line]:
         """Collect the kept events after `cursor`, from the newest back: most followers lack only a few."""
         later = list(takewhile(lambda line: line.id > cursor, reversed(self._lines)))

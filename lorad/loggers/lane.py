@@ -128,9 +128,11 @@ class Lane:
 
 
 def logged_run(directory: RunDir, files: Path) -> LoggedRun | None:
-    """Describe a run by its own files; None while its journal has no record."""
+    """Describe a run by its own files, under the name that it began with, whatever it is named since; None
+    while its journal has no record.
+    """
     first = next(read(directory.journal), None)
-    return None if first is None else LoggedRun(directory.name, first[0].at, files, _spec_of(directory))
+    return None if first is None else LoggedRun(first[0].run, first[0].at, files, _spec_of(directory))
 
 
 def _spec_of(directory: RunDir) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from lorad.spec.kept import Checkpoint, Eval
 from lorad.spec.notify import Notify
 from lorad.spec.numbers import (
     COUNT_LIMIT,
+    NAME,
     Loggers,
     NonNegative,
     Part,
@@ -36,7 +37,6 @@ from lorad.spec.reward import RewardSpec, rewards_of
 from lorad.spec.trainer import Trainer
 
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 TAGS = 32  # of a run at most
 _MOST_ERRORS = 20  # that are found at once
 

@@ -14,6 +14,7 @@ Probability = Annotated[float, Meta(ge=0, lt=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"  # for runs, groups, aliases
 Tag = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/=+@-]{0,39}\Z")]  # a word on a run
 Loggers = list[str | dict[str, dict[str, Any] | None]]  # names, or one name with its settings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lorad.errors import NotFound, SpecError
 from lorad.spec.errors import NAME_HINT
-from lorad.spec.model import NAME
+from lorad.spec.numbers import NAME
 from lorad.store import events
 from lorad.store.db import Rows, Store
 from lorad.store.rows import AliasMoveRow, AliasRow

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from lorad.protocol.status import Use, Uses
 from lorad.store.db import Rows, Store
+from lorad.store.events import name_of_attempt
 
 HOUR = 3600
 HALF_LIVES = 20  # of which use counts; what is older is less than a millionth of itself
@@ -196,11 +197,12 @@ def owners_of_uses(store: Rows) -> dict[int, str]:
 def _put(
     store: Rows, connection: sqlite3.Connection, life: str, use: Use, owner: Person, *, strange: bool = False
 ) -> None:
-    found = _of_run(store, use.run) if use.run else None
+    run = name_of_attempt(store, use.run, use.attempt) if use.run else ""
+    found = _of_run(store, run) if run else None
     if found is not None and strange and found.uid != owner.uid:
         return
-    found = found or _Known(owner.name, owner.uid, "", int(use.run != ""))
-    values = [getattr(use, column) for column in _COLUMNS]
+    found = found or _Known(owner.name, owner.uid, "", int(run != ""))
+    values = [run if column == "run" else getattr(use, column) for column in _COLUMNS]
     connection.execute(_PUT, (life, use.entry, found.owner, found.uid, found.sweep, found.gone, *values))
 
 

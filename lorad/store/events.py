@@ -10,6 +10,12 @@ import msgspec
 from lorad.store.db import Rows, Store
 from lorad.store.rows import EventRow, event_row
 
+_TO = (
+    "SELECT json_extract(data, '$.to') AS name FROM events WHERE run = ? AND kind = 'renamed' "
+    "AND json_type(data, '$.to') IS NOT NULL"
+)
+_HOPS = 100  # names of a run that are followed
+
 
 def append(
     store: Store, run: str | None, kind: str, data: Mapping[str, Any], *, at: float | None = None
@@ -85,3 +91,40 @@ def last_id(store: Rows) -> int:
     """Find the id of the newest event; 0 when there is none."""
     row = store.row("SELECT max(id) AS id FROM events")
     return (row and row["id"]) or 0
+
+
+# -- names that runs had before: see lorad/store/rename.py -------------------------------------------------
+def last_end(store: Rows, name: str) -> str | None:
+    """Tell how the last run of this name lost it: `removed` or `renamed`; None where none did."""
+    sql = (
+        "SELECT kind FROM events WHERE run = ? AND (kind = 'removed' OR kind = 'renamed' "
+        "AND json_type(data, '$.to') IS NOT NULL) ORDER BY id DESC LIMIT 1"
+    )
+    row = store.row(sql, (name,))
+    return None if row is None else str(row["kind"])
+
+
+def present_name(store: Rows, name: str) -> str | None:
+    """Find the run that had this name before; None where there is none, or it was removed."""
+    for _ in range(_HOPS):
+        row = store.row(f"{_TO} ORDER BY id DESC LIMIT 1", (name,))
+        if row is None:
+            return None
+        name = row["name"]
+        if store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+            return name
+    return None
+
+
+def name_of_attempt(store: Rows, name: str, attempt: int) -> str:
+    """Find the present name of the run of which an attempt began under this one."""
+    first = name
+    for _ in range(_HOPS):
+        if store.row("SELECT 1 FROM attempts WHERE run = ? AND attempt = ?", (name, attempt)):
+            return name
+        sql = f"{_TO} AND json_extract(data, '$.attempt') >= ? ORDER BY id DESC LIMIT 1"
+        row = store.row(sql, (name, attempt))
+        if row is None:
+            break
+        name = row["name"]
+    return first

@@ -44,16 +44,32 @@ _OWN_EVENT = (
     "OR json_type({0}data, '$.attempt') IS NULL OR json_type({0}data, '$.step') IS NULL)"
 )
 _NEW, _GONE = "*", "-"  # in place of a column
+_RENAMED = "renamed"  # in place of a table
+
+
+class Renamed(Struct, frozen=True):
+    """A run that got another name, with its rows.
+
+    first_event: those of a removed run of the old name have smaller numbers.
+    created_at: the Unix time before which rows are of a removed run of the old name.
+    """
+
+    old: str
+    new: str
+    first_event: int
+    created_at: float
 
 
 class Change(Struct, frozen=True):
     """The change of one transaction, or of the whole database.
 
+    renamed: runs that got another name, before anything else of this.
     rows: by table, key columns and the columns that changed.
     gone: by table, keys of deleted rows, with everything that belongs to them.
     """
 
     number: int
+    renamed: list[Renamed] = []
     rows: dict[str, list[Row]] = {}
     gone: dict[str, list[list[Any]]] = {}
 
@@ -104,7 +120,7 @@ class Recorder:
         """
         rows = {table: self._all(table) for table in KEYS}
         number = number_of(self._connection) + 1
-        self._journal.write_ahead(Change(number, rows), all=True)
+        self._journal.write_ahead(Change(number, rows=rows), all=True)
         self._count(number)
 
     def _count(self, number: int) -> None:
@@ -119,10 +135,14 @@ class Recorder:
             noted.setdefault((table, key), set()).add(column)
         if not noted:
             return None
+        renamed: list[Renamed] = []
         rows: dict[str, list[Row]] = {}
         gone: dict[str, list[list[Any]]] = {}
         for (table, text), columns in noted.items():
             key = msgspec.json.decode(text)
+            if table == _RENAMED:
+                renamed.append(Renamed(*key))
+                continue
             row = self._row(
                 table, key, self._columns[table] if _NEW in columns else sorted(columns - {_GONE})
             )
@@ -130,7 +150,7 @@ class Recorder:
                 rows.setdefault(table, []).append(row)
             if _GONE in columns:
                 gone.setdefault(table, []).append(key)
-        return Change(number_of(self._connection) + 1, rows, gone)
+        return Change(number_of(self._connection) + 1, renamed, rows, gone)
 
     def _row(self, table: str, key: list[Any], columns: Iterable[str]) -> Row | None:
         where = " AND ".join(f'"{column}" = ?' for column in KEYS[table])
@@ -162,6 +182,11 @@ class Recorder:
                 yield _trigger(table, f"update OF {', '.join(columns)}", notes)
             if table in _ENDING:
                 yield _trigger(table, "delete", _note(table, "OLD", _GONE))
+        yield (
+            "CREATE TEMP TRIGGER runs_renamed AFTER UPDATE OF name ON main.runs BEGIN "
+            f"INSERT INTO noted VALUES ('{_RENAMED}', "
+            "json_array(OLD.name, NEW.name, OLD.first_event, OLD.created_at), ''); END"
+        )
 
 
 _NOTES = (

@@ -55,7 +55,8 @@ def create(
 
     owner_uid: this process's user by default.
 
-    Attempts count on from a removed run of the same name: a pool identifies callers by name and attempt.
+    Attempts count on from a removed or renamed run of the same name: a pool identifies callers by name and
+    attempt.
     """
     with store.write() as connection:
         if exists(store, name):
@@ -82,8 +83,8 @@ def create(
 
 def _last_removed(store: Rows, name: str) -> int:
     sql = (
-        "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? AND kind = "
-        "'removed'"
+        "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? "
+        "AND kind IN ('removed', 'renamed')"
     )
     return int((store.row(sql, (name,)) or {})["attempt"] or 0)
 
@@ -111,7 +112,9 @@ def get(store: Rows, name: str) -> RunRow:
     """Raises NotFound."""
     row = find(store, name)
     if row is None:
-        raise NotFound(f"no run named {name}", hint="`lorad list --all` shows every run.")
+        now = events.present_name(store, name)
+        hint = f"It was renamed to {now}." if now else "`lorad list --all` shows every run."
+        raise NotFound(f"no run named {name}", hint=hint)
     return row
 
 

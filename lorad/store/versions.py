@@ -102,7 +102,7 @@ def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) ->
 
 def first_number(store: Rows, run: str) -> int:
     """Choose a number that no version of this name ever had: events outlive a run that was removed."""
-    kinds = "('version', 'removed')"
+    kinds = "('version', 'removed', 'renamed')"
     sql = (
         f"SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind IN {kinds}"
     )

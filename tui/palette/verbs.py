@@ -108,6 +108,14 @@ _NOTE = Action(
     _line("note"),
     lambda run, row: f"{run}: {row.note or 'no note'}",
 )
+_RENAME = Action(
+    "rename",
+    "run",
+    "Give a run another name",
+    lambda client, run, values: client.rename(run, values["words"]),
+    _line("rename"),
+    lambda run, row: f"{run} is {row.name} now.",
+)
 
 
 def _priority(typed: Given) -> dict[str, str]:
@@ -126,6 +134,10 @@ def _edit(typed: Given) -> dict[str, str]:
 def _tags(typed: Given) -> dict[str, str]:
     plans.first(typed, "tag", 1)
     return {"words": shlex.join(typed.arguments[1:])}
+
+
+def _rename(typed: Given) -> dict[str, str]:
+    return {"words": plans.first(typed, "new name", 1)}
 
 
 def _note(typed: Given) -> dict[str, str]:
@@ -209,6 +221,7 @@ _VERBS = (
     _of_one_run(_EDIT, "key=value…", ("key",), _edit),
     _of_one_run(_TAG, "TAG|-TAG…", ("tag",), _tags),
     _of_one_run(_NOTE, "TEXT", ("",), _note),
+    _of_one_run(_RENAME, "NAME", ("",), _rename),
     Verb(
         "fork",
         "fork RUN@N [key=value…]",

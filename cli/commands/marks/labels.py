@@ -1,4 +1,4 @@
-"""lorad tag and lorad note: words of the user's on a run."""
+"""lorad tag, lorad note and lorad rename: words of the user's on a run, and its name."""
 
 from typing import Annotated
 
@@ -52,6 +52,20 @@ def note(
         return
     changed = launch.connected().label(run, note=text)
     output.print_json(changed) if as_json else output.note(f"{run}: {changed.note or 'no note'}")
+
+
+def rename(
+    run: Run,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name that it gets.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Give a run another name, with its directory, versions, events and bill: `lorad rename sorter best`.
+
+    It has to be over or queued, and nothing may serve or pin its versions. Loggers know it by the name that
+    it began with. No later run can have the name of another run's versions again.
+    """
+    changed = launch.connected().rename(run, name)
+    output.print_json(changed) if as_json else output.note(f"{run} is {changed.name} now.")
 
 
 def _print(runs: list[RunShape], as_json: bool) -> None:

@@ -32,8 +32,8 @@ GRID = ["trainer.lr=1e-4,3e-4"]
 
 
 async def lively(api: Api, tmp_path: Path) -> None:
-    """Runs that completed, were paused, killed, resumed, forked, swept, imported, aliased, pinned, tagged and
-    removed; a group with a limit.
+    """Runs that completed, were paused, killed, resumed, forked, swept, imported, aliased, pinned, tagged,
+    renamed and removed; a group with a limit.
     """
     await api.run("done")
     await api.until("done", "ended")
@@ -50,6 +50,7 @@ async def lively(api: Api, tmp_path: Path) -> None:
     await api("sweep", "{trainer: {steps: 2}}", source="s", cwd="/", overrides=GRID, name="lr", halving=None)
     for name in ("child", "lr-1", "lr-2"):
         await api.until(name, "ended")
+    await api("rename", "child", "kid")
     await api.run("away")
     await api.until("away", "ended")
     await api("remove", "away")
@@ -81,7 +82,9 @@ def without(rows: list[dict[str, Any]], *columns: str) -> list[dict[str, Any]]:
 def events_of(rows: list[dict[str, Any]], *, own: bool) -> list[Any]:
     """List the daemon's own events as numbered (`own`), or those of existing runs' journals, run by run."""
     told = [(r["id"], r["at"], r["run"], r["kind"], r["data"]) for r in rows]
-    is_own = [(event, "attempt" not in json.loads(event[4]) or event[3] == "removed") for event in told]
+    is_own = [
+        (event, "attempt" not in json.loads(event[4]) or event[3] in ("removed", "renamed")) for event in told
+    ]
     if own:
         return [event for event, mine in is_own if mine]
     others = [(run, at, *rest) for (_, at, run, *rest), mine in is_own if not mine and run != "away"]

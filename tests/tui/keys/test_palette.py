@@ -134,9 +134,19 @@ async def test_fork_sends_the_settings_that_were_typed() -> None:
         assert world.bodies[-1][1]["overrides"] == ["trainer.lr=3e-4"]
 
 
+async def test_rename_sends_the_new_name() -> None:
+    world = a_world("r1")
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 1)
+        await type_line(user, "rename r1 best")
+        await user.press("enter")
+        await until(user, lambda: world.bodies == [("runs/r1/rename", {"name": "best"})])
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("rename r1", "the new name is missing"),
         ("stpo r1", "Did you mean stop"),
         ("stop nobody", "no run named nobody"),
         ("stop", "no run was named"),

@@ -22,7 +22,7 @@ from lorad.daemon.api.verbs import (
     verify,
     versions,
 )
-from lorad.daemon.api.verbs.marks import edit, groups, labels
+from lorad.daemon.api.verbs.marks import edit, groups, labels, rename
 
 _ANY, _READ, _OWN, _ADMIN = Access
 
@@ -52,6 +52,7 @@ ROUTES = (
     ("POST", "/v1/runs/{run}/kill", control.kill, _OWN),
     ("POST", "/v1/runs/{run}/labels", labels.label, _OWN),
     ("POST", "/v1/runs/{run}/edit", edit.edit, _OWN),
+    ("POST", "/v1/runs/{run}/rename", rename.rename, _OWN),
     ("GET", "/v1/groups", groups.list_groups, _ANY),
     ("POST", "/v1/groups/{group}", groups.limit_group, _ANY),
     ("GET", "/v1/runs/{run}/steps", runs.list_steps, _READ),

@@ -9,7 +9,7 @@ from lorad.daemon.context import Context
 from lorad.errors import SpecError
 from lorad.protocol.listener import user_name
 from lorad.spec.errors import NAME_HINT
-from lorad.spec.model import NAME
+from lorad.spec.numbers import NAME
 from lorad.store import groups
 from lorad.store.rows import GroupRow
 

@@ -14,7 +14,8 @@ from lorad.store import facts
 from lorad.store.db import Row, Store
 from lorad.store.facts import bounded
 from lorad.store.ingest import Found, Place, place_after, set_place
-from lorad.store.record import KEYS, TOLD_BY_RUNS, Change
+from lorad.store.record import KEYS, TOLD_BY_RUNS, Change, Renamed
+from lorad.store.rename import is_of
 
 _Key = tuple[Any, ...]
 _NOT_UNDERSTOOD = (
@@ -44,6 +45,8 @@ class Tables:
 
     def apply(self, change: Change) -> None:
         """Apply a change to the rows, as if it were committed."""
+        for renamed in change.renamed:
+            self._rename(renamed)
         for table, keys in change.gone.items():
             for key in keys if table in KEYS else ():
                 self.forget(table, tuple(key))
@@ -54,6 +57,14 @@ class Tables:
     def put(self, table: str, row: Row) -> None:
         """Key and some columns of a row."""
         self.rows[table].setdefault(tuple(row[column] for column in KEYS[table]), {}).update(row)
+
+    def _rename(self, renamed: Renamed) -> None:
+        for table, rows in self.rows.items():
+            column = "name" if table == "runs" else "run"
+            self.rows[table] = {}
+            for row in rows.values():
+                own = row.get(column) == renamed.old and is_of(renamed, table, row)
+                self.put(table, row | {column: renamed.new} if own else row)
 
     def forget(self, table: str, key: _Key) -> None:
         self.rows[table].pop(key, None)

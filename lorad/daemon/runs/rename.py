@@ -1,0 +1,89 @@
+"""Give a run another name, and its directory too.
+
+The rows change first. Where the daemon dies before the directory has its new name, the next one finds that it
+has not (`finish_renames`); where it dies before the row says so, `relocate` does.
+"""
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+from lorad.daemon.context import Context, spec_of
+from lorad.errors import Conflict, StorageError
+from lorad.files import fsync, write_whole
+from lorad.spec.model import to_json
+from lorad.store import runs
+from lorad.store.rename import refuse_name
+from lorad.store.rename import rename as rename_rows
+from lorad.store.rows import RunRow
+
+log = logging.getLogger("lorad.daemon")
+
+
+def rename(ctx: Context, old: str, new: str, by: str) -> RunRow:
+    """Rename a run that does not work, with its directory.
+
+    Raises NotFound, SpecError, StorageError, and Conflict where something still uses it by its old name: see
+    `lorad/store/rename.py`.
+    """
+    run = runs.get(ctx.store, old)
+    refuse_name(ctx.store, old, new)
+    _refuse_in_use(ctx, run)
+    place = run.dir.root.with_name(new)
+    if os.path.lexists(place) and place.name.lower() != run.dir.root.name.lower():
+        raise Conflict(f"{place} is there already", hint="Choose another name, or move it away.")
+    rename_rows(ctx.store, old, new, directory=str(place), by=by)
+    try:
+        _move(ctx, new)
+    except OSError as error:
+        rename_rows(ctx.store, new, old, directory=run.directory, by=by)
+        with contextlib.suppress(OSError):
+            write_whole(run.dir.spec, to_json(spec_of(run)))
+        hint = "The run has its old name again."
+        raise StorageError(f"{run.directory} cannot be renamed: {error.strerror}", hint=hint) from error
+    _forget(ctx, old, new)
+    return runs.get(ctx.store, new)
+
+
+def _refuse_in_use(ctx: Context, run: RunRow) -> None:
+    """Raises Conflict while a request or a logger has a version or the journal of the run."""
+    if run.serving:
+        hint = f"`lorad serve --stop {run.name}` first."
+        raise Conflict(f"run {run.name} keeps a pool of its base up", hint=hint)
+    begin = f"{run.name}@"
+    if held := sorted(name for name in ctx.serving.in_hand if name.startswith(begin)):
+        raise Conflict(f"{held[0]} answers a request", hint="Try again when it no longer does.")
+    if run.name in (ctx.loggers.runs or {}):
+        hint = "Try again when they are; `lorad doctor` says what keeps a logger from it."
+        raise Conflict(f"figures of run {run.name} are still to be written to its loggers", hint=hint)
+
+
+def _move(ctx: Context, name: str) -> None:
+    """Give the directory of a run the run's name. Raises OSError; then it has its old one."""
+    run = runs.get(ctx.store, name)
+    place = run.dir.root.with_name(name)
+    write_whole(run.dir.spec, to_json(spec_of(run)))
+    os.rename(run.directory, place)
+    fsync(place.parent)
+    runs.relocate(ctx.store, name, directory=str(place), spec_json=run.spec)
+
+
+def finish_renames(ctx: Context) -> None:
+    """Give directories the names of their runs, where an earlier daemon did not come to it."""
+    for run in runs.every(ctx.store):
+        directory, place = Path(run.directory), Path(run.directory).with_name(run.name)
+        if directory.name != run.name and directory.is_dir() and not os.path.lexists(place):
+            _move(ctx, run.name)
+            log.warning("run %s: its directory was still named %s", run.name, directory.name)
+
+
+def _forget(ctx: Context, old: str, new: str) -> None:
+    """Let nothing that this daemon remembers name the run as it was."""
+    ctx.storage.unpruned.discard(old)
+    ctx.storage.unkept.pop(old, None)
+    ctx.storage.last_words.pop(old, None)
+    ctx.storage.unpruned.add(new)
+    if old in ctx.queue.not_before:
+        ctx.queue.not_before[new] = ctx.queue.not_before.pop(old)
+    ctx.tail.forget()
