@@ -21,8 +21,8 @@ from tests.kit.world import SMALL, World, world
 
 RUNS = [f"run-{number}" for number in range(8)]
 SPEC = SMALL.replace("steps: 6", "steps: 4") + "resources: {restart: on-failure}\n"
-# those that are killed: the first one has no checkpoint then
-LONGER = {RUNS[0]: ["trainer.steps=8", "checkpoint.every=8"], RUNS[1]: ["trainer.steps=8"]}
+# those that are killed, before they can end: the first one has no checkpoint then
+LONGER = {RUNS[0]: ["trainer.steps=60", "checkpoint.every=60"], RUNS[1]: ["trainer.steps=60"]}
 PRICES = "prices: {cpu_hour: 3600, currency: CHF}\n"
 
 
