@@ -35,6 +35,10 @@ def run(
     spec: Spec,
     overrides: Overrides = None,
     name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", help="A word of yours on the run, beside those of the spec; repeatable."),
+    ] = None,
     detach: Detach = False,
     wait: WaitOver = False,
     trainer: Annotated[str | None, _option("--trainer", "trainer.backend")] = None,
@@ -73,10 +77,14 @@ def run(
     }
     given = [f"{key}={_as_yaml(value)}" for key, value in flags.items() if value is not None]
     text, source, cwd = read_spec(spec)
+    changed = from_here([*(overrides or []), *given])
+    if tag:
+        from lorad.spec.text import load_spec  # slow, and rarely needed
+
+        tags = load_spec(text, source=source, overrides=changed).tags
+        changed.append(f"tags={json.dumps([*dict.fromkeys([*tags, *tag])])}")
     client = launch.connected()
-    request = RunRequest(
-        text, source, str(cwd), from_here([*(overrides or []), *given]), name, suffix, replace
-    )
+    request = RunRequest(text, source, str(cwd), changed, name, suffix, replace)
     if dry_run:
         said(client.check(request), as_json=as_json)
         return

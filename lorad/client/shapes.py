@@ -205,7 +205,8 @@ class Step(Struct, frozen=True):
     grad_norm, importance_capped, importance_max, rejected (of the weights against the engine), kl_coef
     (where it adapts), prompts_sampled, prompts_used (with dynamic sampling), logprob_difference,
     logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one
-    before), trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu. A step of sft or
+    before), trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu,
+    host_cpu, host_memory, device_utilization, device_memory, device_power (watts). A step of sft or
     dpo has no rewards, groups and ratios; sft has perplexity and token_accuracy, dpo has pair_accuracy,
     margin, chosen_shift and rejected_shift (logprob - reference, nats per token); with an evaluation each
     comes with held_out_ before it.

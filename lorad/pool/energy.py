@@ -1,4 +1,5 @@
-"""What the pool's devices draw: NVML's counter of each GPU; on a CPU the counters of its packages (RAPL).
+"""What the pool's devices draw and do: NVML's figures of each GPU; of a CPU the counters of its packages
+(RAPL).
 
 Other processes are in these counters, too. Where neither can be read, nothing is known.
 """
@@ -14,16 +15,17 @@ log = logging.getLogger(__name__)
 _POWERCAP = Path("/sys/class/powercap")
 
 
-class _Reading(NamedTuple):
+class Reading(NamedTuple):
     """joules: since the last reading; None where they are unknown. memory: bytes in use on the GPUs; 0 on a
-    CPU.
+    CPU. utilization: the share of the last moment in which a GPU computed, the mean of the GPUs.
     """
 
     joules: float | None
     memory: int = 0
+    utilization: float | None = None
 
 
-Meter = Callable[[], _Reading]
+Meter = Callable[[], Reading]
 """Reads the counters. Called from one thread at a time."""
 
 
@@ -43,17 +45,20 @@ def _gpus(uuids: Sequence[str]) -> Meter | None:
         return None
     before: dict[int, int] = {}
 
-    def read() -> _Reading:
+    def read() -> Reading:
         memory, drawn, is_known = 0, 0, True
+        busy: list[float] = []
         for place, handle in enumerate(handles):
             with contextlib.suppress(pynvml.NVMLError):
                 memory += pynvml.nvmlDeviceGetMemoryInfo(handle).used
+            with contextlib.suppress(pynvml.NVMLError):
+                busy.append(int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
             now = _millijoules(pynvml, handle)
             is_known = is_known and now is not None
             if now is not None:
                 drawn += max(0, now - before.get(place, now))  # a driver that was loaded again begins at 0
                 before[place] = now
-        return _Reading(drawn / 1000 if is_known else None, memory)
+        return Reading(drawn / 1000 if is_known else None, memory, sum(busy) / len(busy) if busy else None)
 
     read()
     return read
@@ -78,13 +83,13 @@ def _packages(powercap: Path) -> Meter | None:
     if not zones:
         return None
 
-    def read() -> _Reading:
+    def read() -> Reading:
         try:
             now = [int((zone / "energy_uj").read_text()) for zone in zones]
         except (OSError, ValueError):
-            return _Reading(None)
+            return Reading(None)
         grown = [(new - old) % (most + 1) for new, old, most in zip(now, before, ranges, strict=True)]
         before[:] = now
-        return _Reading(sum(grown) / 1e6)
+        return Reading(sum(grown) / 1e6)
 
     return read

@@ -343,7 +343,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                     ledger=ledger,
                 )
                 pool.memory = memory_for_adapters(config)
-                pool.uses = _usage_file(config, root, ledger)
+                pool.uses = _usage_file(config, root, pool)
                 async with kept(pool.uses):
                     try:
                         yield pool
@@ -363,7 +363,7 @@ def _ledger(config: PoolSetup) -> Ledger:
     return Ledger(devices=max(1, len(config.devices)), by_calls=by_calls, since=since)
 
 
-def _usage_file(config: PoolSetup, root: Path, ledger: Ledger) -> UsageFile:
+def _usage_file(config: PoolSetup, root: Path, pool: Pool) -> UsageFile:
     """Nothing is known of the energy of a CPU that several pools share: its counters are of all of it."""
     gpus = [] if config.device == "cpu" else list(config.devices or (config.device,))
     properties = [torch.cuda.get_device_properties(torch.device(gpu)) for gpu in gpus]
@@ -373,13 +373,13 @@ def _usage_file(config: PoolSetup, root: Path, ledger: Ledger) -> UsageFile:
         life=uuid.uuid4().hex,
         pool=config.pool,
         device=properties[0].name if properties else config.device,
-        devices=ledger.devices,
+        devices=pool.ledger.devices,
         since=began,
         at=began,
         uses=[],
     )
     meter = meter_of(uuids_of(gpus)) if is_own else None
-    return UsageFile(log_directory(root) / USES, head, ledger, meter)
+    return UsageFile(log_directory(root) / USES, head, pool.ledger, meter, pool.machine)
 
 
 def _digests(config: PoolSetup) -> tuple[str, str]:

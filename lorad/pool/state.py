@@ -11,6 +11,7 @@ from lorad.pool.files import VersionFiles
 from lorad.pool.joint import Joint
 from lorad.pool.ledger import Ledger
 from lorad.pool.loaded import LoadedVersions
+from lorad.pool.machine import Machine
 from lorad.pool.phases import Phases
 from lorad.pool.tenants import Parties, Tenant
 from lorad.pool.usage_file import UsageFile
@@ -55,6 +56,7 @@ class Pool:
         self.files = VersionFiles(info.model)
         self.meter = Meter()
         self.work = Work(trainer, rate)
+        self.machine = Machine()
         self.joint = Joint(trainer, joins=joins)
         self.parties = Parties()
         self.memory = 0
@@ -101,6 +103,7 @@ class Pool:
             self.loaded.release(entry)
         for slot in (tenant.run, *tenant.beside):
             self.work.forget(slot)
+            self.machine.forget(slot)
             await self.trainer.close(slot)
         if tenant.spec.reference is not None:
             await self.holder_of_reference(tenant.spec).close(tenant.reference)

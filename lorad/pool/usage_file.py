@@ -21,6 +21,7 @@ import psutil
 from lorad.files import write_whole
 from lorad.pool.energy import Meter
 from lorad.pool.ledger import Ledger
+from lorad.pool.machine import Machine
 from lorad.protocol.status import Use, Uses
 
 log = logging.getLogger(__name__)
@@ -32,10 +33,13 @@ _ROOM = 4 << 20  # bytes out of date
 
 
 class UsageFile:
-    """head: what every line says of the pool's life."""
+    """head: what every line says of the pool's life. machine: is shown what the meter reads."""
 
-    def __init__(self, path: Path, head: Uses, ledger: Ledger, meter: Meter | None) -> None:
+    def __init__(
+        self, path: Path, head: Uses, ledger: Ledger, meter: Meter | None, machine: Machine | None = None
+    ) -> None:
         self.path, self._head, self._ledger, self._meter = path, head, ledger, meter
+        self._machine = machine
         self._file, self._is_closed, self._trouble = -1, False, ""
         self._whole = self._synced = self._written = 0.0
         self._is_torn = False
@@ -56,6 +60,8 @@ class UsageFile:
 
     def _write(self, *, all: bool, last: bool) -> None:
         reading = self._meter() if self._meter is not None else None
+        if reading is not None and self._machine is not None:
+            self._machine.sample(reading)
         memory = (reading.memory if reading is not None else 0) or psutil.Process().memory_info().rss
         uses = self._ledger.settle(reading.joules if reading is not None else None, memory)
         now = time.monotonic()

@@ -166,6 +166,25 @@ class OptimStep(Struct, frozen=True):
     optimizer: Optimizer | None = None
 
 
+class MachineUse(Struct, frozen=True):
+    """What the machine did since a slot's optimizer step before, programs outside of lorad included.
+
+    seconds: that this is about.
+    cpu: the share of all cores that was busy.
+    memory: bytes in use on the machine.
+    device_utilization, device_power: of the pool's devices, the mean over the devices, and watts of all.
+    device_memory: bytes in use on all of them.
+    None: unknown.
+    """
+
+    seconds: float = 0.0
+    cpu: float | None = None
+    memory: int | None = None
+    device_utilization: float | None = None
+    device_memory: int | None = None
+    device_power: float | None = None
+
+
 class Stepped(Struct, frozen=True):
     """The result of an optimizer step.
 
@@ -184,6 +203,7 @@ class Stepped(Struct, frozen=True):
     memory: int | None = None
     memory_peak: int | None = None
     waited: float = 0.0
+    machine: MachineUse = MachineUse()
 
 
 LogprobsOf = Literal["slot", "base", "reference", "teacher"]

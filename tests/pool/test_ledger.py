@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from lorad.models.turns import NOBODY, WORK, Caller, Party, Payer
-from lorad.pool.energy import meter_of
+from lorad.pool.energy import Reading, meter_of
 from lorad.pool.ledger import Ledger
 from lorad.pool.usage_file import UsageFile, line
 from lorad.protocol.status import Use, Uses
@@ -159,7 +159,7 @@ def test_energy_of_packages_turns_over(tmp_path: Path) -> None:
     read = meter_of([], tmp_path)
     assert read is not None
     (zone / "energy_uj").write_text("1000000\n")
-    assert read() == (2.0, 0)
+    assert read() == Reading(2.0)
     assert meter_of([], tmp_path / "none") is None
 
 

@@ -34,6 +34,7 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     await _clear(pool, call)
     pool.parties.joins(call.run, args.priority)
     pool.ledger.opens(call.run, args.step)
+    pool.machine.opens(call.run)
     if args.resume_from is not None:
         await asyncio.to_thread(verify, Path(args.resume_from))
     canaries = await pool.attester.canaries(args.canaries, args.canary_tokens, call.run)

@@ -36,8 +36,9 @@ async def optim_step(pool: Pool, call: calls.Call, args: calls.OptimStep) -> cal
     done, mfu = pool.work.take(slot, recomputes=tenant.spec.activation_checkpointing)
     memory, peak = await pool.work.take_memory()
     waited = pool.parties.take(tenant.run)
+    machine = pool.machine.take(slot)
     return calls.Stepped(
-        result.grad_norm, result.applied, done.tokens, done.seconds, mfu, memory, peak, waited
+        result.grad_norm, result.applied, done.tokens, done.seconds, mfu, memory, peak, waited, machine
     )
 
 

@@ -36,6 +36,7 @@ class Gpu:
     drawing: dict[int, int | None] = field(default_factory=dict)
     used: int = 0
     load: int = 0
+    millijoules: int = 0  # since its driver was loaded
 
 
 class Nvml:
@@ -90,6 +91,10 @@ class Nvml:
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
         self._check("nvmlDeviceGetUtilizationRates")
         return SimpleNamespace(gpu=self.gpus[handle].load, memory=0)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        self._check("nvmlDeviceGetTotalEnergyConsumption")
+        return self.gpus[handle].millijoules
 
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         self._check("nvmlDeviceGetPowerUsage")
