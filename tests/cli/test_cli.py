@@ -56,7 +56,9 @@ def test_malformed_data_line_is_named_by_number(made: World) -> None:
 
 def test_lora_flags_reach_the_spec(made: World) -> None:
     flags = ("--lora-rank", 4, "--lora-alpha", 8, "--target-modules", "q_proj,v_proj", "--lora-dropout", 0.1)
-    made.lorad("run", made.spec(), "trainer.steps=1", "--name", "flags", "--wait", *flags)
+    tags = ("tags=[draft, good]", "--tag", "good", "--tag", "paper-2")
+    made.lorad("run", made.spec(), "trainer.steps=1", "--name", "flags", "--wait", *flags, *tags)
+    assert made.lorad("tag", "flags").stdout.split() == ["draft", "good", "paper-2"]
     shown = made.lorad("show", "flags").stdout
     assert (
         "spec       lora.rank=4\n" in shown
