@@ -38,6 +38,13 @@ class LoradError(Exception):
         if hint:
             self.add_note(hint)  # a traceback shows it
 
+    @property
+    def in_full(self) -> str:
+        """What was wrong, and what to do next, as sentences."""
+        if not self.hint:
+            return self.message
+        return f"{self.message}{'' if self.message.endswith(('.', '?', '!')) else '.'} {self.hint}"
+
 
 class SpecError(LoradError):
     """A spec, an override or a file that it names is not usable.

@@ -125,7 +125,7 @@ def named(key: str, fault: str, hint: str) -> str:
 
 def _in_words(error: SpecError | ValueError) -> str:
     if isinstance(error, SpecError):
-        return f"{error.message}. {error.hint}"
+        return error.in_full
     return "There is a quote that is not closed."
 
 

@@ -104,7 +104,8 @@ def wait(
         left = None if seconds is None else max(0.0, seconds - (time.monotonic() - begun))
         return wait_for(connection, name, until=wanted, timeout=left)
 
-    verb = many.Verb("wait for", waited, lambda run: f"{run.name} is {where(run)}.", "")
+    has = f" has {wanted} and" if wanted else ""
+    verb = many.Verb("wait for", waited, lambda run: f"{run.name}{has} is {where(run)}.", "")
     names = [run.name for run in many.chosen(client, meant, verb)]
     many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
 

@@ -94,7 +94,7 @@ class Pick(ModalScreen[Source | None]):
         options.highlighted = min(before, len(self._found) - 1) if self._found else None
 
     def _tell(self, error: LoradError) -> None:
-        text = f"✖ {one_line(error.message)} {one_line(error.hint)}"
+        text = f"✖ {one_line(error.in_full)}"
         self.query_one("#wrong", Static).update(Text(text, style="bold red"))
 
     @work(exclusive=True)

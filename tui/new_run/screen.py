@@ -202,9 +202,7 @@ class NewRun(Base):
             try:
                 return sources.of_run(await asyncio.to_thread(self.lorad.client.show, self._like))
             except LoradError as error:
-                self.notify(
-                    f"{one_line(error.message)} {one_line(error.hint)}", severity="error", markup=False
-                )
+                self.notify(one_line(error.in_full), severity="error", markup=False)
         return await self.app.push_screen_wait(Pick(self.lorad.client))
 
     # -- what is shown ---------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class CommandLine(ModalScreen[Go | None]):
             if isinstance(plan, Do) and not await self._acted(plan):
                 return
         except LoradError as error:
-            self._say(f"✖ {one_line(error.message)}. {one_line(error.hint)}", is_wrong=True)
+            self._say(f"✖ {one_line(error.in_full)}", is_wrong=True)
             return
         finally:
             self._is_busy = False

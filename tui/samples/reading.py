@@ -84,7 +84,7 @@ class Reading:
         except DaemonUnreachable:
             raise
         except LoradError as error:
-            return [], f"{error.message} {error.hint}"
+            return [], error.in_full
 
 
 def _nearest(steps: Sequence[int], wanted: int | None) -> int:

@@ -412,7 +412,7 @@ class Samples(RunTab):
             else:
                 found = await asyncio.to_thread(compared, lookup, here, ask, lambda: worker.is_cancelled)
         except LoradError as error:
-            found = Found("nothing", [Section([Block(printable(f"{error.message} {error.hint}"))])])
+            found = Found("nothing", [Section([Block(printable(error.in_full))])])
         if wanted == self._drawn:
             self._found = found
             self._text.show(found.sections)

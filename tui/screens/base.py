@@ -136,7 +136,7 @@ class Base(Screen[None]):
         self.query_one("#status", Line).say(shown)
 
     def say_error(self, error: LoradError) -> None:
-        text = f"✖ {one_line(error.message)} {one_line(error.hint)}"
+        text = f"✖ {one_line(error.in_full)}"
         self.query_one("#status", Line).say(Text(text, style="bold red"))
 
     def action_copy(self) -> None:

@@ -94,7 +94,7 @@ def ask(client: Client, question: Question, report: Callable[[_Answer], object])
         try:
             report(_answer_of(client.generate(question.target, question.prompt, question.sampling), began))
         except LoradError as error:
-            report(_Answer(wrong=f"{error.message} {error.hint}".strip(), seconds=time.monotonic() - began))
+            report(_Answer(wrong=error.in_full, seconds=time.monotonic() - began))
 
     threading.Thread(target=work, name="chat", daemon=True).start()
 
