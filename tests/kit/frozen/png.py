@@ -41,6 +41,8 @@ def png(screen: Screen[object], path: Path) -> None:
 
 
 def _cell(draw: ImageDraw.ImageDraw, x: int, y: int, character: str, segment: Segment) -> None:
+    if not cell_len(character):  # it joins the one before
+        return
     style = segment.style or Style()
     front, back = _rgb(style.color, _FRONT), _rgb(style.bgcolor, _BACK)
     if style.reverse:
