@@ -10,8 +10,20 @@ from lorad.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts. Linear weights are [experts, out, in]."""
+
+    router: torch.Tensor  # [experts, hidden]
+    gate_up: torch.Tensor  # [experts, 2 * width, hidden]
+    down: torch.Tensor  # [experts, hidden, width]
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. Linear weights are [out, in], those of one group stacked on out."""
+    """One decoder layer. Linear weights are [out, in], those of one group stacked on out.
+
+    It has an MLP (gate_up and down) or experts.
+    """
 
     input_norm: torch.Tensor  # [hidden]
     qkv: torch.Tensor  # [(heads + 2 kv) * head_dim, hidden]
@@ -20,10 +32,11 @@ class Layer:
     o: torch.Tensor  # [hidden, heads * head_dim]
     o_bias: torch.Tensor | None
     post_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor  # [2 * intermediate, hidden]
+    gate_up: torch.Tensor | None  # [2 * intermediate, hidden]
     gate_up_bias: torch.Tensor | None
-    down: torch.Tensor  # [hidden, intermediate]
+    down: torch.Tensor | None  # [hidden, intermediate]
     down_bias: torch.Tensor | None
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +58,12 @@ class Base:
         yield "embed", self.embed
         for index, layer in enumerate(self.layers):
             for field in Layer.__dataclass_fields__:
-                tensor = getattr(layer, field)
-                if tensor is not None:
-                    yield f"layers.{index}.{field}", tensor
+                part = getattr(layer, field)
+                if isinstance(part, Experts):
+                    for name in Experts.__dataclass_fields__:
+                        yield f"layers.{index}.{field}.{name}", getattr(part, name)
+                elif part is not None:
+                    yield f"layers.{index}.{field}", part
         yield "norm", self.norm
         if self.head is not self.embed:
             yield "head", self.head

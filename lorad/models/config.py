@@ -33,6 +33,7 @@ class _Family:
     mlp_bias: bool | str
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Values of fields that `config.json` leaves out."""
+    has_experts: bool = False
 
 
 _FAMILIES = {
@@ -40,9 +41,37 @@ _FAMILIES = {
     "Qwen3ForCausalLM": _Family(
         "qwen3", True, "attention_bias", "attention_bias", False, {"num_key_value_heads": 32, "head_dim": 128}
     ),
+    "Qwen3MoeForCausalLM": _Family(
+        "qwen3_moe",
+        True,
+        "attention_bias",
+        "attention_bias",
+        False,
+        {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "decoder_sparse_step": 1,
+        },
+        has_experts=True,
+    ),
     "LlamaForCausalLM": _Family("llama", False, "attention_bias", "attention_bias", "mlp_bias"),
 }
 _SUPPORTED = tuple(_FAMILIES)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The mixture of experts that every layer has in place of an MLP.
+
+    width: the intermediate size of each.
+    is_normalized: the weights of a token's experts add up to one.
+    """
+
+    count: int
+    per_token: int
+    width: int
+    is_normalized: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +96,39 @@ class ModelConfig:
     mlp_bias: bool
     dtype: str
     """The checkpoint's own dtype: float32, bfloat16 or float16."""
+    experts: ExpertsConfig | None = None
 
     @property
     def num_parameters(self) -> int:
         """Count the numbers in the checkpoint; tied embeddings count once."""
         hidden, inner = self.hidden_size, self.intermediate_size
         query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        weights = 2 * (query + key) * hidden + 3 * hidden * inner
+        weights = 2 * (query + key) * hidden + 3 * hidden * inner * (self.experts is None)
+        if self.experts is not None:
+            weights += self.experts.count * self._of_expert + self.experts.count * hidden
         norms = 2 * hidden + self.qk_norm * 2 * self.head_dim
         biases = (
             self.qkv_bias * (query + 2 * key) + self.o_bias * hidden + self.mlp_bias * (2 * inner + hidden)
         )
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return self.num_hidden_layers * (weights + norms + biases) + embeddings + hidden
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Count the numbers that a token meets: all, without the experts that it is not sent to."""
+        if self.experts is None:
+            return self.num_parameters
+        idle = self.experts.count - self.experts.per_token
+        return self.num_parameters - self.num_hidden_layers * idle * self._of_expert
+
+    @property
+    def _of_expert(self) -> int:
+        return 0 if self.experts is None else 3 * self.hidden_size * self.experts.width
+
+
+def groups_of(config: ModelConfig) -> tuple[str, ...]:
+    """Return the fused linears that each layer has: with experts, those of its attention."""
+    return ("qkv", "o") if config.experts is not None else tuple(GROUPS)
 
 
 def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
@@ -109,7 +158,21 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
         o_bias=_switch(family.o_bias, data),
         mlp_bias=_switch(family.mlp_bias, data),
         dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32"),
+        experts=_experts(data, where) if family.has_experts else None,
     )
+
+
+def _experts(data: Mapping[str, Any], where: str) -> ExpertsConfig:
+    data = {"num_experts": data.get("num_local_experts", 128), **data}  # transformers 5 writes the former
+    count, per_token, width = (
+        _integer(data, key, where) for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    )
+    if per_token > count:
+        raise SpecError(
+            f"{where}: num_experts_per_tok is {per_token}, of {count} experts",
+            hint="download the model again",
+        )
+    return ExpertsConfig(count, per_token, width, bool(data.get("norm_topk_prob", False)))
 
 
 def _architecture(data: Mapping[str, Any], where: str) -> str:
@@ -163,6 +226,8 @@ def _refuse_options(data: Mapping[str, Any], layers: int, where: str) -> None:
     refused = {
         f"hidden_act {data.get('hidden_act')}": data.get("hidden_act", "silu") not in ("silu", "swish"),
         "sliding-window attention": _slides(data, layers),
+        "layers without experts among those that have them": data.get("decoder_sparse_step", 1) != 1
+        or bool(data.get("mlp_only_layers")),
         f"quantization {(quantization or {}).get('quant_method')}": bool(quantization),
     }
     for option, found in refused.items():

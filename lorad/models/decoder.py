@@ -1,9 +1,8 @@
-"""The forward of the Qwen2, Qwen3 and Llama families, fused: same numbers as transformers', fewer and larger
-calls.
+"""The forward of the Qwen2, Qwen3, Qwen3-MoE and Llama families, fused: same numbers as transformers', fewer
+and larger calls.
 
-What a family has or lacks (biases, q and k norms, tied embeddings) is in the tensors of `Layer`: None is left
-out. Not
-computed: dropout, sliding windows, quantization, mixture of experts (see `lorad.models.config`).
+What a family has or lacks (biases, q and k norms, tied embeddings, experts) is in the tensors of `Layer`:
+None is left out. Not computed: dropout, sliding windows, quantization (see `lorad.models.config`).
 """
 
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 from lorad.models.attention import Attention
 from lorad.models.base import Base, Layer
+from lorad.models.experts import mixture
 from lorad.models.lora import LoraApply
 from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swiglu
 
@@ -124,6 +124,10 @@ def _feed_forward(
     base: Base, index: int, layer: Layer, x: torch.Tensor, lora: LoraApply | None
 ) -> torch.Tensor:
     normed = rms_norm(x, layer.post_norm, base.config.rms_norm_eps)
+    if layer.experts is not None:
+        assert base.config.experts is not None
+        return mixture(normed, layer.experts, base.config.experts)
+    assert layer.gate_up is not None and layer.down is not None
     gate_up = _linear(normed, layer.gate_up, layer.gate_up_bias, index, "gate_up", lora)
     return _linear(swiglu(gate_up), layer.down, layer.down_bias, index, "down", lora)
 

@@ -10,9 +10,12 @@ from lorad.adapters.targets import HEAD
 from lorad.bounds import JSON_BYTES
 from lorad.errors import SpecError
 from lorad.files import read_file
-from lorad.models.config import GROUPS, ModelConfig, parse_config
+from lorad.models.config import GROUPS, ModelConfig, groups_of, parse_config
 
-BUILTIN = {"builtin:tiny": Path(__file__).parent / "tiny"}
+BUILTIN = {
+    "builtin:tiny": Path(__file__).parent / "tiny",
+    "builtin:tiny-moe": Path(__file__).parent / "tiny_moe",
+}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -174,7 +177,7 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    modules = [module for members in GROUPS.values() for module in members]
+    modules = [module for group in groups_of(config) for module in GROUPS[group]]
     shapes = {
         f"model.layers.{layer}.{module}": by_module[module]
         for layer in range(config.num_hidden_layers)

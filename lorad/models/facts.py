@@ -110,16 +110,24 @@ def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
         max_positions=config.max_position_embeddings,
         dtype=config.dtype,
         parameters=config.num_parameters,
-        active=config.num_parameters,
+        active=config.num_active_parameters,
         linears=linear_shapes(config),
-        experts=(),
+        experts=tuple(_expert_names(config)),
         cached=2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim,
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,
-        expert_count=0,
+        expert_count=0 if config.experts is None else config.experts.count,
         model_type=model_type,
         hidden_size=config.hidden_size,
     )
+
+
+def _expert_names(config: ModelConfig) -> Iterator[str]:
+    count = 0 if config.experts is None else config.experts.count
+    for layer in range(config.num_hidden_layers):
+        for expert in range(count):
+            for linear in ("gate_proj", "up_proj", "down_proj"):
+                yield f"model.layers.{layer}.mlp.experts.{expert}.{linear}"
 
 
 def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> ModelFacts:

@@ -7,8 +7,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lorad.errors import SpecError
-from lorad.models.base import Base, Layer
-from lorad.models.config import GROUPS, ModelConfig
+from lorad.models.base import Base, Experts, Layer
+from lorad.models.config import GROUPS, ExpertsConfig, ModelConfig
 from lorad.models.directory import linear_shapes, read_config, weight_files
 from lorad.models.rope import rope_tables
 from lorad.protocol.heartbeat import HEART
@@ -121,10 +121,27 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
         o=linear("o"),
         o_bias=bias("o", config.o_bias),
         post_norm=norm("post_attention_layernorm"),
-        gate_up=linear("gate_up"),
+        gate_up=linear("gate_up") if config.experts is None else None,
         gate_up_bias=bias("gate_up", config.mlp_bias),
-        down=linear("down"),
+        down=linear("down") if config.experts is None else None,
         down_bias=bias("down", config.mlp_bias),
+        experts=None if config.experts is None else _experts(source, config, config.experts, f"{prefix}mlp."),
+    )
+
+
+def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> Experts:
+    def stack(rows: int, columns: int, *linears: str) -> torch.Tensor:
+        names = [
+            f"{prefix}experts.{expert}.{linear}.weight"
+            for expert in range(experts.count)
+            for linear in linears
+        ]
+        return source.stack(names, [rows] * len(names), columns).view(experts.count, -1, columns)
+
+    return Experts(
+        router=source.take(f"{prefix}gate.weight", experts.count, config.hidden_size),
+        gate_up=stack(experts.width, config.hidden_size, "gate_proj", "up_proj"),
+        down=stack(config.hidden_size, experts.width, "down_proj"),
     )
 
 

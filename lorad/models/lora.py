@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from lorad.models.base import Base
-from lorad.models.config import GROUPS
+from lorad.models.config import GROUPS, groups_of
 from lorad.models.directory import linear_shapes
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
@@ -41,7 +41,7 @@ def members(layer: int, group: str) -> tuple[str, ...]:
 
 def fused_groups(base: Base) -> list[tuple[int, str]]:
     """Return every (layer, group) of a base at which `LoraApply.apply` can be asked for a delta."""
-    inner = [(layer, group) for layer in range(len(base.layers)) for group in GROUPS]
+    inner = [(layer, group) for layer in range(len(base.layers)) for group in groups_of(base.config)]
     return inner if base.config.tie_word_embeddings else [*inner, (len(base.layers), "lm_head")]
 
 

@@ -6,11 +6,12 @@ For float32 on a CPU only: bfloat16 would round small adapters away, and a large
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from lorad.models.base import Base, Layer
-from lorad.models.config import GROUPS
+from lorad.models.config import groups_of
 from lorad.models.lora import FrozenLora, LoraApply
 
 _MERGE_BYTES = 32 << 20  # the largest base of which copies are made
@@ -57,7 +58,10 @@ def with_weights(base: Base, changed: Callable[[int, str, torch.Tensor], torch.T
     """
 
     def of(index: int, layer: Layer) -> Layer:
-        return replace(layer, **{group: changed(index, group, getattr(layer, group)) for group in GROUPS})
+        found: dict[str, Any] = {
+            group: changed(index, group, getattr(layer, group)) for group in groups_of(base.config)
+        }
+        return replace(layer, **found)
 
     layers = tuple(of(index, layer) for index, layer in enumerate(base.layers))
     return replace(base, layers=layers, head=changed(len(layers), "lm_head", base.head))

@@ -22,8 +22,9 @@ _FAR = 10
 def fitting_rate(spec: Spec, model_type: str, hidden_size: int) -> Rate:
     """Choose the rate for a model by what its config.json has; "" and 0 where it has no such key."""
     is_preference = spec.algorithm.kind == "preference"
-    if spec.model.path == "builtin:tiny":
-        return Rate(_TINY_PREFERENCES if is_preference else _TINY, f"{spec.algorithm.name} on builtin:tiny")
+    if spec.model.path.startswith("builtin:"):
+        lr = _TINY_PREFERENCES if is_preference else _TINY
+        return Rate(lr, f"{spec.algorithm.name} on {spec.model.path}")
     width = max(hidden_size or _UNKNOWN, _NARROWEST)
     family = next((name for name in _EXPONENTS if model_type.lower().startswith(name)), None)
     exponents = _EXPONENTS.values() if family is None else (_EXPONENTS[family],)

@@ -45,7 +45,8 @@ class Model(Part, frozen=True):
     """The base model.
 
     Attributes:
-        path: `builtin:tiny`, a local Hugging Face directory, or a hub id, perhaps with `@revision`.
+        path: `builtin:tiny`, `builtin:tiny-moe`, a local Hugging Face directory, or a hub id, perhaps with
+            `@revision`.
         dtype: type of the base's weights; auto is the checkpoint's own.
     """
 

@@ -1,12 +1,21 @@
-"""Versions of adapters: immutable, so that only what is said about them changes here."""
+"""Versions of adapters: immutable, so that only what is said about them changes here; and the results of
+those that somebody evaluated, by the digest of their tensors.
+"""
 
+import time
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from lorad.errors import NotFound
 from lorad.store import events
 from lorad.store.db import Rows, Store
-from lorad.store.rows import VersionRow, version_row
+from lorad.store.rows import ResultRow, VersionRow, result_row, version_row
+
+_RESULT = ", ".join(f'"{name}"' for name in ResultRow.__struct_fields__)
+_MOST_RESULTS = 1000  # rows that are read at once
 
 _SELECT = """
 SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank,
@@ -108,3 +117,29 @@ def first_number(store: Rows, run: str) -> int:
     )
     newest = (store.row(sql, (run,)) or {})["newest"]
     return 0 if newest is None else int(newest) + 1
+
+
+# -- results -----------------------------------------------------------------------------------------------
+def add_result(store: Store, result: ResultRow) -> ResultRow:
+    """Keep what a version came to; its id and time are made here."""
+    given = {**structs.asdict(result), "id": None, "at": time.time()}
+    given |= {key: msgspec.json.encode(given[key]).decode() for key in ("settings", "metrics")}
+    marks = ", ".join("?" * len(given))
+    with store.write() as connection:
+        made = connection.execute(f"INSERT INTO results ({_RESULT}) VALUES ({marks})", [*given.values()])
+        return _results(store, "WHERE id = ?", made.lastrowid)[0]
+
+
+def results(store: Rows, run: str | None = None) -> list[ResultRow]:
+    """List the results of all tensors that a run has as versions, under whatever name its owner has them, or
+    the newest of all; the newest last.
+    """
+    if run is None:
+        return _results(store, "ORDER BY id DESC LIMIT ?", _MOST_RESULTS)[::-1]
+    owner = "(SELECT name FROM runs WHERE owner_uid = (SELECT owner_uid FROM runs WHERE name = ?))"
+    same = "sha256 IN (SELECT sha256 FROM versions WHERE run = ?)"
+    return _results(store, f"WHERE {same} AND run IN {owner} ORDER BY id", run, run)
+
+
+def _results(store: Rows, which: str, *values: Any) -> list[ResultRow]:
+    return [result_row(row) for row in store.rows(f"SELECT {_RESULT} FROM results {which}", values)]

@@ -73,7 +73,7 @@ def test_runs_are_chosen_by_their_tags(frozen: Client, typed: Typed) -> None:
         frozen.label(run, remove=["good", "paper-2"])
 
 
-def test_a_run_gets_another_name_and_its_old_one_back(frozen: Client, typed: Typed) -> None:
+def test_a_run_is_renamed_and_back(frozen: Client, typed: Typed) -> None:
     assert typed("rename", "waits", "later", "--json")["name"] == "later"
     assert names(frozen.select(Selection(state=["queued"]))) >= {"later"}
     assert typed("rename", "later", "waits", "--json")["name"] == "waits"

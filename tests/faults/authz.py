@@ -106,6 +106,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ("POST", "/v1/runs/{run}/pause"): [Case(f"/v1/runs/{RUN}/pause", OWNERS_LATE, {})],
     ("POST", "/v1/runs/{run}/stop"): [Case(f"/v1/runs/{RUN}/stop", OWNERS_LATE, {})],
     ("POST", "/v1/runs/{run}/kill"): [Case(f"/v1/runs/{RUN}/kill", OWNERS_LATE, {})],
+    ("POST", "/v1/runs/{run}/rename"): [Case(f"/v1/runs/{RUN}/rename", OWNERS_LATE, {"name": RUN})],
     ("POST", "/v1/runs/{run}/labels"): [Case(f"/v1/runs/{RUN}/labels", OWNERS, {"add": ["good"]})],
     ("POST", "/v1/runs/{run}/edit"): [
         Case(f"/v1/runs/{RUN}/edit", OWNERS_LATE, {"overrides": ["resources.priority=1"]})

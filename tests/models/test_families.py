@@ -19,7 +19,8 @@ from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from tests.models.test_models import ALL, CPU, lean, peft_tensors, rewrite_config, with_peft
 
-FAMILIES = ["qwen2", "qwen3", "llama"]
+FAMILIES = ["qwen2", "qwen3", "llama", "qwen3_moe"]
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_theta": 500.0},
     "linear": {"factor": 4.0},
@@ -44,9 +45,10 @@ def make_model(directory: Path, family: str, dtype: torch.dtype = torch.float32,
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     wide = {} if family == "qwen2" else {"head_dim": 16}
+    mixture = EXPERTS if family == "qwen3_moe" else {}
     shard = options.pop("shard", "1GB")
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **(sizes | heads | wide | options))
+    config = AutoConfig.for_model(family, **(sizes | heads | wide | mixture | options))
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
@@ -120,7 +122,10 @@ def test_bfloat16_is_as_exact_as_in_transformers(tmp_path: Path, family: str, ro
     ours = lean(load(tmp_path, torch.bfloat16), long_ids()).float()
     noise = (noisy - exact).square().mean().sqrt()
     assert (ours - exact).square().mean().sqrt() < 1.5 * noise
-    assert torch.cosine_similarity(ours, exact, dim=-1).min() > 0.999
+    alike = torch.cosine_similarity(ours, exact, dim=-1).flatten() > 0.999
+    # tokens for which two experts score nearly the same are sent elsewhere
+    routed_otherwise = 0.05 if family == "qwen3_moe" else 0.0
+    assert (~alike).float().mean() <= routed_otherwise
     # and a bfloat16 checkpoint loads in float32
     assert (lean(load(tmp_path), long_ids()) - exact).abs().max() < 1e-4
 
@@ -213,7 +218,10 @@ def test_stored_copies_of_tied_embeddings_must_agree(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_on_every_linear_equals_peft(tmp_path: Path, family: str) -> None:
-    wrapped = with_peft(make_model(tmp_path, family), [*ALL, "lm_head"])
+    linears = [
+        name for name in ALL if family != "qwen3_moe" or name in ("q_proj", "k_proj", "v_proj", "o_proj")
+    ]
+    wrapped = with_peft(make_model(tmp_path, family), [*linears, "lm_head"])
     base = load(tmp_path)
     tensors = peft_tensors(wrapped)
     assert {name.removesuffix(".lora_A.weight") for name in tensors if "lora_A" in name} == set(
@@ -227,7 +235,7 @@ def test_lora_on_every_linear_equals_peft(tmp_path: Path, family: str) -> None:
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
     ({"architectures": ["Qwen2ForSequenceClassification"]}, "Qwen2ForSequenceClassification"),
-    ({"architectures": None, "model_type": "qwen3_moe"}, "qwen3_moe"),
+    ({"architectures": None, "model_type": "mixtral"}, "mixtral"),
     ({"model_type": "mistral"}, "Qwen2ForCausalLM of model_type mistral"),
     ({"rope_parameters": {"rope_type": "longrope"}}, "rope type longrope"),
     ({"rope_scaling": {"type": "mrope", "mrope_section": [4, 4]}}, "rope type mrope"),

@@ -152,7 +152,7 @@ def test_checksum_sees_one_changed_weight(tmp_path: Path) -> None:
     base = load_base(tmp_path, torch.float32, CPU)
     before = base.checksum()
     assert before == load_base(tmp_path, torch.float32, CPU).checksum()
-    base.layers[1].down[0, 0] += 1e-3
+    base.layers[1].o[0, 0] += 1e-3
     assert base.checksum() != before
 
 

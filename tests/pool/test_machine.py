@@ -82,7 +82,7 @@ def test_meter_reads_utilization_of_all_gpus(monkeypatch: pytest.MonkeyPatch) ->
     assert read() == Reading(None, 7, None)
 
 
-def test_figures_of_several_updates_are_weighted_by_their_time() -> None:
+def test_figures_of_several_updates_are_time_weighted() -> None:
     first = MachineUse(30.0, 0.2, 5, 0.9, 6, 300.0)
     second = MachineUse(10.0, 0.6, 7, 0.5, 8, 100.0)
     assert trainer_metrics([Stepped(1.0, True, machine=one) for one in (first, second)]) == {

@@ -43,8 +43,8 @@ from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.db import Rows
 from lorad.store.metrics import best_evals, evals
-from lorad.store.results import results
 from lorad.store.rows import RunRow, RunSummary, VersionRow
+from lorad.store.versions import results
 
 _WARNINGS = 20
 _OWN = "trainer."  # prefix of the trainer's keys in PoolInfo.versions

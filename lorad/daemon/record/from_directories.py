@@ -12,13 +12,13 @@ import msgspec
 
 from lorad.box.paths import RunDir
 from lorad.daemon.process.processes import attempts_under, is_locked, read_status
-from lorad.daemon.record.rebuild import Tables
 from lorad.daemon.runs.take_in import end_of, last_facts
 from lorad.daemon.storage.prune import REMOVED
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import read
 from lorad.states import EndReason, RunState
 from lorad.store.db import Row
+from lorad.store.rebuild import Tables
 
 _Fact = dict[str, Any]
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError)

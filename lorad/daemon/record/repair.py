@@ -18,13 +18,13 @@ from lorad.client.box_shapes import Repaired
 from lorad.daemon.home_lock import lock
 from lorad.daemon.journal import Told, read
 from lorad.daemon.record import from_directories
-from lorad.daemon.record.rebuild import Tables, rebuild
 from lorad.daemon.record.relocate import Place, corrected
 from lorad.errors import Conflict, IntegrityError
 from lorad.files import fsync
 from lorad.store.check import check
 from lorad.store.checkpoints import mark_deleted, not_deleted
 from lorad.store.db import Store
+from lorad.store.rebuild import Tables, rebuild
 
 _PARTS = ("", "-wal", "-shm")
 _NEW = ".repaired"

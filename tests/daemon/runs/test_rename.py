@@ -66,7 +66,7 @@ async def test_queued_run_starts_under_its_new_name(home: Path) -> None:
         assert (shown.reason, shown.version) == ("completed", 1006)
 
 
-async def test_old_name_is_free_for_a_run_with_other_numbers(home: Path) -> None:
+async def test_old_name_is_free_with_other_numbers(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")
@@ -144,7 +144,7 @@ async def test_run_of_a_sweep_keeps_its_name(home: Path) -> None:
             await api("rename", "lr-1", "b")
 
 
-async def test_what_names_a_version_names_it_by_its_new_name(home: Path) -> None:
+async def test_mentions_of_versions_get_the_new_name(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
         await api("fork", "a@1004", overrides=[], name="child", steps=1, fresh=False)

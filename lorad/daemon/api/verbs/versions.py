@@ -26,10 +26,10 @@ from lorad.daemon.serving.table import write_table
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
 from lorad.files import read_file
 from lorad.models.directory import BUILTIN
-from lorad.store import events, results, runs
+from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import ResultRow, VersionRow
-from lorad.store.versions import get_version, set_pinned, versions
+from lorad.store.versions import add_result, get_version, results, set_pinned, versions
 
 _MOST_METRICS = 256  # of one result
 
@@ -42,7 +42,7 @@ async def list_versions(ctx: Context, call: Call) -> list[Version]:
     await refresh(ctx)
     rows = seen_by_run(ctx, call.caller, await ctx.read(versions, run))
     made: dict[str, list[Result]] = {}
-    for one in seen_by_run(ctx, call.caller, await ctx.read(results.results, run)):
+    for one in seen_by_run(ctx, call.caller, await ctx.read(results, run)):
         made.setdefault(one.sha256, []).append(of_row(Result, one))
     # in a thread, as looking for the files of thousands of versions takes a while
     return await asyncio.to_thread(lambda: [version_view(ctx, row, made.get(row.sha256, [])) for row in rows])
@@ -93,7 +93,7 @@ async def keep_result(ctx: Context, call: Call) -> Result:
         raise SpecError(f"metrics are not at most {_MOST_METRICS} finite numbers", hint="Leave some out.")
     about = {key: getattr(version, key) for key in ("sha256", "run", "version")}
     with ctx.store.write():
-        row = results.add(ctx.store, ResultRow(id=0, at=0.0, by=call.caller.name, **about, **asdict(body)))
+        row = add_result(ctx.store, ResultRow(id=0, at=0.0, by=call.caller.name, **about, **asdict(body)))
         told = {"version": version.version, "by": row.by, "data": row.data, "metrics": row.metrics}
         events.append(ctx.store, version.run, "evaluated", told)
     return of_row(Result, row)
@@ -104,7 +104,7 @@ async def list_results(ctx: Context, call: Call) -> list[Result]:
     run = call.text("run")
     if run is not None:
         runs.get(ctx.store, run)
-    rows = seen_by_run(ctx, call.caller, await ctx.read(results.results, run))
+    rows = seen_by_run(ctx, call.caller, await ctx.read(results, run))
     return [of_row(Result, row) for row in rows]
 
 

@@ -1,0 +1,84 @@
+"""A mixture of experts in place of a layer's MLP: each token goes through the few experts that the router
+scores highest (Switch Transformers, arXiv 2101.03961; top-k as in Mixtral, arXiv 2401.04088).
+
+Tokens are sorted by expert, all experts are one grouped product, and a token's experts are added in the order
+of their scores, whatever else is in the batch.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from lorad.models.base import Experts
+from lorad.models.config import ExpertsConfig
+from lorad.models.ops import apply, swiglu
+
+
+def mixture(x: Tensor, experts: Experts, config: ExpertsConfig) -> Tensor:
+    """[tokens, hidden] to the same: the weighted sum of each token's experts."""
+    index, weights = _route(x, experts, config)
+    flat = index.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    ends = _ends(flat, config.count)
+    rows = x.index_select(0, order // config.per_token)
+    inner = swiglu(_grouped(rows, experts.gate_up, ends))
+    home = torch.empty_like(order)
+    home[order] = torch.arange(len(order), device=order.device)
+    out = _grouped(inner, experts.down, ends).index_select(0, home).view(len(x), config.per_token, -1)
+    return (out * weights.unsqueeze(-1)).sum(1)
+
+
+def _route(x: Tensor, experts: Experts, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
+    """Choose the experts of each token: (index int64, weight in the dtype of x), both [tokens, per token],
+    the highest score first.
+    """
+    scores = F.linear(x, experts.router)
+    weights, index = F.softmax(scores, dim=-1, dtype=torch.float32).topk(config.per_token)
+    if config.is_normalized:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return index, weights.to(x.dtype)
+
+
+def can_be_captured(dtype: torch.dtype) -> bool:
+    """Check whether a GPU computes the mixture in a fixed number of calls, whoever is sent where."""
+    return dtype == torch.bfloat16
+
+
+def _ends(flat: Tensor, count: int) -> Tensor:
+    """int32 [experts]: where the rows of each expert end."""
+    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device)
+    return sizes.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0).to(torch.int32)
+
+
+def _grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """x [rows, in], sorted by expert, times weights [experts, out, in], each transposed."""
+    return apply(_Grouped, x, weights, ends) if x.requires_grad else _product(x, weights.mT, ends)
+
+
+class _Grouped(Function):
+    """The frozen weights get no gradient, which would be as large as all experts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, ends)
+        return _product(x, weights.mT, ends)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        weights, ends = ctx.saved_tensors
+        return _product(grad.contiguous(), weights, ends), None, None
+
+
+def _product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """x [rows, in] times weights [experts, in, out]."""
+    if x.dtype == torch.bfloat16 and x.device.type == "cuda":
+        return F.grouped_mm(x, weights, offs=ends)
+    y, begin = x.new_empty(len(x), weights.shape[-1]), 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > begin:
+            torch.mm(x[begin:end], weights[expert], out=y[begin:end])
+        begin = end
+    return y
