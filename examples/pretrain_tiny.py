@@ -208,7 +208,8 @@ def save(model: Model, tokenizer: PreTrainedTokenizerFast, directory: Path) -> N
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     (directory / "model.safetensors").chmod(0o644)
-    merge_json(directory / "config.json", {"rope_theta": ROPE_THETA})
+    count = {"num_experts": model.config.num_experts} if isinstance(model, Qwen3MoeForCausalLM) else {}
+    merge_json(directory / "config.json", {"rope_theta": ROPE_THETA, **count})
     merge_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -27,7 +28,6 @@ from tests.conformance.trainer_kit import (
 )
 
 HEAD = "value_head.safetensors"
-STEP = 3e-2  # of finite differences
 
 
 def value_targets(batch: Batch, seed: int = 0) -> ValueTargets:
@@ -84,6 +84,8 @@ def reference_values(model: torch.nn.Module, head: dict[str, torch.Tensor], batc
 
 
 class Critics(TrainerCase):
+    finite_step: ClassVar[float] = 3e-2  # of finite differences
+
     async def value_gradient(
         self, trainer: Trainer, start: Path, batch: Batch, to: Path
     ) -> dict[str, np.ndarray]:
@@ -145,13 +147,13 @@ class Critics(TrainerCase):
             along = {name: (array / norm).astype(np.float32) for name, array in along.items()}
             losses = []
             for sign in (1, -1):
-                changes = {name: array * np.float32(sign * STEP) for name, array in along.items()}
+                changes = {name: array * np.float32(sign * self.finite_step) for name, array in along.items()}
                 await trainer.load("c", moved(start, changes, tmp_path / f"{part} {sign}"))
                 missed = (await trainer.values("c", batch)).astype(np.float64) - targets.returns
                 losses.append(0.5 * float((targets.weights * missed**2).mean()))
             slope = sum(float((gradient[name] * along[name]).sum()) for name in gradient)
             assert abs(slope) > 1e-3
-            assert (losses[0] - losses[1]) / (2 * STEP) == pytest.approx(slope, rel=0.02)
+            assert (losses[0] - losses[1]) / (2 * self.finite_step) == pytest.approx(slope, rel=0.02)
 
     async def test_a_critic_changes_neither_base_nor_policy(self, trainer: Trainer) -> None:
         await open_trained(trainer, "p")

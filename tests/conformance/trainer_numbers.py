@@ -90,6 +90,7 @@ class Numbers(TrainerCase):
         self, trainer: Trainer, base: Path, tmp_path: Path, leaves: tuple[str, ...]
     ) -> None:
         modules = tuple(sorted(name for name in trainer.modules() if name.endswith(leaves)))
+        leaves = tuple(leaf for leaf in leaves if any(name.endswith(leaf) for name in modules))
         if not self.one_sided_targets:
             with pytest.raises(AdapterRefused):
                 await trainer.open("a", spec_for(trainer, modules=modules))

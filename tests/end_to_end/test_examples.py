@@ -41,6 +41,7 @@ def spec_of(recipe: str) -> Spec:
 
 SMALL_ONES = (
     "demo",
+    "demo-moe",
     "own-loss",
     "lookup",
     "spell_backward",

@@ -14,7 +14,7 @@ from lorad.models.loading import load_base
 from tests.conformance.engine_suite import EngineSuite
 from tests.kit.fakes.random_adapters import Shapes
 
-TINY = resolve("builtin:tiny")
+TINY, MIXTURE = resolve("builtin:tiny"), resolve("builtin:tiny-moe")
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,12 @@ def shapes(base: Base) -> Shapes:
 
 
 class TestCallsApart(EngineSuite):
-    mix_calls = False
+    model, mix_calls = TINY, False
 
     @pytest.fixture
     async def engine(self, base: Base) -> AsyncIterator[Engine]:
         compute = Compute()
-        engine = BuiltinEngine(base, compute, TINY, mix_calls=self.mix_calls)
+        engine = BuiltinEngine(base, compute, self.model, mix_calls=self.mix_calls)
         yield engine
         await engine.close()
         compute.close()
@@ -41,3 +41,12 @@ class TestCallsApart(EngineSuite):
 
 class TestCallsMixed(TestCallsApart):
     mix_calls = True
+
+
+class TestMixtureOfExperts(TestCallsApart):
+    model, mix_calls = MIXTURE, True
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls) -> Base:
+        return load_base(cls.model, torch.float32, torch.device("cpu"))

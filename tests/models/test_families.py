@@ -1,4 +1,4 @@
-"""Qwen2, Qwen3 and Llama against transformers and PEFT, on small random models made here."""
+"""Qwen2, Qwen3, Qwen3-MoE and Llama against transformers and PEFT, on small random models made here."""
 
 from pathlib import Path
 from typing import Any

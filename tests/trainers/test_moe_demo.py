@@ -1,0 +1,48 @@
+"""The demo on a mixture of experts: it learns, survives a kill bit for bit, and becomes one model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.world import REPOSITORY, World, world
+
+DEMO = REPOSITORY / "examples" / "demo-moe.yaml"
+EVERY = ("checkpoint.every=4", "eval.every=0", "trainer.steps=16")
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world() as it:
+        yield it
+
+
+def test_demo_learns_and_every_version_is_attested(made: World) -> None:
+    run = made.json("run", DEMO, "--name", "demo", "--wait")
+    assert run["eval_first"] < 0.4 and run["eval_last"] >= 0.8
+    assert {version["attested"] for version in made.json("adapters", "demo")} == {"passed"}
+    warned = made.lorad("check", DEMO).stderr
+    assert "the 36 linears of the experts get no adapters" in warned
+
+
+def test_killed_run_resumes_bit_for_bit(made: World) -> None:
+    made.json("run", DEMO, "--name", "whole", "--wait", *EVERY)
+    made.lorad("run", DEMO, "--name", "killed", "-d", *EVERY)
+    made.strike("killed", "pool", 5)
+    made.lorad("wait", "killed", expect=1)
+    made.lorad("resume", "killed", "--wait")
+    digests = [made.json("adapters", name)[-1]["sha256"] for name in ("whole", "killed")]
+    assert digests[0] == digests[1]
+
+
+def test_experts_are_refused_by_name(made: World) -> None:
+    refused = made.lorad("run", DEMO, "lora.target_modules=gate_proj", expect=2).stderr
+    assert "experts get no adapters" in refused and "q_proj" in refused
+
+
+def test_merged_model_is_the_adapted_one(made: World, tmp_path: Path) -> None:
+    made.lorad("export", "demo", tmp_path / "model", "--merge")
+    again = made.json(
+        "run", DEMO, "--name", "again", "--wait", "trainer.steps=1", f"model.path={tmp_path / 'model'}"
+    )
+    assert again["eval_first"] == made.json("show", "demo")["eval_last"]
