@@ -17,7 +17,7 @@ from lorad.daemon.adopt import adopt
 from lorad.daemon.api.metrics_port import scraped
 from lorad.daemon.api.server import bind, make_app
 from lorad.daemon.context import Context
-from lorad.daemon.gpu.devices import find_devices
+from lorad.daemon.gpu.devices import environment, find_devices
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
 from lorad.daemon.open_store import open_journal, open_store
@@ -79,6 +79,7 @@ def _log_to(path: Path) -> str:
 def _open_context(home: Home) -> Context:
     settings, store = config.load(home.config), open_store(home)
     devices = find_devices(settings.devices.cpu_slots)
+    os.environ.update(environment(devices))  # for all that it starts
     ctx = Context(home, settings, store, open_journal(home), GpuState(devices))
     ctx.journal.tell_start(store.schema)
     if trouble := tokens_trouble(settings.gateway):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lorad.models.checksum import add_to
 from lorad.models.config import ModelConfig
 
 
@@ -69,13 +70,13 @@ class Base:
             yield "head", self.head
 
     def checksum(self) -> str:
-        """sha256 over the names and bytes of every weight; equal before and after any work, or the base was
+        """sha256 over the names and numbers of every weight; equal before and after any work, or the base was
         changed.
         """
         digest = hashlib.sha256()
         for name, tensor in self.weights():
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            add_to(digest, tensor)
         return digest.hexdigest()
 
     def nbytes(self) -> int:

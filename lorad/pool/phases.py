@@ -45,6 +45,7 @@ class Phases:
 
     All methods belong to the pool's asyncio loop.
     is_timesliced: False when both kinds may run at once; then nothing ever waits here.
+    trainer: gives back what it used for a while before the engine wakes.
     lodger: a trainer whose base is off the devices while the engine is awake (and now); None: it stays on
         them.
     ledger: bills the calls that are inside.
@@ -55,10 +56,12 @@ class Phases:
         engine: Engine,
         *,
         is_timesliced: bool,
+        trainer: Trainer | None = None,
         lodger: Trainer | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        self._engine, self._is_timesliced, self._lodger = engine, is_timesliced, lodger
+        self._engine, self._is_timesliced = engine, is_timesliced
+        self._trainer, self._lodger = trainer, lodger
         self._ledger = Ledger() if ledger is None else ledger
         self._is_away = lodger is not None
         # None: a change failed, so that the engine is neither here nor there
@@ -241,6 +244,8 @@ class Phases:
         if self._lodger is not None and not self._is_away:
             await self._lodger.offload()
             self._is_away = True
+        elif self._trainer is not None:
+            await self._trainer.relax()
         await self._engine.wake()
 
     def _refuse(self, kind: Kind, error: Exception) -> None:

@@ -49,7 +49,11 @@ class Pool:
         self._teacher = teacher
         self.vocab_size = trainer.capabilities().vocab
         self.phases = Phases(
-            engine, is_timesliced=info.mode == "timesliced", lodger=lodger, ledger=self.ledger
+            engine,
+            is_timesliced=info.mode == "timesliced",
+            trainer=trainer,
+            lodger=lodger,
+            ledger=self.ledger,
         )
         self.attester = Attester(engine, trainer, self.vocab_size, self.phases, is_apart=info.mode != "fused")
         self.loaded = LoadedVersions(engine, self.attester.forget)

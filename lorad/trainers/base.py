@@ -244,7 +244,13 @@ class Trainer(ABC):
 
     @abstractmethod
     async def offload(self) -> None:
-        """Move the base out of device memory. Raises Conflict without the capability."""
+        """Move the base out of device memory, and let other processes have all that is free then. Raises
+        Conflict without the capability.
+        """
+
+    async def relax(self) -> None:
+        """Let other processes have the device memory that was only needed for a while."""
+        return
 
     @abstractmethod
     async def onload(self) -> None: ...

@@ -99,6 +99,7 @@ def test_each_server_sees_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     settings = msgspec.structs.replace(SETTINGS, device="cuda:1", tp=2)
     assert VllmDialect().environment(settings)["CUDA_VISIBLE_DEVICES"] == "5,6"
+    assert VllmDialect().environment(settings)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
 def test_a_server_asks_no_hub() -> None:

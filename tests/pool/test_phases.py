@@ -5,7 +5,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -192,6 +192,17 @@ async def test_waiting_trainer_goes_before_later_calls(engine: Sleeps) -> None:
     await training.end()
     await late.end()
     assert engine.changes == ["sleep", "wake"]
+
+
+async def test_trainer_relaxes_before_the_engine_wakes(engine: Sleeps) -> None:
+    class Trains:
+        async def relax(self) -> None:
+            engine.changes.append("relax")
+
+    shared = Phases(engine, is_timesliced=True, trainer=cast("Any", Trains()))
+    for kind in ("training", "serving"):
+        await Work(shared, kind).end()
+    assert engine.changes == ["sleep", "relax", "wake"]
 
 
 async def test_training_run_is_not_interrupted(engine: Sleeps, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,19 @@ def test_gradients_of_bfloat16_parameters_accumulate_in_fp32() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_offloading_gives_the_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    body, order = rank_kit.TinyBody(BodySettings(model="", dtype="float32", device="cpu")), []
+    monkeypatch.setattr(body, "offload", lambda: order.append("offload"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("empty cache"))
+    trainer = RankTrainer(body, Calls(None), "base")
+    trainer.offload()
+    assert order == ["offload"]  # a CPU keeps nothing
+    body.device = torch.device("cuda", 0)
+    trainer.offload()
+    assert order == ["offload", "offload", "empty cache"]
+
+
+@pytest.mark.usefixtures("alone")
 def test_offloaded_slots_end_as_resident_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the device is not the host's memory, of which a CPU knows only the name `cpu:0`."""
     ends = []

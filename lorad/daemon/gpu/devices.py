@@ -6,13 +6,14 @@ import os
 import platform
 import stat
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = Path(tempfile.gettempdir()) / "lorad-devices"
 
 
@@ -47,10 +48,36 @@ class Device:
 
 
 def find_devices(cpu_slots: int = 1) -> list[Device]:
-    """List the GPUs; on a machine without any, the CPU, as many times as it has slots."""
+    """List the GPUs that CUDA_VISIBLE_DEVICES lets this process have, in its order; where there is none, the
+    CPU, as many times as it has slots.
+    """
     label, memory = platform.processor() or platform.machine(), psutil.virtual_memory().total
     names = ["cpu"] if cpu_slots == 1 else [f"cpu:{slot}" for slot in range(cpu_slots)]
-    return _gpus() or [Device(name, label, memory) for name in names]
+    return _visible(_gpus()) or [Device(name, label, memory) for name in names]
+
+
+def environment(devices: Sequence[Device]) -> dict[str, str]:
+    """Make the variables with which CUDA numbers the GPUs in each process as lorad does: by UUID, whatever
+    order NVML and CUDA have.
+    """
+    uuids = [device.uuid for device in devices if device.uuid]
+    return {_VISIBLE: ",".join(uuids)} if uuids else {}
+
+
+def _visible(gpus: list[Device]) -> list[Device]:
+    """Choose those that CUDA_VISIBLE_DEVICES names: numbers as `nvidia-smi` has them, UUIDs, or beginnings of
+    UUIDs. As CUDA does, it looks no further than a name that is none.
+    """
+    named = os.environ.get(_VISIBLE)
+    if named is None:
+        return gpus
+    chosen: list[Device] = []
+    for name in map(str.strip, named.split(",")):
+        found = [gpu for number, gpu in enumerate(gpus) if name == str(number) or gpu.uuid.startswith(name)]
+        if not name or len(found) != 1 or found[0] in chosen:
+            break
+        chosen += found
+    return [replace(gpu, name=f"cuda:{number}") for number, gpu in enumerate(chosen)]
 
 
 def lock_file(device: Device) -> Path | None:

@@ -83,7 +83,11 @@ def environment(settings: ServerSettings) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCHDYNAMO_DISABLE": "1",  # the first sample would wait for a C++ compiler
         }
-    return {**common, "CUDA_VISIBLE_DEVICES": visible_devices(settings)}
+    return {
+        **common,
+        "CUDA_VISIBLE_DEVICES": visible_devices(settings),
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # it samples otherwise; all that lorad knows of vLLM is of V1
+    }
 
 
 def _common_flags(settings: ServerSettings) -> dict[str, Any]:

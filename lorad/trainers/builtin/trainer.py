@@ -45,6 +45,7 @@ from lorad.trainers.builtin import critic, passes
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
+from lorad.trainers.device_memory import give_back
 
 _TOKENS_PER_MICROBATCH = 16384
 """For log-probabilities of the base, which belong to no slot."""
@@ -183,6 +184,9 @@ class BuiltinTrainer(Trainer):
 
     async def offload(self) -> None:
         raise Conflict("the builtin trainer cannot offload: its base is shared with the engine")
+
+    async def relax(self) -> None:
+        await self._compute.run(give_back, self._base.device)
 
     async def onload(self) -> None:
         raise Conflict("the builtin trainer cannot offload: its base is always loaded")

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from lorad.errors import SpecError
+from lorad.models.checksum import add_to
 from lorad.models.directory import weight_files
 from lorad.trainers.fsdp.adapter import is_adapter
 
@@ -57,11 +58,11 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def checksum(model: nn.Module) -> str:
-    """sha256 over names, shapes and bytes of the parts that this rank holds."""
+    """sha256 over names, shapes and numbers of the parts that this rank holds."""
     digest = hashlib.sha256()
     for name, tensor in weights(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(_local(tensor).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        add_to(digest, _local(tensor))
     return digest.hexdigest()
 
 

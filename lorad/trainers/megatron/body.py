@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lorad.errors import AdapterRefused
+from lorad.models.checksum import add_to
 from lorad.trainers.megatron import provider
 from lorad.trainers.megatron.forward import hidden_shape, predict
 from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, unwrap, wrap
@@ -85,7 +86,7 @@ class MegatronBody(Body):
         for name, tensor in sorted(self._model.state_dict().items()):
             if ".adapter." not in name and isinstance(tensor, Tensor) and not name.endswith("_extra_state"):
                 whole.update(name.encode())
-                whole.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+                add_to(whole, tensor)
         return whole.hexdigest()
 
     def mount(self, key: MountKey) -> Mounted:

@@ -113,6 +113,8 @@ class Places:
             "TOKENIZERS_PARALLELISM": "false",
             "OMP_NUM_THREADS": str(threads),
             "PYTHONUNBUFFERED": "1",
+            # micro-batches differ in length, and would leave holes
+            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
             "TMPDIR": str(self.temporary),
             **added,
             "PYTHONPATH": os.pathsep.join(paths),

@@ -54,6 +54,7 @@ from lorad.trainers.base import (
     require_critic,
 )
 from lorad.trainers.checkpoint import MOMENTS
+from lorad.trainers.device_memory import give_back
 from lorad.trainers.sharded.body import Body, LossOf, Mounted, MountKey
 from lorad.trainers.sharded.rows import Rows, Sample, pack, plan, sequences, share
 from lorad.trainers.sharded.slot import HOST, Slot
@@ -339,6 +340,7 @@ class RankTrainer:
     def offload(self) -> None:
         self._put_away()
         self._body.offload()
+        give_back(self._body.device)
 
     def onload(self) -> None:
         self._body.onload()

@@ -21,7 +21,7 @@ from lorad.client import box_shapes as shapes
 from lorad.client.box_shapes import DeviceProcess, Lease
 from lorad.daemon.api.verbs.box import list_devices
 from lorad.daemon.gpu import devices, lock_notes
-from lorad.daemon.gpu.devices import Device, find_devices, is_taken, lock_file
+from lorad.daemon.gpu.devices import Device, environment, find_devices, is_taken, lock_file
 from lorad.daemon.gpu.lock_notes import holder_of, note_path, wanted_by_others
 from lorad.daemon.gpu.occupancy import Ours, Process, Sight, read_all
 from lorad.daemon.pool import setup_for
@@ -92,6 +92,39 @@ def test_pool_without_slots_blocks_every_cpu_slot(home: Path) -> None:
     submit(ctx, "new", model="/models/other")
     place_runs(ctx)
     assert "pool tiny-1 is busy with run old" in runs.get(ctx.store, "new").waiting
+
+
+@pytest.mark.parametrize(
+    ("named", "chosen"),
+    [
+        (None, ["GPU-a", "GPU-b", "GPU-c"]),
+        ("2,0", ["GPU-c", "GPU-a"]),
+        ("GPU-b", ["GPU-b"]),
+        ("GPU-c, 1", ["GPU-c", "GPU-b"]),
+        ("1,7,0", ["GPU-b"]),
+        ("1,1,0", ["GPU-b"]),
+        ("GPU-", []),
+        ("", []),
+        ("-1", []),
+    ],
+)
+def test_only_visible_gpus_are_leased(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, chosen: list[str]
+) -> None:
+    Nvml(GPU_a=Gpu(), GPU_b=Gpu(), GPU_c=Gpu()).install(monkeypatch)
+    if named is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    found = find_devices()
+    assert [device.uuid for device in found if device.uuid] == chosen
+    if chosen:
+        assert [device.name for device in found] == [f"cuda:{n}" for n in range(len(chosen))]
+        assert environment(found) == {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(chosen))
+        assert find_devices() == found
+    else:
+        assert [device.name for device in found] == ["cpu"] and environment(found) == {}
 
 
 # -- other people --------------------------------------------------------------------------------------------
