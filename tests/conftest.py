@@ -50,10 +50,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_teardown() -> Iterator[None]:
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
     """What a test left open is found at its own end, not in a later test that the collector disturbs."""
-    yield
     gc.collect()
 
 

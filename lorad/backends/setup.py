@@ -109,14 +109,15 @@ def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
     )
 
 
-def targets_of(backend: str, linears: _Shapes) -> dict[str, tuple[int, int]]:
+def targets_of(trainer: str, linears: _Shapes, experts: _Shapes | None = None) -> dict[str, tuple[int, int]]:
     """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name
     for.
 
+    experts: linears of experts that the engine serves adapters on, which only the builtin trainer adapts.
     Raises SpecError when there are none.
     """
-    if backend != "megatron":
-        return dict(linears)
+    if trainer != "megatron":
+        return {**linears, **(experts or {})} if trainer == "builtin" else dict(linears)
     found = {
         name: shape
         for name, shape in linears.items()
@@ -132,9 +133,14 @@ def targets_of(backend: str, linears: _Shapes) -> dict[str, tuple[int, int]]:
     return found
 
 
+def served_experts(rollout: str, facts: ModelFacts) -> _Shapes:
+    """Return the linears of experts on which the engine serves adapters."""
+    return facts.experts if rollout == "builtin" else {}
+
+
 def modules_of(spec: Spec, facts: ModelFacts) -> tuple[str, ...]:
     """Return the linears that the run's adapter is on. Raises SpecError, see `match_modules`."""
-    shapes = targets_of(spec.trainer.backend, facts.linears)
+    shapes = targets_of(spec.trainer.backend, facts.linears, served_experts(spec.rollout.backend, facts))
     return match_modules(
         shapes, spec.lora.target_modules, spec.lora.exclude_modules, (*facts.linears, *facts.experts)
     )

@@ -17,6 +17,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "down": ("mlp.down_proj",),
 }
 """Fused linear of a layer -> the Hugging Face modules in it, in the order of their output rows."""
+_OF_EXPERT = ("gate_up", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,19 @@ class ModelConfig:
 
 
 def groups_of(config: ModelConfig) -> tuple[str, ...]:
-    """Return the fused linears that each layer has: with experts, those of its attention."""
-    return ("qkv", "o") if config.experts is not None else tuple(GROUPS)
+    """Return the fused linears that each layer has; an expert's are `experts.0.gate_up` and the like."""
+    if config.experts is None:
+        return tuple(GROUPS)
+    inner = [f"experts.{expert}.{group}" for expert in range(config.experts.count) for group in _OF_EXPERT]
+    return ("qkv", "o", *inner)
+
+
+def modules_in(group: str) -> tuple[str, ...]:
+    """Return the Hugging Face modules in a fused linear of a layer, in the order of their output rows."""
+    expert, _, inner = group.rpartition(".")
+    return (
+        tuple(name.replace("mlp.", f"mlp.{expert}.") for name in GROUPS[inner]) if expert else GROUPS[group]
+    )
 
 
 def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:

@@ -126,7 +126,7 @@ def _feed_forward(
     normed = rms_norm(x, layer.post_norm, base.config.rms_norm_eps)
     if layer.experts is not None:
         assert base.config.experts is not None
-        return mixture(normed, layer.experts, base.config.experts)
+        return mixture(normed, layer.experts, base.config.experts, index, lora)
     assert layer.gate_up is not None and layer.down is not None
     gate_up = _linear(normed, layer.gate_up, layer.gate_up_bias, index, "gate_up", lora)
     return _linear(swiglu(gate_up), layer.down, layer.down_bias, index, "down", lora)

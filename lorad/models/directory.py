@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lorad.adapters.peft import PICKLES
-from lorad.adapters.targets import HEAD
+from lorad.adapters.targets import HEAD, leaf
 from lorad.bounds import JSON_BYTES
 from lorad.errors import SpecError
 from lorad.files import read_file
-from lorad.models.config import GROUPS, ModelConfig, groups_of, parse_config
+from lorad.models.config import ModelConfig, groups_of, modules_in, parse_config
 
 BUILTIN = {
     "builtin:tiny": Path(__file__).parent / "tiny",
@@ -166,20 +166,21 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Hugging Face module name -> (out, in) of every linear, layer by layer; `lm_head` only when it is
     untied.
     """
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, experts = config.hidden_size, config.experts
+    inner = config.intermediate_size if experts is None else experts.width
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     by_module = {
-        "self_attn.q_proj": (query, hidden),
-        "self_attn.k_proj": (key, hidden),
-        "self_attn.v_proj": (key, hidden),
-        "self_attn.o_proj": (hidden, query),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+        "q_proj": (query, hidden),
+        "k_proj": (key, hidden),
+        "v_proj": (key, hidden),
+        "o_proj": (hidden, query),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
     }
-    modules = [module for group in groups_of(config) for module in GROUPS[group]]
+    modules = [module for group in groups_of(config) for module in modules_in(group)]
     shapes = {
-        f"model.layers.{layer}.{module}": by_module[module]
+        f"model.layers.{layer}.{module}": by_module[leaf(module)]
         for layer in range(config.num_hidden_layers)
         for module in modules
     }

@@ -7,6 +7,7 @@ of their scores, whatever else is in the batch.
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -14,21 +15,44 @@ from torch.nn import functional as F
 
 from lorad.models.base import Experts
 from lorad.models.config import ExpertsConfig
-from lorad.models.ops import apply, swiglu
+from lorad.models.lora import LoraApply
+from lorad.models.ops import apply, linear, swiglu
 
 
-def mixture(x: Tensor, experts: Experts, config: ExpertsConfig) -> Tensor:
-    """[tokens, hidden] to the same: the weighted sum of each token's experts."""
+def mixture(
+    x: Tensor, experts: Experts, config: ExpertsConfig, layer: int = 0, lora: LoraApply | None = None
+) -> Tensor:
+    """[tokens, hidden] to the same: the weighted sum of each token's experts, with adapters where `lora` has
+    some at this layer's.
+    """
     index, weights = _route(x, experts, config)
     flat = index.reshape(-1)
     order = torch.argsort(flat, stable=True)
     ends = _ends(flat, config.count)
-    rows = x.index_select(0, order // config.per_token)
-    inner = swiglu(_grouped(rows, experts.gate_up, ends))
+    tokens = order // config.per_token
+    rows = x.index_select(0, tokens)
+    if lora is not None and lora.has_experts(layer):
+        sorted_out = _adapted(rows, experts, layer, ends.tolist(), tokens, lora)
+    else:
+        sorted_out = _grouped(swiglu(_grouped(rows, experts.gate_up, ends)), experts.down, ends)
     home = torch.empty_like(order)
     home[order] = torch.arange(len(order), device=order.device)
-    out = _grouped(inner, experts.down, ends).index_select(0, home).view(len(x), config.per_token, -1)
+    out = sorted_out.index_select(0, home).view(len(x), config.per_token, -1)
     return (out * weights.unsqueeze(-1)).sum(1)
+
+
+def _adapted(
+    rows: Tensor, experts: Experts, layer: int, ends: list[int], tokens: Tensor, lora: LoraApply
+) -> Tensor:
+    """Compute one expert after the other, each with the adapters of its rows."""
+    found, sizes = [], np.diff(ends, prepend=0).tolist()
+    for expert, (x, mine) in enumerate(zip(rows.split(sizes), lora.routed(tokens, ends), strict=True)):
+        if len(x):
+            y = mine.apply(layer, f"experts.{expert}.gate_up", x, linear(x, experts.gate_up[expert], None))
+            inner = swiglu(y)
+            y = linear(inner, experts.down[expert], None)
+            found.append(mine.apply(layer, f"experts.{expert}.down", inner, y))
+    return torch.cat(found) if found else rows
 
 
 def _route(x: Tensor, experts: Experts, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
@@ -40,11 +64,6 @@ def _route(x: Tensor, experts: Experts, config: ExpertsConfig) -> tuple[Tensor, 
     if config.is_normalized:
         weights = weights / weights.sum(-1, keepdim=True)
     return index, weights.to(x.dtype)
-
-
-def can_be_captured(dtype: torch.dtype) -> bool:
-    """Check whether a GPU computes the mixture in a fixed number of calls, whoever is sent where."""
-    return dtype == torch.bfloat16
 
 
 def _ends(flat: Tensor, count: int) -> Tensor:

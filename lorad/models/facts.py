@@ -48,7 +48,8 @@ class TensorPlace(NamedTuple):
 class ModelFacts:
     """dtype: of the checkpoint. parameters: of all its tensors; active: of those, how many a token meets
     (fewer than all where experts take turns). linears: logical name -> (out, in) of what an adapter may
-    target; experts: of linears whose inputs depend on a router, which none may. cached: numbers that keys and
+    target; experts: of linears whose inputs depend on a router, which only the builtin backend adapts, (0, 0)
+    where a tensor holds several. cached: numbers that keys and
     values of one token are, in all layers. model_type: "" where config.json does not say. hidden_size,
     layers, kv_heads, expert_count (in a layer): 0 there.
     """
@@ -59,7 +60,7 @@ class ModelFacts:
     parameters: int
     active: int
     linears: _Shapes
-    experts: tuple[str, ...]
+    experts: _Shapes
     cached: int
     layers: int
     kv_heads: int
@@ -105,14 +106,15 @@ def weights_sha256(directory: Path) -> str:
 
 
 def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
+    shapes = linear_shapes(config)
     return ModelFacts(
         vocab=config.vocab_size,
         max_positions=config.max_position_embeddings,
         dtype=config.dtype,
         parameters=config.num_parameters,
         active=config.num_active_parameters,
-        linears=linear_shapes(config),
-        experts=tuple(_expert_names(config)),
+        linears={name: shape for name, shape in shapes.items() if not _EXPERT.search(name)},
+        experts={name: shape for name, shape in shapes.items() if _EXPERT.search(name)},
         cached=2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim,
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,
@@ -120,14 +122,6 @@ def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
         model_type=model_type,
         hidden_size=config.hidden_size,
     )
-
-
-def _expert_names(config: ModelConfig) -> Iterator[str]:
-    count = 0 if config.experts is None else config.experts.count
-    for layer in range(config.num_hidden_layers):
-        for expert in range(count):
-            for linear in ("gate_proj", "up_proj", "down_proj"):
-                yield f"model.layers.{layer}.mlp.experts.{expert}.{linear}"
 
 
 def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> ModelFacts:
@@ -151,7 +145,10 @@ def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> M
         parameters=sum(counts.values()),
         active=_active(config, counts),
         linears=_linears(modules, is_tied, data),
-        experts=tuple(sorted({name.removesuffix(".weight") for name in tensors if _EXPERT.search(name)})),
+        experts={
+            name: modules.get(name, (0, 0))
+            for name in sorted({name.removesuffix(".weight") for name in tensors if _EXPERT.search(name)})
+        },
         cached=_cached(config),
         layers=_first(config, _LAYERS),
         kv_heads=_first(config, _KV_HEADS),

@@ -1,5 +1,7 @@
 """LoRA (arXiv 2106.09685) beside the fused base linears: y = W x + scale * B (A x)."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -9,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from lorad.models.base import Base
-from lorad.models.config import GROUPS, groups_of
+from lorad.models.config import groups_of, modules_in
 from lorad.models.directory import linear_shapes
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
@@ -25,7 +27,19 @@ class LoraApply(Protocol):
         there.
 
         x: [tokens, in], y: [tokens, out] (fresh, contiguous: may be written to under no_grad).
-        group: a key of `GROUPS`, or "lm_head" with layer = number of layers.
+        group: one of `groups_of`, or "lm_head" with layer = number of layers.
+        """
+        ...
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether the adapter has something at any expert of a layer."""
+        ...
+
+    def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
+        """Return what each expert's rows get.
+
+        rows: int64 [S], the token of each row, sorted by expert and then by token. ends: where the rows of
+        each expert end.
         """
         ...
 
@@ -35,7 +49,7 @@ def members(layer: int, group: str) -> tuple[str, ...]:
     return (
         ("lm_head",)
         if group == "lm_head"
-        else tuple(f"model.layers.{layer}.{name}" for name in GROUPS[group])
+        else tuple(f"model.layers.{layer}.{name}" for name in modules_in(group))
     )
 
 
@@ -71,6 +85,12 @@ class FrozenLora:
         if pair is None:
             return y
         return y.addmm_(F.linear(x, pair[0]), pair[1].t())
+
+    def has_experts(self, layer: int) -> bool:
+        return any(at == layer and group.startswith("experts.") for at, group in self.pairs)
+
+    def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
+        return [self] * len(ends)
 
     def nbytes(self) -> int:
         """Return the bytes that the copy holds."""
@@ -116,6 +136,7 @@ class MixedLora:
             self.stacks[place] = a, pair[1].new_zeros(self.count, pair[1].shape[0], rank)
         self.numbers = [0] * self.count
         self.fill(loras)
+        self.owner: _Array = np.zeros(0, np.int64)
         self.gather: torch.Tensor | None = None
         self.place = torch.zeros(0, dtype=torch.int64, device=base.device)
         if per and self.count > 1:
@@ -135,36 +156,83 @@ class MixedLora:
 
         When the forwards have more tokens, what is added to the rest of them is of no adapter in particular.
         """
+        self.owner = owner
         if self.count == 1:
             return
-        sizes = np.bincount(owner, minlength=self.count)
-        per = self.per or int(sizes.max())
-        order = np.argsort(owner, kind="stable")
-        rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        place = np.empty(len(owner), np.int64)
-        place[order] = owner[order] * per + rank
-        gather = np.zeros(self.count * per, np.int64)
-        gather[place] = np.arange(len(owner))
-        found, home = (torch.from_numpy(array).to(self.device) for array in (gather, place))
+        gather, place = _moves(owner, self.count, self.per, self.device)
         if not self.per:
-            in_order = np.array_equal(gather, np.arange(len(owner)))  # and even: nothing to move
-            self.gather, self.place = None if in_order else found, home
+            self.gather, self.place = gather, place
         else:
             assert self.gather is not None
-            self.gather.copy_(found)
-            self.place[: len(owner)] = home
+            everybody = torch.arange(len(self.gather), device=self.device)
+            self.gather.copy_(everybody if gather is None else gather)
+            self.place[: len(owner)] = place
 
     def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        pair = self.stacks.get((layer, group))
-        if pair is None:
-            return y
-        rows = x if self.gather is None else x.index_select(0, self.gather)
-        low = torch.bmm(rows.view(self.count, -1, x.shape[-1]), pair[0].transpose(1, 2))
-        if self.gather is None:
-            y.view(self.count, -1, y.shape[-1]).baddbmm_(low, pair[1].transpose(1, 2))
-            return y
-        delta = torch.bmm(low, pair[1].transpose(1, 2)).view(-1, y.shape[-1])
-        return y.add_(delta.index_select(0, self.place[: len(y)]))
+        return _added(self.stacks.get((layer, group)), x, y, self.gather, self.place)
+
+    def has_experts(self, layer: int) -> bool:
+        return any(at == layer and group.startswith("experts.") for at, group in self.stacks)
+
+    def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
+        """Rows of a step that is captured have no fixed expert: not for those."""
+        tokens, found, begin = rows.cpu().numpy(), [], 0
+        for end in ends:
+            found.append(_Routed(self, self.owner[tokens[begin:end]]))
+            begin = end
+        return found
+
+
+class _Routed:
+    """The same adapters on other rows. owner: of each row."""
+
+    def __init__(self, whole: MixedLora, owner: _Array) -> None:
+        self.stacks = whole.stacks
+        self.gather, self.place = _moves(owner, whole.count, 0, whole.device)
+
+    def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _added(self.stacks.get((layer, group)), x, y, self.gather, self.place) if len(x) else y
+
+    def has_experts(self, layer: int) -> bool:
+        return True
+
+    def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
+        raise NotImplementedError  # an expert has no experts
+
+
+def _moves(
+    owner: _Array, count: int, per: int, device: torch.device
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Return which row goes to each place of [count, per], None where nothing moves, and the place of each
+    row; per 0: as many as the largest has.
+    """
+    sizes = np.bincount(owner, minlength=count)
+    per = per or int(sizes.max())
+    order = np.argsort(owner, kind="stable")
+    rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place = np.empty(len(owner), np.int64)
+    place[order] = owner[order] * per + rank
+    gather = np.zeros(count * per, np.int64)
+    gather[place] = np.arange(len(owner))
+    is_even = np.array_equal(gather, np.arange(len(owner)))  # and in order: nothing to move
+    found, home = (torch.from_numpy(array).to(device) for array in (gather, place))
+    return (None if is_even else found), home
+
+
+def _added(
+    pair: _Pair | None, x: torch.Tensor, y: torch.Tensor, gather: torch.Tensor | None, place: torch.Tensor
+) -> torch.Tensor:
+    """Add the deltas of a stack of adapters (A [count, rank, in], B [count, out, rank]) to y."""
+    if pair is None:
+        return y
+    count = len(pair[0])
+    rows = x if gather is None else x.index_select(0, gather)
+    low = torch.bmm(rows.view(count, -1, x.shape[-1]), pair[0].transpose(1, 2))
+    if gather is None:
+        y.view(count, -1, y.shape[-1]).baddbmm_(low, pair[1].transpose(1, 2))
+        return y
+    delta = torch.bmm(low, pair[1].transpose(1, 2)).view(-1, y.shape[-1])
+    return y.add_(delta.index_select(0, place[: len(y)]))
 
 
 def _put(a: torch.Tensor, b: torch.Tensor, pair: _Pair | None) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from lorad.models.base import Base, Layer
-from lorad.models.config import groups_of
+from lorad.models.base import Base, Experts, Layer
+from lorad.models.config import GROUPS
 from lorad.models.lora import FrozenLora, LoraApply
 
 _MERGE_BYTES = 32 << 20  # the largest base of which copies are made
@@ -58,13 +58,27 @@ def with_weights(base: Base, changed: Callable[[int, str, torch.Tensor], torch.T
     """
 
     def of(index: int, layer: Layer) -> Layer:
-        found: dict[str, Any] = {
-            group: changed(index, group, getattr(layer, group)) for group in groups_of(base.config)
-        }
+        there = [group for group in GROUPS if getattr(layer, group) is not None]
+        found: dict[str, Any] = {group: changed(index, group, getattr(layer, group)) for group in there}
+        if layer.experts is not None:
+            found["experts"] = _with_experts(index, layer.experts, changed)
         return replace(layer, **found)
 
     layers = tuple(of(index, layer) for index, layer in enumerate(base.layers))
     return replace(base, layers=layers, head=changed(len(layers), "lm_head", base.head))
+
+
+def _with_experts(
+    index: int, experts: Experts, changed: Callable[[int, str, torch.Tensor], torch.Tensor]
+) -> Experts:
+    """Experts of which none is changed stay where they are."""
+    found = {}
+    for group in ("gate_up", "down"):
+        before = getattr(experts, group)
+        weights = [changed(index, f"experts.{n}.{group}", weight) for n, weight in enumerate(before)]
+        is_same = all(new.data_ptr() == old.data_ptr() for new, old in zip(weights, before, strict=True))
+        found[group] = before if is_same else torch.stack(weights)
+    return replace(experts, **found)
 
 
 @torch.no_grad()

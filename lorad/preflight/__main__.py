@@ -24,7 +24,7 @@ with quick_imports():
     from lorad.adapters.targets import leaf
     from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
     from lorad.backends.registry import SERVERS
-    from lorad.backends.setup import modules_of, needs_base, targets_of
+    from lorad.backends.setup import modules_of, needs_base, served_experts, targets_of
     from lorad.box.config import Backend, Config, backends_of
     from lorad.box.config import load as load_config
     from lorad.box.paths import Home, default_home
@@ -160,7 +160,7 @@ def _checked(
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
     check_sizes(spec, model)
-    shapes = targets_of(spec.trainer.backend, model.linears)
+    shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     told += check_adapted(spec, model, shapes)
     adapter = _adapter_config(spec, model)
     check_fused(spec, adapter)
@@ -271,7 +271,8 @@ def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> i
         return 0
     try:
         found = read_peft(directory)
-        validate(found, targets_of(spec.trainer.backend, model.linears))
+        experts = served_experts(spec.rollout.backend, model)
+        validate(found, targets_of(spec.trainer.backend, model.linears, experts))
     except AdapterRefused as error:
         raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
     return sum(tensor.size for tensor in found.tensors.values())

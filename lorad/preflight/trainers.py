@@ -259,6 +259,5 @@ def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int,
                 hint=(f"Name others: {there}" if is_all else f"{leave}, or name others: {there}")
                 + (", or use trainer.backend: fsdp." if dense else "."),
             )
-    if not facts.experts:
-        return []
-    return [f"lora.target_modules: the {len(facts.experts)} linears of the experts get no adapters"]
+    left = len(facts.experts.keys() - shapes.keys())
+    return [f"lora.target_modules: the {left} linears of the experts get no adapters"] * bool(left)

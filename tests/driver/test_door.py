@@ -1,8 +1,14 @@
 """The door for agent programs: what they say by HTTP is what is trained."""
 
+import contextlib
+import gc
 import shutil
+import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +16,7 @@ import msgspec
 import pytest
 
 from lorad.daemon.record.audit import audit
+from lorad.driver.door.door import Door
 from lorad.driver.sample import make, plan
 from lorad.errors import LoradError
 from tests.driver.driven import Driven
@@ -172,3 +179,27 @@ def test_programs_are_played_ahead_and_resumed(running: Running) -> None:
     assert run.drive(steps=4).reason == "completed"
     assert [r.data["metrics"]["staleness"] for r in run.facts("step")] == [0, 1, 1, 1]
     assert audit(run.run.root) == []
+
+
+def test_clients_at_the_last_moment_leave_nothing_open() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(10):
+            door, is_over = Door(threads), threading.Event()
+            came: list[socket.socket] = []
+
+            def come(port: int = door._port, came: Any = came, is_over: Any = is_over) -> None:
+                while not is_over.wait(0.0005):
+                    with contextlib.suppress(OSError):
+                        came.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+
+            client = threading.Thread(target=come)
+            client.start()
+            while len(came) < 3:
+                time.sleep(0.001)
+            door.close()
+            is_over.set()
+            client.join()
+            for one in came:
+                one.close()
+            del door
+            gc.collect()  # what was left open is an error

@@ -120,7 +120,7 @@ def test_contexts_are_prompt_and_runs(name: str, formats: Any, data: st.DataObje
     how, said = Sampling(8), Answer(data.draw(HOSTILE) + "?")
     example = begun(session, form, Example("0", "", "", [], {}), [live], [said], how)
     assert live.end is None and live.context == example.tokens
-    before, ordinary = [*live.context], st.integers(0, 499)
+    before, ordinary = [*live.context], st.integers(0, 329)  # below the marks: a thought may stay open
     for _ in range(3):
         end = tokenizer.eos_ids[0]
         made = [*data.draw(st.lists(ordinary, max_size=8)), end]  # as no text would be tokenised

@@ -1,13 +1,25 @@
 """A mixture of experts: what autograd makes of one written plainly, whoever else is in the batch."""
 
+import shutil
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
 
 from lorad.models.base import Experts
 from lorad.models.config import ExpertsConfig
+from lorad.models.directory import linear_shapes
 from lorad.models.experts import mixture
+from lorad.models.lora import FrozenLora, MixedLora
+from lorad.models.merge import Merger
+from tests.kit.fakes.random_adapters import random_adapter
+from tests.models.test_families import load, long_ids, make_model, of_transformers
+from tests.models.test_models import lean
 
 HIDDEN, WIDTH, COUNT = 16, 12, 5
 
@@ -73,3 +85,33 @@ def test_bfloat16_is_weighted_in_bfloat16() -> None:
     assert value.dtype == torch.bfloat16
     wide = Experts(experts.router.float(), experts.gate_up.float(), experts.down.float())
     assert F.cosine_similarity(value.float(), plain(x.float(), wide, config)).mean() > 0.999
+
+
+def test_adapters_on_experts_equal_merged_models(tmp_path: Path) -> None:
+    make_model(tmp_path / "base", "qwen3_moe")
+    base, loras = load(tmp_path / "base"), []
+    for seed in (1, 2):
+        adapter = random_adapter(linear_shapes(base.config), seed)
+        loras.append(FrozenLora(base, adapter.tensors, adapter.config.scale))
+        shutil.copytree(tmp_path / "base", tmp_path / f"{seed}")
+        weights = load_file(tmp_path / f"{seed}" / "model.safetensors")
+        for module in adapter.config.modules:
+            a, b = (torch.tensor(adapter.tensors[f"{module}.lora_{half}.weight"]) for half in "AB")
+            weights[f"{module}.weight"] += adapter.config.scale * b @ a
+        save_file(weights, tmp_path / f"{seed}" / "model.safetensors", {"format": "pt"})
+    expected = [
+        of_transformers(AutoModelForCausalLM.from_pretrained(tmp_path / f"{seed}")) for seed in (1, 2)
+    ]
+    alone = [lean(base, long_ids(), lora) for lora in loras]
+    for lora, ours, theirs in zip(loras, alone, expected, strict=True):
+        assert (ours - theirs).abs().max() < 1e-3
+        assert (lean(base, long_ids()) - theirs).abs().max() > 0.1
+        merged, rest = Merger(base).alone(lora)
+        assert rest is None and (lean(merged, long_ids()) - theirs).abs().max() < 1e-3
+    for owner in ([0, 1], [1, 0], [2, 1], [1, 1]):
+        together = MixedLora(base, [*loras, None])
+        together.assign(np.repeat(owner, long_ids().shape[1]))
+        mixed = lean(base, long_ids(), together)
+        for row, which in enumerate(owner):
+            whole = [*alone, lean(base, long_ids())][which]
+            assert (mixed[row] - whole[row]).abs().max() < 1e-4

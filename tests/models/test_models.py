@@ -1,6 +1,7 @@
 """The lean forward against transformers and PEFT, on random Qwen3 models made here."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lorad.models.decoder import hidden, logits
 from lorad.models.directory import linear_shapes, read_config
 from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
-from lorad.models.lora import FrozenLora, MixedLora
+from lorad.models.lora import FrozenLora, LoraApply, MixedLora
 
 # PEFT reads a property that transformers has deprecated
 
@@ -141,6 +142,12 @@ def test_gradients_reach_only_what_the_adapter_adds(tmp_path: Path) -> None:
     class Shift:
         def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return y + delta if group == "down" else y
+
+        def has_experts(self, layer: int) -> bool:
+            return False
+
+        def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
+            raise NotImplementedError
 
     hidden(base, some_ids(), torch.arange(9), CausalAttention(), Shift()).sum().backward()
     assert delta.grad is not None and delta.grad.abs().max() > 0

@@ -239,6 +239,19 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     assert check_adapted(convert({}), tiny, tiny.linears) == []
 
 
+def test_experts_are_adapted_where_both_ends_are_builtin() -> None:
+    facts = read_facts(resolve("builtin:tiny-moe"))
+    both = modules_of(convert({}), facts)
+    assert len(both) == 48 and len([name for name in both if ".experts." in name]) == 36
+    served = convert({"rollout": {"backend": "vllm"}})
+    assert {name.rpartition(".")[2] for name in modules_of(served, facts)} == {
+        "q_proj", "k_proj", "v_proj", "o_proj",
+    }  # fmt: skip
+    (warning,) = check_adapted(served, facts, targets_of("builtin", facts.linears))
+    assert "the 36 linears of the experts get no adapters" in warning
+    assert check_adapted(convert({}), facts, targets_of("builtin", facts.linears, facts.experts)) == []
+
+
 def test_names_shared_with_experts_need_excludes(tmp_path: Path) -> None:
     """`gate_proj,up_proj,down_proj` would adapt the shared experts alone."""
     make_moe(tmp_path / "moe")

@@ -159,7 +159,7 @@ async def test_one_refusal_stops_no_other_action() -> None:
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 2)
         await user.press("space", "space", "P")
-        await until(user, lambda: "1 of 2 done; run a is ended Look again." in line(user, "#status"))
+        await until(user, lambda: "1 of 2 done; run a is ended. Look again." in line(user, "#status"))
         assert world.asked == [("pause", "b")]
 
 

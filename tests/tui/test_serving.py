@@ -216,7 +216,7 @@ async def test_an_error_stays_in_its_column_in_words() -> None:
     world.answers["POST generate"] = refuse
     async with serving(world) as user:
         await chatting(user, "x")
-        await until(user, lambda: "no such thing Look elsewhere." in screen_text(user))
+        await until(user, lambda: "no such thing. Look elsewhere." in screen_text(user))
         await until(user, lambda: "sorter@4 says x" in screen_text(user))
         assert heads(user)[0] == "✖ bot"
 

@@ -20,7 +20,7 @@ from lorad.adapters.directory import TEMPORARY, discard, write_directory
 from lorad.adapters.peft import CONFIG, read_peft, write_peft
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import refuse_unfit, validate
-from lorad.backends.setup import targets_of
+from lorad.backends.setup import served_experts, targets_of
 from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, Request
 from lorad.daemon.pool import Pool
@@ -105,12 +105,14 @@ def refuse_taken(ctx: Context, name: str, model: str) -> None:
         raise Conflict(f"{name} is an adapter of {theirs}, not of {model}", hint=hint)
 
 
-def read(source: Path, told: Outline, trainer: str, model_path: Path) -> tuple[Adapter, list[str]]:
+def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Adapter, list[str]]:
     """The adapter, and the shortest names for its modules. Works for a while.
 
     Raises AdapterRefused unless it is whole, finite and made for this base; what does not fit is not read.
     """
-    shapes = targets_of(trainer, read_facts(model_path).linears)
+    facts = read_facts(model_path)
+    experts = served_experts(spec.rollout.backend, facts)
+    shapes = targets_of(spec.trainer.backend, facts.linears, experts)
     refuse_unfit(told, shapes)
     adapter = read_peft(source, weight_files(model_path))
     validate(adapter, shapes)

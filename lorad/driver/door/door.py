@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,8 @@ from lorad.protocol.batch import Chunk, Sampling
 from lorad.rl.tools.calls import CallForm
 
 _MOST_BYTES = 16 << 20  # of a request
+_GOODBYE = 0.05  # seconds for a request under way; aiohttp takes 0 for no limit
+_TURNS = 8  # of the loop, from the accepted socket to a connection, with some to spare
 
 
 @dataclass(eq=False)
@@ -129,12 +132,18 @@ class Door:
         app = web.Application(client_max_size=_MOST_BYTES)
         app.router.add_post("/episodes/{secret}/v1/chat/completions", self._chat)
         app.router.add_get("/episodes/{secret}/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.0)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_GOODBYE)
         await runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            self._begun.set_result(int(runner.addresses[0][1]))
+            listens = socket.create_server(("127.0.0.1", 0))
+            await web.SockSite(runner, listens).start()
+            self._begun.set_result(int(listens.getsockname()[1]))
             await self._ended.wait()
+            # Whoever was let in becomes a connection some turns of the loop later; asyncio and aiohttp forget
+            # one that comes while they close, and leave its socket open.
+            self._loop.remove_reader(listens)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
         finally:
             await runner.cleanup()
             await asyncio.sleep(0)  # for transports to close their sockets

@@ -13,7 +13,6 @@ from lorad.engines.builtin.calls import Sample
 from lorad.engines.builtin.sampler import Steps, keys_of, parameters_of, sample
 from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
-from lorad.models.experts import can_be_captured
 from lorad.models.kv import DecodeAttention, KVCache
 from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, number_of, signature
 from lorad.models.merge import Merger
@@ -133,11 +132,9 @@ class Stepper(Protocol):
 
 
 def stepper(models: Merger) -> Stepper:
-    base = models.base
-    is_fixed = base.config.experts is None or can_be_captured(base.dtype)
-    if base.device.type == "cuda" and is_fixed:
-        return GraphedSteps(models, _CudaGraphs)
-    return _EagerSteps(models)
+    """A mixture of experts is never captured: which rows an expert has changes at each step."""
+    is_fixed = models.base.device.type == "cuda" and models.base.config.experts is None
+    return GraphedSteps(models, _CudaGraphs) if is_fixed else _EagerSteps(models)
 
 
 def _distinct(loras: _Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:

@@ -74,6 +74,20 @@ class SlotLora:
         merged = SlotLora(self.slots, self.ranges, self.train, self.amplify, is_merged=True)
         return with_weights(base, add), merged
 
+    def has_experts(self, layer: int) -> bool:
+        there = (place for slot in self.slots for place in slot.sites)
+        return any(at == layer and group.startswith("experts.") for at, group in there)
+
+    def routed(self, rows: Tensor, ends: Sequence[int]) -> Sequence[SlotLora]:
+        """Return this with the slots' ranges among each expert's rows, which are in the order of tokens."""
+        bounds = torch.tensor([(one.start, one.stop) for one in self.ranges], device=rows.device)
+        found, begin = [], 0
+        for end in ends:
+            at = torch.searchsorted(rows[begin:end], bounds).tolist()
+            found.append(self.at([slice(first, last) for first, last in at]))
+            begin = end
+        return found
+
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
         parts = []
         for slot, rows in zip(self.slots, self.ranges, strict=True):

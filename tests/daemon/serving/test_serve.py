@@ -21,6 +21,7 @@ from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, 
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.protocol.heartbeat import read_beat
+from lorad.spec.model import Spec
 from lorad.store import runs
 from tests.adapters.test_peft_files import tiny_with_head
 from tests.kit.daemon_world import Api, behave, finished, serving, submit, until, until_state
@@ -160,7 +161,7 @@ def test_copied_base_head_fits_that_base_alone(tmp_path: Path) -> None:
 
     def read(name: str, base_served: Path = base, **how: Any) -> Adapter:
         source = tiny_with_head(tmp_path / name, "q_proj", "lm_head", base=base, **how)
-        return import_adapter.read(source, outline(source), "builtin", base_served)[0]
+        return import_adapter.read(source, outline(source), Spec(), base_served)[0]
 
     assert "lm_head" in read("own").config.modules
     with pytest.raises(AdapterRefused, match=r"lm_head\.base_layer\.weight is not that of the base"):

@@ -166,7 +166,7 @@ async def _staged(ctx: Context, uid: int, found: _Found, spec: Spec, asked: Requ
     name, source, shape = found
     with _blamed(name, source):
         adapter, modules = await on_behalf(
-            ctx, uid, import_adapter.read, source, shape, spec.trainer.backend, Path(asked.model_path)
+            ctx, uid, import_adapter.read, source, shape, spec, Path(asked.model_path)
         )
     own = import_adapter.spec_of_adapter(spec, name, adapter.config, modules)
     return await import_adapter.stage(
