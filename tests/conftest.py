@@ -50,12 +50,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
-    """What a test left open is found at its own end, not in a later test that the collector disturbs."""
-    gc.collect()
-
-
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh LORAD_HOME whose path is short enough for sockets; what a test started in it is killed at its
@@ -68,3 +62,4 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     if any(directory.iterdir()):
         kill_leftovers(directory)
     shutil.rmtree(directory, ignore_errors=True)
+    gc.collect()  # what a test left open is found at its own end, not in a later one that the collector meets

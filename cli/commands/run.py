@@ -76,15 +76,8 @@ def run(
         "lora.adapter_path": adapter_path,
     }
     given = [f"{key}={_as_yaml(value)}" for key, value in flags.items() if value is not None]
-    text, source, cwd = read_spec(spec)
-    changed = from_here([*(overrides or []), *given])
-    if tag:
-        from lorad.spec.text import load_spec  # slow, and rarely needed
-
-        tags = load_spec(text, source=source, overrides=changed).tags
-        changed.append(f"tags={json.dumps([*dict.fromkeys([*tags, *tag])])}")
+    request = _request(spec, [*(overrides or []), *given], tag or [], name, suffix, replace)
     client = launch.connected()
-    request = RunRequest(text, source, str(cwd), changed, name, suffix, replace)
     if dry_run:
         said(client.check(request), as_json=as_json)
         return
@@ -93,12 +86,23 @@ def run(
     started = client.run(**structs.asdict(request))
     _tell(client, started)
     if detach or (as_json and not wait):
-        if as_json:
-            output.print_json(started)
-        else:
-            _note_state(client, started)
+        output.print_json(started) if as_json else _note_state(client, started)
         return
     follow(client, started.name, as_json=as_json)
+
+
+def _request(
+    spec: str, overrides: list[str], tags: list[str], name: str | None, suffix: bool, replace: bool
+) -> RunRequest:
+    """Read the spec; tags are added to those that it has."""
+    text, source, cwd = read_spec(spec)
+    changed = from_here(overrides)
+    if tags:
+        from lorad.spec.text import load_spec  # slow, and rarely needed
+
+        own = load_spec(text, source=source, overrides=changed).tags
+        changed.append(f"tags={json.dumps([*dict.fromkeys([*own, *tags])])}")
+    return RunRequest(text, source, str(cwd), changed, name, suffix, replace)
 
 
 def _ask_to_replace(client: Client, request: RunRequest) -> None:

@@ -31,6 +31,10 @@ def sums(flat: torch.Tensor) -> list[int]:
     Whatever changes a byte or moves it changes them, but for a chance of about 2^-64.
     """
     count = flat.numel()
+    if (
+        flat.storage_offset() % 8
+    ):  # a part of a larger tensor: words have to begin at a multiple of their size
+        flat = flat.clone()
     whole = count // 8 * 8
     words = flat[:whole].view(torch.int64)
     rest = torch.zeros(8, dtype=torch.uint8, device=flat.device)

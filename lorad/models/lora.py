@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +44,11 @@ class LoraApply(Protocol):
         ...
 
 
+def layers_with_experts(places: Iterable[tuple[int, str]]) -> frozenset[int]:
+    """Return the layers of which some expert is among the places (layer, group)."""
+    return frozenset(layer for layer, group in places if group.startswith("experts."))
+
+
 def members(layer: int, group: str) -> tuple[str, ...]:
     """Hugging Face module names that make up a fused group, in the order of their output rows."""
     return (
@@ -79,6 +84,7 @@ class FrozenLora:
             pair = _fuse(members(*place), tensors, shapes, scale)
             if pair is not None:
                 self.pairs[place] = (pair[0].to(base.device, base.dtype), pair[1].to(base.device, base.dtype))
+        self._with_experts = layers_with_experts(self.pairs)
 
     def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         pair = self.pairs.get((layer, group))
@@ -87,7 +93,7 @@ class FrozenLora:
         return y.addmm_(F.linear(x, pair[0]), pair[1].t())
 
     def has_experts(self, layer: int) -> bool:
-        return any(at == layer and group.startswith("experts.") for at, group in self.pairs)
+        return layer in self._with_experts
 
     def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
         return [self] * len(ends)
@@ -134,6 +140,7 @@ class MixedLora:
             pair = next(lora.pairs[place] for lora in loras if lora is not None and place in lora.pairs)
             a = pair[0].new_zeros(self.count, rank, pair[0].shape[1])
             self.stacks[place] = a, pair[1].new_zeros(self.count, pair[1].shape[0], rank)
+        self._with_experts = layers_with_experts(self.stacks)
         self.numbers = [0] * self.count
         self.fill(loras)
         self.owner: _Array = np.zeros(0, np.int64)
@@ -172,7 +179,7 @@ class MixedLora:
         return _added(self.stacks.get((layer, group)), x, y, self.gather, self.place)
 
     def has_experts(self, layer: int) -> bool:
-        return any(at == layer and group.startswith("experts.") for at, group in self.stacks)
+        return layer in self._with_experts
 
     def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
         """Rows of a step that is captured have no fixed expert: not for those."""

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from lorad.cli import candidates
 from lorad.client.client import Client
+from lorad.models.directory import BUILTIN
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import Terminal
 
@@ -107,3 +109,7 @@ def test_completion_reads_no_slow_package() -> None:
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.split()
     assert not {"textual", "yaml", "numpy", "torch", "aiohttp", "asyncio", "rich"} & set(loaded)
+
+
+def test_models_that_ship_are_offered() -> None:
+    assert set(candidates._BUILTIN) == BUILTIN.keys()

@@ -43,6 +43,12 @@ def test_length_counts_and_rests_too() -> None:
     assert seen(odd) != seen(changed)
 
 
+def test_parts_of_a_larger_tensor_are_like_others() -> None:
+    whole = torch.arange(40, dtype=torch.bfloat16)
+    for begin in range(1, 5):
+        assert seen(whole[begin:]) == seen(whole[begin:].clone())
+
+
 def test_portions_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = seen(weights(4099))
     monkeypatch.setattr(checksum, "_CHUNK", 64)

@@ -75,8 +75,7 @@ class SlotLora:
         return with_weights(base, add), merged
 
     def has_experts(self, layer: int) -> bool:
-        there = (place for slot in self.slots for place in slot.sites)
-        return any(at == layer and group.startswith("experts.") for at, group in there)
+        return any(layer in slot.with_experts for slot in self.slots)
 
     def routed(self, rows: Tensor, ends: Sequence[int]) -> Sequence[SlotLora]:
         """Return this with the slots' ranges among each expert's rows, which are in the order of tokens."""

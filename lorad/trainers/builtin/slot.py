@@ -20,7 +20,7 @@ from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused, IntegrityError
 from lorad.models.base import Base
 from lorad.models.directory import linear_shapes
-from lorad.models.lora import fused_groups, members
+from lorad.models.lora import fused_groups, layers_with_experts, members
 from lorad.protocol.batch import Optimizer
 from lorad.trainers import checkpoint
 from lorad.trainers.base import SlotInfo, SlotSpec
@@ -67,6 +67,7 @@ class Slot:
         self.step = 0
         self.dropout = _dropout_generator(base.device, spec.seed)
         self.sites = self._sites(base)
+        self.with_experts = layers_with_experts(self.sites)
         self.anchor = torch.zeros((), device=base.device, requires_grad=True)  # nothing ever flows into it
         generator = torch.Generator().manual_seed(spec.seed)
         weights = self.views(self.weights)
