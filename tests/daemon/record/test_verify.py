@@ -2,6 +2,7 @@
 or pruned is no problem.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,8 +53,9 @@ def flip(path: Path, where: int = -3) -> Callable[[], None]:
 def test_whole_run_passes_all_checks_with_counts(made: World) -> None:
     told = made.lorad("verify", "a").stdout
     assert [line[:2] for line in told.splitlines()] == ["\N{CHECK MARK} "] * 8
-    for part in ("1 attempt", "3 versions", "2 checkpoints", "2 files", "versions loaded now"):
+    for part in ("1 attempt", "3 versions", "2 checkpoints", "2 files"):
         assert part in told
+    assert re.search(r"\d versions? loaded now", told)  # the engine unloads them when it likes
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,8 @@ async def test_the_budget_takes_nothing_that_users_named(home: Path) -> None:
         await api("export", "a@1005", str(home / "exported"))
         await api("fork", "a@1003", overrides=["name=b"], name=None, steps=None, fresh=True)
         await api.until("b", "ended")
-        await until(lambda: not (status := api.ctx.pools["tiny-1"].status) or status.loaded == ["a@1001"])
+        pool = api.ctx.pools["tiny-1"]
+        await until(lambda: not pool.process.is_up or (pool.status and pool.status.loaded == ["a@1001"]))
         await budget.look(api.ctx, 1)
         assert versions(home) == [f"00100{n}" for n in range(1, 7)]  # 2, 4 and 6 are of checkpoints
         assert sorted(path.name for path in (home / "runs/c/versions").iterdir()) == [
