@@ -113,11 +113,11 @@ def targets_of(trainer: str, linears: _Shapes, experts: _Shapes | None = None) -
     """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name
     for.
 
-    experts: linears of experts that the engine serves adapters on, which only the builtin trainer adapts.
+    experts: linears of experts that the engine serves adapters on, which Megatron does not adapt.
     Raises SpecError when there are none.
     """
     if trainer != "megatron":
-        return {**linears, **(experts or {})} if trainer == "builtin" else dict(linears)
+        return {**linears, **(experts or {})}
     found = {
         name: shape
         for name, shape in linears.items()

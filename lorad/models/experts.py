@@ -28,13 +28,13 @@ def mixture(
     index, weights = _route(x, experts, config)
     flat = index.reshape(-1)
     order = torch.argsort(flat, stable=True)
-    ends = _ends(flat, config.count)
+    ends = ends_of(flat, config.count)
     tokens = order // config.per_token
     rows = x.index_select(0, tokens)
     if lora is not None and lora.has_experts(layer):
         sorted_out = _adapted(rows, experts, layer, ends.tolist(), tokens, lora)
     else:
-        sorted_out = _grouped(swiglu(_grouped(rows, experts.gate_up, ends)), experts.down, ends)
+        sorted_out = grouped(swiglu(grouped(rows, experts.gate_up, ends)), experts.down, ends)
     home = torch.empty_like(order)
     home[order] = torch.arange(len(order), device=order.device)
     out = sorted_out.index_select(0, home).view(len(x), config.per_token, -1)
@@ -66,14 +66,17 @@ def _route(x: Tensor, experts: Experts, config: ExpertsConfig) -> tuple[Tensor, 
     return index, weights.to(x.dtype)
 
 
-def _ends(flat: Tensor, count: int) -> Tensor:
+def ends_of(flat: Tensor, count: int) -> Tensor:
     """int32 [experts]: where the rows of each expert end."""
     sizes = torch.zeros(count, dtype=torch.int64, device=flat.device)
     return sizes.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0).to(torch.int32)
 
 
-def _grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """x [rows, in], sorted by expert, times weights [experts, out, in], each transposed."""
+def grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """[rows, out]: x [rows, in], sorted by expert, times the transposed weights [experts, out, in].
+
+    ends: of each expert's rows, see `ends_of`. The weights are frozen, and get no gradient.
+    """
     return apply(_Grouped, x, weights, ends) if x.requires_grad else _product(x, weights.mT, ends)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,11 +10,10 @@ from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.trainers.base import Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
-from tests.conformance.reference import VOCAB, random_batch, reference_logprobs, reference_model
-from tests.conformance.trainer_kit import MakeTrainer, accumulate, open_trained, targets_for
+from tests.conformance.trainer_experts import MixtureOfExperts
+from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_suite import TrainerSuite
-from tests.models.test_families import make_model
 
 
 class OneByOne(BuiltinTrainer):
@@ -45,56 +43,5 @@ class TestSlotsOneByOne(Many):
     make_trainer = TestBuiltinTrainer.make_trainer
 
 
-# PEFT says so of what it has made of the experts' pairs, and computes with them all the same
-@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")
-class TestMixtureOfExperts(TestBuiltinTrainer):
-    """Adapters on the attention and on each expert."""
-
-    finite_step = 1e-3  # a larger one sends tokens to other experts
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        directory = tmp_path_factory.mktemp("moe")
-        sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
-        make_model(directory, "qwen3_moe", vocab_size=VOCAB, tie_word_embeddings=True, **sizes)
-        return directory
-
-    async def test_the_gradient_is_that_of_autograd_through_peft(
-        self, trainer: Trainer, base: Path, tmp_path: Path
-    ) -> None:
-        """PEFT makes one pair of an expert's gate and up, with more numbers that get a gradient. Here it
-        comes from that of the merged weights: dA = s B^T dW and dB = s dW A^T.
-        """
-        await open_trained(trainer, "a")
-        adapter, model, batch = await trainer.export("a"), reference_model(base), random_batch(5)
-        pairs, scale = {}, adapter.config.scale
-        for module in adapter.config.modules:
-            a, b = (torch.tensor(adapter.tensors[f"{module}.lora_{half}.weight"]) for half in "AB")
-            pairs[module] = a, b
-            with torch.no_grad():
-                weight_in(model, module).data.add_(scale * b @ a)
-        await accumulate(trainer, "a", batch)
-        weights = targets_for(batch).advantages / batch.completions.size
-        logprobs = reference_logprobs(model, batch)
-        logprobs.backward(-logprobs.new_tensor(weights))
-        squares = 0.0
-        for module, (a, b) in pairs.items():
-            grad = scale * weight_in(model, module, of_gradients=True)
-            squares += float((b.T @ grad).square().sum() + (grad @ a.T).square().sum())
-        result = await trainer.optim_step("a", 0.0, 0.0)
-        assert result.grad_norm == pytest.approx(squares**0.5, rel=1e-3)
-
-
-def weight_in(model: torch.nn.Module, module: str, *, of_gradients: bool = False) -> torch.Tensor:
-    """The weight of a linear, or its gradient; transformers holds those of all experts in two tensors."""
-    path, _, expert = module.partition(".experts.")
-    number, _, linear = expert.partition(".")
-    fused = "down_proj" if linear == "down_proj" else "gate_up_proj"
-    tensor = model.get_parameter(f"{path}.experts.{fused}" if expert else f"{module}.weight")
-    whole = tensor.grad if of_gradients else tensor
-    assert whole is not None
-    if not expert:
-        return whole
-    gate, up = whole[int(number)].chunk(2)
-    return {"gate_proj": gate, "up_proj": up, "down_proj": whole[int(number)]}[linear]
+class TestMixtureOfExperts(MixtureOfExperts, TestBuiltinTrainer):
+    pass

@@ -1,4 +1,4 @@
-"""Room for one adapter in a model that is about to be sharded, by PEFT.
+"""Room for one adapter in a model that is about to be sharded: on linears by PEFT, on experts by `experts`.
 
 PEFT reads the sizes of a linear off its weight, of which a rank holds only some rows after sharding. So all
 linears are wrapped before, with an adapter that is thrown away after; PEFT's wrappers stay and remember their
@@ -9,8 +9,9 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.errors import AdapterRefused
+from lorad.trainers.fsdp import experts
 from lorad.trainers.sharded.body import Mounted, MountKey
 
 _NAME = "mounted"
@@ -30,10 +32,17 @@ def is_adapter(parameter: str) -> bool:
 
 
 class AdapterRoom:
-    """What PEFT puts into one model. It holds an adapter from the beginning: see `parameters`."""
+    """What is put into one model. It holds an adapter from the beginning: see `parameters`.
 
-    def __init__(self, model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> None:
-        self.shapes = dict(shapes)
+    shapes: of the linears that are modules; mixtures: the modules of experts, whose linears have no module of
+    their own. Its own `shapes` are those of both.
+    """
+
+    def __init__(
+        self, model: nn.Module, shapes: Mapping[str, tuple[int, int]], mixtures: Mapping[str, Any]
+    ) -> None:
+        self._mixtures = dict(mixtures)
+        self.shapes = {**shapes, **experts.expert_shapes(mixtures)}
         self._holds = True
         self._adapted: list[Any] = []
         with warnings.catch_warnings():
@@ -53,19 +62,22 @@ class AdapterRoom:
         """
         called: set[str] = set()
         hooks = [
-            linear.register_forward_hook(lambda *_, name=name: called.add(name))
-            for name, linear in self._linears.items()
+            module.register_forward_hook(lambda *_, name=name: called.add(name))
+            for name, module in {**self._linears, **self._mixtures}.items()
         ]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-        self.shapes = {name: shape for name, shape in self.shapes.items() if name in called}
+        self._mixtures = {name: module for name, module in self._mixtures.items() if name in called}
+        of_experts = experts.expert_shapes(self._mixtures)
+        self.shapes = {name: shape for name, shape in self.shapes.items() if name in called | set(of_experts)}
 
     def clear(self) -> None:
         """Take the adapter out of the model."""
         self._adapted = []
+        experts.take_out(self._mixtures)
         if self._holds:
             self._peft.delete_adapter(_NAME)
             self._holds = False
@@ -84,29 +96,47 @@ class AdapterRoom:
                 f"{', '.join(unknown[:3]) or f'{len(config.modules)} modules'}",
                 hint=f"the {len(self.shapes)} linears of the base have names like {next(iter(self.shapes))}",
             )
+        linears = tuple(name for name in config.modules if name in self._linears)
+        places = self._put_on_linears(msgspec.structs.replace(config, modules=linears), dtype, device)
+        for (path, linear), pair in experts.put(self._mixtures, config, dtype, device).items():
+            names = [f"{path}.{expert}.{linear}" for expert in pair.experts]
+            for half, weight in zip(_HALVES, (pair.a, pair.b), strict=True):
+                places.append(_Place([f"{name}.{half}.weight" for name in names], weight))
+        return _ReplicatedAdapter(places)
+
+    def _put_on_linears(
+        self, config: AdapterConfig, dtype: torch.dtype, device: torch.device
+    ) -> "list[_Place]":
+        if not config.modules:
+            return []
         self._peft.add_adapter(_NAME, _lora(config), low_cpu_mem_usage=True)
         self._holds = True
         self._check_places(config)
-        weights = [self._fill(name, half, dtype, device) for name in config.modules for half in _HALVES]
+        places = [
+            _Place([f"{name}.{half}.weight"], self._fill(name, half, dtype, device))
+            for name in config.modules
+            for half in _HALVES
+        ]
         self._peft.set_adapter(_NAME)
         self._adapted = [self._linears[name] for name in config.modules]
-        return _ReplicatedAdapter(config, weights)
+        return places
 
     @contextlib.contextmanager
     def acting(self, adapter: bool, train: bool) -> Iterator[None]:
         """Set whether the adapter and its dropout act inside the block."""
+        experts.switch(self._mixtures, is_on=adapter, is_training=train)
         for linear in self._adapted:
             linear.lora_dropout[_NAME].train(train)
         if adapter:
             yield
             return
-        self._switch(False)
+        self._switch_linears(False)
         try:
             yield
         finally:
-            self._switch(True)
+            self._switch_linears(True)
 
-    def _switch(self, on: bool) -> None:
+    def _switch_linears(self, on: bool) -> None:
         for linear in self._adapted:
             linear.enable_adapters(on)
 
@@ -127,36 +157,55 @@ class AdapterRoom:
         return linear.weight  # type: ignore[no-any-return]
 
 
-class _ReplicatedAdapter(Mounted):
-    """Every rank holds all of it: A then B of each module, in the order of the configuration."""
+class _Place(NamedTuple):
+    """A parameter, and the tensors of an adapter that it holds: one, or a stack of several."""
 
-    def __init__(self, config: AdapterConfig, weights: Sequence[nn.Parameter]) -> None:
-        self._names = [f"{module}.{half}.weight" for module in config.modules for half in _HALVES]
-        self._weights = list(weights)
+    names: list[str]
+    weight: nn.Parameter
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of each tensor."""
+        return tuple(self.weight.shape[-2:])
+
+
+class _ReplicatedAdapter(Mounted):
+    """Every rank holds all of it: A then B of each linear, in the order of the configuration, then those of
+    each layer's experts.
+    """
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self._places = list(places)
 
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
-        return self._weights
+        return [place.weight for place in self._places]
 
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {
-            name: part.detach().to("cpu", torch.float32, copy=True)
-            for name, part in zip(self._names, local, strict=True)
-        }
+        found: dict[str, Tensor] = {}
+        for place, part in zip(self._places, local, strict=True):
+            whole = part.detach().to("cpu", torch.float32, copy=True)
+            found.update(zip(place.names, whole.view(-1, *place.shape), strict=True))
+        return found
 
     def scatter(self, logical: Mapping[str, np.ndarray]) -> list[Tensor]:
-        if wrong := sorted(set(self._names) ^ set(logical)):
+        names = [name for place in self._places for name in place.names]
+        if wrong := sorted(set(names) ^ set(logical)):
             raise AdapterRefused(
                 f"{len(wrong)} tensors are missing or have no place: {', '.join(wrong[:3])}",
                 hint="the adapter was made for other modules",
             )
-        for name, weight in zip(self._names, self._weights, strict=True):
-            if logical[name].shape != tuple(weight.shape):
+        return [self._stacked(place, logical) for place in self._places]
+
+    def _stacked(self, place: _Place, logical: Mapping[str, np.ndarray]) -> Tensor:
+        for name in place.names:
+            if logical[name].shape != place.shape:
                 raise AdapterRefused(
-                    f"{name} has shape {logical[name].shape}, not {tuple(weight.shape)}",
+                    f"{name} has shape {logical[name].shape}, not {place.shape}",
                     hint="the adapter was made for another base or another rank",
                 )
-        return [torch.tensor(logical[name], dtype=torch.float32) for name in self._names]
+        whole = np.stack([logical[name] for name in place.names])
+        return torch.tensor(whole, dtype=torch.float32).view(place.weight.shape)
 
 
 class _Nameless(nn.Module):

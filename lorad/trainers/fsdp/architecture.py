@@ -92,7 +92,7 @@ def decoder_layers(model: Any) -> list[nn.Module]:
 def linear_shapes(model: Any, layers: Sequence[nn.Module]) -> dict[str, tuple[int, int]]:
     """(out, in) by logical name of the linears in the decoder's layers, and of `lm_head` when it is untied.
 
-    Without routers and experts: their inputs depend on which tokens are routed there.
+    Without routers and experts: their inputs depend on which tokens are routed there (see `experts`).
     """
     inside = {id(module) for layer in layers for module in layer.modules()}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

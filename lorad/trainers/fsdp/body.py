@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from lorad.errors import SpecError
 from lorad.trainers.arguments import ATTENTION
-from lorad.trainers.fsdp import architecture, weights
+from lorad.trainers.fsdp import architecture, experts, weights
 from lorad.trainers.fsdp.adapter import AdapterRoom
 from lorad.trainers.fsdp.architecture import Recompute, keeps_apart
 from lorad.trainers.sharded.body import Body, BodySettings, LossOf, Mounted, MountKey
@@ -86,7 +86,9 @@ class _FsdpBody(Body):
     def _shard(self, layers: list[Any]) -> None:
         self._recompute = Recompute()
         self._recompute.install(layers)
-        self._room = AdapterRoom(self._model, architecture.linear_shapes(self._model, layers))
+        if mixtures := experts.experts_in(layers, self._model):
+            experts.compute_experts(self._model)
+        self._room = AdapterRoom(self._model, architecture.linear_shapes(self._model, layers), mixtures)
         mesh, ignored = DeviceMesh.from_group(self._world, self.device.type), self._room.parameters()
         for module in (*layers, self._model):
             fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)

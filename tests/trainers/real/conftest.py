@@ -70,3 +70,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for trainer in TRAINERS:
         row = (cells.get(f"{trainer}-{engine}", "not asked for").ljust(WIDTH) for engine in ENGINES)
         terminalreporter.write_line(trainer.ljust(10) + "".join(row))
+    for pair in sorted(pair for pair in cells if pair.endswith("-moe")):
+        terminalreporter.write_line(f"{pair}: {cells[pair]}")

@@ -12,6 +12,7 @@ from lorad.errors import AdapterRefused, SpecError
 from lorad.protocol.batch import VALUE_LOSS
 from lorad.trainers.base import Trainer
 from tests.conformance.reference import VOCAB
+from tests.conformance.trainer_experts import MixtureOfExperts
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_suite import PolicySuite, TrainerSuite
@@ -123,42 +124,27 @@ class TestLlamaOnFsdp(OtherFamily):
     backend, sizes, family = "fsdp", {"dp": 2}, "llama"
 
 
-class MixtureOfExperts(Ranks):
+class TestMixtureOnMegatron(Ranks):
     """Adapters on its attention."""
 
+    backend, sizes = "megatron", {}
+    base = MixtureOfExperts.base
     test_base = Numbers.test_base_logprobs_are_those_of_transformers
     test_export = Numbers.test_peft_computes_the_same_with_the_export
     test_gradient = Numbers.test_the_gradient_is_that_of_autograd_through_peft
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        directory = tmp_path_factory.mktemp("moe")
-        sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
-        experts: dict[str, Any] = {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": True,
-        }
-        make_model(directory, "qwen3_moe", vocab_size=VOCAB, tie_word_embeddings=True, **sizes, **experts)
-        return directory
-
     async def test_experts_are_refused_by_name(self, trainer: Trainer) -> None:
         expert = "model.layers.0.mlp.experts.0.up_proj"
-        assert {name.rpartition(".")[2] for name in trainer.modules()} == {
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "o_proj",
-        }
+        leaves = {name.rpartition(".")[2] for name in trainer.modules()}
+        assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj"}
         with pytest.raises(AdapterRefused, match=expert):
             await trainer.open("a", spec_for(trainer, modules=(expert,)))
 
 
-class TestMixtureOnMegatron(MixtureOfExperts):
-    backend, sizes = "megatron", {}
+@pytest.mark.long
+class TestMixtureOnOneRank(MixtureOfExperts, Ranks, TrainerSuite):
+    backend, sizes = "fsdp", {}
 
 
-class TestMixtureOnFsdp(MixtureOfExperts):
+class TestMixtureOnTwoRanks(MixtureOfExperts, Ranks, TrainerSuite):
     backend, sizes = "fsdp", {"dp": 2}

@@ -25,16 +25,20 @@ from lorad.rl.tasks import problem
 from tests.kit.world import World
 from tests.trainers.real.pairs import ENGINES, TRAINERS, configured, missing
 
-IN_CI = {("megatron", "sglang")}  # runs with FSDP and vLLM: test_moves, tests/engines/real/test_whole_run
+DENSE, MIXTURE = "builtin:tiny", "builtin:tiny-moe"
+ADAPT_EXPERTS = {("builtin", "builtin"), ("fsdp", "builtin")}
+# runs with vLLM, and of dense bases with FSDP: test_moves, tests/engines/real/test_whole_run
+IN_CI = {("megatron", "sglang", DENSE), ("fsdp", "builtin", MIXTURE)}
 CELLS = [
     pytest.param(
-        trainer,
-        engine,
-        id=f"{trainer}-{engine}",
-        marks=[] if (trainer, engine) in IN_CI else pytest.mark.long,
+        *cell,
+        id=f"{cell[0]}-{cell[1]}" + "-moe" * (cell[2] == MIXTURE),
+        marks=[] if cell in IN_CI else pytest.mark.long,
     )
+    for base in (DENSE, MIXTURE)
     for trainer in TRAINERS
     for engine in ENGINES
+    if (cell := (trainer, engine, base))[2] == DENSE or (trainer, engine) in ADAPT_EXPERTS
 ]
 RANKS = {"builtin": 0, "fsdp": 2, "megatron": 2}  # processes of its own
 SIZES = {"builtin": (), "fsdp": ("trainer.dp=2",), "megatron": ("trainer.tp=2",)}
@@ -48,17 +52,20 @@ checkpoint: {{every: 4}}
 """
 
 
-@pytest.mark.parametrize(("trainer", "engine"), CELLS)
+# PEFT says so of what it has made of the experts' pairs, and computes with them all the same
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")
+@pytest.mark.parametrize(("trainer", "engine", "base"), CELLS)
 def test_every_pair_learns_resumes_and_exports(
-    made: World, trainer: str, engine: str, record_property: Callable[[str, object], None]
+    made: World, trainer: str, engine: str, base: str, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property("pair", f"{trainer}-{engine}")
+    record_property("pair", f"{trainer}-{engine}" + "-moe" * (base == MIXTURE))
     if absent := missing(trainer, engine):
         pytest.skip(f"{' and '.join(absent)}: no interpreter is named, `make test-backends` installs them")
     configure(made, trainer, engine)
     started = time.monotonic()
     flags = (*LORA, "--trainer", trainer, "--rollout", engine)
-    made.lorad("run", made.spec(SPEC), *SIZES[trainer], *flags, "--name", "cell", "--detach")
+    on = f"model.path={base}"
+    made.lorad("run", made.spec(SPEC), on, *SIZES[trainer], *flags, "--name", "cell", "--detach")
     reached(made, KILLED_AT)
     kill_trainer(made)
     assert made.over("cell").reason == "lost"
@@ -69,9 +76,9 @@ def test_every_pair_learns_resumes_and_exports(
     record_property("cell", f"{first:.2f} -> {last:.2f} in {time.monotonic() - started:.0f} s")
     attested_and_base_untouched(made)
     checkpoint = Path(made.client.checkpoints("cell")[-1].path)
-    peft_sorts(checkpoint)
+    peft_sorts(base, checkpoint)
     a_fork_stays_with_its_start(made)
-    another_trainer_goes_on(made, checkpoint, last)
+    another_trainer_goes_on(made, base, checkpoint, last)
 
 
 def configure(made: World, *backends: str) -> None:
@@ -128,9 +135,9 @@ def a_fork_stays_with_its_start(made: World) -> None:
     assert made.client.show("fork").warnings == []
 
 
-def peft_sorts(checkpoint: Path) -> None:
+def peft_sorts(base: str, checkpoint: Path) -> None:
     """PEFT alone, with transformers' forward pass, solves held-out problems with it."""
-    directory = resolve("builtin:tiny")
+    directory = resolve(base)
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(directory), checkpoint)
     problems = [problem("sort", "test", 0, position) for position in range(32)]
@@ -144,8 +151,8 @@ def completion(model: PeftModel, tokenizer: Any, prompt: str) -> str:
     return str(tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
-def another_trainer_goes_on(made: World, checkpoint: Path, reward: float) -> None:
+def another_trainer_goes_on(made: World, base: str, checkpoint: Path, reward: float) -> None:
     """The builtin pool takes it as `lora.adapter_path`, and begins where the cell ended."""
     begin = ("--lora-adapter-path", checkpoint, "trainer.steps=1", "--name", "heir", "--wait")
-    made.lorad("run", made.spec(SPEC), *LORA, *begin)
+    made.lorad("run", made.spec(SPEC), f"model.path={base}", *LORA, *begin)
     assert (made.client.steps("heir")[0].metrics["reward"] or 0.0) > reward - 0.2

@@ -1,0 +1,190 @@
+"""Adapters on the experts of a mixture, which transformers holds as two tensors of a layer: `gate_up_proj`
+[experts, 2 * inner, hidden] and `down_proj` [experts, hidden, inner].
+
+Each expert has pairs of its own (A and B of gate, up and down), held beside the module, where FSDP does not
+see them. transformers computes experts by a function that can be exchanged; this one adds the pairs to the
+product, so that no weight is changed and no weight's gradient is made. (PEFT's `target_parameters` adds them
+to the weights, which goes wrong when these are sharded.)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.models.experts import ends_of, grouped
+from lorad.models.ops import apply
+
+IMPLEMENTATION = "lorad"  # the function's name among transformers' own
+_LINEARS = ("gate_proj", "up_proj", "down_proj")
+_PLACE = "lorad_adapter"  # an attribute of the module: a `_Pairs`
+_Run = tuple[int, int, int]
+"""(which of a `Pair`, first row, end): rows of one adapted expert."""
+
+
+class Pair(NamedTuple):
+    """The halves of one linear (gate, up or down) of the experts that have an adapter, in the order of
+    `experts`: a [n, rank, in] and b [n, out, rank].
+    """
+
+    experts: tuple[int, ...]
+    a: nn.Parameter
+    b: nn.Parameter
+
+
+@dataclass
+class _Pairs:
+    """What `_forward` adds to one layer's experts."""
+
+    by_linear: dict[str, Pair]
+    scale: float
+    dropout: float
+    is_on: bool = True
+    is_training: bool = False
+
+
+def experts_in(layers: Sequence[nn.Module], model: nn.Module) -> dict[str, Any]:
+    """Find the modules of experts by name, if `_forward` can compute all of the model's."""
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    found = {name: module for name, module in model.named_modules() if _is_mixture(module)}
+    if any(id(module) not in inside or not _is_plain(module) for module in found.values()):
+        return {}
+    return found
+
+
+def expert_shapes(modules: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """(out, in) by logical name of each expert's linears, named as in a checkpoint of Qwen3-MoE."""
+    shapes = {}
+    for path, module in modules.items():
+        count, doubled, hidden = module.gate_up_proj.shape
+        inner = doubled // 2
+        for expert in range(count):
+            for linear in _LINEARS:
+                shape = (hidden, inner) if linear == "down_proj" else (inner, hidden)
+                shapes[f"{path}.{expert}.{linear}"] = shape
+    return shapes
+
+
+def compute_experts(model: Any) -> None:
+    """Let the model compute its experts with adapters, where they have any."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _forward)
+    model.set_experts_implementation(IMPLEMENTATION)
+
+
+def put(
+    modules: Mapping[str, Any], config: AdapterConfig, dtype: torch.dtype, device: torch.device
+) -> dict[tuple[str, str], Pair]:
+    """Give the experts that `config` names pairs of zeros: by (path of the experts, linear)."""
+    wanted: dict[tuple[str, str], list[int]] = {}
+    for path in modules:
+        for name in config.modules:
+            if name.startswith(f"{path}."):
+                expert, linear = name.removeprefix(f"{path}.").split(".")
+                wanted.setdefault((path, linear), []).append(int(expert))
+    shapes, pairs = expert_shapes(modules), {}
+    for (path, linear), experts in wanted.items():
+        out, into = shapes[f"{path}.{experts[0]}.{linear}"]
+        a, b = (
+            nn.Parameter(torch.zeros(len(experts), *shape, dtype=dtype, device=device))
+            for shape in ((config.rank, into), (out, config.rank))
+        )
+        pairs[path, linear] = Pair(tuple(experts), a, b)
+    for path, module in modules.items():
+        mine = {linear: pair for (its, linear), pair in pairs.items() if its == path}
+        if mine:
+            setattr(module, _PLACE, _Pairs(mine, config.scale, config.dropout))
+    return pairs
+
+
+def take_out(modules: Mapping[str, Any]) -> None:
+    for module in modules.values():
+        module.__dict__.pop(_PLACE, None)
+
+
+def switch(modules: Mapping[str, Any], *, is_on: bool, is_training: bool) -> None:
+    """Set whether the adapters and their dropout act."""
+    for module in modules.values():
+        if (pairs := module.__dict__.get(_PLACE)) is not None:
+            pairs.is_on, pairs.is_training = is_on, is_training
+
+
+def _is_mixture(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "down_proj", None), nn.Parameter) and hasattr(module, "num_experts")
+
+
+def _is_plain(module: Any) -> bool:
+    """Check for gate and up one after the other, no biases and nothing behind the experts."""
+    return (
+        hasattr(module, "gate_up_proj")
+        and getattr(module, "is_concatenated", False)
+        and not (module.is_transposed or module.has_bias or module.has_post_expert_norm)
+    )
+
+
+def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """[tokens, hidden] to the same: the sum of each token's experts (index, int64 [tokens, per token]), each
+    times its weight. A token's experts are added in the order of `index`, whatever else is in the batch.
+    """
+    flat = index.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    ends = ends_of(flat, self.num_experts)
+    rows = hidden.index_select(0, order // index.shape[1])
+    pairs = self.__dict__.get(_PLACE)
+    places = ends.tolist() if pairs is not None and pairs.is_on else []
+    y = grouped(rows, self.gate_up_proj, ends)
+    if places:
+        y = y + torch.cat([_added(rows, pairs, name, places, y.shape[1] // 2) for name in _LINEARS[:2]], -1)
+    inner = self._apply_gate(y.to(hidden.dtype))
+    out = grouped(inner, self.down_proj, ends)
+    if places:
+        out = out + _added(inner, pairs, "down_proj", places, out.shape[1])
+    home = torch.empty_like(order)
+    home[order] = torch.arange(len(order), device=order.device)
+    out = out.index_select(0, home).view(*index.shape, -1)
+    total: Tensor = (out * weights.unsqueeze(-1)).sum(1)
+    return total.to(hidden.dtype)
+
+
+def _added(x: Tensor, pairs: _Pairs, linear: str, ends: list[int], out: int) -> Tensor:
+    """[rows, out]: what the adapters add; x [rows, in] is sorted by expert."""
+    if linear not in pairs.by_linear:
+        return x.new_zeros(len(x), out)
+    pair = pairs.by_linear[linear]
+    begins = [0, *ends]
+    runs = [(n, begins[expert], ends[expert]) for n, expert in enumerate(pair.experts)]
+    dropped = nn.functional.dropout(x, pairs.dropout, pairs.is_training)
+    added: Tensor = apply(_Lora, dropped.to(pair.a.dtype), pair.a, pair.b, runs, pairs.scale)
+    return added
+
+
+class _Lora(Function):
+    """scale * B A x for each run of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, runs: list[_Run], scale: float) -> Tensor:
+        h, y = x.new_zeros(len(x), a.shape[1]), x.new_zeros(len(x), b.shape[1])
+        for n, begin, end in runs:
+            torch.mm(x[begin:end], a[n].T, out=h[begin:end])
+            torch.mm(h[begin:end], b[n].T, out=y[begin:end])
+        ctx.save_for_backward(x, a, b, h)
+        ctx.runs, ctx.scale = runs, scale
+        return y.mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b, h = ctx.saved_tensors
+        grad = grad * ctx.scale
+        dx, da, db = torch.zeros_like(x), torch.zeros_like(a), torch.zeros_like(b)
+        for n, begin, end in ctx.runs:
+            mine = grad[begin:end]
+            through = mine @ b[n]
+            torch.mm(mine.T, h[begin:end], out=db[n])
+            torch.mm(through.T, x[begin:end], out=da[n])
+            torch.mm(through, a[n], out=dx[begin:end])
+        return dx, da, db, None, None
