@@ -67,9 +67,10 @@ demo: $(VENV)/.ready
 	@$(BIN)/lorad run $(SPEC) --wait
 	@BIN=$(BIN) .ci/next-steps
 
-## Tests wait for processes as much as they compute: more workers than cores.
+## Tests wait for processes as much as they compute: more workers than cores. AGAIN=yes: see .ci/again.
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real $(ARGS)
+	@OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real $(ARGS) \
+		|| { code=$$?; [ "$$code-$(AGAIN)" = 1-yes ] || exit $$code; .ci/again $(BIN)/python; }
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \

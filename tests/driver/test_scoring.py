@@ -79,6 +79,8 @@ def test_scoring_begins_before_sampling_ends(running: Running, home: Path) -> No
     long = ("rollout.max_new_tokens=96", "rollout.temperature=2", "eval.every=0")
     with Driven(running, home, "early", "reward=first.py:reward", *long).begun() as session:
         session.rewarder.start()
+        sample(session).scoring.scores()  # now the worker is there
+        called.unlink()
         rollout = sample(session)
         assert called.exists()
         assert [s.value for s in rollout.scoring.scores()] == [1.0] * 16

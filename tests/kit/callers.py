@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def asked(socket: Path, method: str, path: str, body: Any) -> tuple[int, Any]:
-    connection = UnixConnection(socket, 30)
+    connection = UnixConnection(socket, 120)
     try:
         connection.request(method, path, None if body is None else json.dumps(body))
         response = connection.getresponse()
