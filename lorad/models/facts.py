@@ -48,10 +48,9 @@ class TensorPlace(NamedTuple):
 class ModelFacts:
     """dtype: of the checkpoint. parameters: of all its tensors; active: of those, how many a token meets
     (fewer than all where experts take turns). linears: logical name -> (out, in) of what an adapter may
-    target; experts: of linears whose inputs depend on a router, which only the builtin backend adapts, (0, 0)
-    where a tensor holds several. cached: numbers that keys and
-    values of one token are, in all layers. model_type: "" where config.json does not say. hidden_size,
-    layers, kv_heads, expert_count (in a layer): 0 there.
+    target; experts: of linears whose inputs depend on a router, (0, 0) where a tensor holds several.
+    cached: numbers that keys and values of one token are, in all layers. model_type: "" where config.json
+    does not say. hidden_size, layers, kv_heads, expert_count (in a layer): 0 there.
     """
 
     vocab: int

@@ -19,14 +19,14 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.models.experts import ends_of, grouped
 from lorad.models.ops import apply
 
-IMPLEMENTATION = "lorad"  # the function's name among transformers' own
+_IMPLEMENTATION = "lorad"  # the function's name among transformers' own
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
 _PLACE = "lorad_adapter"  # an attribute of the module: a `_Pairs`
 _Run = tuple[int, int, int]
-"""(which of a `Pair`, first row, end): rows of one adapted expert."""
+"""(which of a `_Pair`, first row, end): rows of one adapted expert."""
 
 
-class Pair(NamedTuple):
+class _Pair(NamedTuple):
     """The halves of one linear (gate, up or down) of the experts that have an adapter, in the order of
     `experts`: a [n, rank, in] and b [n, out, rank].
     """
@@ -40,7 +40,7 @@ class Pair(NamedTuple):
 class _Pairs:
     """What `_forward` adds to one layer's experts."""
 
-    by_linear: dict[str, Pair]
+    by_linear: dict[str, _Pair]
     scale: float
     dropout: float
     is_on: bool = True
@@ -73,13 +73,13 @@ def compute_experts(model: Any) -> None:
     """Let the model compute its experts with adapters, where they have any."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _forward)
-    model.set_experts_implementation(IMPLEMENTATION)
+    ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, _forward)
+    model.set_experts_implementation(_IMPLEMENTATION)
 
 
 def put(
     modules: Mapping[str, Any], config: AdapterConfig, dtype: torch.dtype, device: torch.device
-) -> dict[tuple[str, str], Pair]:
+) -> dict[tuple[str, str], _Pair]:
     """Give the experts that `config` names pairs of zeros: by (path of the experts, linear)."""
     wanted: dict[tuple[str, str], list[int]] = {}
     for path in modules:
@@ -94,7 +94,7 @@ def put(
             nn.Parameter(torch.zeros(len(experts), *shape, dtype=dtype, device=device))
             for shape in ((config.rank, into), (out, config.rank))
         )
-        pairs[path, linear] = Pair(tuple(experts), a, b)
+        pairs[path, linear] = _Pair(tuple(experts), a, b)
     for path, module in modules.items():
         mine = {linear: pair for (its, linear), pair in pairs.items() if its == path}
         if mine:
