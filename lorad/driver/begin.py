@@ -82,6 +82,7 @@ def begin(session: Session) -> PoolInfo:
         session.train_data.stream.restore(restored.state.stream)
     made = pending.read(session, restored.path, facts) if restored else []
     opened = _open_slot(session, info, restored)
+    session.tokens_per_microbatch = opened.tokens_per_microbatch
     begun = _attempt(session, info, restored, opened, inputs)
     session.journal.append("attempt", restored.state.step if restored else 0, begun)
     if any(r.kind in ("step", "version", "eval") for r in records):
@@ -117,7 +118,8 @@ def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
     spec = session.spec
-    adapter = spec.lora.adapter_path
+    adapter, trainer = spec.lora.adapter_path, spec.trainer
+    tokens, checkpointing = trainer.tokens_per_microbatch, trainer.activation_checkpointing
     opened: Opened = session.pool.call(
         "open",
         Open(
@@ -130,8 +132,9 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             init=spec.lora.init,
             seed=spec.seed,
             optimizer=Optimizer(spec.trainer.betas, spec.trainer.eps, spec.trainer.weight_decay),
-            tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
-            activation_checkpointing=spec.trainer.activation_checkpointing,
+            tokens_per_microbatch=0 if tokens == "auto" else tokens,
+            activation_checkpointing=None if checkpointing == "auto" else checkpointing,
+            longest=spec.longest_row,
             source=str(session.params.cwd / Path(adapter).expanduser()) if adapter else None,
             resume_from=str(restored.path) if restored else session.params.start_from,
             canaries=spec.attest.canaries,
@@ -145,6 +148,12 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             step=restored.state.step if restored else 0,
         ),
     )
+    if "auto" in (tokens, checkpointing):
+        how = "recomputed" if opened.activation_checkpointing else "kept"
+        print(
+            f"micro-batches have {opened.tokens_per_microbatch} tokens, whose activations are {how}",
+            flush=True,
+        )
     return opened
 
 

@@ -58,7 +58,7 @@ class Preferences:
         """
         ends = np.cumsum(batch.completion_lengths)[np.cumsum(batch.group_sizes) - 1]
         rows = batch.prompt_lengths + np.diff(ends, prepend=0)
-        return self._knows_pairs and int(rows.max()) <= session.spec.trainer.tokens_per_microbatch
+        return self._knows_pairs and int(rows.max()) <= session.tokens_per_microbatch
 
     def _learn_at_once(
         self,

@@ -127,6 +127,7 @@ class Session:
     evals: step and figures of the evaluations that count.
     standstill: why the run ends before its last step; "" while it does not.
     patient_from: the step at which it ended so before, from which eval.stop counts.
+    tokens_per_microbatch: as the pool has it.
     current_sha256: of the current version's tensors.
     reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
     """
@@ -150,6 +151,7 @@ class Session:
     evals: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     standstill: str = ""
     patient_from: int = 0
+    tokens_per_microbatch: int = 0
     current_sha256: str = ""
     reference: Path | None = None
 

@@ -40,6 +40,12 @@ def update(
     if wanted is None:
         return Update(step=None if skips else _step(session, rate))
     stats: Gradients = session.pool.call("forward_backward", wanted)
+    if stats.halved_to:
+        session.tokens_per_microbatch = stats.halved_to
+        session.warn(
+            f"the device had no memory for a micro-batch; they have {stats.halved_to} tokens from now on "
+            "(trainer.tokens_per_microbatch)"
+        )
     is_finite = math.isfinite(stats.loss)
     teaches = has_gradient if isinstance(has_gradient, bool) else is_finite and has_gradient(stats)
     if not is_finite or (skips and not teaches):

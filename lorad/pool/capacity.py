@@ -12,9 +12,7 @@ from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.facts import ModelFacts, read_facts
-from lorad.pool.state import Pool
 from lorad.protocol.pool_setup import PoolSetup
-from lorad.protocol.status import Capacity
 
 # one in so many bytes that the base leaves, of a GPU and at least of a machine; the cache has half
 ADAPTERS = 4
@@ -35,9 +33,13 @@ def memory_for_adapters(config: PoolSetup) -> int:
         return _of_machine(config)
     if config.ranks is not None or config.server is not None:
         return 0
-    facts = read_facts(Path(config.model_path))
-    bases = _trainer_bytes(config, facts) + _teacher_bytes(config, facts)
-    return max(0, int(_total(config) * config.memory_fraction) - bases) // ADAPTERS
+    return max(0, memory_left(config, read_facts(Path(config.model_path)))) // ADAPTERS
+
+
+def memory_left(config: PoolSetup, facts: ModelFacts) -> int:
+    """Return the bytes that the trainer's bases leave of a GPU; less than 0 where they do not fit."""
+    bases = trainer_bytes(config, facts) + _teacher_bytes(config, facts)
+    return int(_total(config) * config.memory_fraction) - bases
 
 
 def _of_machine(config: PoolSetup) -> int:
@@ -51,23 +53,6 @@ def _of_machine(config: PoolSetup) -> int:
     return max(1, left // ADAPTERS, left - cache)
 
 
-async def capacity(pool: Pool) -> Capacity:
-    """Bytes of versions are those that the pool's own memory holds.
-
-    Answers at once: servers are not asked.
-    """
-    limits = pool.engine.capabilities()
-    slots = sum(tenant.slot.bytes for tenant in pool.tenants.values())
-    held = await pool.engine.loaded() if pool.info.engine == "builtin" else []
-    return Capacity(
-        max_versions=limits.max_versions,
-        versions=max(len(held), len(pool.loaded.names())),
-        max_rank=limits.max_rank,
-        memory=pool.memory,
-        memory_used=slots + sum(version.bytes for version in held),
-    )
-
-
 def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat16"]:
     """`auto`: float32 on a CPU, whose bfloat16 is slow;
     else the checkpoint's own (float16 becomes bfloat16).
@@ -78,7 +63,7 @@ def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat
     return "float32" if wanted == "float32" else "bfloat16"
 
 
-def _trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
+def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
     """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron
     over tp and pp.
     """
@@ -104,7 +89,7 @@ def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool)
     """
     if base.device.type == "cpu":
         return CPU_CACHE
-    beside = int(_TRAINER_SHARE * _trainer_bytes(config, facts)) if own else 0
+    beside = int(_TRAINER_SHARE * trainer_bytes(config, facts)) if own else 0
     beside += _teacher_bytes(config, facts)
     left = int(_total(config) * config.memory_fraction) - base.nbytes() - beside
     return max(_LEAST_CACHE, left // 2)  # the other half is for training
@@ -122,7 +107,7 @@ def server_share(config: PoolSetup, facts: ModelFacts) -> float:
     share = fraction / 2
     if config.mode == "timesliced":
         kept = _LODGER_SHARE if config.ranks is not None else _TRAINER_SHARE
-        share = fraction - kept * _trainer_bytes(config, facts) / _total(config)
+        share = fraction - kept * trainer_bytes(config, facts) / _total(config)
     if share < _LEAST_FRACTION:
         raise SpecError(
             f"{config.device}: {config.model} twice, for trainer and engine, does not fit",

@@ -31,6 +31,7 @@ from lorad.pool.config import log_directory
 from lorad.pool.energy import meter_of
 from lorad.pool.ledger import Ledger
 from lorad.pool.lodging import uuids_of, within_what_is_free
+from lorad.pool.microbatches import room_for
 from lorad.pool.service import Service
 from lorad.pool.state import Pool
 from lorad.pool.usage_file import UsageFile, kept
@@ -342,7 +343,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                     joins=not config.deterministic and config.ranks is None,
                     ledger=ledger,
                 )
-                pool.memory = memory_for_adapters(config)
+                pool.memory, pool.room = memory_for_adapters(config), room_for(config)
                 pool.uses = _usage_file(config, root, pool)
                 async with kept(pool.uses):
                     try:

@@ -12,6 +12,7 @@ from lorad.pool.joint import Joint
 from lorad.pool.ledger import Ledger
 from lorad.pool.loaded import LoadedVersions
 from lorad.pool.machine import Machine
+from lorad.pool.microbatches import Room
 from lorad.pool.phases import Phases
 from lorad.pool.tenants import Parties, Tenant
 from lorad.pool.usage_file import UsageFile
@@ -29,7 +30,8 @@ class Pool:
     lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`. joins: gradients of
     several runs are made in the same passes. ledger: who is billed.
 
-    memory: bytes for slots and versions, 0 when not known. uses: where the ledger is written to.
+    memory: bytes for slots and versions, 0 when not known. room: for activations. uses: where the ledger is
+    written to.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Pool:
         self.joint = Joint(trainer, joins=joins)
         self.parties = Parties()
         self.memory = 0
+        self.room = Room()
         self.uses: UsageFile | None = None
         self.tenants: dict[str, Tenant] = {}
         self.fences: dict[str, Fence] = {}

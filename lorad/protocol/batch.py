@@ -430,10 +430,14 @@ class Gradients(LossStats, frozen=True):
     """What is said of the gradients of one forward_backward.
 
     logprobs: float32 [M], where the loss asks for them.
+    halved_to: tokens of a micro-batch from now on, where the device had no memory for as many as before; else
+        0.
     """
 
     logprobs: np.ndarray | None = None
+    halved_to: int = 0
 
     @classmethod
-    def of(cls, stats: LossStats, logprobs: np.ndarray | None = None) -> Gradients:
-        return cls(**{name: getattr(stats, name) for name in LossStats.__struct_fields__}, logprobs=logprobs)
+    def of(cls, stats: LossStats, logprobs: np.ndarray | None = None, halved_to: int = 0) -> Gradients:
+        known = {name: getattr(stats, name) for name in LossStats.__struct_fields__}
+        return cls(**known, logprobs=logprobs, halved_to=halved_to)

@@ -64,6 +64,9 @@ class Open(Struct, frozen=True):
     priority: a run with one more gets twice the share of the pool's turns. kept: versions that stay loaded
     for the run, the current one among them. amplified_every: publishes between two amplified attestations, 0
     for none but the first.
+
+    tokens_per_microbatch, activation_checkpointing: 0 and None let the pool choose for samples of `longest`
+    tokens.
     """
 
     modules: tuple[str, ...]
@@ -75,8 +78,9 @@ class Open(Struct, frozen=True):
     init: str = "kaiming"
     seed: int = 0
     optimizer: Optimizer = Optimizer()
-    tokens_per_microbatch: int = 16384
-    activation_checkpointing: bool = False
+    tokens_per_microbatch: int = 0
+    activation_checkpointing: bool | None = None
+    longest: int = 0
     source: str | None = None
     resume_from: str | None = None
     canaries: int = CANARIES
@@ -94,6 +98,7 @@ class Opened(Struct, frozen=True):
     """The slot that was opened.
 
     bytes: of everything that the trainer holds for the run.
+    tokens_per_microbatch, activation_checkpointing: those of `Open`, or what the pool chose.
     reference: the verdict of its attestation; None where there is none.
     """
 
@@ -101,6 +106,8 @@ class Opened(Struct, frozen=True):
     tensors: int
     bytes: int
     reference: "Attestation | None" = None
+    tokens_per_microbatch: int = 16384
+    activation_checkpointing: bool = False
 
 
 class Generate(Struct, frozen=True):

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.errors import SpecError
+from lorad.spec.keys import in_words
 
 NAME_HINT = (
     "A name is 1 to 63 of A-Z, a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
@@ -112,7 +113,9 @@ def advice(spec: type[Struct], key: str) -> str:
     if key == "name":
         return NAME_HINT
     if named := _named(kind):
-        return f"Choose one of: {', '.join(named)}."
+        is_all = all(one is type(None) or get_origin(one) is Literal for one in get_args(kind))
+        is_all |= get_origin(kind) is Literal
+        return f"Choose one of: {', '.join(named)}." if is_all else f"Give {in_words(kind)}."
     if (section := _section(kind)) is not None:
         return f"Its keys: {', '.join(section.__struct_fields__)}."
     return f"The default is {msgspec.json.encode(default).decode()}."

@@ -237,6 +237,15 @@ class Spec(Part, frozen=True):
         return min(reward.max_failures for reward in self.rewards)
 
     @property
+    def longest_row(self) -> int:
+        """Return the tokens of the longest sample that is trained on, its prompt included."""
+        if self.algorithm.kind != "rl":
+            return self.data.max_sample_tokens
+        if self.env.name is not None and self.env.max_tokens is not None:
+            return self.env.max_tokens
+        return self.data.max_prompt_tokens + self.rollout.max_new_tokens
+
+    @property
     def gpus(self) -> int:
         """Return how many GPUs the run takes where there are any: trainer and engine share them."""
         return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)

@@ -24,8 +24,10 @@ class Trainer(Part, frozen=True):
         weight_decay: decoupled weight decay.
         max_grad_norm: norm to which gradients are clipped; 0 does not clip.
         max_skipped_steps: steps in a row whose loss or gradient is not finite, after which the run ends.
-        tokens_per_microbatch: tokens of one forward and backward pass.
-        activation_checkpointing: recompute activations in the backward pass, for less memory and more time.
+        tokens_per_microbatch: tokens of one forward and backward pass; `auto` is 16384, or what the device's
+            memory allows.
+        activation_checkpointing: recompute activations in the backward pass, for less memory and more time;
+            `auto` does it where the longest sample would not fit without.
         tp: tensor-parallel ranks (megatron).
         pp: pipeline-parallel ranks (megatron).
         dp: data-parallel ranks (fsdp, megatron).
@@ -46,8 +48,8 @@ class Trainer(Part, frozen=True):
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: NonNegativeFloat = 1.0
     max_skipped_steps: Positive = 3
-    tokens_per_microbatch: Positive = 16384
-    activation_checkpointing: bool = False
+    tokens_per_microbatch: Positive | Literal["auto"] = "auto"
+    activation_checkpointing: bool | Literal["auto"] = "auto"
     tp: Positive = 1
     pp: Positive = 1
     dp: Positive = 1

@@ -165,8 +165,9 @@ class Trainer(ABC):
 
         The caller gives the normaliser of the whole (mini-)batch, see `lorad/rl/levels.py`. Split into
         micro-batches inside by `tokens_per_microbatch`, whose activations are recomputed in the backward with
-        `activation_checkpointing`: less memory, more time, the same gradients. Raises NotFound and ValueError
-        (see `check_work`) before anything is computed.
+        `activation_checkpointing`: less memory, more time, the same gradients. A trainer that finds no memory
+        may do the call once more with micro-batches of half the tokens, and says so in `halved_to`. Raises
+        NotFound and ValueError (see `check_work`) before anything is computed.
         """
 
     async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[Gradients]:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.protocol.batch import Batch, LossStats, Optimizer, PolicyLoss, PolicyTargets
+from lorad.protocol.batch import Batch, Gradients, LossStats, Optimizer, PolicyLoss, PolicyTargets
 from lorad.trainers.base import Policy, SlotSpec, StepResult, Trainer
 from tests.conformance.reference import random_batch, write_random_model
 
@@ -37,7 +37,7 @@ def targets_for(batch: Batch, seed: int = 0) -> PolicyTargets:
     return PolicyTargets(advantages, rng.normal(-3, 1, batch.completions.size).astype(np.float32))
 
 
-async def accumulate(trainer: Trainer, slot: str, batch: Batch, **changes: object) -> LossStats:
+async def accumulate(trainer: Trainer, slot: str, batch: Batch, **changes: object) -> Gradients:
     targets = msgspec.structs.replace(targets_for(batch), **changes)
     return await trainer.forward_backward(slot, batch, targets, PolicyLoss(), float(batch.completions.size))
 

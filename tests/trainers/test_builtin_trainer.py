@@ -325,6 +325,33 @@ async def test_slots_share_the_passes_of_one_call(
     assert max(rows) <= budget and len(rows) == (1 if budget == 16384 else 2)
 
 
+async def test_a_pass_without_memory_is_halved(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU without memory would have it, amid a call; the numbers are those of smaller micro-batches."""
+    plain, most = hidden, [16384]
+
+    def limited(base: Base, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if ids.numel() > most[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(base, ids, *rest)
+
+    monkeypatch.setattr(passes, "hidden", limited)
+    trainer._may_halve = True
+    for name, budget in (("small", 60), ("large", 120)):
+        await trainer.open(name, spec_for(trainer, dropout=0.1, tokens_per_microbatch=budget))
+    batch = random_batch(5, groups=8)
+    small = await accumulate(trainer, "small", batch)
+    most[0] = 60
+    large = await accumulate(trainer, "large", batch)
+    assert (small.halved_to, large.halved_to, large.loss) == (0, 60, small.loss)
+    assert torch.equal(*(trainer._slots[name].grads for name in ("small", "large")))
+    assert (await accumulate(trainer, "large", batch)).halved_to == 0
+    most[0] = 10  # a sample alone is larger
+    with pytest.raises(torch.OutOfMemoryError):
+        await accumulate(trainer, "large", batch)
+
+
 def test_dropout_draws_a_mask_per_module(trainer: BuiltinTrainer, untied: Path) -> None:
     slot = Slot(load_base(untied, torch.float32, CPU), spec_for(trainer, dropout=0.25))
     slot.weights.normal_(generator=torch.Generator().manual_seed(0))

@@ -4,10 +4,9 @@ import asyncio
 
 import psutil
 
-from lorad.pool.capacity import capacity
 from lorad.pool.state import Pool
 from lorad.protocol.calls import Call, Nothing
-from lorad.protocol.status import EngineStatus, PoolInfo, PoolStatus, Tenant
+from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, Tenant
 
 
 async def hello(pool: Pool, _call: Call, _args: Nothing) -> PoolInfo:
@@ -48,7 +47,7 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
         ),
         trainer=await pool.work.status(here=not pool.phases.is_base_away),
         kept=pool.loaded.kept(),
-        capacity=await capacity(pool),
+        capacity=await _capacity(pool),
     )
 
 
@@ -63,3 +62,20 @@ async def shutdown(pool: Pool, _call: Call, _args: Nothing) -> Nothing:
     """Begin to stop the pool; calls under way end first."""
     pool.stopping.set()
     return Nothing()
+
+
+async def _capacity(pool: Pool) -> Capacity:
+    """Bytes of versions are those that the pool's own memory holds.
+
+    Answers at once: servers are not asked.
+    """
+    limits = pool.engine.capabilities()
+    slots = sum(tenant.slot.bytes for tenant in pool.tenants.values())
+    held = await pool.engine.loaded() if pool.info.engine == "builtin" else []
+    return Capacity(
+        max_versions=limits.max_versions,
+        versions=max(len(held), len(pool.loaded.names())),
+        max_rank=limits.max_rank,
+        memory=pool.memory,
+        memory_used=slots + sum(version.bytes for version in held),
+    )

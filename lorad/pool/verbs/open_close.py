@@ -10,6 +10,7 @@ from lorad.adapters.directory import verify
 from lorad.adapters.peft import outline
 from lorad.errors import AttestationFailed, Conflict
 from lorad.models.turns import caller
+from lorad.pool.microbatches import chosen
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant, critic_slot, reference_slot
 from lorad.pool.verbs.versions import attest_reference
@@ -32,6 +33,7 @@ _OUTPUT = "lm_head"  # what a critic does without
 async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     """Afresh, whatever an older attempt left. Raises Conflict when this attempt has a slot already."""
     await _clear(pool, call)
+    args = chosen(args, pool.room)
     pool.parties.joins(call.run, args.priority)
     pool.ledger.opens(call.run, args.step)
     pool.machine.opens(call.run)
@@ -47,7 +49,14 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
             slot = await _with_reference(pool, slot, args, args.reference)
     pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
     pool.ledger.holds(caller().payer, slot.bytes)
-    return Opened(slot.parameters, slot.tensors, slot.bytes, reference)
+    return Opened(
+        slot.parameters,
+        slot.tensors,
+        slot.bytes,
+        reference,
+        args.tokens_per_microbatch,
+        bool(args.activation_checkpointing),
+    )
 
 
 async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
@@ -172,7 +181,7 @@ async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> S
             seed=args.seed,
             source=Path(args.source) if args.source is not None and not resumed else None,
             tokens_per_microbatch=args.tokens_per_microbatch,
-            activation_checkpointing=args.activation_checkpointing,
+            activation_checkpointing=bool(args.activation_checkpointing),
             critic=critic,
         ),
     )

@@ -64,6 +64,7 @@ class Slot:
         self.weights, self.grads, self.exp_avg, self.exp_avg_sq = (
             torch.zeros(total, dtype=torch.float32, device=device) for device in (base.device, *3 * [others])
         )
+        self.tokens_per_microbatch = spec.tokens_per_microbatch
         self.step = 0
         self.dropout = _dropout_generator(base.device, spec.seed)
         self.sites = self._sites(base)
@@ -102,6 +103,14 @@ class Slot:
         for array in tensors.values():
             array.flags.writeable = False
         return Adapter(self.spec.adapter, tensors)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Return a copy of the gradients, and the state of the dropout that comes next."""
+        return self.grads.clone(), self.dropout.get_state()
+
+    def set_gradients(self, gradients: Tensor, dropout: Tensor) -> None:
+        self.grads.copy_(gradients)
+        self.dropout.set_state(dropout)
 
     def optim_step(
         self, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None

@@ -3,12 +3,15 @@
 Contracts are stated in `trainers/base.py`.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
+from torch import Tensor
 
 from lorad.adapters.adapter import Adapter
 from lorad.errors import Conflict, NotFound
@@ -47,6 +50,8 @@ from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
 from lorad.trainers.device_memory import give_back
 
+log = logging.getLogger(__name__)
+
 _TOKENS_PER_MICROBATCH = 16384
 """For log-probabilities of the base, which belong to no slot."""
 
@@ -61,6 +66,7 @@ class BuiltinTrainer(Trainer):
     def __init__(self, base: Base, compute: Compute, model: str = "") -> None:
         self._base, self._compute, self._model = base, compute, model
         self._slots: dict[str, Slot] = {}
+        self._may_halve = base.device.type == "cuda"  # a CPU without memory ends the process
 
     def capabilities(self) -> TrainerCapabilities:
         """Return what this trainer can do; on a GPU it is deterministic only where torch refuses
@@ -109,7 +115,29 @@ class BuiltinTrainer(Trainer):
         slots = [self._trained(item.slot) for item in work]
         for item, slot in zip(work, slots, strict=True):
             refuse_critic(item.slot, slot.spec)
-        budgets = [slot.spec.tokens_per_microbatch for slot in slots]
+        if not self._may_halve:
+            return await self._passes(slots, work)
+        before = await self._compute.run(lambda: [slot.gradients() for slot in slots])
+        try:
+            return await self._passes(slots, work)
+        except torch.OutOfMemoryError as error:
+            log.warning("micro-batches are halved: %s", error)
+        await self._compute.run(self._begin_again, slots, before)
+        found = await self._passes(slots, work)
+        return [
+            replace(each, halved_to=slot.tokens_per_microbatch)
+            for each, slot in zip(found, slots, strict=True)
+        ]
+
+    def _begin_again(self, slots: Sequence[Slot], before: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Undo a call that found no memory, and let the next one need half of it."""
+        for slot, gradients in zip(slots, before, strict=True):
+            slot.set_gradients(*gradients)
+            slot.tokens_per_microbatch = max(1, slot.tokens_per_microbatch // 2)
+        give_back(self._base.device)
+
+    async def _passes(self, slots: Sequence[Slot], work: Sequence[GradientWork]) -> list[Gradients]:
+        budgets = [slot.tokens_per_microbatch for slot in slots]
         plans = [
             plan(item.batch, budget, share=not slot.spec.adapter.dropout, whole=item.loss.has_pairs)
             for item, budget, slot in zip(work, budgets, slots, strict=True)
@@ -143,9 +171,7 @@ class BuiltinTrainer(Trainer):
         check_batch(batch, self.capabilities(), temperature)
         size = batch.targets.size
         result = Predictions(np.empty(size, np.float32), np.empty(size, np.bool_))
-        pieces = list(
-            plan(batch, held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH, share=True)
-        )
+        pieces = list(plan(batch, held.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH, share=True))
         quanta = (partial(self._score, held, piece, temperature, policy.amplify) for piece in pieces)
         for piece, found in zip(pieces, await self._compute.each(quanta), strict=True):
             result.logprobs[piece.targets], result.correct[piece.targets] = found
@@ -155,7 +181,7 @@ class BuiltinTrainer(Trainer):
         held = self._critic(slot)
         check_batch(batch, self.capabilities(), 1.0)
         result = np.empty(batch.targets.size, np.float32)
-        pieces = list(plan(batch, held.spec.tokens_per_microbatch, share=True))
+        pieces = list(plan(batch, held.tokens_per_microbatch, share=True))
         quanta = (partial(critic.values, self._base, held, piece) for piece in pieces)
         for piece, found in zip(pieces, await self._compute.each(quanta), strict=True):
             result[piece.targets] = found
@@ -167,7 +193,7 @@ class BuiltinTrainer(Trainer):
         held = self._critic(slot)
         refuse_frozen(slot, held.spec)
         check_values(batch, targets, loss, normaliser, self.capabilities())
-        pieces = plan(batch, held.spec.tokens_per_microbatch, share=not held.spec.adapter.dropout)
+        pieces = plan(batch, held.tokens_per_microbatch, share=not held.spec.adapter.dropout)
         quanta = (
             partial(critic.backward, self._base, held, piece, targets, loss, normaliser) for piece in pieces
         )

@@ -1,0 +1,104 @@
+"""How large micro-batches are, where the spec leaves it open: by the memory that the bases leave on a device.
+
+Equal machines choose equally, whatever else is in their memory at the moment, so that a resume computes the
+same bits.
+"""
+
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.adapters.targets import HEAD
+from lorad.box.machine import NO_LIMIT, read_machine
+from lorad.models.directory import BYTES
+from lorad.models.facts import ModelFacts, read_facts
+from lorad.pool.capacity import ADAPTERS, CPU_CACHE, dtype_of, memory_left, trainer_bytes
+from lorad.protocol.calls import Open
+from lorad.protocol.pool_setup import PoolSetup
+
+_MOST, _LEAST = 16384, 1024  # tokens of a micro-batch
+_KEPT, _DROPOUT = 1.4, 0.7
+"""What a pass keeps for its backward, in sizes of the inputs and outputs of its linears: measured as 1.15
+(builtin) and 1.1 to 1.3 (transformers with PEFT); with dropout, which keeps its masks and what it made of the
+inputs, 0.65 more."""
+
+
+class Room(Struct, frozen=True):
+    """What there is for activations on each device.
+
+    bytes: 0 where it is not known. token: bytes that a token keeps. dropout: how many more with dropout.
+    recomputed: bytes that a token keeps with activation checkpointing, one layer's included.
+    """
+
+    bytes: int = 0
+    token: int = 0
+    dropout: int = 0
+    recomputed: int = 0
+
+
+def room_for(config: PoolSetup) -> Room:
+    facts = read_facts(Path(config.model_path))
+    width = BYTES[dtype_of(config, facts)]
+    ranks = config.ranks
+    parts = 1 if ranks is None else ranks.tp * ranks.pp
+    numbers = _through_linears(facts) // parts
+    states = facts.hidden_size * facts.layers // parts
+    layer = numbers // max(1, facts.layers)
+    return Room(
+        bytes=_bytes(config, facts),
+        token=int(_KEPT * numbers * width),
+        dropout=int(_DROPOUT * numbers * width),
+        recomputed=int((states + _KEPT * layer) * width),
+    )
+
+
+def chosen(args: Open, room: Room) -> Open:
+    """Fill in what `args` leaves open. Samples that are longer than a micro-batch have one of their own."""
+    token = room.token + room.dropout * bool(args.dropout)
+    if not room.bytes or not token:
+        return replace(
+            args,
+            tokens_per_microbatch=args.tokens_per_microbatch or _MOST,
+            activation_checkpointing=bool(args.activation_checkpointing),
+        )
+    fits, wanted = room.bytes // token, max(args.longest, args.tokens_per_microbatch or _LEAST)
+    checkpointing = args.activation_checkpointing
+    if checkpointing is None:
+        checkpointing = fits < wanted
+    if checkpointing:
+        fits = room.bytes // max(1, room.recomputed)
+    tokens = args.tokens_per_microbatch or max(_LEAST, min(_MOST, 1 << max(0, fits.bit_length() - 1)))
+    return replace(args, tokens_per_microbatch=tokens, activation_checkpointing=checkpointing)
+
+
+def _through_linears(facts: ModelFacts) -> int:
+    """Return how many numbers go into and out of the linears of all layers for one token, which meets some
+    experts of a layer only.
+    """
+    dense = sum(sum(shape) for name, shape in facts.linears.items() if name != HEAD)
+    experts = sum(sum(shape) for shape in facts.experts.values())
+    held = sum(out * into for out, into in facts.experts.values())
+    met = 1 - (facts.parameters - facts.active) / held if held else 0.0
+    return dense + int(experts * met)
+
+
+def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
+    """Return the bytes for activations on each device: what the bases leave, less what is for adapters and
+    for an engine that holds its memory meanwhile.
+    """
+    if config.device == "cpu":
+        granted = read_machine().memory
+        if granted >= NO_LIMIT:
+            return 0
+        bases = 1 + (config.ranks is not None or config.server is not None)
+        left = (
+            int(granted * config.memory_fraction) - bases * facts.bytes(dtype_of(config, facts)) - CPU_CACHE
+        )
+        return max(0, left) // ADAPTERS // (1 if config.ranks is None else config.ranks.ranks)
+    left = memory_left(config, facts)
+    if config.mode == "fused":
+        return max(0, left // 2 - left // ADAPTERS)  # half is for keys and values
+    if config.mode == "resident":
+        left -= int(left + trainer_bytes(config, facts)) // 2
+    return max(0, left - left // ADAPTERS)

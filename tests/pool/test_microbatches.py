@@ -1,0 +1,139 @@
+"""How large micro-batches are where the spec leaves it open, and that what passes keep fits in what was
+counted.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace as with_
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.box.machine import NO_LIMIT, read_machine
+from lorad.models.compute import Compute
+from lorad.models.facts import read_facts
+from lorad.models.loading import load_base
+from lorad.pool import capacity, microbatches
+from lorad.pool.microbatches import Room, chosen, room_for
+from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
+from lorad.protocol.calls import Open
+from lorad.protocol.pool_setup import RanksSetup
+from lorad.trainers.base import SlotSpec
+from lorad.trainers.builtin import passes
+from lorad.trainers.builtin.trainer import BuiltinTrainer
+from tests.kit.pool_kit import config_of
+from tests.models.test_families import make_model
+
+OPEN = Open(modules=(), rank=8, alpha=16, longest=1500)
+ROOM = Room(bytes=8_000_000, token=1000, dropout=500, recomputed=100)
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "recomputes"),
+    [
+        ({}, 4096, False),
+        ({"dropout": 0.1}, 4096, False),
+        ({"longest": 9000}, 16384, True),
+        ({"activation_checkpointing": True}, 16384, True),
+        ({"activation_checkpointing": False, "longest": 9000}, 4096, False),
+        ({"tokens_per_microbatch": 500}, 500, False),
+        ({"tokens_per_microbatch": 9000}, 9000, True),
+        ({"tokens_per_microbatch": 9000, "activation_checkpointing": False}, 9000, False),
+    ],
+)
+def test_what_fits_is_chosen(asked: dict[str, Any], tokens: int, recomputes: bool) -> None:
+    found = chosen(with_(OPEN, **asked), ROOM)
+    assert (found.tokens_per_microbatch, found.activation_checkpointing) == (tokens, recomputes)
+
+
+def test_little_memory_still_makes_micro_batches() -> None:
+    found = chosen(OPEN, with_(ROOM, bytes=1))
+    assert (found.tokens_per_microbatch, found.activation_checkpointing) == (1024, True)
+
+
+def test_unknown_memory_is_taken_to_be_enough() -> None:
+    found = chosen(OPEN, Room())
+    assert (found.tokens_per_microbatch, found.activation_checkpointing) == (16384, False)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    sizes: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+    }
+    make_model(directory, "qwen3", **sizes)
+    return directory
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+async def test_passes_keep_no_more_than_was_counted(
+    model: Path, monkeypatch: pytest.MonkeyPatch, dropout: float
+) -> None:
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    def counted(*args: Any) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            states: torch.Tensor = plain(*args)
+        return states
+
+    plain = passes.predicting_states
+    monkeypatch.setattr(passes, "predicting_states", counted)
+    modules = tuple(sorted(name for name in read_facts(model).linears if name != "lm_head"))
+    adapter, compute, totals = AdapterConfig(8, 16, modules, dropout=dropout), Compute(), []
+    trainer = BuiltinTrainer(load_base(model, torch.float32, torch.device("cpu")), compute, "model")
+    await trainer.open("a", SlotSpec(adapter))
+    for length in (500, 1500):
+        kept.clear()
+        batch = Batch.of([(np.array([1, 2], np.int32), [np.full(length - 2, 3, np.int32)])])
+        targets = PolicyTargets(np.ones(length - 2, np.float32))
+        await trainer.forward_backward("a", batch, targets, PolicyLoss(), 1.0)
+        totals.append(sum(kept.values()))
+    compute.close()
+    room = room_for(config_of(model, model_path=str(model)))
+    measured = (totals[1] - totals[0]) / 1000
+    assert 0.5 < measured / (room.token + room.dropout * bool(dropout)) < 1
+
+
+def test_memory_is_what_the_bases_leave(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "_total", lambda _: 80 * GIB)
+    base, gpu = read_facts(model).bytes("float32"), config_of(model, model_path=str(model), device="cuda:0")
+    left = int(80 * GIB * 0.85) - base
+    assert room_for(gpu).bytes == pytest.approx(left / 4, abs=8)
+    ranks = with_(gpu, ranks=RanksSetup(dp=2), trainer="fsdp", mode="timesliced")
+    shard = -(-base // 2)
+    assert room_for(ranks).bytes == pytest.approx((left + base - shard) * 3 / 4, abs=8)
+    beside = room_for(with_(ranks, mode="resident")).bytes
+    assert beside == pytest.approx((80 * GIB * 0.85 / 2 - shard) * 3 / 4, rel=1e-3)
+
+
+def test_cpu_without_a_limit_has_the_most(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def machine(memory: int) -> int:
+        found = replace(read_machine(), memory=memory)
+        monkeypatch.setattr(microbatches, "read_machine", lambda: found)
+        return room_for(config_of(model, model_path=str(model))).bytes
+
+    assert machine(NO_LIMIT) == 0
+    assert 0 < machine(24 * GIB) < machine(48 * GIB)
+    assert machine(2 * GIB) == 0
+
+
+def test_experts_count_as_many_as_a_token_meets(tmp_path: Path) -> None:
+    """A mixture of 4 experts, of which a token meets 2, keeps as much as one whose experts are twice 2."""
+    room = {}
+    for count in (2, 4):
+        directory = tmp_path / str(count)
+        make_model(directory, "qwen3_moe", num_experts=count)
+        room[count] = room_for(config_of(directory, model_path=str(directory))).token
+    assert room[2] == pytest.approx(room[4], rel=0.01)
