@@ -193,6 +193,7 @@ def _checked(
         max_positions=base.max_positions,
         teacher_path=base.teacher_path,
         linears=base.linears,
+        of_experts=base.of_experts,
         modules=base.modules,
         adapter_parameters=size,
         reference_parameters=frozen,
@@ -225,6 +226,7 @@ def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | No
     return BaseFacts(
         modules=[*adapter.modules],
         linears=sorted({leaf(name) for name in model.linears}),
+        of_experts=sorted({leaf(name) for name in model.experts}),
         max_positions=model.max_positions,
         teacher_path=str(teacher.directory) if teacher else "",
     )
