@@ -42,7 +42,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         env={} if rollout.urls else backend.env,
         servers=len(rollout.urls) or rollout.servers,
         tp=rollout.tp,
-        max_rank=_max_rank(spec.lora.rank),
+        max_rank=max_rank(spec.lora.rank),
         targets=targets(facts.modules, facts.linears, facts.of_experts),
         context_length=_context_length(spec, facts.max_positions),
         scaled_logprobs=rollout.temperature != 1.0,
@@ -53,7 +53,8 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
     )
 
 
-def _max_rank(rank: int) -> int:
+def max_rank(rank: int) -> int:
+    """Return the highest rank that a server is started for. Raises SpecError where none takes as much."""
     if rank > RANKS[-1]:
         raise SpecError(
             f"{rank} is more than the {RANKS[-1]} that servers take", key="lora.rank", hint="Lower it."
