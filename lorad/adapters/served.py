@@ -1,7 +1,8 @@
 """The engine form of an adapter: what a server reads, which makes the same change of the base as the version.
 
 Servers read less than PEFT writes. SGLang knows no rsLoRA, and dies of an adapter on `k_proj`, `v_proj` or
-`up_proj` alone, since it computes q, k and v in one product, and gate and up.
+`up_proj` alone, since it computes q, k and v in one product, and gate and up. vLLM takes adapters on the
+experts of a layer only all together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.targets import experts_of
 from lorad.adapters.tensors import bfloat16_bits
 
 _Shapes = Mapping[str, tuple[int, int]]
@@ -16,7 +18,7 @@ _Shapes = Mapping[str, tuple[int, int]]
 
 def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], dtype: str) -> Adapter:
     """`adapter` with its scale written as alpha / rank, partners with a zero B where its modules need them,
-    and cast.
+    and cast. Where any linear of an expert is adapted, all linears of all experts of its layer are.
 
     shapes: (out, in) of every linear of the base. joined: leaf names of linears that the server takes
     adapters on only together. dtype: of its arithmetic; the tensors of bfloat16 are bits, see
@@ -36,7 +38,7 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
 
 def _partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
     """Return the linears beside `modules`, in the same part of the same layer, that the server wants an
-    adapter on as well.
+    adapter on as well; of experts those of the whole layer.
     """
     there, partners = set(modules), set[str]()
     for module in modules:
@@ -44,6 +46,8 @@ def _partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Seque
         for names in joined:
             if last in names:
                 partners.update(f"{parent}.{name}" for name in names)
+    if touched := {experts_of(module) for module in modules} - {""}:
+        partners.update(name for name in shapes if experts_of(name) in touched)
     return sorted(name for name in partners - there if name in shapes)
 
 

@@ -9,6 +9,7 @@ An entry is one of
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -16,6 +17,7 @@ from lorad.errors import SpecError
 
 ALL_LINEAR = "all-linear"
 HEAD = "lm_head"
+EXPERTS = "experts"  # the last part of the name of all experts of a layer together
 MEGATRON: dict[str, tuple[str, ...]] = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_q": ("q_proj",),
@@ -30,6 +32,7 @@ MEGATRON: dict[str, tuple[str, ...]] = {
 }
 _MEGATRON_PATH = {"decoder": "model", "self_attention": "self_attn"}
 _WILD = frozenset("*?[")
+_OF_EXPERT = re.compile(rf"(.+\.{EXPERTS})\.\d+\.\w+")
 
 
 def match_modules(
@@ -64,6 +67,12 @@ def match_modules(
 def leaf(name: str) -> str:
     """`model.layers.0.self_attn.q_proj` -> `q_proj`."""
     return name.rpartition(".")[2]
+
+
+def experts_of(name: str) -> str:
+    """`model.layers.0.mlp.experts.3.up_proj` -> `model.layers.0.mlp.experts`; "" for what is of no expert."""
+    found = _OF_EXPERT.fullmatch(name)
+    return found[1] if found else ""
 
 
 def entry_matches(entry: str, name: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lorad.adapters.targets import HEAD, MEGATRON, leaf, match_modules
+from lorad.adapters.targets import EXPERTS, HEAD, MEGATRON, experts_of, leaf, match_modules
 from lorad.backends.engine_install import install_hint
 from lorad.backends.registry import RANKED, SERVERS
 from lorad.backends.trainer_install import interpreter_of
@@ -20,6 +20,8 @@ from lorad.spec.model import Spec
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
 AXES = ("tp", "pp", "ep", "dp")
+_SERVED_EXPERTS = ("qwen3_moe",)  # model types whose experts were tried with adapters on servers
+_MLP = ("gate_proj", "up_proj", "down_proj")
 _Shapes = Mapping[str, tuple[int, int]]
 _MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+")
 _FUSED = {names[0]: names for names in MEGATRON.values() if len(names) > 1}
@@ -40,8 +42,8 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         env={} if rollout.urls else backend.env,
         servers=len(rollout.urls) or rollout.servers,
         tp=rollout.tp,
-        max_rank=_max_rank(spec.lora.rank),
-        targets=targets(facts.modules, facts.linears),
+        max_rank=max_rank(spec.lora.rank),
+        targets=targets(facts.modules, facts.linears, facts.of_experts),
         context_length=_context_length(spec, facts.max_positions),
         scaled_logprobs=rollout.temperature != 1.0,
         urls=rollout.urls,
@@ -51,7 +53,8 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
     )
 
 
-def _max_rank(rank: int) -> int:
+def max_rank(rank: int) -> int:
+    """Return the highest rank that a server is started for. Raises SpecError where none takes as much."""
     if rank > RANKS[-1]:
         raise SpecError(
             f"{rank} is more than the {RANKS[-1]} that servers take", key="lora.rank", hint="Lower it."
@@ -59,11 +62,20 @@ def _max_rank(rank: int) -> int:
     return next(most for most in RANKS if most >= rank)
 
 
-def targets(modules: Iterable[str], linears: Iterable[str]) -> tuple[str, ...]:
+def targets(
+    modules: Iterable[str], linears: Iterable[str], of_experts: Iterable[str] = ()
+) -> tuple[str, ...]:
     """Leaf names, sorted: those of all linears but the head, so that runs with fewer share the server; else
-    its own.
+    its own. EXPERTS is among them where experts are adapted.
+
+    of_experts: leaf names of the linears of experts. Where there are any, the MLP is among the targets only
+    where it is adapted: servers set memory aside for adapters on every expert else.
     """
-    own, usual = {leaf(module) for module in modules}, set(linears) - {HEAD}
+    own, usual, inner = {leaf(module) for module in modules}, set(linears) - {HEAD}, set(of_experts)
+    if inner and not own & (inner | {*_MLP}):
+        usual -= inner | {*_MLP}
+    if any(experts_of(module) for module in modules):
+        usual |= inner | {EXPERTS}
     return tuple(sorted(usual if own <= usual else own))
 
 
@@ -135,7 +147,8 @@ def targets_of(trainer: str, linears: _Shapes, experts: _Shapes | None = None) -
 
 def served_experts(rollout: str, facts: ModelFacts) -> _Shapes:
     """Return the linears of experts on which the engine serves adapters."""
-    return facts.experts if rollout == "builtin" else {}
+    is_served = rollout in SERVERS and facts.model_type in _SERVED_EXPERTS
+    return facts.experts if rollout == "builtin" or is_served else {}
 
 
 def modules_of(spec: Spec, facts: ModelFacts) -> tuple[str, ...]:

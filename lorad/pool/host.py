@@ -19,6 +19,7 @@ import torch
 
 import lorad
 from lorad.backends.registry import engine_class, trainer_class
+from lorad.backends.setup import served_experts
 from lorad.box.paths import Home, default_home
 from lorad.engines.base import Engine
 from lorad.errors import PoolLost, SpecError
@@ -187,10 +188,9 @@ class _Start:
             memory_fraction=server_share(config, self.facts),
             sleep=config.mode == "timesliced",
         )
+        shapes = {**self.facts.linears, **served_experts(config.engine, self.facts)}
         logs = log_directory(self.root)
-        engine: Engine = await self.engine_type.open(
-            setup, settings, self.facts.linears, work=self.root, logs=logs
-        )
+        engine: Engine = await self.engine_type.open(setup, settings, shapes, work=self.root, logs=logs)
         return engine
 
 

@@ -172,7 +172,8 @@ def _checked(
     frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
     critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank * spec.algorithm.has_critic
     needed = 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
-    needed += 0 if warm else base_memory(spec, model, device, teacher and teacher.facts)
+    if not warm:
+        needed += base_memory(spec, model, device, adapter.modules, teacher and teacher.facts)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
@@ -193,6 +194,7 @@ def _checked(
         max_positions=base.max_positions,
         teacher_path=base.teacher_path,
         linears=base.linears,
+        of_experts=base.of_experts,
         modules=base.modules,
         adapter_parameters=size,
         reference_parameters=frozen,
@@ -225,6 +227,7 @@ def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | No
     return BaseFacts(
         modules=[*adapter.modules],
         linears=sorted({leaf(name) for name in model.linears}),
+        of_experts=sorted({leaf(name) for name in model.experts}),
         max_positions=model.max_positions,
         teacher_path=str(teacher.directory) if teacher else "",
     )

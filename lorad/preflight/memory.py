@@ -1,12 +1,17 @@
 """Memory that this process could still get, and what the bases of a run take."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
+from lorad.adapters.targets import experts_of
 from lorad.backends.registry import RANKED, SERVERS
+from lorad.backends.setup import max_rank, served_experts
 from lorad.errors import SpecError
+from lorad.models.directory import BYTES
 from lorad.models.facts import ModelFacts
+from lorad.protocol.pool_setup import SERVER_SLOTS
 from lorad.spec.model import Spec
 from lorad.text import size as in_units
 
@@ -26,9 +31,12 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
     return min(free, max(0, limit - used + cache))
 
 
-def base_memory(spec: Spec, model: ModelFacts, device: str, teacher: ModelFacts | None = None) -> int:
+def base_memory(
+    spec: Spec, model: ModelFacts, device: str, modules: Iterable[str], teacher: ModelFacts | None = None
+) -> int:
     """Return the bytes of the bases that are loaded, `auto` being float32 on the CPU: the trainer's, each
-    server's own, and the teacher's, in the dtype of the model.
+    server's own, with room for adapters on experts if there are any among `modules`, and the teacher's, in
+    the dtype of the model.
 
     FSDP cuts one over all ranks, Megatron has one for each data-parallel copy.
     """
@@ -39,7 +47,19 @@ def base_memory(spec: Spec, model: ModelFacts, device: str, teacher: ModelFacts 
         sampled = int(trainer.backend in RANKED)
     dtype = "float32" if spec.model.dtype == "auto" and device == "cpu" else spec.model.dtype
     beside = 0 if teacher is None else teacher.bytes(model.dtype if dtype == "auto" else dtype)
-    return model.bytes(dtype) * (trained + sampled) + beside
+    room = _expert_buffers(spec, model, modules, dtype)
+    return model.bytes(dtype) * (trained + sampled) + room + beside
+
+
+def _expert_buffers(spec: Spec, model: ModelFacts, modules: Iterable[str], dtype: str) -> int:
+    """Return the bytes that servers set aside for adapters on experts: in each slot for every expert, at the
+    highest rank, whichever of them the run adapts. Those for other linears are small beside the base.
+    """
+    rollout = spec.rollout
+    if rollout.backend not in SERVERS or rollout.urls or not any(map(experts_of, modules)):
+        return 0
+    numbers = max_rank(spec.lora.rank) * sum(map(sum, served_experts(rollout.backend, model).values()))
+    return rollout.servers * SERVER_SLOTS * numbers * BYTES[model.dtype if dtype == "auto" else dtype]
 
 
 def check_memory(needed: int, free: int | None, device: str, fraction: float) -> None:

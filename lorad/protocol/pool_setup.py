@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 UNIX = "unix:"  # how the address of a server on a Unix socket begins
+# distinct versions in one batch of a server: the current one, the one before, some that are served; the base
+SERVER_SLOTS = 5
 _Size = Annotated[int, Meta(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Mode = Literal["fused", "resident", "timesliced"]
@@ -27,7 +29,7 @@ class ServerSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     servers: how many there are, each with the whole model.
     tp: how many devices each has.
     max_rank: the largest rank of the adapters that will be loaded.
-    targets: leaf names of the linears that these adapters change.
+    targets: leaf names of the linears that these adapters change, and `experts` where they change experts.
     scaled_logprobs: some temperature is neither 0 nor 1.
     urls: servers that the user runs, instead of starting any (http://host:port or unix:/path).
     key_file, admin_key_file: files that hold one key each.

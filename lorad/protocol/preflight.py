@@ -44,13 +44,15 @@ class BaseFacts(Struct, frozen=True, kw_only=True):
     """What a pool has to know of a base, a run's adapter and its teacher.
 
     modules: the names of the linears that the adapter changes.
-    linears: the leaf names of all linears of the base.
+    linears: the leaf names of all linears of the base but those of experts.
+    of_experts: the leaf names of the linears of experts.
     max_positions: the base's context length in tokens.
     teacher_path: the directory of the teacher, where that is another model; "" otherwise.
     """
 
     modules: list[str] = []
     linears: list[str] = []
+    of_experts: list[str] = []
     max_positions: _Count = 0
     teacher_path: str = ""
 

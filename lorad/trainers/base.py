@@ -204,6 +204,12 @@ class Trainer(ABC):
         """Return the log-probabilities of `predictions`."""
         return (await self.predictions(policy, batch, temperature)).logprobs
 
+    async def unmet_experts(self, batch: Batch) -> Sequence[str] | None:
+        """Return the experts of the base, as `model.layers.4.mlp.experts.17`, of which no log-probability of
+        the batch depends: the router sends none of its tokens there. None where the trainer does not know.
+        """
+        return None
+
     @abstractmethod
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
         """float32 [M]: a critic's value at the position that predicts each target, dropout off.

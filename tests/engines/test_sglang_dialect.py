@@ -19,10 +19,12 @@ from lorad.engines.sglang import launch, replies
 from lorad.engines.sglang.command import RESERVED
 from lorad.engines.sglang.dialect import SglangDialect
 from lorad.errors import LoradError
+from lorad.models.directory import resolve
 from lorad.protocol.batch import Sampling
 
+TINY, TINY_MOE = resolve("builtin:tiny"), resolve("builtin:tiny-moe")
 SETTINGS = ServerSettings(
-    model=Path("/models/base"),
+    model=TINY,
     dtype="float32",
     device="cpu",
     context_length=512,
@@ -116,6 +118,28 @@ def test_user_flags_replace_add_and_remove() -> None:
     assert found["mem-fraction-static"] == ["0.4"] and found["chunked-prefill-size"] == ["512"]
     assert found["trust-remote-code"] == [] and found["lora-target-modules"] == ["q_proj", "o_proj"]
     assert not {"sleep-on-idle", "enable-metrics"} & set(found)
+
+
+def test_experts_take_their_own_flags_on_a_gpu() -> None:
+    targets = ("experts", "q_proj", "up_proj")
+    found = flags(device="cuda:0", targets=targets)
+    assert found["lora-backend"] == ["triton"] and found["lora-use-virtual-experts"] == []
+    assert found["lora-target-modules"] == ["q_proj", "up_proj"]
+    assert "lora-backend" not in flags(device="cuda:0")
+    assert flags(targets=targets)["lora-backend"] == ["torch_native"]
+
+
+def mended(**changes: Any) -> set[str]:
+    """What launch.py is told to make up for."""
+    told = SglangDialect().environment(msgspec.structs.replace(SETTINGS, **changes))
+    return {name for name in told if name.startswith("LORAD_")}
+
+
+def test_launcher_mends_what_sglang_lacks_for_mixtures() -> None:
+    experts = ("experts", "up_proj")
+    assert mended() == set() and mended(model=TINY_MOE) == {"LORAD_TIED"}
+    assert mended(model=TINY_MOE, targets=experts) == {"LORAD_TIED", "LORAD_EXPERTS"}
+    assert mended(model=TINY_MOE, targets=experts, device="cuda:0") == {"LORAD_TIED"}
 
 
 def test_a_gpu_server_sees_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:

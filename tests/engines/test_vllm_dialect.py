@@ -55,6 +55,20 @@ def test_targets_are_several_words() -> None:
     assert argv[place + 1 : place + 3] == ["q_proj", "v_proj"]
 
 
+def test_experts_are_a_target_of_their_own() -> None:
+    argv = words(targets=("experts", "q_proj"))
+    assert argv[argv.index("--lora-target-modules") + 1] == "experts"
+    assert "--enable-mixed-moe-lora-format" in argv
+    assert "--enable-mixed-moe-lora-format" not in words()
+
+
+def test_experts_are_mended_on_a_cpu_alone() -> None:
+    moe = msgspec.structs.replace(SETTINGS, model=resolve("builtin:tiny-moe"))
+    on_gpu = msgspec.structs.replace(moe, device="cuda:0")
+    found = ["LORAD_EXPERTS" in VllmDialect().environment(one) for one in (SETTINGS, moe, on_gpu)]
+    assert found == [False, True, False]
+
+
 def test_server_has_room_for_one_more_version() -> None:
     assert value_of("--max-cpu-loras", words()) == "5"
     assert value_of("--max-cpu-loras", words(slots=8)) == "9"

@@ -19,6 +19,7 @@ from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.preflight.__main__ import preflight
+from lorad.protocol.pool_setup import SERVER_SLOTS
 from lorad.spec.model import convert
 from tests.kit.world import REPOSITORY
 
@@ -131,6 +132,22 @@ def test_each_server_needs_memory_for_its_base(install: Any, tmp_path: Path) -> 
     alone = check(tmp_path, {}).memory_needed
     base = read_facts(resolve("builtin:tiny")).bytes("float32")
     assert check(tmp_path, {"backend": "sglang", "servers": 3}).memory_needed == alone + 3 * base
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_for_adapters_on_experts_is_counted(backend: str, install: Any, tmp_path: Path) -> None:
+    install(backend)
+    moe = resolve("builtin:tiny-moe")
+    more = {"model": {"path": "builtin:tiny-moe"}, "lora": {"rank": 17}}
+    facts = read_facts(moe)
+    dense = {**more, "lora": {"rank": 17, "exclude_modules": ["*.experts.*"]}}
+    with_them, without = (check(tmp_path, {"backend": backend}, **s) for s in (more, dense))
+    assert (len(with_them.modules), len(without.modules)) == (48, 12)
+    assert with_them.of_experts == ["down_proj", "gate_proj", "up_proj"] == without.of_experts
+    buffers = SERVER_SLOTS * 32 * sum(map(sum, facts.experts.values()))
+    trained = 8 * (with_them.adapter_parameters - without.adapter_parameters)
+    assert trained == 8 * 17 * sum(map(sum, facts.experts.values()))
+    assert with_them.memory_needed - without.memory_needed == 4 * (trained + buffers)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -12,7 +12,8 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.validate import expected_shapes
 from lorad.backends import trainer_install as install_module
-from lorad.backends.setup import modules_of, needs_base, targets_of
+from lorad.backends.registry import SERVERS
+from lorad.backends.setup import modules_of, needs_base, served_experts, targets_of
 from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
@@ -239,17 +240,26 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     assert check_adapted(convert({}), tiny, tiny.linears) == []
 
 
-def test_experts_are_adapted_where_both_ends_are_builtin() -> None:
+@pytest.mark.parametrize("rollout", ["builtin", "sglang", "vllm"])
+def test_experts_are_adapted_where_both_ends_can(rollout: str) -> None:
     facts = read_facts(resolve("builtin:tiny-moe"))
-    both = modules_of(convert({}), facts)
+    spec = convert({"rollout": {"backend": rollout}})
+    both = modules_of(spec, facts)
     assert len(both) == 48 and len([name for name in both if ".experts." in name]) == 36
-    served = convert({"rollout": {"backend": "vllm"}})
-    assert {name.rpartition(".")[2] for name in modules_of(served, facts)} == {
+    shapes = targets_of("builtin", facts.linears, served_experts(rollout, facts))
+    assert check_adapted(spec, facts, shapes) == []
+    megatron = convert({"rollout": {"backend": rollout}, "trainer": {"backend": "megatron"}})
+    assert {name.rpartition(".")[2] for name in modules_of(megatron, facts)} == {
         "q_proj", "k_proj", "v_proj", "o_proj",
     }  # fmt: skip
-    (warning,) = check_adapted(served, facts, targets_of("builtin", facts.linears))
+    (warning,) = check_adapted(megatron, facts, targets_of("megatron", facts.linears))
     assert "the 36 linears of the experts get no adapters" in warning
-    assert check_adapted(convert({}), facts, targets_of("builtin", facts.linears, facts.experts)) == []
+
+
+def test_servers_take_no_experts_of_other_models(tmp_path: Path) -> None:
+    make_moe(tmp_path)
+    facts = read_facts(tmp_path)
+    assert facts.experts and all(served_experts(kind, facts) == {} for kind in (*SERVERS, "mine"))
 
 
 def test_names_shared_with_experts_need_excludes(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
 
     model: a Hugging Face directory. device: `cpu` or `cuda:<n>`; devices: how many there are for all servers,
     from that one on. context_length: tokens of prompt and completion.
-    max_rank, targets (leaf names of linears, as `q_proj`): of adapters that will ever be loaded. slots:
+    max_rank, targets (leaf names of linears, as `q_proj`, and `experts` where experts are adapted): of
+    adapters that will ever be loaded. slots:
     distinct versions in one batch, the base not counted. max_versions: loaded at once. memory_fraction: of
     the device's memory, weights and cache together. scaled_logprobs: log-probabilities are wanted under the
     temperature-scaled distribution (needed when a temperature is neither 0 nor 1). sleep: start so that

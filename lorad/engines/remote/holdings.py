@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.served import served
-from lorad.adapters.targets import leaf
+from lorad.adapters.targets import EXPERTS, experts_of, leaf
 from lorad.engines.base import BASE, AdapterSource
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.fleet import Fleet
@@ -114,8 +114,9 @@ class Holdings:
         """Convert an adapter to the form that the servers read."""
         adapter = receive(source, self._shapes, self._settings.max_rank)
         form = served(adapter, self._shapes, self._fleet.dialect.joined, self._settings.dtype)
+        targets = {*self._settings.targets}
         for module in form.config.modules:
-            if leaf(module) not in self._settings.targets:
+            if leaf(module) not in targets or (experts_of(module) and EXPERTS not in targets):
                 raise AdapterRefused(
                     f"{module} is adapted, but the servers were started for "
                     f"{', '.join(self._settings.targets)}",

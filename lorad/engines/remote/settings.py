@@ -9,9 +9,8 @@ from msgspec.structs import replace
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.http import Address
 from lorad.errors import SpecError
-from lorad.protocol.pool_setup import UNIX, ServerSetup
+from lorad.protocol.pool_setup import SERVER_SLOTS, UNIX, ServerSetup
 
-_SLOTS = 4  # distinct versions in one batch: the current one, the one before, and some that are served
 MAX_VERSIONS = 64
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 
@@ -36,7 +35,7 @@ def settings_of(
         context_length=setup.context_length,
         max_rank=setup.max_rank,
         targets=setup.targets,
-        slots=_SLOTS,
+        slots=SERVER_SLOTS - 1,  # without the base
         max_versions=MAX_VERSIONS,
         memory_fraction=memory_fraction / most_on_a_device,
         threads=threads,

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lorad.adapters.targets import EXPERTS, HEAD
 from lorad.engines.remote.dialect import ServerSettings, visible_devices
+from lorad.models.facts import read_facts
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
 
@@ -52,9 +54,18 @@ def environment(settings: ServerSettings) -> dict[str, str]:
         "OMP_NUM_THREADS": str(settings.threads),
         "TOKENIZERS_PARALLELISM": "false",
     }
+    common |= _for_launcher(settings)
     if settings.device == "cpu":
         return {**common, "SGLANG_USE_CPU_ENGINE": "1"}
     return {**common, "CUDA_VISIBLE_DEVICES": visible_devices(settings)}
+
+
+def _for_launcher(settings: ServerSettings) -> dict[str, str]:
+    """Say what launch.py has to make up for."""
+    facts = read_facts(settings.model)
+    is_tied = facts.model_type == "qwen3_moe" and HEAD not in facts.linears
+    is_plain = settings.device == "cpu" and EXPERTS in settings.targets
+    return {**({"LORAD_TIED": "1"} if is_tied else {}), **({"LORAD_EXPERTS": "1"} if is_plain else {})}
 
 
 def _common_flags(settings: ServerSettings) -> dict[str, Any]:
@@ -67,7 +78,7 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "max-running-requests": settings.max_running,
         "enable-lora": True,
         "max-lora-rank": settings.max_rank,
-        "lora-target-modules": list(settings.targets),
+        "lora-target-modules": [name for name in settings.targets if name != EXPERTS],
         "max-loras-per-batch": settings.slots + 1,  # the base counts
         # Above this SGLang unloads one by itself and says nothing.
         "max-loaded-loras": max(settings.max_versions, settings.slots) + _LOADED_MARGIN,
@@ -95,7 +106,8 @@ def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:
 def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
     # Without the backup of the weights, what wakes up is noise.
     saver = {"enable-memory-saver": True, "enable-weights-cpu-backup": True} if settings.sleep else {}
-    return {"device": "cuda", **saver}
+    experts = {"lora-backend": "triton", "lora-use-virtual-experts": True}
+    return {"device": "cuda", **saver, **(experts if EXPERTS in settings.targets else {})}
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

@@ -2,13 +2,16 @@
 
     python launch.py --uds SOCKET <flags of sglang.launch_server>
 
-Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes three things in
+Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes five things in
 SGLang, each in memory only; a release that lacks one of the places is refused by name:
 
 - uvicorn serves on SOCKET, mode 0600, and on no TCP port. Flags that choose another server are refused.
 - `sampling_seed` of a request counts without --enable-deterministic-inference. SGLang's schedulers are
     spawned and
   import this file again as `__mp_main__`: what is at module level holds there too.
+- Qwen3-MoE has its embeddings for a head where config.json says so; SGLang makes a head of zeros.
+- On a CPU, experts with adapters are computed by `plain_experts.py`: SGLang's own kernel is Triton's, made
+    for GPUs alone, and the first request would end the server.
 - The call of itself after its start goes to SOCKET, not to a port that a stranger may hold.
 
 Temporary files, among them the sockets between SGLang's processes (which unpickle what they are sent), lie in
@@ -19,6 +22,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import runpy
 import shutil
 import socket
 import sys
@@ -40,6 +44,7 @@ _OTHER_SERVERS = (
     "use_ray",
 )
 _OTHER_SERVERS_BY_ENVIRONMENT = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
+_PLAIN_EXPERTS = Path(__file__).resolve().parents[1] / "plain_experts.py"
 _SEEDED_BACKENDS = ("pytorch", "ascend")
 
 
@@ -84,6 +89,69 @@ def _honour_seeds() -> None:
         return info
 
     SamplingBatchInfo.from_schedule_batch = classmethod(from_schedule_batch)
+
+
+def _mend_cpu_experts() -> None:
+    """Replace the forward pass of experts with adapters."""
+    try:
+        from sglang.srt.lora.layers import FusedMoEWithLoRA
+
+        FusedMoEWithLoRA._forward_with_lora  # noqa: B018 (a release without it is refused)
+    except (ImportError, AttributeError):
+        _lacking("FusedMoEWithLoRA._forward_with_lora")
+    plain_experts = runpy.run_path(str(_PLAIN_EXPERTS))["plain_experts"]
+
+    def forward(layer: Any, hidden_states: Any, topk_output: Any, lora_info: Any, **_: Any) -> Any:
+        config = layer.moe_runner_config
+        if config.activation != "silu" or not config.is_gated or config.apply_router_weight_on_input:
+            raise NotImplementedError(f"lorad computes experts on a CPU with silu, not as in {config}")
+        weights, index, _logits = topk_output
+        base, slots = layer.base_layer, lora_info.token_lora_mapping
+        of_gate_up, of_down = _adapters_of(lora_info)
+        return plain_experts(
+            hidden_states, index, weights, base.w13_weight, base.w2_weight, slots, of_gate_up, of_down
+        )
+
+    FusedMoEWithLoRA._forward_with_lora = forward
+
+
+def _adapters_of(info: Any) -> tuple[Any, Any]:
+    """(what adapters add to gate and up, and to down); SGLang holds gate's A above up's, and so B."""
+    import torch
+
+    rank = info.max_lora_rank
+
+    def of_gate_up(slot: int, expert: int, rows: Any) -> Any:
+        low = rows @ info.gate_up_lora_a_weights[slot, expert].T
+        gate, up = info.gate_up_lora_b_weights[slot, expert].chunk(2)
+        return torch.cat([low[:, :rank] @ gate.T, low[:, rank:] @ up.T], dim=1)
+
+    def of_down(slot: int, expert: int, rows: Any) -> Any:
+        return rows @ info.down_lora_a_weights[slot, expert].T @ info.down_lora_b_weights[slot, expert].T
+
+    return of_gate_up, of_down
+
+
+def _tie_head() -> None:
+    """Give Qwen3-MoE the head that it shares with its embeddings."""
+    from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
+
+    original = Qwen3MoeForCausalLM.load_weights
+
+    def load_weights(model: Any, *args: Any, **options: Any) -> Any:
+        found = original(model, *args, **options)
+        model.lm_head.weight = model.model.embed_tokens.weight
+        return found
+
+    Qwen3MoeForCausalLM.load_weights = load_weights
+
+
+def _mend() -> None:
+    _honour_seeds()
+    if os.environ.get("LORAD_TIED"):
+        _tie_head()
+    if os.environ.get("LORAD_EXPERTS"):
+        _mend_cpu_experts()
 
 
 def _split_socket(arguments: list[str]) -> tuple[Path, list[str]]:
@@ -190,13 +258,13 @@ def main() -> None:
     path, arguments = _split_socket(sys.argv[1:])
     directory = _use_private_directory(path)
     try:
-        _honour_seeds()
+        _mend()
         _serve(path, arguments)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__mp_main__":
-    _honour_seeds()
+    _mend()
 elif __name__ == "__main__":
     main()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lorad.adapters.targets import EXPERTS
 from lorad.engines.remote.dialect import ServerSettings, visible_devices
 from lorad.models.directory import BYTES
 from lorad.models.facts import read_facts
@@ -79,6 +80,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
         return {
             **common,
             "LORAD_DEVICE": "cpu",  # for launch.py
+            **({"LORAD_EXPERTS": "1"} if read_facts(settings.model).experts else {}),
             # or each server binds its threads to the machine's first cores
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCHDYNAMO_DISABLE": "1",  # the first sample would wait for a C++ compiler
@@ -102,6 +104,8 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "max-loras": settings.slots,
         "max-cpu-loras": max(settings.max_versions, settings.slots) + _VERSIONS_MARGIN,
         "lora-target-modules": list(settings.targets),
+        # each expert's own pairs, also where vLLM holds all experts of a layer in one tensor
+        "enable-mixed-moe-lora-format": EXPERTS in settings.targets or None,
         "logprobs-mode": "processed_logprobs" if settings.scaled_logprobs else "raw_logprobs",
         "generation-config": "vllm",  # not the model's own: it has stop tokens, top_k and the like
         "enable-log-requests": False,

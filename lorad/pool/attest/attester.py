@@ -27,8 +27,9 @@ from lorad.pool.attest.by_name import Others, judge_bits, judge_within, rms_betw
 from lorad.pool.attest.canaries import Canaries, fewest, measure_canaries, sample_canaries, some_of
 from lorad.pool.attest.direct import BFLOAT16, FLOAT32, SEVERITY, Reference, judge, judge_again, worst
 from lorad.pool.attest.prediction import Predictor
-from lorad.pool.attest.verdict import Claim, Outcome
+from lorad.pool.attest.verdict import Claim, Outcome, unmet_of
 from lorad.pool.phases import Phases
+from lorad.protocol.batch import Batch
 from lorad.protocol.calls import CANARIES, CANARY_TOKENS, Attestation
 from lorad.trainers.base import Policy, Trainer
 
@@ -101,15 +102,24 @@ class Attester:
                     batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
                 async with self._phases.with_base(run):
                     trainer = await self._trainer.logprobs(Policy(), batch)
-                    few = some_of(batch, fewest(trainer, batch))
+                    unmet = await self.predictor.unmet_experts(batch)
+                    few = await self._some_of(batch, fewest(trainer, batch), unmet)
                     trainer_few = trainer if few is batch else await self._trainer.logprobs(Policy(), few)
                 async with self._phases.serving(run), self._engine.settled():
-                    every = made = await measure_canaries(self._engine, trainer, batch)
+                    every = made = await measure_canaries(self._engine, trainer, batch, unmet)
                     if few is not batch:
-                        made = await measure_canaries(self._engine, trainer_few, few)
+                        made = await measure_canaries(self._engine, trainer_few, few, unmet)
                     self._canaries[count, tokens] = _Sets(every, made)
                     await self._see_whether_it_repeats(every)
         return self._canaries[count, tokens]
+
+    async def _some_of(self, batch: Batch, count: int, unmet: frozenset[str] | None) -> Batch:
+        """Return the first `count` canaries, or as many more as it takes to meet what experts all meet."""
+        few = some_of(batch, count)
+        while few is not batch and await self.predictor.unmet_experts(few) != unmet:
+            count = min(2 * count, batch.completion_lengths.size)
+            few = some_of(batch, count)
+        return few
 
     async def attest(self, name: str, source: AdapterSource, claim: Claim) -> Outcome:
         """Test whether `name` serves what is claimed.
@@ -122,13 +132,14 @@ class Attester:
         before = np.zeros_like(claim.trainer) if claim.previous is None else claim.previous
         by_server = await self._scores(name, canaries)
         direct = worst([judge(canaries, engine, claim.trainer, before, self.limits) for engine in by_server])
-        outcome = Outcome(direct)
+        unmet = unmet_of(source, canaries)
+        outcome = Outcome(direct, unmet=unmet)
         if direct.verdict != "failed" and not self.is_direct_enough:
             named = await self._named(name, source, claim, by_server)
             amplified = None
             if claim.prediction is not None and named.verdict != "failed":
                 amplified = await self.amplified(name, source, claim.prediction)
-            outcome = Outcome(direct, named, amplified)
+            outcome = Outcome(direct, named, amplified, unmet)
         if "failed" not in (direct.verdict, outcome.named and outcome.named.verdict):
             self._references[name] = Reference(canaries, by_server[0], before)
         return outcome

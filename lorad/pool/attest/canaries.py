@@ -24,21 +24,26 @@ _MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and
 class Canaries(Struct, frozen=True):
     """The texts and what both sides say of them under the base, float64 [T]. sigma: rms difference, nats.
 
-    Of several servers, `engine` is the first one's: they are to hold the same.
+    Of several servers, `engine` is the first one's: they are to hold the same. unmet: experts of the base
+    that none of the texts is sent to; None where the trainer does not know.
     """
 
     batch: Batch
     engine: np.ndarray
     trainer: np.ndarray
     sigma: float
+    unmet: frozenset[str] | None = frozenset()
 
     @property
     def tokens(self) -> int:
         return int(self.batch.completions.size)
 
 
-async def measure_canaries(engine: Engine, trainer: np.ndarray, batch: Batch) -> Canaries:
-    """trainer: its log-probabilities under the base. sigma is that of the server which is farthest from them.
+async def measure_canaries(
+    engine: Engine, trainer: np.ndarray, batch: Batch, unmet: frozenset[str] | None
+) -> Canaries:
+    """trainer: its log-probabilities under the base. unmet: as in `Canaries`. sigma is that of the server
+    which is farthest from them.
 
     Raises AttestationFailed when engine and trainer disagree about the base by more than arithmetic explains.
     """
@@ -53,7 +58,7 @@ async def measure_canaries(engine: Engine, trainer: np.ndarray, batch: Batch) ->
             "rounding",
             hint="Do both use the same checkpoint? Restart the pool; `lorad doctor` checks the backends.",
         )
-    return Canaries(batch, by_server[0], trainer_base, sigma)
+    return Canaries(batch, by_server[0], trainer_base, sigma, unmet)
 
 
 async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: int) -> Batch:

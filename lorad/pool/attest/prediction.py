@@ -14,6 +14,7 @@ from msgspec import Struct
 from lorad.adapters.adapter import AdapterConfig
 from lorad.pool.attest.amplified import Prediction, amplification
 from lorad.pool.attest.canaries import Canaries
+from lorad.protocol.batch import Batch
 from lorad.trainers.base import LoraType, Policy, SlotSpec, Trainer
 
 
@@ -35,6 +36,11 @@ class Predictor:
     async def plain(self, slot: str | None, canaries: Canaries, times: float = 1.0) -> np.ndarray:
         """float64 [T]; of the base when `slot` is None."""
         return (await self._trainer.logprobs(Policy(slot, times), canaries.batch)).astype(np.float64)
+
+    async def unmet_experts(self, batch: Batch) -> frozenset[str] | None:
+        """Return what `Canaries.unmet` is of these texts."""
+        found = await self._trainer.unmet_experts(batch)
+        return None if found is None else frozenset(found)
 
     async def amplified(
         self, slot: str, canaries: Canaries, previous: Files | None, begin: float = 1.0

@@ -4,9 +4,13 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lorad.adapters.targets import experts_of
+from lorad.engines.base import AdapterSource
 from lorad.pool.attest.amplified import Amplified, Prediction
 from lorad.pool.attest.canaries import Canaries
 from lorad.protocol.calls import Attestation
+
+_MOST_NAMED = 3  # experts in the words of a verdict
 
 
 class Claim(Struct, frozen=True):
@@ -32,11 +36,14 @@ class Claim(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """named, amplified: None where that test was not made."""
+    """named, amplified: None where that test was not made. unmet: adapted experts that no canary is sent to,
+    of which nothing was proved; None where the trainer does not know.
+    """
 
     direct: Attestation
     named: Attestation | None = None
     amplified: Amplified | None = None
+    unmet: tuple[str, ...] | None = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -61,6 +68,17 @@ class Outcome(Struct, frozen=True):
         """is_proven: the amplified test passed with an earlier version, and the engine has been the same
         since.
         """
+        found = self._verdict(is_proven=is_proven)
+        if found.verdict == "failed" or self.unmet == ():
+            return found
+        if self.unmet is None:
+            detail = f"{found.detail}; it is not known which of its experts the canaries meet"
+            return replace(found, detail=detail)
+        some = ", ".join(self.unmet[:_MOST_NAMED]) + (", …" if len(self.unmet) > _MOST_NAMED else "")
+        detail = f"{found.detail}; no canary meets {len(self.unmet)} of its experts: {some}"
+        return replace(found, detail=detail, facts={**found.facts, "experts_unmet": float(len(self.unmet))})
+
+    def _verdict(self, *, is_proven: bool) -> Attestation:
         parts = [self.direct, *([self.named] if self.named else [])]
         parts += [self.amplified.verdict] if self.amplified else []
         facts = {key: number for part in parts for key, number in part.facts.items()}
@@ -75,3 +93,12 @@ class Outcome(Struct, frozen=True):
             return Attestation("passed", "; ".join(part.detail for part in reversed(parts)), facts)
         parts = [part for part in parts if part.verdict == "inconclusive"]
         return Attestation("inconclusive", "; ".join(part.detail for part in reversed(parts)), facts)
+
+
+def unmet_of(source: AdapterSource, canaries: Canaries) -> tuple[str, ...] | None:
+    """Return what `Outcome.unmet` is of an adapter."""
+    modules = () if source.adapter is None else source.adapter.config.modules
+    adapted = {name.rpartition(".")[0] for name in modules if experts_of(name)}
+    if not adapted:
+        return ()
+    return None if canaries.unmet is None else tuple(sorted(adapted & canaries.unmet))

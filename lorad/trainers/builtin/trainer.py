@@ -44,7 +44,7 @@ from lorad.trainers.base import (
     refuse_frozen,
     require_critic,
 )
-from lorad.trainers.builtin import critic, passes
+from lorad.trainers.builtin import critic, passes, routes
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
@@ -176,6 +176,14 @@ class BuiltinTrainer(Trainer):
         for piece, found in zip(pieces, await self._compute.each(quanta), strict=True):
             result.logprobs[piece.targets], result.correct[piece.targets] = found
         return result
+
+    async def unmet_experts(self, batch: Batch) -> Sequence[str]:
+        if self._base.config.experts is None:
+            return ()
+        texts = [(prompt, one) for prompt, completions in batch.groups() for one in completions]
+        quanta = (partial(routes.experts_met, self._base, *text) for text in texts)
+        met = set[tuple[int, str]]().union(*await self._compute.each(quanta))
+        return routes.unmet(self._base, met)
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
         held = self._critic(slot)

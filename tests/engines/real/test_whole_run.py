@@ -11,12 +11,13 @@ import psutil
 import pytest
 
 from lorad.adapters.directory import MANIFEST
-from lorad.adapters.peft import write_peft
+from lorad.adapters.peft import CONFIG, write_peft
 from lorad.adapters.targets import match_modules
 from tests.engines.real.places import ENVIRONMENT, SHAPES, python_of
 from tests.kit.fakes.random_adapters import partial, random_adapter
-from tests.kit.world import SMALL, World, world
+from tests.kit.world import REPOSITORY, SMALL, World, world
 
+MOE_DEMO = REPOSITORY / "examples" / "demo-moe.yaml"
 SPEC = """
 data: {train: sort, eval: sort}
 trainer: {lr: 1.0e-3, steps: 30}
@@ -25,9 +26,9 @@ checkpoint: {every: 5}
 """
 
 
-def configure(made: World, kind: str) -> None:
+def configure(made: World, kind: str, **more: str) -> None:
     made.home.root.mkdir(parents=True, exist_ok=True)
-    backend = {"python": python_of(kind), "env": ENVIRONMENT[kind]}
+    backend = {"python": python_of(kind), "env": ENVIRONMENT[kind], **more}
     made.home.config.write_text(json.dumps({"backends": {kind: backend}}))  # YAML has JSON in it
 
 
@@ -62,6 +63,31 @@ def test_run_outlives_its_server_and_its_pool(kind: str, mode: str) -> None:
         versions = made.client.adapters("sorter")
         assert {version.attested for version in versions} == {"passed"}
         assert "lora" in made.lorad("logs", "sorter", "--of", "engine").stdout.lower()
+
+
+FEW = ("trainer.steps=4", "eval.every=0", "checkpoint.every=2", "attest.amplified_every=1")
+
+
+def test_demo_of_experts_is_always_attested(kind: str) -> None:
+    with world() as made:
+        configure(made, kind)
+        made.lorad("run", MOE_DEMO, f"rollout.backend={kind}", *FEW, "--name", "moe", "--detach")
+        made.completed("moe", seconds=420)
+        versions = made.client.adapters("moe")
+        assert len(versions) == 5 and {version.attested for version in versions} == {"passed"}
+        config = json.loads((Path(versions[-1].path or "") / CONFIG).read_bytes())
+        assert {"q_proj", "gate_proj", "up_proj", "down_proj"} <= set(config["target_modules"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["vllm"], indirect=True)
+def test_experts_that_a_server_drops_are_noticed(kind: str) -> None:
+    """vLLM says nothing of adapters on linears that are none of its targets."""
+    with world() as made:
+        configure(made, kind, engine="tests.engines.real.forgetful:ForgetsExperts")
+        made.lorad("run", MOE_DEMO, f"rollout.backend={kind}", *FEW, "--name", "moe", "--detach")
+        shown = made.over("moe", seconds=420)
+        assert shown.reason == "attestation_failed" and shown.step <= 1, shown
 
 
 def test_rslora_on_one_target_is_always_attested(kind: str) -> None:

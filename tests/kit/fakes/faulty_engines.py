@@ -120,6 +120,52 @@ class TransposesA(Faulty):
         return self.with_a(adapter, lambda a: np.ascontiguousarray(a.reshape(a.shape[::-1]).T))
 
 
+class _OfExperts(Faulty):
+    """Serves each pair of an expert's as that of another module, which is of a layer's experts too."""
+
+    def served(self, adapter: Adapter) -> FrozenLora:
+        of = {name: self.source(name) if ".experts." in name else name for name in adapter.tensors}
+        return self.frozen(adapter, {name: adapter.tensors[of[name]] for name in of if of[name]})
+
+    def source(self, name: str) -> str:
+        """Return the name of the tensor to serve; "" for none."""
+        raise NotImplementedError
+
+
+class DropsExpert(_OfExperts):
+    """One expert of one layer."""
+
+    def source(self, name: str) -> str:
+        return "" if ".layers.1.mlp.experts.3." in name else name
+
+
+class PermutesExperts(_OfExperts):
+    """Two experts of one layer."""
+
+    def source(self, name: str) -> str:
+        here, there = ".layers.2.mlp.experts.0.", ".layers.2.mlp.experts.1."
+        return name.replace(here, there) if here in name else name.replace(there, here)
+
+
+class SwapsGateAndUp(_OfExperts):
+    def source(self, name: str) -> str:
+        here, there = "gate_proj", "up_proj"
+        return name.replace(here, there) if here in name else name.replace(there, here)
+
+
+class ReordersB(Faulty):
+    """Each B of an expert as if a file of all experts had them side by side, rank by rank."""
+
+    def served(self, adapter: Adapter) -> FrozenLora:
+        tensors = dict(adapter.tensors)
+        for name in (n for n in tensors if ".experts.0." in n and ".lora_B." in n):
+            names = [n for e in range(4) if (n := name.replace(".experts.0.", f".experts.{e}.")) in tensors]
+            side_by_side = np.stack([tensors[n] for n in names], axis=2).reshape(len(tensors[name]), -1)
+            parts = np.split(side_by_side, len(names), axis=1)
+            tensors |= {n: np.ascontiguousarray(part) for n, part in zip(names, parts, strict=True)}
+        return self.frozen(adapter, tensors)
+
+
 class ServesNaN(Faulty):
     def served(self, adapter: Adapter) -> FrozenLora:
         lora = self.frozen(adapter)

@@ -1,0 +1,50 @@
+"""A mixture of experts with adapters, in plain torch: for servers on a CPU, whose own kernels for that need a
+GPU.
+
+`sglang/launch.py` and `vllm/launch.py` run this file by its path, where lorad need not be installed.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+
+_Delta = Callable[[int, int, torch.Tensor], torch.Tensor]
+"""(slot, expert, rows [n, in]) -> what the adapter in that slot adds, [n, out]."""
+
+
+def plain_experts(
+    x: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    slots: torch.Tensor,
+    of_gate_up: _Delta,
+    of_down: _Delta,
+) -> torch.Tensor:
+    """[tokens, hidden] to the same: the weighted sum of each token's experts, whose MLPs use silu.
+
+    index, weights: of the experts of each token, [tokens, per token]. gate_up: [experts, 2 * width, hidden],
+    down: [experts, hidden, width]. slots: the adapter of each token, [tokens]; below 0 there is none.
+    """
+    found = torch.zeros(*index.shape, x.shape[1], dtype=torch.float32, device=x.device)
+    for expert in index.unique().tolist():
+        tokens, place = (index == expert).nonzero(as_tuple=True)
+        rows, owners = x[tokens], slots[tokens]
+        inner = _added(F.linear(rows, gate_up[expert]), rows, owners, expert, of_gate_up)
+        gate, up = inner.chunk(2, dim=-1)
+        inner = F.silu(gate) * up
+        outer = _added(F.linear(inner, down[expert]), inner, owners, expert, of_down)
+        found[tokens, place] = outer.float()
+    return (found * weights.unsqueeze(-1).float()).sum(1).to(x.dtype)
+
+
+def _added(
+    y: torch.Tensor, x: torch.Tensor, owners: torch.Tensor, expert: int, delta: _Delta
+) -> torch.Tensor:
+    for slot in owners.unique().tolist():
+        if slot >= 0:
+            mine = owners == slot
+            y[mine] += delta(slot, expert, x[mine])
+    return y

@@ -1,0 +1,52 @@
+"""Which experts of the base a batch meets."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lorad.models.attention import CausalAttention
+from lorad.models.base import Base
+from lorad.models.config import modules_in
+from lorad.models.decoder import Last, hidden
+from lorad.models.lora import LoraApply
+
+
+class _Noted:
+    """An adapter that changes nothing, and notes the experts that are asked for what it adds."""
+
+    def __init__(self) -> None:
+        self.met: set[tuple[int, str]] = set()  # (layer, `experts.3`)
+
+    def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
+        self.met.add((layer, group.rpartition(".")[0]))
+        return y
+
+    def has_experts(self, layer: int) -> bool:
+        return True
+
+    def routed(self, rows: Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
+        return [self] * len(ends)
+
+
+@torch.no_grad()
+def experts_met(base: Base, prompt: np.ndarray, completion: np.ndarray) -> set[tuple[int, str]]:
+    """Return the (layer, `experts.3`) of which the log-probabilities of a completion depend."""
+    noted = _Noted()
+    ids = torch.from_numpy(np.concatenate([prompt, completion]).astype(np.int64)).to(base.device)
+    places = torch.arange(len(ids), device=base.device)
+    predicting = Last(places[len(prompt) - 1 : -1], noted)
+    hidden(base, ids[None], places, CausalAttention(), noted, last=predicting)
+    return noted.met
+
+
+def unmet(base: Base, met: set[tuple[int, str]]) -> list[str]:
+    """Return the names of the other experts, as `model.layers.4.mlp.experts.17`, layer by layer."""
+    count = 0 if base.config.experts is None else base.config.experts.count
+    return [
+        f"model.layers.{layer}.{modules_in(f'experts.{expert}.down')[0].rpartition('.')[0]}"
+        for layer in range(len(base.layers))
+        for expert in range(count)
+        if (layer, f"experts.{expert}") not in met
+    ]
