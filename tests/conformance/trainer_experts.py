@@ -1,5 +1,6 @@
 """What trainers that adapt experts keep beside the rules of every trainer, on a small random Qwen3-MoE."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,22 @@ class MixtureOfExperts(TrainerCase):
             squares += float((b.T @ grad).square().sum() + (grad @ a.T).square().sum())
         result = await trainer.optim_step("a", 0.0, 0.0)
         assert result.grad_norm == pytest.approx(squares**0.5, rel=1e-3)
+
+    async def test_unmet_experts_are_those_that_change_nothing(self, trainer: Trainer, base: Path) -> None:
+        model, batch = reference_model(base), random_batch(5, groups=1, samples=1)
+        unmet = await trainer.unmet_experts(batch)
+        assert unmet is not None
+        with torch.no_grad():
+            before, found = reference_logprobs(model, batch), []
+            for layer, expert in itertools.product(range(2), range(4)):
+                name = f"model.layers.{layer}.mlp.experts.{expert}"
+                weight = weight_in(model, f"{name}.down_proj")
+                kept = weight.clone()
+                weight.zero_()
+                found += [name] * torch.equal(reference_logprobs(model, batch), before)
+                weight.copy_(kept)
+        assert found == list(unmet) != []
+        assert await trainer.unmet_experts(random_batch(5)) == []
 
     async def test_an_adapter_on_some_experts_leaves_others(self, trainer: Trainer, base: Path) -> None:
         """Whose linears differ from expert to expert, too."""

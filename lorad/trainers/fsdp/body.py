@@ -3,7 +3,7 @@ not know.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ class _FsdpBody(Body):
         self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, attention)
         self._text = self._model.config.get_text_config()
         self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
-        self._shard(architecture.decoder_layers(self._model))
+        self._layers = architecture.decoder_layers(self._model)
+        self._shard(self._layers)
         weights.fill(self._model, directory, self.device)
         self._has_positions = architecture.takes(self._model, "position_ids")
         self._keeps_logits = architecture.takes(self._model, "logits_to_keep")
@@ -86,9 +87,11 @@ class _FsdpBody(Body):
     def _shard(self, layers: list[Any]) -> None:
         self._recompute = Recompute()
         self._recompute.install(layers)
-        if mixtures := experts.experts_in(layers, self._model):
+        self._mixtures = experts.experts_in(layers, self._model)
+        if self._mixtures:
             experts.compute_experts(self._model)
-        self._room = AdapterRoom(self._model, architecture.linear_shapes(self._model, layers), mixtures)
+        shapes = architecture.linear_shapes(self._model, layers)
+        self._room = AdapterRoom(self._model, shapes, self._mixtures)
         mesh, ignored = DeviceMesh.from_group(self._world, self.device.type), self._room.parameters()
         for module in (*layers, self._model):
             fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
@@ -150,6 +153,23 @@ class _FsdpBody(Body):
             del head.forward
         states: Tensor = given[0][0] if self._keeps_logits else given[0][0][rows.predictors]
         return states + 0 * seen if torch.is_grad_enabled() else states
+
+    @property
+    def experts(self) -> Sequence[str]:
+        return experts.names_of(self._mixtures)
+
+    def met(self, rows: Rows) -> Tensor:
+        with experts.watched(self._mixtures) as seen, torch.no_grad():
+            self.logits(rows, adapter=False, train=False, recompute=False)
+        last, found = set(self._layers[-1].modules()), []
+        for path, module in self._mixtures.items():
+            (index,) = seen[path]
+            # after the last layer no token sees another one's
+            mine = (
+                index[rows.predictors] if module in last else index[: len(index) * bool(rows.targets.numel())]
+            )
+            found.append(torch.bincount(mine.reshape(-1), minlength=module.num_experts) > 0)
+        return torch.cat(found)
 
     def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
         """Run forward and backward, also for no tokens: other ranks' backward needs this rank's part of the

@@ -7,7 +7,8 @@ product, so that no weight is changed and no weight's gradient is made. (PEFT's 
 to the weights, which goes wrong when these are sharded.)
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from lorad.models.ops import apply
 _IMPLEMENTATION = "lorad"  # the function's name among transformers' own
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
 _PLACE = "lorad_adapter"  # an attribute of the module: a `_Pairs`
+_SEEN = "lorad_routes"  # another: a list of the routes that came by
 _Run = tuple[int, int, int]
 """(which of a `_Pair`, first row, end): rows of one adapted expert."""
 
@@ -69,6 +71,11 @@ def expert_shapes(modules: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return shapes
 
 
+def names_of(modules: Mapping[str, Any]) -> list[str]:
+    """Return the names of all experts, as `model.layers.4.mlp.experts.17`."""
+    return [f"{path}.{expert}" for path, module in modules.items() for expert in range(module.num_experts)]
+
+
 def compute_experts(model: Any) -> None:
     """Let the model compute its experts with adapters, where they have any."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -114,6 +121,19 @@ def switch(modules: Mapping[str, Any], *, is_on: bool, is_training: bool) -> Non
             pairs.is_on, pairs.is_training = is_on, is_training
 
 
+@contextlib.contextmanager
+def watched(modules: Mapping[str, Any]) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the routes (int64 [tokens, per token]) that each module is given inside the block."""
+    seen: dict[str, list[Tensor]] = {path: [] for path in modules}
+    for path, module in modules.items():
+        setattr(module, _SEEN, seen[path])
+    try:
+        yield seen
+    finally:
+        for module in modules.values():
+            module.__dict__.pop(_SEEN)
+
+
 def _is_mixture(module: nn.Module) -> bool:
     return isinstance(getattr(module, "down_proj", None), nn.Parameter) and hasattr(module, "num_experts")
 
@@ -131,6 +151,8 @@ def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tenso
     """[tokens, hidden] to the same: the sum of each token's experts (index, int64 [tokens, per token]), each
     times its weight. A token's experts are added in the order of `index`, whatever else is in the batch.
     """
+    if (seen := self.__dict__.get(_SEEN)) is not None:
+        seen.append(index)
     flat = index.reshape(-1)
     order = torch.argsort(flat, stable=True)
     ends = ends_of(flat, self.num_experts)

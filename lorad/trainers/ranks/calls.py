@@ -158,6 +158,14 @@ class Predict(Call, frozen=True):
         return trainer.predictions(self.policy, self.batch, self.temperature)
 
 
+class UnmetExperts(Call, frozen=True):
+    batch: Batch
+    answer = Answer[list[str] | None]
+
+    def do(self, trainer: RankTrainer) -> list[str] | None:
+        return trainer.unmet_experts(self.batch)
+
+
 class Values(Call, frozen=True):
     slot: str
     batch: Batch
@@ -233,6 +241,7 @@ class Request(Struct, frozen=True):
         | OptimStep
         | DiscardGrads
         | Predict
+        | UnmetExperts
         | Values
         | ValueBackward
         | Export

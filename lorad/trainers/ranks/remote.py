@@ -133,6 +133,11 @@ class RemoteTrainer(Trainer):
         found: Predictions = await self._processes.ask(calls.Predict(policy, batch, temperature))
         return found
 
+    async def unmet_experts(self, batch: Batch) -> list[str] | None:
+        check_batch(batch, self.capabilities(), 1.0)
+        found: list[str] | None = await self._processes.ask(calls.UnmetExperts(batch))
+        return found
+
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
         check_batch(batch, self.capabilities(), 1.0)
         found: np.ndarray = await self._processes.ask(calls.Values(slot, batch))

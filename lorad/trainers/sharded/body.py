@@ -101,6 +101,13 @@ class Body(ABC):
         """(out, in) of every linear that an adapter may target, by logical name."""
 
     @property
+    def experts(self) -> Sequence[str] | None:
+        """Return the names of all experts, as `model.layers.4.mlp.experts.17`; None where `met` does not
+        work.
+        """
+        return None
+
+    @property
     @abstractmethod
     def vocab(self) -> int: ...
 
@@ -148,6 +155,10 @@ class Body(ABC):
         predicted; the same on every rank that works on these rows. The adapter is on. No
         logits are made.
         """
+
+    def met(self, rows: Rows) -> Tensor:
+        """bool [experts]: whether the scores that predict the targets depend on each of `experts`."""
+        raise NotImplementedError("this body does not know its routes")
 
     def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
         """Adds the gradient of `loss_of(logits)` to the `.grad` of the mounted parameters."""

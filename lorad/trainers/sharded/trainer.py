@@ -281,6 +281,17 @@ class RankTrainer:
         result: np.ndarray = self._body.dp.add_up(found).cpu().numpy()
         return result
 
+    def unmet_experts(self, batch: Batch) -> list[str] | None:
+        names = self._body.experts
+        if not names:
+            return None if names is None else []
+        check_batch(batch, self.capabilities(), 1.0)
+        met = torch.zeros(len(names), device=self._body.device)
+        for row in self._rows(batch, _TOKENS_PER_MICROBATCH):
+            met += self._body.met(row)
+        seen = self._body.dp.add_up(met).tolist()
+        return [name for name, count in zip(names, seen, strict=True) if not count]
+
     @contextmanager
     def _amplified(self, slot: Slot, mounted: Mounted, times: float) -> Iterator[None]:
         """Scale the B of the mounted slot inside the block; afterwards they are exactly what they were."""

@@ -4,7 +4,7 @@ each test finds one as if nobody had used it.
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,6 +103,9 @@ class Lent(Trainer):
 
     async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
         return await self._there(self.of.predictions(policy, batch, temperature))
+
+    async def unmet_experts(self, batch: Batch) -> Sequence[str] | None:
+        return await self._there(self.of.unmet_experts(batch))
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
         return await self._there(self.of.values(slot, batch))
