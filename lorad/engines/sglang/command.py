@@ -64,7 +64,7 @@ def _for_launcher(settings: ServerSettings) -> dict[str, str]:
     """Say what launch.py has to make up for."""
     facts = read_facts(settings.model)
     is_tied = facts.model_type == "qwen3_moe" and HEAD not in facts.linears
-    is_plain = settings.device == "cpu" and EXPERTS in settings.targets
+    is_plain = settings.device == "cpu" and bool(facts.experts)
     return {**({"LORAD_TIED": "1"} if is_tied else {}), **({"LORAD_EXPERTS": "1"} if is_plain else {})}
 
 
