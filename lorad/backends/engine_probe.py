@@ -26,7 +26,7 @@ from lorad.errors import LoradError, SpecError
 _EXPECTED = "starting it on the builtin tiny model: half a minute to two minutes, the first time more"
 _PACKAGES = ("transformers", "triton", "flashinfer-python", "sglang-kernel")
 _WANTED = {
-    "sglang": Wanted(_PACKAGES, ("sgl_kernel",), for_gpus=("flashinfer",)),
+    "sglang": Wanted(_PACKAGES, ("sgl_kernel",), for_gpus=("flashinfer", "torch_memory_saver")),
     "vllm": Wanted(_PACKAGES, ("vllm._C",)),
 }
 

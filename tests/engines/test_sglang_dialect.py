@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -132,7 +133,7 @@ def test_experts_take_their_own_flags_on_a_gpu() -> None:
 def mended(**changes: Any) -> set[str]:
     """What launch.py is told to make up for."""
     told = SglangDialect().environment(msgspec.structs.replace(SETTINGS, **changes))
-    return {name for name in told if name.startswith("LORAD_")}
+    return {name for name in told if name.startswith("LORAD_")} - {"LORAD_DEVICE_SHARE"}
 
 
 def test_launcher_mends_what_sglang_lacks_for_mixtures() -> None:
@@ -281,6 +282,30 @@ def test_unseeded_request_gets_one_seed_on_all_ranks() -> None:
     unseeded = [launch.seed_of(Request(rid, Parameters(None))) for rid in ("a", "a", "b")]
     assert unseeded[0] == unseeded[1] != unseeded[2]
     assert launch.seed_of(Request("a", Parameters(7))) == 7
+
+
+def test_memory_share_becomes_one_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang takes its share of what is free when it starts, lorad grants one of the whole device."""
+    gpus = {0: SimpleNamespace(total=80, free=80), "GPU-b": SimpleNamespace(total=80, free=50)}
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetMemoryInfo=gpus.__getitem__,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found = {devices: launch.share_of_free(0.4, devices.split(",")) for devices in ("0", "GPU-b", "0,GPU-b")}
+    assert found == {"0": 0.4, "GPU-b": pytest.approx(0.64), "0,GPU-b": 0.4}
+    assert launch.share_of_free(0.7, ["GPU-b"]) == 0.95
+
+
+def test_own_memory_fraction_is_left_alone() -> None:
+    def told(**changes: Any) -> str | None:
+        settings = msgspec.structs.replace(SETTINGS, **changes)
+        return SglangDialect().environment(settings).get("LORAD_DEVICE_SHARE")
+
+    assert told(device="cuda:0") == "0.5000" and told() is None
+    assert told(device="cuda:0", engine_args={"mem_fraction_static": 0.3}) is None
 
 
 def test_the_launcher_needs_a_socket() -> None:

@@ -29,6 +29,11 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
+_SUMS = {"cuda": torch.float64}
+"""What probabilities are summed up in where a device adds in an order of its own: so that the order of 152 k
+small numbers does not decide which token is drawn."""
+
+
 def uniforms(keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """float64 [n] in [0, 1): the `counts`-th draw of each key (both int64 [n])."""
     return _shift_right(mix(keys + (counts + 1) * _GAMMA), 11).double() * 2.0**-53
@@ -100,7 +105,7 @@ def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     A token of probability 0 is never drawn: the target stays below the total, and the first larger sum is its
     end.
     """
-    cdf = probabilities.cumsum(-1)
+    cdf = probabilities.cumsum(-1, dtype=_SUMS.get(probabilities.device.type))
     total = cdf[:, -1:]
     target = torch.minimum(
         uniform[:, None].to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))

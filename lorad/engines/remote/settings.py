@@ -6,12 +6,18 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from lorad.adapters.targets import EXPERTS, leaf
+from lorad.box.machine import read_machine
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.http import Address
 from lorad.errors import SpecError
+from lorad.models.facts import read_facts
 from lorad.protocol.pool_setup import SERVER_SLOTS, UNIX, ServerSetup
 
-MAX_VERSIONS = 64
+MAX_VERSIONS, _LEAST_VERSIONS = 64, 8
+_HOST_SHARE, _COPIES = 4, 8
+"""A quarter of the host's memory is for versions: each number has 4 bytes in a file, which lies in memory,
+and at most as many in the server's own copy."""
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 
 
@@ -36,7 +42,7 @@ def settings_of(
         max_rank=setup.max_rank,
         targets=setup.targets,
         slots=SERVER_SLOTS - 1,  # without the base
-        max_versions=MAX_VERSIONS,
+        max_versions=_max_versions(model, setup),
         memory_fraction=memory_fraction / most_on_a_device,
         threads=threads,
         tp=setup.tp,
@@ -46,6 +52,16 @@ def settings_of(
         sleep=sleep,
         engine_args=setup.engine_args,
     )
+
+
+def _max_versions(model: Path, setup: ServerSetup) -> int:
+    """Return how many versions may be loaded at once: fewer than MAX_VERSIONS where they are large."""
+    facts = read_facts(model)
+    shapes = {**facts.linears, **(facts.experts if EXPERTS in setup.targets else {})}
+    through = sum(sum(shape) for name, shape in shapes.items() if leaf(name) in setup.targets)
+    version = setup.max_rank * through * _COPIES * setup.servers
+    room = read_machine().memory // _HOST_SHARE
+    return max(_LEAST_VERSIONS, min(MAX_VERSIONS, room // max(1, version)))
 
 
 def of_server(settings: ServerSettings, index: int) -> ServerSettings:

@@ -2,7 +2,7 @@
 
     python launch.py --uds SOCKET <flags of sglang.launch_server>
 
-Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes five things in
+Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes six things in
 SGLang, each in memory only; a release that lacks one of the places is refused by name:
 
 - uvicorn serves on SOCKET, mode 0600, and on no TCP port. Flags that choose another server are refused.
@@ -12,6 +12,8 @@ SGLang, each in memory only; a release that lacks one of the places is refused b
 - Qwen3-MoE has its embeddings for a head where config.json says so; SGLang makes a head of zeros.
 - On a CPU, experts with adapters are computed by `plain_experts.py`: SGLang's own kernel is Triton's, made
     for GPUs alone, and the first request would end the server.
+- On GPUs the share of memory that lorad grants is of the whole device, and SGLang's own of what is free when
+    it starts: the one is made into the other.
 - The call of itself after its start goes to SOCKET, not to a port that a stranger may hold.
 
 Temporary files, among them the sockets between SGLang's processes (which unpickle what they are sent), lie in
@@ -45,6 +47,7 @@ _OTHER_SERVERS = (
 )
 _OTHER_SERVERS_BY_ENVIRONMENT = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
 _PLAIN_EXPERTS = Path(__file__).resolve().parents[1] / "plain_experts.py"
+_MOST_OF_FREE = 0.95  # a batch needs some, too
 _SEEDED_BACKENDS = ("pytorch", "ascend")
 
 
@@ -235,6 +238,30 @@ def _freeze_over(path: Path) -> None:
     http_server._freeze_gc_after_server_warmup = freeze
 
 
+def share_of_free(share: float, devices: list[str]) -> float:
+    """Return what a share of the whole of each device is of what is free there now: the least of them.
+
+    devices: indices or UUIDs. NVML is asked: CUDA would take memory for a process that computes nothing.
+    """
+    import pynvml
+
+    pynvml.nvmlInit()
+    found = [_MOST_OF_FREE]
+    for device in devices:
+        ask = pynvml.nvmlDeviceGetHandleByIndex if device.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
+        memory = pynvml.nvmlDeviceGetMemoryInfo(ask(int(device) if device.isdigit() else device))
+        found.append(share * memory.total / max(1, memory.free))
+    return min(found)
+
+
+def _with_memory(arguments: list[str]) -> list[str]:
+    share = os.environ.get("LORAD_DEVICE_SHARE")
+    if share is None:
+        return arguments
+    part = share_of_free(float(share), os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    return [*arguments, "--mem-fraction-static", f"{part:.4f}"]  # the last one counts
+
+
 def _serve(path: Path, arguments: list[str]) -> None:
     """Serve like `python -m sglang.launch_server`, until a signal ends it."""
     from sglang.launch_server import run_server
@@ -243,7 +270,7 @@ def _serve(path: Path, arguments: list[str]) -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
-    server = prepare_server_args([*arguments, *NOWHERE])
+    server = prepare_server_args([*_with_memory(arguments), *NOWHERE])
     check_arguments(server)
     _serve_on(path)
     _freeze_over(path)
