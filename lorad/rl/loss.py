@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
@@ -41,6 +42,8 @@ from lorad.spec.algorithm import KlType
 
 _FAR = 3.0
 """Nats below the reference from which on k3 is linear: a token pulls as much as 1 - exp(3) = -19 at most."""
+_PADDING = -1e30
+"""The score of a column that is no word; at any temperature above 1e-8 it is a number, of probability 0."""
 
 
 class TokenTargets(NamedTuple):
@@ -283,54 +286,99 @@ class TokenLogprobs(NamedTuple):
     correct: Tensor
 
 
+class VocabularyPart(NamedTuple):
+    """The columns of the logits that this rank has, where a vocabulary is cut over ranks.
+
+    first: the word of the first column. words: how many columns are words; those behind them are padding.
+    group: the ranks that have the other columns of the same rows.
+    """
+
+    first: int
+    words: int
+    group: dist.ProcessGroup
+
+
 def token_logprobs(
-    logits: Tensor, tokens: Tensor, temperature: float | Tensor, *, entropy_gradient: bool = False
+    logits: Tensor,
+    tokens: Tensor,
+    temperature: float | Tensor,
+    *,
+    entropy_gradient: bool = False,
+    part: VocabularyPart | None = None,
 ) -> TokenLogprobs:
     """Return what softmax(logits / temperature) says of each token, in fp32.
 
     logits: [T, vocab], overwritten when they are fp32. tokens: int64 [T]. temperature: one, or fp32 [T]. At
     most two fp32 arrays of that shape live at a time, the logits among them; their gradient takes the place
     of one. The entropy has a gradient with `entropy_gradient`, whose backward takes a third array.
+
+    part: the logits are those of some words alone, [T, columns]; maximum and sums of each row are taken over
+    the ranks, and every rank gets the same result and the gradient of its own columns. Collective.
     """
-    return TokenLogprobs(*_TokenLogprobs.apply(logits, tokens, temperature, entropy_gradient))  # type: ignore[no-untyped-call]
+    return TokenLogprobs(
+        *_TokenLogprobs.apply(logits, tokens, temperature, entropy_gradient, part)  # type: ignore[no-untyped-call]
+    )
 
 
 class _TokenLogprobs(Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float | Tensor, entropy_gradient: bool
+        ctx: Any,
+        logits: Tensor,
+        tokens: Tensor,
+        temperature: float | Tensor,
+        entropy_gradient: bool,
+        part: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        scores, places = logits.float(), tokens[:, None]
+        scores, places, elsewhere = logits.float(), tokens[:, None], None
+        if part is not None:
+            scores[:, part.words :] = _PADDING
+            places = places - part.first
+            elsewhere = (places < 0) | (places >= part.words)
+            places = places.masked_fill(elsewhere, 0)
         scale = temperature[:, None] if isinstance(temperature, Tensor) else temperature
         if isinstance(scale, Tensor) or scale != 1.0:
             scores.div_(scale)
-        scores.sub_(scores.amax(-1, keepdim=True))
+        scores.sub_(_over_parts(scores.amax(-1, keepdim=True), part, dist.ReduceOp.MAX))
         chosen = scores.gather(-1, places)
         powers = scores.exp()
         total = powers.sum(-1, keepdim=True)
+        weighted = torch.bmm(powers[:, None], scores[..., None])[:, 0]
+        if elsewhere is not None:
+            sums = torch.cat([chosen.masked_fill(elsewhere, 0), total, weighted], -1)
+            chosen, total, weighted = _over_parts(sums, part, dist.ReduceOp.SUM).split(1, -1)
         normaliser = total.log()
-        mean = torch.bmm(powers[:, None], scores[..., None])[:, 0] / total
-        entropy = normaliser - mean
-        ctx.save_for_backward(powers, total, places, entropy)
+        entropy = normaliser - weighted / total
+        ctx.save_for_backward(powers, total, places, entropy, elsewhere)
         ctx.scale, ctx.dtype, ctx.entropy_gradient = scale, logits.dtype, entropy_gradient
         correct = chosen[:, 0] == 0  # the greatest was taken off
         ctx.mark_non_differentiable(correct, *([] if entropy_gradient else [entropy]))
         return (chosen - normaliser)[:, 0], entropy[:, 0], correct
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(
+        ctx: Any, grad: Tensor, grad_entropy: Tensor, _: Tensor
+    ) -> tuple[Tensor, None, None, None, None]:
         """(one-hot - softmax) * grad / temperature, and d(entropy) = -p * (log p + entropy) / temperature."""
-        powers, total, places, entropy = ctx.saved_tensors
+        powers, total, places, entropy, elsewhere = ctx.saved_tensors
         grad = grad[:, None] / ctx.scale
         bonus = None
         if ctx.entropy_gradient:
             p = powers / total
             bonus = torch.special.xlogy(p, p).add_(p * entropy).mul_(-grad_entropy[:, None] / ctx.scale)
         powers.mul_(grad / -total)
-        powers.scatter_(-1, places, powers.gather(-1, places) + grad)
+        here = grad if elsewhere is None else grad.masked_fill(elsewhere, 0)
+        powers.scatter_(-1, places, powers.gather(-1, places) + here)
         if bonus is not None:
             powers.add_(bonus)
-        return powers.to(ctx.dtype), None, None, None
+        return powers.to(ctx.dtype), None, None, None, None
+
+
+def _over_parts(mine: Tensor, part: VocabularyPart | None, how: dist.ReduceOp.RedOpType) -> Tensor:
+    """Combine what each rank found in its columns, in place."""
+    if part is not None:
+        dist.all_reduce(mine, how, group=part.group)
+    return mine
 
 
 def loss_stats(losses: TokenLosses, entropy: Tensor, correct: Tensor, normaliser: float) -> LossStats:

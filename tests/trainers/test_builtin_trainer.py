@@ -1,6 +1,5 @@
 """What is the builtin trainer's own: its micro-batches, its optimizer, its arithmetic, its files."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from lorad.models.lora import LoraApply
 from lorad.protocol.batch import Batch, LossStats, Optimizer, PolicyLoss, PolicyTargets
 from lorad.rl.loss import TokenLosses, loss_stats
 from lorad.spec.algorithm import Preference
+from lorad.trainers import head_rows
 from lorad.trainers.base import GradientWork, Policy
 from lorad.trainers.builtin import blocks, lora, passes, stems
 from lorad.trainers.builtin.lora import SlotLora
@@ -119,8 +119,8 @@ async def test_chunks_of_logits_give_the_same_gradients(
     for slot in ("whole", "chunked"):
         await open_trained(trainer, slot)
     await accumulate(trainer, "whole", random_batch(5))
-    monkeypatch.setattr(passes, "LOGITS", 128 * 7)
-    monkeypatch.setattr(passes, "ROWS", 1)
+    monkeypatch.setattr(head_rows, "LOGITS", 128 * 7)
+    monkeypatch.setattr(head_rows, "ROWS", 1)
     await accumulate(trainer, "chunked", random_batch(5))
     whole, chunked = (trainer._slots[slot].grads for slot in ("whole", "chunked"))
     assert whole.norm() > 0.1
@@ -233,8 +233,8 @@ async def test_chunks_cut_no_loss_of_whole_samples(
     for slot in ("whole", "chunked"):
         await open_trained(trainer, slot)
         stats = await trainer.forward_backward(slot, batch, targets, loss, 3.0)
-        monkeypatch.setattr(passes, "LOGITS", 128 * 7)
-        monkeypatch.setattr(passes, "ROWS", 1)
+        monkeypatch.setattr(head_rows, "LOGITS", 128 * 7)
+        monkeypatch.setattr(head_rows, "ROWS", 1)
     whole, chunked = (trainer._slots[slot].grads for slot in ("whole", "chunked"))
     assert whole.norm() > 1e-3 and np.isfinite(stats.loss)
     torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-4)
@@ -250,8 +250,8 @@ async def test_logits_never_exist_for_all_tokens_at_once(
         return logits(base, states, lora)
 
     monkeypatch.setattr(passes, "logits", counted)
-    monkeypatch.setattr(passes, "LOGITS", 128 * 7)
-    monkeypatch.setattr(passes, "ROWS", 1)
+    monkeypatch.setattr(head_rows, "LOGITS", 128 * 7)
+    monkeypatch.setattr(head_rows, "ROWS", 1)
     await open_trained(trainer, "a")
     await accumulate(trainer, "a", random_batch(5))
     await trainer.logprobs(Policy("a"), random_batch(5))
@@ -259,9 +259,8 @@ async def test_logits_never_exist_for_all_tokens_at_once(
 
 
 @pytest.mark.parametrize("vocab", [100, 2**15, 2**18])
-def test_chunk_of_logits_takes_bounded_memory(trainer: BuiltinTrainer, vocab: int) -> None:
-    config = dataclasses.replace(trainer._base.config, vocab_size=vocab)
-    rows = passes._most_rows(dataclasses.replace(trainer._base, config=config))
+def test_chunk_of_logits_takes_bounded_memory(vocab: int) -> None:
+    rows = head_rows.rows_at_once(vocab, torch.device("cpu"))
     assert rows >= 128 and 4 * rows * vocab <= 128 * 2**20
 
 
@@ -270,8 +269,8 @@ def test_joint_chunks_cut_each_slot_as_alone(
     trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch, most: int, count: int
 ) -> None:
     """A dropout mask on the head is drawn chunk by chunk, and a GPU draws another one for other rows."""
-    monkeypatch.setattr(passes, "LOGITS", 128 * most)
-    monkeypatch.setattr(passes, "ROWS", 1)
+    monkeypatch.setattr(head_rows, "LOGITS", 128 * most)
+    monkeypatch.setattr(head_rows, "ROWS", 1)
     pieces = [next(plan(random_batch(seed), 1000, share=False)) for seed in (1, 2, 3)]
     together = pack(trainer._base, pieces)
     chunks = list(passes._chunks(trainer._base, together))
@@ -297,8 +296,8 @@ async def test_statistics_are_read_once_for_each_slot(
         return loss_stats(losses, *others)
 
     monkeypatch.setattr(passes, "loss_stats", counted)
-    monkeypatch.setattr(passes, "LOGITS", 128 * 7)
-    monkeypatch.setattr(passes, "ROWS", 1)
+    monkeypatch.setattr(head_rows, "LOGITS", 128 * 7)
+    monkeypatch.setattr(head_rows, "ROWS", 1)
     await trainer.open("a", spec_for(trainer))
     batch = random_batch(5)
     assert (await accumulate(trainer, "a", batch)).tokens == batch.completions.size

@@ -32,14 +32,7 @@ from lorad.rl.loss import (
 from lorad.trainers.base import GradientWork
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Microbatch
-
-LOGITS, ROWS = 2**22, 128
-"""A chunk of logits on a CPU: so many numbers (16 MiB in fp32, of which two live at a time), but at least so
-many rows. Fewer read the whole head too often: with 152 k words 27 rows cost 1.5 times the time of 128, which
-are 74 MiB."""
-
-_GPU_LOGITS = 2**27
-"""A chunk of logits on a GPU: 512 MiB in fp32."""
+from lorad.trainers.head_rows import rows_at_once
 
 _Run = Callable[[LayerForward, Tensor], Tensor]
 
@@ -206,7 +199,7 @@ def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:
     """Each piece is cut where it would be alone, so that dropout on the head draws the same; then cuts that
     fit are joined.
     """
-    size = _most_rows(base)
+    size = rows_at_once(base.config.vocab_size, base.device)
     start = end = 0
     for tokens in rows.tokens:
         for stop in (*range(tokens.start + size, tokens.stop, size), tokens.stop):
@@ -215,12 +208,6 @@ def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:
                 start = end
             end = stop
     yield slice(start, end)
-
-
-def _most_rows(base: Base) -> int:
-    if base.device.type == "cuda":
-        return max(1, _GPU_LOGITS // base.config.vocab_size)
-    return max(ROWS, LOGITS // base.config.vocab_size)
 
 
 def _within(ranges: Sequence[slice], chunk: slice) -> list[slice]:

@@ -18,7 +18,8 @@ from lorad.trainers.arguments import ATTENTION
 from lorad.trainers.fsdp import architecture, experts, weights
 from lorad.trainers.fsdp.adapter import AdapterRoom
 from lorad.trainers.fsdp.architecture import Recompute, keeps_apart
-from lorad.trainers.sharded.body import Body, BodySettings, LossOf, Mounted, MountKey
+from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
+from lorad.trainers.sharded.head import Head, Visit
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
 
@@ -75,7 +76,6 @@ class _FsdpBody(Body):
         self._shard(self._layers)
         weights.fill(self._model, directory, self.device)
         self._has_positions = architecture.takes(self._model, "position_ids")
-        self._keeps_logits = architecture.takes(self._model, "logits_to_keep")
         with self._room.reached():
             self.packs = self._keeps_apart() and architecture.may_pack(self._model)
         log.info(
@@ -99,7 +99,7 @@ class _FsdpBody(Body):
 
     def _keeps_apart(self) -> bool:
         """Return whether `keeps_apart` holds on every rank. Collective."""
-        mine = keeps_apart(lambda ids, positions: self._logits(ids, positions, None), self.vocab, self.device)
+        mine = keeps_apart(self._logits, self.vocab, self.device)
         return self.dp.most(int(not mine), self.device) == 0
 
     @property
@@ -131,28 +131,35 @@ class _FsdpBody(Body):
     def unmount(self) -> None:
         self._room.clear()
 
-    def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
-        self._recompute.on = recompute
-        with self._room.acting(adapter, train):
-            return self._logits(rows.ids, rows.positions, rows.predictors)
-
-    def states(self, rows: Rows, *, train: bool, recompute: bool) -> Tensor:
-        """What the output layer is given. In its place one column of that goes on, through which FSDP sees
-        the model's end, and so the backward that is to come.
+    def states(
+        self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
+    ) -> Tensor:
+        """What the decoder gives. After the visit its first token alone goes on to the output layer, by which
+        FSDP sees the model's end, and so the backward that is to come.
         """
-        head, given = self._model.get_output_embeddings(), []
+        decoder, found = self._model.get_decoder(), []
+        decode = decoder.forward
 
-        def first_column(states: Tensor) -> Tensor:
-            given.append(states)
-            return states[..., :1]
+        def through(*args: Any, **kwargs: Any) -> Any:
+            given = decode(*args, **kwargs)
+            states = given.last_hidden_state[0].index_select(0, rows.predictors)
+            first = given.last_hidden_state[:, :1]
+            if visit is not None:
+                visit(states, Head(lambda part: self._scores(decoder, given, part), self.vocab))
+                decoder.forward = through
+            found.append(states)
+            given.last_hidden_state = first
+            return given
 
-        head.forward = first_column
+        self._recompute.on = recompute
+        decoder.forward = through
         try:
-            seen = self.logits(rows, adapter=True, train=train, recompute=recompute)
+            with self._room.acting(adapter, train):
+                seen = self._logits(rows.ids, rows.positions)
         finally:
-            del head.forward
-        states: Tensor = given[0][0] if self._keeps_logits else given[0][0][rows.predictors]
-        return states + 0 * seen if torch.is_grad_enabled() else states
+            del decoder.forward
+        states: Tensor = found[0]
+        return states + 0 * seen[0, :1].to(states.dtype) if torch.is_grad_enabled() else states
 
     @property
     def experts(self) -> Sequence[str]:
@@ -160,7 +167,7 @@ class _FsdpBody(Body):
 
     def met(self, rows: Rows) -> Tensor:
         with experts.watched(self._mixtures) as seen, torch.no_grad():
-            self.logits(rows, adapter=False, train=False, recompute=False)
+            self.states(rows, adapter=False, train=False, recompute=False)
         last, found = set(self._layers[-1].modules()), []
         for path, module in self._mixtures.items():
             (index,) = seen[path]
@@ -171,12 +178,16 @@ class _FsdpBody(Body):
             found.append(torch.bincount(mine.reshape(-1), minlength=module.num_experts) > 0)
         return torch.cat(found)
 
-    def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
-        """Run forward and backward, also for no tokens: other ranks' backward needs this rank's part of the
-        graph.
+    def _scores(self, decoder: Any, given: Any, states: Tensor) -> Tensor:
+        """[m, vocab]: what the model makes of states [m, hidden] as if its decoder had given them, with
+        all that an architecture does beside its output layer. Amid a forward alone: past FSDP's hooks, by the
+        weights that are gathered there.
         """
-        logits = self.logits(rows, adapter=True, train=True, recompute=recompute)
-        (loss_of(logits) + 0 * logits.sum() if not len(logits) else loss_of(logits)).backward()
+        given.last_hidden_state = states[None]
+        decoder.forward = lambda *_, **__: given
+        ids = torch.zeros((1, len(states)), dtype=torch.int64, device=states.device)
+        scores: Tensor = self._model.forward(input_ids=ids, use_cache=False).logits[0]
+        return scores
 
     def offload(self) -> None:
         self._move(torch.device("cpu"))
@@ -184,13 +195,11 @@ class _FsdpBody(Body):
     def onload(self) -> None:
         self._move(self.device)
 
-    def _logits(self, ids: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:
-        """[T, vocab]; all of them without `keep`."""
+    def _logits(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """[tokens, vocab]."""
         more: dict[str, Any] = {"position_ids": positions} if self._has_positions else {}
-        if self._keeps_logits and keep is not None:
-            more["logits_to_keep"] = keep
         found: Tensor = self._model(input_ids=ids, use_cache=False, **more).logits[0]
-        return found if keep is None or self._keeps_logits else found[keep]
+        return found
 
     def _move(self, device: torch.device) -> None:
         """Shards and buffers of the base; adapters stay, since others hold views of their memory."""

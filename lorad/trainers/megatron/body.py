@@ -8,13 +8,15 @@ from torch import Tensor, nn
 
 from lorad.errors import AdapterRefused
 from lorad.models.checksum import add_to
+from lorad.rl.loss import TokenLogprobs
 from lorad.trainers.megatron import provider
 from lorad.trainers.megatron.forward import hidden_shape, predict
 from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, unwrap, wrap
 from lorad.trainers.megatron.pipeline import Pipeline, Run
 from lorad.trainers.megatron.provider import DTYPES, Base, build
 from lorad.trainers.megatron.targets import Target, chosen, paths_here, those_here, trainable_shapes
-from lorad.trainers.sharded.body import Body, BodySettings, LossOf, Mounted, MountKey
+from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
+from lorad.trainers.sharded.head import Differentiating, RowLoss, Scoring, Visit, likely_of
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
 
@@ -131,21 +133,30 @@ class MegatronBody(Body):
         found = self._base.bridge.export_adapter_weights([self._model], cpu=False, show_progress=False)
         return ((each.param_name, each.weight) for each in found)
 
-    def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
+    def states(
+        self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
+    ) -> Tensor:
         self._prepare(adapter, train)
-        run = self._layers(rows, recompute and train)
-        return run(None) if self._pipeline.size == 1 else self._pipeline.scores(run, *self._between(rows))
+        return self._layers(rows, recompute and train, visit)(None)
 
-    def states(self, rows: Rows, *, train: bool, recompute: bool) -> Tensor:
-        self._prepare(adapter=True, train=train)
-        return self._layers(rows, recompute and train, scored=False)(None)
-
-    def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
+    def likely(self, rows: Rows, temperature: float, *, adapter: bool) -> TokenLogprobs:
         if self._pipeline.size == 1:
-            super().backward(rows, loss_of, recompute=recompute)
+            return super().likely(rows, temperature, adapter=adapter)
+        self._prepare(adapter, train=False)
+        scoring = Scoring(rows.targets, temperature)
+        run = self._layers(rows, recompute=False, visit=scoring)
+        self._pipeline.forward(run, hidden_shape(self._model, rows, self._tp), scoring.found)
+        return likely_of(scoring.found)
+
+    def backward(self, rows: Rows, loss: RowLoss, *, recompute: bool) -> None:
+        if self._pipeline.size == 1:
+            super().backward(rows, loss, recompute=recompute)
             return
         self._prepare(adapter=True, train=True)
-        self._pipeline.backward(self._layers(rows, recompute), *self._between(rows), loss_of)
+        visit = Differentiating(rows.targets, loss)
+        run = self._layers(rows, recompute, visit)
+        self._pipeline.backward(run, hidden_shape(self._model, rows, self._tp), visit)
+        loss.note(likely_of(visit.found))
 
     def _prepare(self, adapter: bool, train: bool) -> None:
         for one in self._wrapped:
@@ -155,7 +166,7 @@ class MegatronBody(Body):
         for layer in self._experts:
             layer.eval()
 
-    def _layers(self, rows: Rows, recompute: bool, *, scored: bool = True) -> Run:
+    def _layers(self, rows: Rows, recompute: bool, visit: Visit | None) -> Run:
         return lambda below: predict(
             self._model,
             rows,
@@ -164,11 +175,8 @@ class MegatronBody(Body):
             recompute=recompute,
             tp=self._tp,
             below=below,
-            scored=scored,
+            visit=visit,
         )
-
-    def _between(self, rows: Rows) -> tuple[tuple[int, int, int], tuple[int, int]]:
-        return hidden_shape(self._model, rows, self._tp), (len(rows.targets), self.vocab)
 
     def offload(self) -> None:
         """The host's copy is kept: the base is frozen."""

@@ -1,5 +1,5 @@
 """A micro-batch through the layers of a rank: sequences packed in one row, only what predicts something
-scored.
+scored, by the words that this rank has.
 """
 
 from typing import Any
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lorad.rl.loss import VocabularyPart
+from lorad.trainers.sharded.head import Head, Visit
 from lorad.trainers.sharded.rows import Rows
 
 
@@ -19,11 +21,12 @@ def predict(
     recompute: bool,
     tp: int,
     below: Tensor | None = None,
-    scored: bool = True,
+    visit: Visit | None = None,
 ) -> Tensor:
-    """[M, vocab] on every tensor-parallel rank, of a loss computed by each of them alike; where the model has
-    a stage above, the hidden states for that one. below: those of the stage below, shaped as `hidden_shape`
-    says. scored: without it, [M, hidden] of the last hidden states in the place of scores.
+    """[M, hidden] of the last hidden states on every tensor-parallel rank; where the model has a stage above,
+    the hidden states for that one. below: those of the stage below, shaped as `hidden_shape` says. visit: see
+    `Body.states`; where there is a stage above it is not made. Each rank's head gives the scores of its part
+    of the vocabulary, for a loss that is computed by each of them alike.
 
     packed: attention takes sequences as they are; else it gets a mask, of N * N booleans (and makes scores of
     N * N numbers per head), which is for small N. Positions count from the row's beginning then: rotary
@@ -44,14 +47,10 @@ def predict(
     def score(
         *, hidden_states: Tensor, output_layer: nn.Module, output_weight: Tensor | None, **_: object
     ) -> Tensor:
-        from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region as whole
-
-        at = hidden_states[:, 0].index_select(0, rows.predictors)[:, None]
-        if not scored:
-            return at[:, 0]
-        part, _bias = output_layer(at, weight=output_weight)
-        scores: Tensor = whole(part)[:, 0, :vocab]
-        return scores
+        at = hidden_states[:, 0].index_select(0, rows.predictors)
+        if visit is not None:
+            visit(at, _head(output_layer, output_weight, vocab, tp))
+        return at
 
     found: Tensor = model(
         input_ids=ids,
@@ -63,6 +62,27 @@ def predict(
     )
     decoder.set_input_tensor(None)
     return found
+
+
+def _head(output_layer: nn.Module, weight: Tensor | None, vocab: int, tp: int) -> Head:
+    """Return the output layer of this rank: Megatron pads a vocabulary that `tp` does not divide, at the end,
+    and gives each rank as many columns.
+    """
+    from megatron.core import parallel_state
+
+    bare: Any = getattr(output_layer, "to_wrap", output_layer)
+    columns: int = bare.output_size_per_partition
+
+    def scores(states: Tensor) -> Tensor:
+        found: Tensor = output_layer(states[:, None], weight=weight)[0][:, 0]
+        return found if tp > 1 else found[:, :vocab]
+
+    if tp == 1:
+        return Head(scores, columns)
+    first = columns * parallel_state.get_tensor_model_parallel_rank()
+    words = min(max(vocab - first, 0), columns)
+    group = parallel_state.get_tensor_model_parallel_group()
+    return Head(scores, columns, VocabularyPart(first, words, group))
 
 
 def hidden_shape(model: nn.Module, rows: Rows, tp: int) -> tuple[int, int, int]:

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lorad.trainers.sharded.body import LossOf
+from lorad.trainers.sharded.head import Differentiating
 
 Run = Callable[[Tensor | None], Tensor]
-"""This stage's layers, from the hidden states of the stage below, None on the first; scores come out of the
-last.
+"""This stage's layers, from the hidden states of the stage below, None on the first; out of the last come
+those of the targets.
 """
 
 
@@ -46,33 +46,27 @@ class Pipeline:
             dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
         return int(found.item())
 
-    def scores(self, run: Run, hidden: Sequence[int], scores: Sequence[int]) -> Tensor:
-        """Return the scores on every stage, without a graph. hidden, scores: shapes of what goes up, and of
-        what the top returns.
+    def forward(self, run: Run, hidden: Sequence[int], found: Tensor) -> None:
+        """Run the stages without a graph. hidden: the shape of what goes up. found: what the visit of the
+        last stage has filled, on every stage afterwards.
         """
         with torch.no_grad():
-            found = run(self._from_below(hidden))
-        return self._passed_on(found, scores)
+            self._passed_on(run(self._from_below(hidden)), found)
 
-    def backward(self, run: Run, hidden: Sequence[int], scores: Sequence[int], loss_of: LossOf) -> None:
-        """Run forward and backward; every stage receives the scores, so that `loss_of` notes the same on all
-        of them.
-        """
+    def backward(self, run: Run, hidden: Sequence[int], visit: Differentiating) -> None:
+        """Run forward and backward. The last stage makes the visit; what it found, all stages are told."""
         below = self._from_below(hidden)
         trains, asks = self.rank >= self.first_trained, self.rank > self.first_trained
         if below is not None:
             below.requires_grad_(asks)
         with torch.set_grad_enabled(trains):
-            found = run(below)
-        told = self._passed_on(found.detach(), scores)
-        if self._is_last:
-            loss_of(found).backward()
-        else:
-            with torch.no_grad():
-                loss_of(told)
-            del told
-            if trains:
-                found.backward(self._receive(hidden, self.rank + 1).to(found.dtype))
+            made = run(below)
+        self._passed_on(made.detach(), visit.found)
+        gradient = visit.gradient
+        if trains and not self._is_last:
+            gradient = self._receive(hidden, self.rank + 1).to(made.dtype)
+        if made.requires_grad:
+            made.backward(gradient)
         if below is not None and asks:
             self._send(below.grad, self.rank - 1)
 
@@ -80,14 +74,12 @@ class Pipeline:
     def _is_last(self) -> bool:
         return self.rank == self.size - 1
 
-    def _passed_on(self, found: Tensor, scores: Sequence[int]) -> Tensor:
-        """Scores from the last stage to all; from another one, hidden states to the next before."""
+    def _passed_on(self, made: Tensor, found: Tensor) -> None:
+        """Send hidden states to the next stage; what the last one found goes to all."""
         if not self._is_last:
-            self._send(found, self.rank + 1)
-        told = found.to(self._dtype).contiguous() if self._is_last else self._empty(scores)
-        if told.numel():
-            dist.broadcast(told, self._place(self.size - 1), group=self._group)
-        return told
+            self._send(made, self.rank + 1)
+        if found.numel():
+            dist.broadcast(found, self._place(self.size - 1), group=self._group)
 
     def _from_below(self, shape: Sequence[int]) -> Tensor | None:
         return self._receive(shape, self.rank - 1) if self.rank else None

@@ -5,7 +5,7 @@ package. Every rank makes the same calls in the same order: most of them talk to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,12 +14,11 @@ from msgspec import Struct
 from torch import Tensor, nn
 
 from lorad.adapters.adapter import AdapterConfig
+from lorad.rl.loss import TokenLogprobs
 from lorad.trainers.base import LoraType
+from lorad.trainers.sharded.head import Differentiating, RowLoss, Scoring, Visit, likely_of
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
-
-LossOf = Callable[[Tensor], Tensor]
-"""From logits [M, vocab] of a micro-batch's targets, or their states [M, hidden], to a scalar."""
 
 
 class BodySettings(Struct, frozen=True, kw_only=True):
@@ -144,25 +143,39 @@ class Body(ABC):
         """Take the adapter modules out of the model."""
 
     @abstractmethod
-    def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
-        """[M, vocab]: the scores that predict each target of the micro-batch, the same on every rank that
-        works on these rows. adapter: off is the base alone. train: dropout acts. recompute: see `SlotSpec`.
-        """
-
-    @abstractmethod
-    def states(self, rows: Rows, *, train: bool, recompute: bool) -> Tensor:
+    def states(
+        self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
+    ) -> Tensor:
         """[M, hidden]: the last hidden state, after the last norm, where each target of the micro-batch is
-        predicted; the same on every rank that works on these rows. The adapter is on. No
-        logits are made.
+        predicted; the same on every rank that works on these rows. adapter: off is the base alone. train:
+        dropout acts. recompute: see `SlotSpec`.
+
+        visit: called once amid the forward, with these states and the output layer, whose weights are
+        gathered once for all that it computes. Without it no logits are made.
         """
 
     def met(self, rows: Rows) -> Tensor:
         """bool [experts]: whether the scores that predict the targets depend on each of `experts`."""
         raise NotImplementedError("this body does not know its routes")
 
-    def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
-        """Adds the gradient of `loss_of(logits)` to the `.grad` of the mounted parameters."""
-        loss_of(self.logits(rows, adapter=True, train=True, recompute=recompute)).backward()
+    def likely(self, rows: Rows, temperature: float, *, adapter: bool) -> TokenLogprobs:
+        """Return what the model says of each target of the micro-batch, [M], without a gradient; the same on
+        every rank that works on these rows. Dropout is off.
+        """
+        scoring = Scoring(rows.targets, temperature)
+        with torch.no_grad():
+            self.states(rows, adapter=adapter, train=False, recompute=False, visit=scoring)
+        return likely_of(scoring.found)
+
+    def backward(self, rows: Rows, loss: RowLoss, *, recompute: bool) -> None:
+        """Add the gradient of the loss to the `.grad` of the mounted parameters, also of no targets: other
+        ranks' backward may need this rank's part of the graph.
+        """
+        visit = Differentiating(rows.targets, loss)
+        states = self.states(rows, adapter=True, train=True, recompute=recompute, visit=visit)
+        if states.requires_grad:
+            states.backward(visit.gradient)
+        loss.note(likely_of(visit.found))
 
     @abstractmethod
     def offload(self) -> None:

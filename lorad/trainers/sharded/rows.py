@@ -9,10 +9,6 @@ from torch import Tensor
 
 from lorad.protocol.batch import Batch
 
-LOGITS = {"cpu": 1 << 25, "cuda": 1 << 29}
-"""The most numbers in the logits of a micro-batch: two or three arrays of that size live at a time in fp32.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -81,20 +77,16 @@ def share(everything: Sequence[Sample], rank: int, size: int) -> list[Sample]:
     return sorted(mine, key=lambda s: s.sample)
 
 
-def plan(
-    mine: Sequence[Sample], budget: int, vocab: int, device: str, *, packs: bool
-) -> Iterator[list[Sample]]:
-    """Micro-batches of at most `budget` tokens and not too many logits; a sequence is never cut."""
-    most = max(1, LOGITS[device] // vocab)
+def plan(mine: Sequence[Sample], budget: int, *, packs: bool) -> Iterator[list[Sample]]:
+    """Micro-batches of at most `budget` tokens; a sequence is never cut."""
     row: list[Sample] = []
-    tokens = predicted = 0
+    tokens = 0
     for sequence in mine:
-        full = tokens + sequence.inputs > budget or predicted + sequence.targets.size > most or not packs
-        if row and full:
+        if row and (tokens + sequence.inputs > budget or not packs):
             yield row
-            row, tokens, predicted = [], 0, 0
+            row, tokens = [], 0
         row.append(sequence)
-        tokens, predicted = tokens + sequence.inputs, predicted + sequence.targets.size
+        tokens += sequence.inputs
     if row:
         yield row
 

@@ -6,9 +6,9 @@ same grounds everywhere; where ranks may disagree (files), they ask each other f
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,7 +36,6 @@ from lorad.protocol.batch import (
     ValueTargets,
 )
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.loss import loss_stats, sequence_ratios, token_logprobs, token_losses, token_targets
 from lorad.rl.value_loss import value_losses, value_stats
 from lorad.trainers import checkpoint
 from lorad.trainers.base import (
@@ -55,71 +54,16 @@ from lorad.trainers.base import (
 )
 from lorad.trainers.checkpoint import MOMENTS
 from lorad.trainers.device_memory import give_back
-from lorad.trainers.sharded.body import Body, LossOf, Mounted, MountKey
+from lorad.trainers.sharded.body import Body, Mounted, MountKey
+from lorad.trainers.sharded.losses import Losses, over_ranks
 from lorad.trainers.sharded.rows import Rows, Sample, pack, plan, sequences, share
 from lorad.trainers.sharded.slot import HOST, Slot
-from lorad.trainers.sharded.workers import Calls, DataParallel
+from lorad.trainers.sharded.workers import Calls
 from lorad.trainers.slot_math import initial_a
 
 T = TypeVar("T")
 _TOKENS_PER_MICROBATCH = 16384
 """For log-probabilities of the base, which belong to no slot."""
-
-
-class Losses:
-    """The statistics of the micro-batches whose loss was asked for on this rank, and, where the loss wants
-    them, the log-probabilities of their targets: [M], 0 for those of other ranks.
-    """
-
-    def __init__(self, work: GradientWork, device: torch.device) -> None:
-        self._work, self._device = work, device
-        self.stats = LossStats()
-        size = work.batch.targets.size
-        self.logprobs = torch.zeros(size, device=device) if work.loss.returns_logprobs else None
-
-    def of(self, rows: Rows) -> LossOf:
-        """sum(token losses) / normaliser of one micro-batch, as a function of its logits [M, vocab]."""
-
-        def loss_of(logits: Tensor) -> Tensor:
-            if not rows.targets.numel():
-                return logits.sum() * 0.0  # the graph is walked all the same: other ranks wait for this one
-            work = self._work
-            logprobs, entropy, correct = token_logprobs(
-                logits,
-                rows.targets,
-                work.loss.temperature,
-                entropy_gradient=bool(work.loss.entropy_coef),
-            )
-            if self.logprobs is not None:
-                self.logprobs[torch.from_numpy(rows.places).to(self._device)] = logprobs.detach()
-            lengths = torch.from_numpy(work.batch.target_lengths[rows.samples].astype(np.int64))
-            targets = token_targets(work.targets, rows.places, self._device)
-            targets = sequence_ratios(logprobs.detach(), targets, work.loss, lengths.to(self._device))
-            losses = token_losses(logprobs, targets, work.loss, entropy)
-            kept = losses._replace(loss=losses.loss.detach())
-            self.stats += loss_stats(kept, entropy, correct, work.normaliser)
-            return losses.loss.sum() / work.normaliser
-
-        return loss_of
-
-
-def _over_ranks(mine: LossStats, dp: DataParallel, device: torch.device) -> LossStats:
-    """Return the statistics of all data-parallel ranks. Collective."""
-    if dp.size == 1:
-        return mine
-    names = mine.__struct_fields__
-    known = [getattr(mine, name) for name in names]
-    sums = torch.tensor(
-        [math.nan if value is None else value for value in known], dtype=torch.float64, device=device
-    )
-    everyone = [torch.empty_like(sums) for _ in range(dp.size)]
-    torch.distributed.all_gather(everyone, sums, group=dp.group)
-    total = LossStats()
-    for part in everyone:
-        values = dict(zip(names, part.tolist(), strict=True))
-        correct = None if math.isnan(values["correct"]) else values["correct"]
-        total += LossStats(**{**values, "tokens": int(values["tokens"]), "correct": correct})
-    return total
 
 
 class RankTrainer:
@@ -202,10 +146,12 @@ class RankTrainer:
         for number, row in enumerate(self._rows(batch, held.spec.tokens_per_microbatch)):
             if held.spec.adapter.dropout:
                 held.draw(number)
-            self._body.backward(row, losses.of(row), recompute=held.spec.activation_checkpointing)
-            held.collect(mounted.parameters)
+            collect = partial(held.collect, mounted.parameters)
+            recompute = held.spec.activation_checkpointing
+            self._body.backward(row, losses.of(row, collect), recompute=recompute)
+            collect()
         held.draws += 1
-        stats = _over_ranks(losses.stats, self._body.dp, self._body.device)
+        stats = over_ranks(losses.stats, self._body.dp, self._body.device)
         if losses.logprobs is None:
             return Gradients.of(stats)
         return Gradients.of(stats, self._body.dp.add_up(losses.logprobs).cpu().numpy())
@@ -216,7 +162,8 @@ class RankTrainer:
         self._put_in(held)
 
         def found(row: Rows) -> Tensor:
-            return held.values(self._body.states(row, train=False, recompute=False))[None]
+            states = self._body.states(row, adapter=True, train=False, recompute=False)
+            return held.values(states)[None]
 
         (values,) = self._per_token(batch, held.spec.tokens_per_microbatch, found, 1)
         return np.asarray(values)
@@ -233,13 +180,14 @@ class RankTrainer:
             if held.spec.adapter.dropout:
                 held.draw(number)
             recompute = held.spec.activation_checkpointing
-            found = held.values(self._body.states(row, train=True, recompute=recompute))
+            states = self._body.states(row, adapter=True, train=True, recompute=recompute)
+            found = held.values(states)
             losses, clipped = value_losses(found, targets, row.places, loss)
             (losses.sum() / normaliser).backward()  # of no tokens too: other ranks wait for this one
             stats += value_stats(losses, clipped, normaliser)
             held.collect(mounted.parameters)
         held.draws += 1
-        return _over_ranks(stats, self._body.dp, self._body.device)
+        return over_ranks(stats, self._body.dp, self._body.device)
 
     def optim_step(
         self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
@@ -264,8 +212,7 @@ class RankTrainer:
 
     def _predictions(self, held: Slot | None, batch: Batch, temperature: float) -> Predictions:
         def found(row: Rows) -> Tensor:
-            made = self._body.logits(row, adapter=held is not None, train=False, recompute=False)
-            likely = token_logprobs(made, row.targets, temperature)
+            likely = self._body.likely(row, temperature, adapter=held is not None)
             return torch.stack([likely.logprobs, likely.correct.float()])
 
         budget = held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH
@@ -411,7 +358,7 @@ class RankTrainer:
         """This rank's micro-batches; as many as the other ranks have where these are waited for."""
         body = self._body
         mine = share(sequences(batch), body.dp.rank, body.dp.size)
-        rows: list[list[Sample]] = list(plan(mine, budget, body.vocab, body.device.type, packs=body.packs))
+        rows: list[list[Sample]] = list(plan(mine, budget, packs=body.packs))
         if body.lockstep:
             rows += [[]] * (body.dp.most(len(rows), body.device) - len(rows))
         for packed in [pack(row, body.device) for row in rows]:

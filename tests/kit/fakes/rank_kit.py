@@ -17,6 +17,7 @@ from lorad.errors import AdapterRefused, SpecError
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
+from lorad.trainers.sharded.head import Head, Visit
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
 
@@ -62,19 +63,18 @@ class TinyBody(Body):
     def unmount(self) -> None:
         self.mounted = None
 
-    def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
-        return self._states(rows, adapter=adapter) @ self.head.T
-
-    def states(self, rows: Rows, *, train: bool, recompute: bool) -> Tensor:
-        return self._states(rows, adapter=True)
-
-    def _states(self, rows: Rows, *, adapter: bool) -> Tensor:
+    def states(
+        self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
+    ) -> Tensor:
         self._obey(rows.ids)
         x = self.table[rows.ids[0]]
         y = x @ self.weight.T
         if adapter and self.mounted is not None:
             y = y + self.mounted.scale * (x @ self.mounted.parameters[0].T @ self.mounted.parameters[1].T)
-        return y.tanh()[rows.predictors]
+        states = y.tanh()[rows.predictors]
+        if visit is not None:
+            visit(states, Head(lambda part: part @ self.head.T, VOCAB))
+        return states
 
     def _obey(self, ids: Tensor) -> None:
         if (ids == FAILS).any() and self.dp.rank == self.dp.size - 1:

@@ -1,6 +1,6 @@
 """One rank of an FSDP body: how far it is from transformers and PEFT in one piece, as JSON in a file.
 
-python -m tests.trainers.real.fsdp_rank RANK WORLD DIRECTORY   (with the models `dense` and `experts` in it)
+python -m tests.trainers.real.fsdp_rank RANK WORLD DIRECTORY   (`dense`, `experts` and `scaled` are models)
 """
 
 import json
@@ -20,8 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.errors import LoradError
+from lorad.rl.loss import TokenLogprobs
 from lorad.trainers.fsdp.body import open_body
 from lorad.trainers.sharded.body import BodySettings, Mounted, MountKey
+from lorad.trainers.sharded.head import RowLoss
 from lorad.trainers.sharded.rows import Sample, pack, sequences, share
 from lorad.trainers.sharded.workers import join
 from tests.conformance.reference import random_batch, reference_model
@@ -42,10 +44,16 @@ class Rank:
 
     def logits(self, samples: Sequence[Sample], *, adapter: bool = True, train: bool = False) -> Tensor:
         rows = [samples] if self.body.packs else [[sample] for sample in samples]
+        found: list[Tensor] = []
         with torch.no_grad():
-            found = [
-                self.body.logits(pack(r, CPU), adapter=adapter, train=train, recompute=False) for r in rows
-            ]
+            for row in rows:
+                self.body.states(
+                    pack(row, CPU),
+                    adapter=adapter,
+                    train=train,
+                    recompute=False,
+                    visit=lambda states, head: found.append(head.scores(states)),
+                )
         return torch.cat(found)
 
     def alone(self, model: Any) -> Tensor:
@@ -77,7 +85,7 @@ class Rank:
         rows += [[]] * (self.body.dp.most(len(rows), CPU) - len(rows))
         for row in rows:
             packed = pack(row, CPU)
-            self.body.backward(packed, lambda x, t=packed.targets: loss(x, t), recompute=recompute)
+            self.body.backward(packed, Likelihood(), recompute=recompute)
         grads = [self.body.dp.add_up(p.grad.clone()) for p in self.mounted.parameters if p.grad is not None]
         return self.mounted.gather(grads)
 
@@ -101,10 +109,12 @@ class Rank:
         return model
 
 
+class Likelihood(RowLoss):
+    def of(self, likely: TokenLogprobs, tokens: slice) -> Tensor:
+        return -likely.logprobs.sum() / 30
+
+
 def loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """A constant where there is nothing to predict."""
-    if not len(targets):
-        return torch.zeros(())
     return -scores.log_softmax(-1).gather(-1, targets[:, None]).sum() / 30
 
 
@@ -203,7 +213,7 @@ def main() -> None:
     rank, world, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     join(rank, world, directory / f"meeting{world}", CPU)
     found: dict[str, Any] = {}
-    for model in ("dense", "experts"):
+    for model in ("dense", "experts", "scaled"):
         one = Rank(directory / model)
         found[model] = about_the_base(one) | about_gradients(one) | about_other_adapters(one)
     for key, value in (("tp", 2), ("args", {"colour": "red"})):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from safetensors.numpy import save_file
 from torch.overrides import TorchFunctionMode
 
@@ -19,9 +20,10 @@ from lorad.adapters.peft import read_peft
 from lorad.protocol.batch import Batch, Optimizer, PolicyLoss, PolicyTargets
 from lorad.trainers.base import GradientWork, SlotSpec
 from lorad.trainers.megatron.body import MegatronBody, open_body
-from lorad.trainers.sharded.body import BodySettings, LossOf, MountKey
+from lorad.trainers.sharded.body import BodySettings, MountKey
+from lorad.trainers.sharded.losses import Losses
 from lorad.trainers.sharded.rows import pack, sequences, share
-from lorad.trainers.sharded.trainer import Losses, RankTrainer
+from lorad.trainers.sharded.trainer import RankTrainer
 from lorad.trainers.sharded.workers import Calls, join
 
 STEPS, LR, CLIP, DECAY = 3, 1e-2, 0.5, 0.1
@@ -68,10 +70,6 @@ def lorad_steps(body: MegatronBody, calls: Calls, start: Path) -> dict[str, np.n
     return dict(trainer.export("a").tensors)
 
 
-def times(factor: int, loss_of: LossOf) -> LossOf:
-    return lambda logits: loss_of(logits) * factor
-
-
 def megatron_steps(body: MegatronBody, start: Path) -> dict[str, np.ndarray]:
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -99,8 +97,9 @@ def megatron_steps(body: MegatronBody, start: Path) -> dict[str, np.ndarray]:
             model.zero_grad_buffer()
             optimizer.zero_grad()
             item = work(number)
+            item = replace(item, normaliser=item.normaliser / body.dp.size)  # it averages
             row = pack(share(sequences(item.batch), body.dp.rank, body.dp.size), CPU)
-            body.backward(row, times(body.dp.size, Losses(item, CPU).of(row)), recompute=False)  # it averages
+            body.backward(row, Losses(item, CPU).of(row), recompute=False)
             finalize_model_grads([model])
             optimizer.step()
     found = mounted.gather([parameter.detach() for parameter in mounted.parameters])

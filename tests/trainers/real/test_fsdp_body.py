@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM, GraniteConfig, MixtralConfig
 
 from tests.conformance.reference import VOCAB, write_random_model
 
@@ -43,12 +43,24 @@ def write_mixture_of_experts(directory: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
 
 
+def write_scaled_logits(directory: Path) -> None:
+    """What its output layer gives is divided afterwards, beside the layer itself."""
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    config = GraniteConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, **heads,
+        logits_scaling=3.0, initializer_range=0.2, tie_word_embeddings=False,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Facts]]:
     """What each rank of a world found, by the world's size."""
     directory = tmp_path_factory.mktemp("fsdp")
     write_random_model(directory / "dense", **SMALL, **DROPS, tie_word_embeddings=False)
     write_mixture_of_experts(directory / "experts")
+    write_scaled_logits(directory / "scaled")
     places = [(rank, world) for world in (1, 2) for rank in range(world)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     running = [
@@ -75,7 +87,7 @@ def everyone(ranks: dict[int, list[Facts]], request: pytest.FixtureRequest) -> l
     return ranks[request.param]
 
 
-@pytest.fixture(params=["dense", "experts"])
+@pytest.fixture(params=["dense", "experts", "scaled"])
 def facts(everyone: list[Facts], request: pytest.FixtureRequest) -> list[Facts]:
     """The facts of one model, rank by rank."""
     return [rank[request.param] for rank in everyone]

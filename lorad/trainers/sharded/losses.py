@@ -1,0 +1,93 @@
+"""The policy's loss on one rank, micro-batch by micro-batch, and the statistics that all ranks add up."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lorad.protocol.batch import LossStats
+from lorad.rl.loss import (
+    TokenLogprobs,
+    TokenTargets,
+    loss_stats,
+    sequence_ratios,
+    token_losses,
+    token_targets,
+)
+from lorad.trainers.base import GradientWork
+from lorad.trainers.sharded.head import RowLoss
+from lorad.trainers.sharded.rows import Rows
+from lorad.trainers.sharded.workers import DataParallel
+
+
+class Losses:
+    """The statistics of the micro-batches whose loss was asked for on this rank, and, where the loss wants
+    them, the log-probabilities of their targets: [M], 0 for those of other ranks.
+    """
+
+    def __init__(self, work: GradientWork, device: torch.device) -> None:
+        self.work, self.device = work, device
+        self.stats = LossStats()
+        size = work.batch.targets.size
+        self.logprobs = torch.zeros(size, device=device) if work.loss.returns_logprobs else None
+
+    def of(self, rows: Rows, collect: Callable[[], None] | None = None) -> RowLoss:
+        """sum(token losses) / normaliser of one micro-batch. collect: see `RowLoss`."""
+        return _PolicyLoss(self, rows, collect)
+
+
+class _PolicyLoss(RowLoss):
+    def __init__(self, losses: Losses, rows: Rows, collect: Callable[[], None] | None) -> None:
+        self._losses, self._rows, self._collect = losses, rows, collect
+        self._work = losses.work
+        loss = self._work.loss
+        self.temperature, self.has_bonus = loss.temperature, bool(loss.entropy_coef)
+        self.looks_ahead = loss.is_of_samples and self._work.targets.sequence_log_ratios is None
+        self._targets = token_targets(self._work.targets, rows.places, losses.device)
+
+    def settle(self, logprobs: Tensor) -> None:
+        self._targets = self._settled(logprobs)
+
+    def _settled(self, logprobs: Tensor) -> TokenTargets:
+        lengths = torch.from_numpy(self._work.batch.target_lengths[self._rows.samples].astype(np.int64))
+        return sequence_ratios(logprobs, self._targets, self._work.loss, lengths.to(self._losses.device))
+
+    def of(self, likely: TokenLogprobs, tokens: slice) -> Tensor:
+        found = token_losses(likely.logprobs, self._targets.at(tokens), self._work.loss, likely.entropy)
+        return found.loss.sum() / self._work.normaliser
+
+    def collect(self) -> None:
+        if self._collect is not None:
+            self._collect()
+
+    @torch.no_grad()
+    def note(self, likely: TokenLogprobs) -> None:
+        losses, rows, work = self._losses, self._rows, self._work
+        if not rows.targets.numel():
+            return
+        if losses.logprobs is not None:
+            losses.logprobs[torch.from_numpy(rows.places).to(losses.device)] = likely.logprobs
+        found = token_losses(likely.logprobs, self._settled(likely.logprobs), work.loss, likely.entropy)
+        losses.stats += loss_stats(found, likely.entropy, likely.correct, work.normaliser)
+
+
+def over_ranks(mine: LossStats, dp: DataParallel, device: torch.device) -> LossStats:
+    """Return the statistics of all data-parallel ranks. Collective."""
+    if dp.size == 1:
+        return mine
+    names = mine.__struct_fields__
+    known = [getattr(mine, name) for name in names]
+    sums = torch.tensor(
+        [math.nan if value is None else value for value in known], dtype=torch.float64, device=device
+    )
+    everyone = [torch.empty_like(sums) for _ in range(dp.size)]
+    dist.all_gather(everyone, sums, group=dp.group)
+    total = LossStats()
+    for part in everyone:
+        values = dict(zip(names, part.tolist(), strict=True))
+        correct = None if math.isnan(values["correct"]) else values["correct"]
+        total += LossStats(**{**values, "tokens": int(values["tokens"]), "correct": correct})
+    return total
