@@ -16,6 +16,7 @@
 # make authz   every request of the daemon's API by its owner, others, admins and root, as processes of those users
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
 # make bench-gateway       500 swaps of an alias under 32 streaming clients
+# make gpu-day             ten minutes on one GPU: parity, a run that is killed, speeds, memory; without a network with WHEELS=DIR
 # make bench-attestation   clean publishes, injected faults, and what attesting costs
 # make bench-tui           the dashboard in a pseudo-terminal with 200 runs: first paint, keys, CPU, memory, bytes; ARGS='--minutes 60'
 # make slowloris           connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14' is short
@@ -42,7 +43,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui authz headline clean snapshots pictures docs
+	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -122,6 +123,14 @@ bench-load: MODULE := load.load
 bench-gateway: MODULE := serving.gateway_swaps
 bench-many bench-load bench-gateway: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
+
+## WHEELS names a folder of wheels, for a machine without a network whose own Python has torch.
+gpu-day: $(if $(WHEELS),$(VENV)/.ready-wheels,$(VENV)/.ready-dev)
+	@$(BIN)/python -m tests.benchmarks.gpu_day.day $(ARGS)
+
+$(VENV)/.ready-wheels: .ci/setup-wheels .ci/find-python
+	@.ci/setup-wheels "$(WHEELS)"
+	@touch $@
 
 bench-attestation: $(VENV)/.ready-dev
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.serving.attestation $(ARGS)

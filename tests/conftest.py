@@ -21,6 +21,7 @@ gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting
 gc.disable()  # while modules are imported, which live as long as this process: see lorad.startup
 
 LONGEST = (
+    "gpu_day/test_gpu_day",
     *("end_to_end/test_docs_run", "end_to_end/test_switches", "store/test_migrations", "queue/test_preempt"),
     *(
         "runs/test_health",

@@ -1,5 +1,8 @@
-"""The builtin engine and trainer keep their rules on a CUDA device as well. Skipped where there is none."""
+"""The builtin engine and trainer keep their rules on a CUDA device as well. Skipped where there is none;
+`LORAD_TEST_DEVICE` names another.
+"""
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -22,9 +25,10 @@ from tests.conformance.trainer_suite import TrainerSuite
 from tests.engines.test_decode_batch import call, finish, same, version
 from tests.kit.fakes.random_adapters import Shapes
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-
-TINY, GPU = resolve("builtin:tiny"), torch.device("cuda:0")
+TINY, GPU = resolve("builtin:tiny"), torch.device(os.environ.get("LORAD_TEST_DEVICE", "cuda:0"))
+pytestmark = pytest.mark.skipif(
+    GPU.type == "cuda" and not torch.cuda.is_available(), reason="there is no GPU"
+)
 
 
 @pytest.fixture(scope="module")

@@ -94,13 +94,13 @@ class World:
     def reached(self, run: str, step: int) -> Any:
         return self.until(lambda: self.client.show(run).step >= step, f"{run} at step {step}")
 
-    def strike(self, run: str, role: str, step: int) -> None:
+    def strike(self, run: str, role: str, step: int, seconds: float = 90.0) -> None:
         """Kill the driver or the pool of a run's first attempt as soon as its journal has a step.
 
         Nothing asks the daemon, which may be so far behind that a short run would be over.
         """
         journal = self.home.run(run).journal
-        self.until(lambda: any(r.step >= step for r, _ in read(journal)), f"{run} at step {step}")
+        self.until(lambda: any(r.step >= step for r, _ in read(journal)), f"{run} at step {step}", seconds)
         life = self.home.run(run).attempt(1)
         if role == "pool":
             (pool,) = self.home.pools.iterdir()

@@ -1,0 +1,108 @@
+"""`make gpu-day` on a CPU: all of it, and what it says of stages that break or hang."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lorad.daemon.gpu.devices import Device
+from tests.benchmarks.gpu_day.sizes import GIB, SIZES, pick
+from tests.benchmarks.gpu_day.stages import STAGES, Outcome, Stage, run_stage
+from tests.benchmarks.gpu_day.targets import TARGETS, judge
+from tests.kit.world import REPOSITORY
+
+LEAVES_ONE = """
+import subprocess, sys, time
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(left.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def day(out: Path, *options: str, expect: int) -> dict[str, Any]:
+    """Run the command at its smallest size on the CPU; returns its report."""
+    command = [sys.executable, "-m", "tests.benchmarks.gpu_day.day", "--size", "micro", "--out", str(out)]
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, *options], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == expect, done.stderr
+    found: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return found
+
+
+def states(report: dict[str, Any]) -> dict[str, str]:
+    return {stage["name"]: stage["state"] for stage in report["stages"]}
+
+
+def test_every_stage_passes_with_real_figures(tmp_path: Path) -> None:
+    report = day(tmp_path, expect=0)
+    assert states(report) == {stage.name: "passed" for stage in STAGES}
+    figures = {stage["name"]: stage["figures"] for stage in report["stages"]}
+    numbers = [item for found in figures.values() for item in found.items() if isinstance(item[1], float)]
+    assert len(numbers) > 50
+    assert [item for item in numbers if not ("nats" in item[0] or item[1] > 0)] == []
+    assert figures["parity"]["passed"] and not figures["parity"]["failed"]
+    assert figures["run"]["steps"] == SIZES["micro"].steps > figures["run"]["killed_at_step"] > 0
+    assert figures["run"]["versions_passed"] and figures["fsdp"]["same_after_onload"]
+    measured = {target["figure"] for target in report["targets"] if target["found"] is not None}
+    only_gpus = {"facts:nobody_before_us", "facts:sees_us", "fsdp:offload_frees_gib"}
+    assert measured == {target.figure for target in TARGETS} - only_gpus
+    assert "Every stage passed" in (tmp_path / "report.md").read_text()
+
+
+def test_broken_stage_is_reported_beside_others(tmp_path: Path) -> None:
+    report = day(tmp_path, "--stages", "rollout,facts", expect=1)  # no stage has written a model
+    assert states(report) == {"facts": "passed", "rollout": "failed"} and not report["passed"]
+    (broken,) = (stage for stage in report["stages"] if stage["state"] == "failed")
+    assert "it exited with 1" in broken["error"] and "config.json" in broken["error"]
+    assert broken["figures"]["bandwidth_gb_s"] > 0  # what it found before
+    text = (tmp_path / "report.md").read_text()
+    assert "**Failed: rollout.**" in text and broken["error"].splitlines()[-1] in text
+
+
+def test_stage_over_its_time_is_killed(tmp_path: Path) -> None:
+    report = day(tmp_path, "--stages", "facts,model", "--seconds", "facts=0.01", expect=1)
+    assert states(report) == {"facts": "over its time", "model": "passed"}
+    assert "killed after 0.01 s" in (tmp_path / "report.md").read_text()
+
+
+def test_nothing_of_a_killed_stage_stays(tmp_path: Path) -> None:
+    outcome = Outcome(Stage("hangs", 5, "", ("-c", LEAVES_ONE)))
+    run_stage(outcome, [], tmp_path, left=600)
+    assert outcome.state == "over its time"
+    pid = int(outcome.error.splitlines()[-1])
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
+    outcome = Outcome(STAGES[0])
+    run_stage(outcome, [], tmp_path, left=0.5)
+    assert outcome.state == "no time left" and outcome.has_failed and not [*tmp_path.iterdir()]
+
+
+def test_limits_add_up_to_ten_minutes() -> None:
+    assert sum(stage.seconds for stage in STAGES) <= 585
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "room", "size"),
+    [
+        ("cuda:0", 141, 64, "8b"),
+        ("cuda:0", 141, 12, "1b"),
+        ("cuda:0", 24, 64, "1b"),
+        ("cpu", 512, 9, "micro"),
+    ],
+)
+def test_size_follows_the_device(name: str, memory: int, room: int, size: str) -> None:
+    assert pick(Device(name, "", memory * GIB), room * GIB).name == size
+
+
+def test_targets_are_judged_by_figures() -> None:
+    found = {target.target.figure: target.is_reached for target in judge({"publish": {"in_process_s": 1.5}})}
+    assert found.pop("publish:in_process_s") is False and set(found.values()) == {None}
