@@ -96,18 +96,17 @@ def _honour_seeds() -> None:
 
 def _mend_cpu_experts() -> None:
     """Replace the forward pass of experts with adapters."""
-    try:
-        from sglang.srt.lora.layers import FusedMoEWithLoRA
+    from sglang.srt.lora.layers import FusedMoEWithLoRA
 
-        FusedMoEWithLoRA._forward_with_lora  # noqa: B018 (a release without it is refused)
-    except (ImportError, AttributeError):
+    if not hasattr(FusedMoEWithLoRA, "_forward_with_lora"):
         _lacking("FusedMoEWithLoRA._forward_with_lora")
     plain_experts = runpy.run_path(str(_PLAIN_EXPERTS))["plain_experts"]
 
     def forward(layer: Any, hidden_states: Any, topk_output: Any, lora_info: Any, **_: Any) -> Any:
         config = layer.moe_runner_config
-        if config.activation != "silu" or not config.is_gated or config.apply_router_weight_on_input:
-            raise NotImplementedError(f"lorad computes experts on a CPU with silu, not as in {config}")
+        is_plain = config.activation == "silu" and config.is_gated and not config.apply_router_weight_on_input
+        if not is_plain or config.routed_scaling_factor not in (None, 1.0):
+            raise NotImplementedError(f"lorad computes experts on a CPU as Qwen3-MoE has them, not {config}")
         weights, index, _logits = topk_output
         base, slots = layer.base_layer, lora_info.token_lora_mapping
         of_gate_up, of_down = _adapters_of(lora_info)
