@@ -2,6 +2,7 @@
 that can share them.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,15 @@ from lorad.spec.model import Spec
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
 AXES = ("tp", "pp", "ep", "dp")
+TARGETS = {
+    "sglang": {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj"),
+        *("wq_b", "wk", "weights_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj"),
+        *("embed_tokens", "lm_head", "qkvr", "wo_ud"),
+    }
+}
+"""Leaf names of the linears on which a server takes adapters, where it has a list: SGLang 0.5.23 ends with a
+line on its usage when it is given another."""
 _SERVED_EXPERTS = ("qwen3_moe",)  # model types whose experts were tried with adapters on servers
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _Shapes = Mapping[str, tuple[int, int]]
@@ -29,8 +39,18 @@ _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
 
 
 def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> ServerSetup:
-    """Raises SpecError when the backend has no interpreter, or the rank is more than any server takes."""
+    """Raises SpecError when the backend has no interpreter, the rank is more than any server takes, or the
+    server takes no adapters on one of the modules.
+    """
     rollout = spec.rollout
+    takes = TARGETS.get(rollout.backend, {*facts.linears, *facts.of_experts})
+    if left := sorted({leaf(module) for module in facts.modules} - takes):
+        raise SpecError(
+            f"{rollout.backend} takes no adapters on {', '.join(left)}",
+            key="lora.target_modules",
+            hint=f"Leave them as they are with lora.exclude_modules: {json.dumps(left)}, or use another "
+            "rollout.backend.",
+        )
     if backend.python is None and not rollout.urls:
         raise SpecError(
             f"config.yaml names no python for {rollout.backend}",
@@ -43,7 +63,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         servers=len(rollout.urls) or rollout.servers,
         tp=rollout.tp,
         max_rank=max_rank(spec.lora.rank),
-        targets=targets(facts.modules, facts.linears, facts.of_experts),
+        targets=targets(facts.modules, takes & {*facts.linears}, facts.of_experts),
         context_length=_context_length(spec, facts.max_positions),
         scaled_logprobs=rollout.temperature != 1.0,
         urls=rollout.urls,

@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lorad.backends.registry import ENGINES, engine_class, trainer_class
+from lorad.backends.setup import server_setup
 from lorad.box.config import Backend, Config
 from lorad.errors import SpecError
 from lorad.preflight.backends import check_backends
+from lorad.protocol.preflight import BaseFacts
 from lorad.spec.model import convert
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 
@@ -56,3 +60,19 @@ def test_backend_of_the_other_side_is_refused(part: str, name: str, fitting: str
         check_backends(convert({part: {"backend": name}}), config)
     assert fitting in refused.value.hint
     check_backends(convert({"trainer": {"backend": "mine"}, "rollout": {"backend": "theirs"}}), config)
+
+
+@pytest.mark.parametrize("backend", ["sglang", "vllm"])
+def test_servers_are_asked_for_what_they_take(backend: str, tmp_path: Path) -> None:
+    """SGLang ends at once when one of its targets is a linear that it does not know."""
+    spec, python = convert({"rollout": {"backend": backend}}), Backend(python=Path("/python"))
+    facts = BaseFacts(modules=["l.0.q_proj"], linears=["in_proj_qkv", "q_proj", "v_proj"])
+    found = server_setup(spec, python, facts, tmp_path).targets
+    assert found == (*["in_proj_qkv"] * (backend == "vllm"), "q_proj", "v_proj")
+    own = replace(facts, modules=["l.0.in_proj_qkv", "l.0.q_proj"])
+    if backend == "vllm":
+        assert "in_proj_qkv" in server_setup(spec, python, own, tmp_path).targets
+        return
+    with pytest.raises(SpecError, match="sglang takes no adapters on in_proj_qkv") as refused:
+        server_setup(spec, python, own, tmp_path)
+    assert refused.value.key == "lora.target_modules"

@@ -1,9 +1,13 @@
 """`lorad doctor --engine` with the real servers."""
 
+import ast
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from lorad.backends.setup import TARGETS
 from tests.engines.real.places import ENVIRONMENT, SECRET, python_of
 from tests.kit.world import World, world
 
@@ -31,3 +35,17 @@ def test_without_a_probe_nothing_is_started(kind: str) -> None:
     with world() as made:
         found = checks(made, kind, "--no-probe")
     assert "command" in found and "start" not in found
+
+
+def test_sglang_has_the_list_that_lorad_knows(kind: str) -> None:
+    if kind != "sglang":
+        pytest.skip("vLLM has no such list")
+    code = "import importlib.util; print(importlib.util.find_spec('sglang').origin)"
+    done = subprocess.run([python_of(kind), "-c", code], capture_output=True, text=True, check=True)
+    tree = ast.parse((Path(done.stdout.strip()).parent / "srt" / "utils" / "common.py").read_text())
+    known = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SUPPORTED_LORA_TARGET_MODULES"
+    )
+    assert set(known) == TARGETS["sglang"]
