@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from types import FrameType
 from lorad.daemon.gpu.devices import environment, find_devices, is_taken
 from tests.benchmarks.gpu_day.report import Day, write
 from tests.benchmarks.gpu_day.sizes import SIZES, pick, place_for_models
-from tests.benchmarks.gpu_day.stages import STAGES, Outcome, Stage, run_stage
+from tests.benchmarks.gpu_day.stages import STAGES, Outcome, run_stage
 
 MOST_SECONDS = 585.0
 
@@ -46,9 +46,9 @@ def play(day: Day, folder: Path) -> None:
         shutil.rmtree(models, ignore_errors=True)
 
 
-def main(argv: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:
-    options = _options(argv, stages)
-    chosen = [replace(stage, seconds=options.seconds.get(stage.name, stage.seconds)) for stage in stages]
+def main() -> int:
+    options = _options()
+    chosen = [replace(stage, seconds=options.seconds.get(stage.name, stage.seconds)) for stage in STAGES]
     device = find_devices()[0]
     if is_taken(device):
         sys.exit(f"{device.label} is leased by lorad: stop its runs, or name another in CUDA_VISIBLE_DEVICES")
@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) ->
     return 0 if day.has_passed else 1
 
 
-def _options(argv: Sequence[str] | None, stages: Sequence[Stage]) -> argparse.Namespace:
-    names = [stage.name for stage in stages]
+def _options() -> argparse.Namespace:
+    names = [stage.name for stage in STAGES]
     parser = argparse.ArgumentParser(description="one GPU in ten minutes")
     parser.add_argument("--size", choices=("auto", *SIZES), default="auto")
     parser.add_argument("--out", type=Path, default=Path("gpu-day"), help="the folder of the report")
@@ -74,7 +74,7 @@ def _options(argv: Sequence[str] | None, stages: Sequence[Stage]) -> argparse.Na
     parser.add_argument(
         "--seconds", type=_limits, default={}, help="limits of stages, such as run=300,train=90"
     )
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     if unknown := {*options.stages, *options.seconds} - {*names}:
         parser.error(f"no stage {', '.join(sorted(unknown))}: there are {', '.join(names)}")
     return options

@@ -5,12 +5,12 @@ resumes.
 import time
 from statistics import median
 
-from lorad.client.shapes import Step
+from lorad.client.shapes import RunDetails, Step
 from tests.benchmarks.gpu_day.stage import Place, play
 from tests.kit.world import World, world
 
 _NAME = "day"
-_PATIENCE = 120.0  # seconds; the stage has a limit of its own
+_PATIENCE = 100.0  # seconds until a step: less than the stage has, so that its log says what was missing
 
 # of a step, as its journal has them; medians are told
 _METRICS = {
@@ -43,14 +43,15 @@ def run(place: Place) -> None:
     with world() as made:
         began = time.monotonic()
         made.lorad("run", _spec(place, made), "--name", _NAME, "--detach")
-        made.strike(_NAME, "pool", place.size.steps // 2, _PATIENCE)
-        place.say("until_killed_s", time.monotonic() - began)
+        _wait_for(made, 1)
+        place.say("until_first_step_s", time.monotonic() - began)
+        made.strike(_NAME, "pool", place.size.steps // 2, _PATIENCE / 2)
         made.lorad("wait", _NAME, expect=1)
         killed = made.client.show(_NAME)
         place.say("killed_at_step", killed.step)
         began = time.monotonic()
         made.lorad("resume", _NAME, "--detach")
-        made.until(lambda: made.client.show(_NAME).step > killed.step, "a step after the resume", _PATIENCE)
+        _wait_for(made, killed.step + 1)
         place.say("resume_to_next_step_s", time.monotonic() - began)
         made.completed(_NAME, _PATIENCE)
         (pool,) = made.client.pools()
@@ -58,6 +59,18 @@ def run(place: Place) -> None:
             raise SystemExit(f"its pool is {pool.mode}")
         _say_steps(place, made.client.steps(_NAME))
         _say_versions(place, made)
+
+
+def _wait_for(made: World, step: int) -> None:
+    """Wait until the run has made a step. One that ended before says why at once."""
+
+    def look() -> RunDetails | None:
+        shown = made.client.show(_NAME)
+        return shown if shown.step >= step or shown.state == "ended" else None
+
+    found: RunDetails = made.until(look, f"{_NAME} at step {step}", _PATIENCE)
+    if found.step < step:
+        raise SystemExit(f"the run ended: {found.reason} at step {found.step}: {found.detail}")
 
 
 def _spec(place: Place, made: World) -> str:

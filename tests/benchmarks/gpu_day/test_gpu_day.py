@@ -24,8 +24,12 @@ time.sleep(600)
 """
 
 
-def day(out: Path, *options: str, expect: int) -> dict[str, Any]:
-    """Run the command at its smallest size on the CPU; returns its report."""
+def day(out: Path, *options: str, expect: int, **seconds: float) -> dict[str, Any]:
+    """Run the command at its smallest size on the CPU, with limits that a busy machine keeps unless they are
+    given; returns its report.
+    """
+    limits = {stage.name: 500.0 for stage in STAGES} | seconds
+    options = *options, "--seconds", ",".join(f"{name}={limit}" for name, limit in limits.items())
     command = [sys.executable, "-m", "tests.benchmarks.gpu_day.day", "--size", "micro", "--out", str(out)]
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -67,7 +71,7 @@ def test_broken_stage_is_reported_beside_others(tmp_path: Path) -> None:
 
 
 def test_stage_over_its_time_is_killed(tmp_path: Path) -> None:
-    report = day(tmp_path, "--stages", "facts,model", "--seconds", "facts=0.01", expect=1)
+    report = day(tmp_path, "--stages", "facts,model", expect=1, facts=0.01)
     assert states(report) == {"facts": "over its time", "model": "passed"}
     assert "killed after 0.01 s" in (tmp_path / "report.md").read_text()
 

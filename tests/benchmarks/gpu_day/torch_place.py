@@ -177,8 +177,8 @@ async def differences(
     scored = await held.engine.score(version, batch)
     trainer = await held.trainer.logprobs(Policy(), batch)
     engine = await held.engine.score(BASE, batch)
-    return _rms(said - scored), _rms(trainer - engine)
+    return rms(said - scored), rms(trainer - engine)
 
 
-def _rms(values: np.ndarray) -> float:
+def rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(values.astype(np.float64) ** 2)))
