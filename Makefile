@@ -12,6 +12,7 @@
 # make bench-algorithms    each algorithm beside TRL's; bench-seeds: the first steps' reward over seeds; ARGS='--seeds 20'
 # make bench-episodes      episodes with a tool, beside TRL's environment_factory; ARGS='--steps 30'
 # make bench-presets       learning curves of all algorithms, with a picture
+# make bench-memory        the most memory of a pass over 1 k to 16 k tokens on FSDP and Megatron, with whole logits and in chunks
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
 # make authz   every request of the daemon's API by its owner, others, admins and root, as processes of those users
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
@@ -43,7 +44,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
+	bench-memory bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -140,6 +141,11 @@ bench-swaps: MODULE := serving.swaps
 bench-swaps bench-publish: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
 	env $(QUIET) "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
+
+## malloc as it is: what is freed goes back, so that peaks are what was needed.
+bench-memory: $(VENV)/.ready-dev
+	@pythons=$$(.ci/setup-engines megatron); mapfile -t pythons <<<"$$pythons"; \
+	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.training.memory $(ARGS)
 
 kill9: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9 --kills $(N) $(ARGS)

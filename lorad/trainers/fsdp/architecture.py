@@ -14,6 +14,7 @@ from peft.utils.integrations import init_empty_weights
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import is_flash_attn_2_available
 
 from lorad.errors import SpecError
 from lorad.trainers.arguments import ATTENTION
@@ -47,13 +48,21 @@ def read_config(directory: Path) -> Any:
     return config
 
 
-def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
+def attentions(dtype: torch.dtype, device: torch.device) -> list[str]:
+    """Return what to try, by transformers' names. For sequences that share a row, sdpa makes a mask of the
+    square of the row's tokens; FlashAttention, which needs a GPU and half precision, makes none.
+    """
+    may_flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
+    flash = may_flash and not torch.are_deterministic_algorithms_enabled()
+    return [*["flash_attention_2"] * flash, "sdpa", "eager"]
+
+
+def empty_model(config: Any, dtype: torch.dtype, wanted: Sequence[str]) -> Any:
     """Parameters on the meta device, tied as in the end, frozen; buffers are real, since no file holds all of
     them.
 
-    attention: a name that transformers knows; None is sdpa, or eager where the architecture lacks it.
+    wanted: the attentions to try, until the architecture has one.
     """
-    wanted = [attention] if attention else ["sdpa", "eager"]
     for kind in wanted:
         try:
             with init_empty_weights(include_buffers=False):

@@ -31,7 +31,8 @@ _UNBOUNDED = 1 << 20  # tokens, where a config names no limit
 def open_body(settings: BodySettings) -> Body:
     """All ranks of `torch.distributed` are data-parallel ones. Collective.
 
-    settings.args: `attn_implementation`, by transformers' names; sdpa unless given.
+    settings.args: `attn_implementation`, by transformers' names; without it FlashAttention where that works,
+        else sdpa.
     Raises SpecError for other arguments, other kinds of parallelism, and a model that cannot be loaded.
     """
     split = {
@@ -69,7 +70,8 @@ class _FsdpBody(Body):
         self.dp = DataParallel(dist.get_rank(), dist.get_world_size(), self._world)
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
-        self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, attention)
+        wanted = [attention] if attention else architecture.attentions(self.dtype, self.device)
+        self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, wanted)
         self._text = self._model.config.get_text_config()
         self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
         self._layers = architecture.decoder_layers(self._model)

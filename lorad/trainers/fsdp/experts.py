@@ -21,6 +21,7 @@ from lorad.models.experts import ends_of, grouped
 from lorad.models.ops import apply
 
 _IMPLEMENTATION = "lorad"  # the function's name among transformers' own
+_FAMILIES = {"qwen3_moe", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3"}
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
 _PLACE = "lorad_adapter"  # an attribute of the module: a `_Pairs`
 _SEEN = "lorad_routes"  # another: a list of the routes that came by
@@ -49,8 +50,12 @@ class _Pairs:
     is_training: bool = False
 
 
-def experts_in(layers: Sequence[nn.Module], model: nn.Module) -> dict[str, Any]:
-    """Find the modules of experts by name, if `_forward` can compute all of the model's."""
+def experts_in(layers: Sequence[nn.Module], model: Any) -> dict[str, Any]:
+    """Find the modules of experts by name, if `_forward` can compute all of the model's, and checkpoints name
+    their linears as `expert_shapes` does.
+    """
+    if model.config.get_text_config().model_type not in _FAMILIES:
+        return {}
     inside = {id(module) for layer in layers for module in layer.modules()}
     found = {name: module for name, module in model.named_modules() if _is_mixture(module)}
     if any(id(module) not in inside or not _is_plain(module) for module in found.values()):
@@ -59,7 +64,7 @@ def experts_in(layers: Sequence[nn.Module], model: nn.Module) -> dict[str, Any]:
 
 
 def expert_shapes(modules: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """(out, in) by logical name of each expert's linears, named as in a checkpoint of Qwen3-MoE."""
+    """(out, in) by logical name of each expert's linears, named as in checkpoints."""
     shapes = {}
     for path, module in modules.items():
         count, doubled, hidden = module.gate_up_proj.shape
