@@ -18,6 +18,8 @@ from lorad.protocol.calls import Open
 from lorad.protocol.pool_setup import PoolSetup
 
 _MOST, _LEAST = 16384, 1024  # tokens of a micro-batch
+_MOST_SQUARED = 2048
+"""The same where attention holds tokens x tokens for each head: 71 MB of each at 2,048 tokens, measured."""
 _KEPT, _DROPOUT = 1.4, 0.7
 """What a pass keeps for its backward, in sizes of the inputs and outputs of its linears: measured as 1.15
 (builtin) and 1.1 to 1.3 (transformers with PEFT); with dropout, which keeps its masks and what it made of the
@@ -28,13 +30,15 @@ class Room(Struct, frozen=True):
     """What there is for activations on each device.
 
     bytes: 0 where it is not known. token: bytes that a token keeps. dropout: how many more with dropout.
-    recomputed: bytes that a token keeps with activation checkpointing, one layer's included.
+    recomputed: bytes that a token keeps with activation checkpointing, one layer's included. most: tokens of
+        a micro-batch at most.
     """
 
     bytes: int = 0
     token: int = 0
     dropout: int = 0
     recomputed: int = 0
+    most: int = _MOST
 
 
 def room_for(config: PoolSetup) -> Room:
@@ -50,6 +54,8 @@ def room_for(config: PoolSetup) -> Room:
         token=int(_KEPT * numbers * width),
         dropout=int(_DROPOUT * numbers * width),
         recomputed=int((states + _KEPT * layer) * width),
+        # without Transformer Engine
+        most=_MOST_SQUARED if config.trainer == "megatron" and config.device == "cpu" else _MOST,
     )
 
 
@@ -59,7 +65,7 @@ def chosen(args: Open, room: Room) -> Open:
     if not room.bytes or not token:
         return replace(
             args,
-            tokens_per_microbatch=args.tokens_per_microbatch or _MOST,
+            tokens_per_microbatch=args.tokens_per_microbatch or room.most,
             activation_checkpointing=bool(args.activation_checkpointing),
         )
     fits, wanted = room.bytes // token, max(args.longest, args.tokens_per_microbatch or _LEAST)
@@ -68,7 +74,7 @@ def chosen(args: Open, room: Room) -> Open:
         checkpointing = fits < wanted
     if checkpointing:
         fits = room.bytes // max(1, room.recomputed)
-    tokens = args.tokens_per_microbatch or max(_LEAST, min(_MOST, 1 << max(0, fits.bit_length() - 1)))
+    tokens = args.tokens_per_microbatch or max(_LEAST, min(room.most, 1 << max(0, fits.bit_length() - 1)))
     return replace(args, tokens_per_microbatch=tokens, activation_checkpointing=checkpointing)
 
 

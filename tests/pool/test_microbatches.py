@@ -55,6 +55,16 @@ def test_little_memory_still_makes_micro_batches() -> None:
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (1024, True)
 
 
+def test_megatron_on_a_cpu_gets_small_ones(model: Path) -> None:
+    """Its attention there holds tokens x tokens."""
+    most = {
+        trainer: room_for(config_of(model, model_path=str(model), trainer=trainer, ranks=RanksSetup())).most
+        for trainer in ("fsdp", "megatron")
+    }
+    assert most == {"fsdp": 16384, "megatron": 2048}
+    assert chosen(OPEN, Room(most=2048)).tokens_per_microbatch == 2048
+
+
 def test_unknown_memory_is_taken_to_be_enough() -> None:
     found = chosen(OPEN, Room())
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (16384, False)
