@@ -12,6 +12,7 @@
 # make bench-algorithms    each algorithm beside TRL's; bench-seeds: the first steps' reward over seeds; ARGS='--seeds 20'
 # make bench-episodes      episodes with a tool, beside TRL's environment_factory; ARGS='--steps 30'
 # make bench-presets       learning curves of all algorithms, with a picture
+# make bench-moe           mixtures of experts: trainers and engines against merged models, and what adapters on experts cost beside PEFT's
 # make bench-memory        the most memory of a pass over 1 k to 16 k tokens on FSDP and Megatron, with whole logits and in chunks
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
 # make authz   every request of the daemon's API by its owner, others, admins and root, as processes of those users
@@ -44,7 +45,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-memory bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
+	bench-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -132,6 +133,9 @@ gpu-day: $(if $(WHEELS),$(VENV)/.ready-wheels,$(VENV)/.ready-dev)
 $(VENV)/.ready-wheels: .ci/setup-wheels .ci/find-python
 	@.ci/setup-wheels "$(WHEELS)"
 	@touch $@
+
+bench-moe: $(VENV)/.ready-dev
+	@$(QUIET) $(BIN)/python -m tests.benchmarks.training.moe $(ARGS)
 
 bench-attestation: $(VENV)/.ready-dev
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.serving.attestation $(ARGS)

@@ -7,7 +7,6 @@ of their scores, whatever else is in the batch.
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from lorad.models.base import Experts
 from lorad.models.config import ExpertsConfig
 from lorad.models.lora import LoraApply
-from lorad.models.ops import apply, linear, swiglu
+from lorad.models.ops import apply, swiglu
 
 
 def mixture(
@@ -31,28 +30,16 @@ def mixture(
     ends = ends_of(flat, config.count)
     tokens = order // config.per_token
     rows = x.index_select(0, tokens)
-    if lora is not None and lora.has_experts(layer):
-        sorted_out = _adapted(rows, experts, layer, ends.tolist(), tokens, lora)
-    else:
-        sorted_out = grouped(swiglu(grouped(rows, experts.gate_up, ends)), experts.down, ends)
+    added = lora.routed(layer, tokens, ends.tolist()) if lora and lora.has_experts(layer) else None
+    y = grouped(rows, experts.gate_up, ends)
+    inner = swiglu(y if added is None else added.apply("gate_up", rows, y))
+    sorted_out = grouped(inner, experts.down, ends)
+    if added is not None:
+        sorted_out = added.apply("down", inner, sorted_out)
     home = torch.empty_like(order)
     home[order] = torch.arange(len(order), device=order.device)
     out = sorted_out.index_select(0, home).view(len(x), config.per_token, -1)
     return (out * weights.unsqueeze(-1)).sum(1)
-
-
-def _adapted(
-    rows: Tensor, experts: Experts, layer: int, ends: list[int], tokens: Tensor, lora: LoraApply
-) -> Tensor:
-    """Compute one expert after the other, each with the adapters of its rows."""
-    found, sizes = [], np.diff(ends, prepend=0).tolist()
-    for expert, (x, mine) in enumerate(zip(rows.split(sizes), lora.routed(tokens, ends), strict=True)):
-        if len(x):
-            y = mine.apply(layer, f"experts.{expert}.gate_up", x, linear(x, experts.gate_up[expert], None))
-            inner = swiglu(y)
-            y = linear(inner, experts.down[expert], None)
-            found.append(mine.apply(layer, f"experts.{expert}.down", inner, y))
-    return torch.cat(found) if found else rows
 
 
 def _route(x: Tensor, experts: Experts, config: ExpertsConfig) -> tuple[Tensor, Tensor]:

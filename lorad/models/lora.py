@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,9 @@ from lorad.models.config import groups_of, modules_in
 from lorad.models.directory import linear_shapes
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
+_FEW_ROWS = 4
+"""Rows for each pair of adapter and expert, up to which each row gets pairs of its own: more are cheaper one
+expert after another."""
 _Pair = tuple[torch.Tensor, torch.Tensor]
 """A fused (A [rank, in], B [out, rank]); the scale is already in B."""
 
@@ -35,12 +38,20 @@ class LoraApply(Protocol):
         """Return whether the adapter has something at any expert of a layer."""
         ...
 
-    def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
-        """Return what each expert's rows get.
+    def routed(self, layer: int, tokens: torch.Tensor, ends: Sequence[int]) -> RoutedLora:
+        """Return what the experts of a layer get.
 
-        rows: int64 [S], the token of each row, sorted by expert and then by token. ends: where the rows of
+        tokens: int64 [S], the token of each row, sorted by expert and then by token. ends: where the rows of
         each expert end.
         """
+        ...
+
+
+class RoutedLora(Protocol):
+    """What one layer's experts ask of an adapter."""
+
+    def apply(self, linear: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """As `LoraApply.apply`, for the rows of all experts. linear: `gate_up` or `down`."""
         ...
 
 
@@ -95,8 +106,8 @@ class FrozenLora:
     def has_experts(self, layer: int) -> bool:
         return layer in self._with_experts
 
-    def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
-        return [self] * len(ends)
+    def routed(self, layer: int, tokens: torch.Tensor, ends: Sequence[int]) -> RoutedLora:
+        return _RoutedFrozen(self, layer, ends)
 
     def nbytes(self) -> int:
         """Return the bytes that the copy holds."""
@@ -136,10 +147,22 @@ class MixedLora:
     def __init__(self, base: Base, loras: Sequence[FrozenLora | None], per: int = 0, tokens: int = 0) -> None:
         self.count, self.per, self.device = len(loras), per, base.device
         self.stacks: dict[_Place, _Pair] = {}
-        for place, rank in signature(base, loras):
-            pair = next(lora.pairs[place] for lora in loras if lora is not None and place in lora.pairs)
-            a = pair[0].new_zeros(self.count, rank, pair[0].shape[1])
-            self.stacks[place] = a, pair[1].new_zeros(self.count, pair[1].shape[0], rank)
+        self.of_experts: dict[
+            _Place, _Pair
+        ] = {}  # [count, experts, …] by layer and linear; views are in `stacks`
+        places = signature(base, loras)
+        for (layer, group), rank in places:
+            pair = next(one.pairs[layer, group] for one in loras if one and (layer, group) in one.pairs)
+            shapes = (rank, pair[0].shape[1]), (pair[1].shape[0], rank)
+            kind, _, linear = group.removeprefix("experts.").partition(".")
+            if not linear:
+                a, b = (pair[0].new_zeros(self.count, *shape) for shape in shapes)
+                self.stacks[layer, group] = a, b
+                continue
+            if (layer, linear) not in self.of_experts:
+                self.of_experts[layer, linear] = _for_experts(base, self.count, places, layer, linear, pair)
+            a, b = self.of_experts[layer, linear]
+            self.stacks[layer, group] = a[:, int(kind)], b[:, int(kind)]
         self._with_experts = layers_with_experts(self.stacks)
         self.numbers = [0] * self.count
         self.fill(loras)
@@ -181,30 +204,60 @@ class MixedLora:
     def has_experts(self, layer: int) -> bool:
         return layer in self._with_experts
 
-    def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
+    def routed(self, layer: int, tokens: torch.Tensor, ends: Sequence[int]) -> RoutedLora:
         """Rows of a step that is captured have no fixed expert: not for those."""
-        tokens, found, begin = rows.cpu().numpy(), [], 0
-        for end in ends:
-            found.append(_Routed(self, self.owner[tokens[begin:end]]))
-            begin = end
-        return found
+        return _RoutedMixed(self, layer, self.owner[tokens.cpu().numpy()], ends)
 
 
-class _Routed:
-    """The same adapters on other rows. owner: of each row."""
+class _RoutedFrozen:
+    """One adapter on the rows of a layer's experts."""
 
-    def __init__(self, whole: MixedLora, owner: _Array) -> None:
-        self.stacks = whole.stacks
-        self.gather, self.place = _moves(owner, whole.count, 0, whole.device)
+    def __init__(self, lora: FrozenLora, layer: int, ends: Sequence[int]) -> None:
+        self._lora, self._layer, self._ends = lora, layer, ends
 
-    def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return _added(self.stacks.get((layer, group)), x, y, self.gather, self.place) if len(x) else y
+    def apply(self, linear: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for expert, rows in runs(self._ends):
+            self._lora.apply(self._layer, f"experts.{expert}.{linear}", x[rows], y[rows])
+        return y
 
-    def has_experts(self, layer: int) -> bool:
-        return True
 
-    def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
-        raise NotImplementedError  # an expert has no experts
+class _RoutedMixed:
+    """Several adapters on the rows of a layer's experts. owner: of each row."""
+
+    def __init__(self, lora: MixedLora, layer: int, owner: _Array, ends: Sequence[int]) -> None:
+        self._lora, self._layer, self._owner, self._ends = lora, layer, owner, ends
+        expert = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+        self._pairs = torch.from_numpy(owner * len(ends) + expert).to(lora.device)
+
+    def apply(self, linear: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        stack = self._lora.of_experts.get((self._layer, linear))
+        if stack is None:
+            return y
+        if len(x) <= _FEW_ROWS * len(self._ends) * self._lora.count:
+            a, b = (half.flatten(0, 1).index_select(0, self._pairs) for half in stack)
+            return y.add_(torch.bmm(b, torch.bmm(a, x.unsqueeze(-1))).squeeze(-1))
+        for expert, rows in runs(self._ends):
+            moves = _moves(self._owner[rows], self._lora.count, 0, self._lora.device)
+            pair = self._lora.stacks.get((self._layer, f"experts.{expert}.{linear}"))
+            _added(pair, x[rows], y[rows], *moves)
+        return y
+
+
+def runs(ends: Sequence[int]) -> Iterator[tuple[int, slice]]:
+    """Yield each expert that has rows, and which they are."""
+    begin = 0
+    for expert, end in enumerate(ends):
+        if end > begin:
+            yield expert, slice(begin, end)
+        begin = end
+
+
+def _for_experts(base: Base, count: int, places: Signature, layer: int, linear: str, pair: _Pair) -> _Pair:
+    """Make room for the adapters of a layer's experts, at the largest rank of any. pair: of one of them."""
+    assert base.config.experts is not None
+    rank = max(rank for (at, group), rank in places if at == layer and group.endswith(f".{linear}"))
+    room = (count, base.config.experts.count)
+    return pair[0].new_zeros(*room, rank, pair[0].shape[1]), pair[1].new_zeros(*room, pair[1].shape[0], rank)
 
 
 def _moves(

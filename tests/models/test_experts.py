@@ -1,5 +1,6 @@
 """A mixture of experts: what autograd makes of one written plainly, whoever else is in the batch."""
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -87,7 +88,9 @@ def test_bfloat16_is_weighted_in_bfloat16() -> None:
     assert F.cosine_similarity(value.float(), plain(x.float(), wide, config)).mean() > 0.999
 
 
-def test_adapters_on_experts_equal_merged_models(tmp_path: Path) -> None:
+def test_adapters_on_experts_equal_merged_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_model(tmp_path / "base", "qwen3_moe")
     base, loras = load(tmp_path / "base"), []
     for seed in (1, 2):
@@ -108,7 +111,8 @@ def test_adapters_on_experts_equal_merged_models(tmp_path: Path) -> None:
         assert (lean(base, long_ids()) - theirs).abs().max() > 0.1
         merged, rest = Merger(base).alone(lora)
         assert rest is None and (lean(merged, long_ids()) - theirs).abs().max() < 1e-3
-    for owner in ([0, 1], [1, 0], [2, 1], [1, 1]):
+    for owner, few in itertools.product(([0, 1], [1, 0], [2, 1], [1, 1]), (0, 1000)):
+        monkeypatch.setattr("lorad.models.lora._FEW_ROWS", few)  # expert by expert, or row by row
         together = MixedLora(base, [*loras, None])
         together.assign(np.repeat(owner, long_ids().shape[1]))
         mixed = lean(base, long_ids(), together)

@@ -18,7 +18,7 @@ from lorad.models.decoder import hidden, logits
 from lorad.models.directory import linear_shapes, read_config
 from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
-from lorad.models.lora import FrozenLora, LoraApply, MixedLora
+from lorad.models.lora import FrozenLora, MixedLora, RoutedLora
 
 # PEFT reads a property that transformers has deprecated
 
@@ -146,8 +146,8 @@ def test_gradients_reach_only_what_the_adapter_adds(tmp_path: Path) -> None:
         def has_experts(self, layer: int) -> bool:
             return False
 
-        def routed(self, rows: torch.Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
-            raise NotImplementedError
+        def routed(self, layer: int, tokens: torch.Tensor, ends: Sequence[int]) -> RoutedLora:
+            raise AssertionError("there are no experts here")
 
     hidden(base, some_ids(), torch.arange(9), CausalAttention(), Shift()).sum().backward()
     assert delta.grad is not None and delta.grad.abs().max() > 0

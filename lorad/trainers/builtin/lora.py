@@ -18,6 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from lorad.models.base import Base
+from lorad.models.lora import runs
 from lorad.models.merge import gains_by_merging, with_weights
 from lorad.models.ops import apply
 from lorad.trainers.builtin.slot import Half, Site, Slot
@@ -77,20 +78,27 @@ class SlotLora:
     def has_experts(self, layer: int) -> bool:
         return any(layer in slot.with_experts for slot in self.slots)
 
-    def routed(self, rows: Tensor, ends: Sequence[int]) -> Sequence[SlotLora]:
-        """Return this with the slots' ranges among each expert's rows, which are in the order of tokens."""
-        bounds = torch.tensor([(one.start, one.stop) for one in self.ranges], device=rows.device)
-        found, begin = [], 0
-        for end in ends:
-            at = torch.searchsorted(rows[begin:end], bounds).tolist()
-            found.append(self.at([slice(first, last) for first, last in at]))
-            begin = end
-        return found
+    def routed(self, layer: int, tokens: Tensor, ends: Sequence[int]) -> _RoutedSlots:
+        """See `LoraApply`. The slots' ranges are in the order of tokens, as the rows of each expert are."""
+        if len(self.slots) == 1:
+            return _RoutedSlots(self, layer, [(self.slots[0], expert, rows) for expert, rows in runs(ends)])
+        bounds = torch.tensor([(one.start, one.stop) for one in self.ranges], device=tokens.device)
+        found = []
+        for expert, rows in runs(ends):
+            at = (rows.start + torch.searchsorted(tokens[rows], bounds)).tolist()
+            found += [(slot, expert, slice(*pair)) for slot, pair in zip(self.slots, at, strict=True)]
+        return _RoutedSlots(self, layer, found)
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
+        return self.add(
+            x, y, [(slot, (layer, group), rows) for slot, rows in zip(self.slots, self.ranges, strict=True)]
+        )
+
+    def add(self, x: Tensor, y: Tensor, where: Sequence[tuple[Slot, tuple[int, str], slice]]) -> Tensor:
+        """Return y with what each slot adds at a place (layer, group) to some rows."""
         parts = []
-        for slot, rows in zip(self.slots, self.ranges, strict=True):
-            site = slot.sites.get((layer, group))
+        for slot, place, rows in where:
+            site = slot.sites.get(place)
             if site is not None and rows.stop > rows.start:
                 config = slot.spec.adapter
                 dropout = config.dropout if self.train else 0.0
@@ -100,6 +108,19 @@ class SlotLora:
         if self.is_merged:
             return apply(_TakeGradients, x.detach(), y, self.anchor, parts)  # type: ignore[no-any-return]
         return apply(_AddLora, x, y, self.anchor, parts)  # type: ignore[no-any-return]
+
+
+class _RoutedSlots:
+    """The slots on the rows of a layer's experts. where: the rows of each slot and expert."""
+
+    def __init__(self, lora: SlotLora, layer: int, where: Sequence[tuple[Slot, int, slice]]) -> None:
+        self._lora, self._layer, self._where = lora, layer, where
+
+    def apply(self, linear: str, x: Tensor, y: Tensor) -> Tensor:
+        named = [
+            (slot, (self._layer, f"experts.{expert}.{linear}"), rows) for slot, expert, rows in self._where
+        ]
+        return self._lora.add(x, y, named)
 
 
 @dataclass(slots=True)
@@ -225,5 +246,5 @@ class _TakeGradients(Function):
     def backward(ctx: Any, y_grad: Tensor) -> tuple[None, Tensor, None, None]:
         (x,) = ctx.saved_tensors
         for part in ctx.parts:
-            part.backward(x, F.linear(x, part.site.a), [], y_grad, None)
+            part.backward(x, F.linear(x[part.rows], part.site.a), [], y_grad, None)
         return None, y_grad, None, None

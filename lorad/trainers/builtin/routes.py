@@ -10,7 +10,7 @@ from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.config import modules_in
 from lorad.models.decoder import Last, hidden
-from lorad.models.lora import LoraApply
+from lorad.models.lora import RoutedLora, runs
 
 
 class _Noted:
@@ -20,14 +20,19 @@ class _Noted:
         self.met: set[tuple[int, str]] = set()  # (layer, `experts.3`)
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
-        self.met.add((layer, group.rpartition(".")[0]))
         return y
 
     def has_experts(self, layer: int) -> bool:
         return True
 
-    def routed(self, rows: Tensor, ends: Sequence[int]) -> Sequence[LoraApply]:
-        return [self] * len(ends)
+    def routed(self, layer: int, tokens: Tensor, ends: Sequence[int]) -> RoutedLora:
+        self.met |= {(layer, f"experts.{expert}") for expert, _ in runs(ends)}
+        return _Nothing()
+
+
+class _Nothing:
+    def apply(self, linear: str, x: Tensor, y: Tensor) -> Tensor:
+        return y
 
 
 @torch.no_grad()

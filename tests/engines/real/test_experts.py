@@ -1,41 +1,23 @@
 """Adapters on the experts of a mixture, in the servers' own loaders: each is what its merged model has."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
-import torch
-from safetensors.torch import load_file, save_file
 
-from lorad.adapters.adapter import Adapter
-from lorad.adapters.targets import experts_of, leaf, match_modules
+from lorad.adapters.targets import experts_of, leaf
 from lorad.backends.setup import targets
 from lorad.engines.base import BASE, AdapterSource, Engine
-from lorad.models.directory import linear_shapes, read_config, resolve
-from tests.conformance.reference import random_batch, reference_logprobs, reference_model
+from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
+from tests.conformance.reference import reference_logprobs, reference_model
 from tests.engines.real.own_names import OwnNames
 from tests.engines.real.places import opened
-from tests.kit.fakes.random_adapters import partial, random_adapter
 
-MOE = resolve("builtin:tiny-moe")
-SHAPES = linear_shapes(read_config(MOE))
 OF_EXPERTS = {leaf(name) for name in SHAPES if experts_of(name)}
 TOLERANCE = 1e-4  # nats, fp32
-BATCH = random_batch(1)
-ADAPTERS = {
-    "experts": ("*.experts.*", False),
-    "all": ("all-linear", False),
-    "gate-up": ("*.experts.*.gate_proj,*.experts.*.up_proj", False),
-    "up": ("*.experts.*.up_proj", False),
-    "one-expert": ("*.experts.1.*", False),
-    "one-layer": ("*.layers.0.mlp.experts.*", False),
-    "rslora": ("all-linear", True),
-    "attention": ("q_proj,k_proj", False),
-}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -57,23 +39,6 @@ async def engine(mixtures: Engine) -> AsyncIterator[Engine]:
 @pytest.fixture(scope="module")
 def base() -> np.ndarray:
     found: np.ndarray = reference_logprobs(reference_model(MOE), BATCH).detach().numpy()
-    return found
-
-
-def adapter_of(name: str) -> Adapter:
-    entry, rslora = ADAPTERS[name]
-    return partial(random_adapter(SHAPES, len(name), 8), match_modules(SHAPES, entry), rslora=rslora)
-
-
-def merged_logprobs(adapter: Adapter, directory: Path) -> np.ndarray:
-    """What transformers says of the base with the adapter added into its weights."""
-    shutil.copytree(MOE, directory)
-    weights = load_file(directory / "model.safetensors")
-    for module in adapter.config.modules:
-        a, b = (torch.tensor(adapter.tensors[f"{module}.lora_{half}.weight"]) for half in "AB")
-        weights[f"{module}.weight"] += adapter.config.scale * b @ a
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    found: np.ndarray = reference_logprobs(reference_model(directory), BATCH).detach().numpy()
     return found
 
 

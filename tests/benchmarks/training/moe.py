@@ -1,0 +1,217 @@
+"""Mixtures of experts: parity, and what adapters on experts cost.
+
+    make bench-moe, or python -m tests.benchmarks.training.moe [--rounds 5]
+
+parity: adapters on `builtin:tiny-moe`, by each trainer and engine, against transformers with the adapter
+added into the weights: the largest difference of a log-probability, nats. Servers only where
+LORAD_SGLANG_PYTHON and LORAD_VLLM_PYTHON name them.
+
+train: gradients of 1,024 tokens on a random Qwen3-MoE (2 layers, 64 experts of 192 in 512, each token meets
+8), rank 8 on attention and every expert, against transformers with PEFT.
+
+decode: a batch of 32 rows and 32 new tokens of each, of the base, of one adapter, and of four that share it.
+
+fp32, one thread. A B A B; medians. JSON on stdout.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lorad.adapters.peft import write_peft
+from lorad.adapters.targets import experts_of, leaf
+from lorad.backends.setup import targets
+from lorad.engines.base import BASE, AdapterSource, Engine
+from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets, Sampling
+from lorad.trainers.base import Policy, SlotSpec, Trainer
+from tests.benchmarks.kit import ours
+from tests.benchmarks.kit.ours import prompts_of
+from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
+from tests.engines.real import places
+from tests.kit.fakes.random_adapters import random_adapter
+from tests.models.test_families import make_model
+from tests.trainers.real.start import started
+
+RANK, TOKENS, ROWS, NEW = 8, 1024, 32, 32
+VOCAB = 1000
+SIZES: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 192,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "vocab_size": VOCAB,
+    "tie_word_embeddings": True,
+}
+Scores = Callable[[str, AdapterSource], Awaitable[np.ndarray]]
+
+
+@asynccontextmanager
+async def scored_by(who: str, work: Path) -> AsyncIterator[Scores]:
+    """How a trainer or an engine says log-probabilities of `BATCH` under an adapter."""
+
+    def of_trainer(trainer: Trainer) -> Scores:
+        async def score(name: str, source: AdapterSource) -> np.ndarray:
+            assert source.adapter is not None
+            (work / f"{who}-{name}").mkdir()
+            write_peft(source.adapter, work / f"{who}-{name}", str(MOE))
+            await trainer.open(name, SlotSpec(source.adapter.config, source=work / f"{who}-{name}"))
+            return await trainer.logprobs(Policy(name), BATCH)
+
+        return score
+
+    def of_engine(engine: Engine) -> Scores:
+        async def score(name: str, source: AdapterSource) -> np.ndarray:
+            await engine.load(f"{name}@1", source)
+            return await engine.score(f"{name}@1", BATCH)
+
+        return score
+
+    if who.startswith("builtin"):
+        async with ours.opened(MOE) as held:
+            yield of_trainer(held.trainer) if who == "builtin trainer" else of_engine(held.engine)
+    elif who.startswith("fsdp"):
+        (work / who).mkdir()
+        trainer = await started("fsdp", MOE, work / who, dp=int(who.rpartition(" ")[2]))
+        try:
+            yield of_trainer(trainer)
+        finally:
+            await trainer.shut_down()
+    else:
+        (work / who).mkdir()
+        of_experts = {leaf(name) for name in SHAPES if experts_of(name)}
+        wanted = targets(SHAPES, {leaf(name) for name in SHAPES} - of_experts, of_experts)
+        async with places.opened(who, work / who, MOE, targets=wanted) as engine:
+            yield of_engine(engine)
+
+
+async def parity(work: Path) -> dict[str, dict[str, float]]:
+    wanted = {name: merged_logprobs(adapter_of(name), work / f"merged-{name}") for name in ADAPTERS}
+    found: dict[str, dict[str, float]] = {}
+    for who in ("builtin trainer", "builtin engine", "fsdp 1", "fsdp 2", *places.KINDS):
+        if who in places.KINDS and not places.python_of(who):
+            continue
+        print(f"parity: {who}", file=sys.stderr)
+        async with scored_by(who, work) as score:
+            found[who] = {}
+            for name, expected in wanted.items():
+                adapter = adapter_of(name)
+                scores = await score(name, AdapterSource(adapter.digest(), adapter=adapter))
+                found[who][name] = float(np.abs(scores - expected).max())
+    return found
+
+
+async def costs(work: Path, rounds: int) -> dict[str, dict[str, float]]:
+    make_model(work / "large", "qwen3_moe", **SIZES)
+    ids = np.random.default_rng(0).integers(0, VOCAB, TOKENS + 1).astype(np.int32)
+    peer = _peer(work / "large", ids)
+    async with ours.opened(work / "large") as held:
+        modules = tuple(sorted(held.trainer.modules()))
+        adapter = random_adapter(held.trainer.modules(), 0, RANK, ours.ADAPTER_STD)
+        assert adapter.config.modules == modules
+        write_peft(adapter, _made(work / "slot"), "large")
+        await held.trainer.open("slot", SlotSpec(adapter.config, source=work / "slot"))
+        names = [await held.load(f"a{number}@1", number, RANK) for number in range(4)]
+        batch = Batch.of([(ids[:1], [ids[1:]])])
+
+        async def train() -> None:
+            advantages = PolicyTargets(np.ones(TOKENS, np.float32))
+            await held.trainer.forward_backward("slot", batch, advantages, PolicyLoss(), float(TOKENS))
+            await held.trainer.discard_grads("slot")
+
+        async def with_peft() -> None:
+            peer()
+
+        async def decode(versions: list[str], call: int = 0) -> None:
+            rows = np.random.default_rng(call).integers(0, VOCAB, (ROWS // len(versions), 8))
+            await asyncio.gather(
+                *(
+                    held.complete(version, prompts_of(rows, 1, number), Sampling(NEW), f"{version} {number}")
+                    for number, version in enumerate(versions)
+                )
+            )
+
+        train_ms = await _alternating(rounds, {"lorad": train, "transformers + PEFT": with_peft})
+        decode_ms = await _alternating(
+            rounds,
+            {
+                "base": lambda: decode([BASE]),
+                "one adapter": lambda: decode(names[:1]),
+                "four adapters": lambda: decode(names),
+            },
+        )
+    return {"train, ms": train_ms, "decode, ms": decode_ms}
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def _peer(directory: Path, ids: np.ndarray) -> Callable[[], None]:
+    """What transformers and PEFT do for the same gradients."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    warnings.simplefilter("ignore")  # the peer's
+    leaves = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=leaves, target_parameters=experts)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), config)
+    tokens = torch.from_numpy(ids.astype(np.int64))[None]
+
+    def step() -> None:
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits[0]
+        torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).backward()
+        model.zero_grad()
+
+    return step
+
+
+async def _alternating(rounds: int, what: dict[str, Callable[[], Awaitable[None]]]) -> dict[str, float]:
+    """Median milliseconds of each, one after another in each round; the first round is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in what}
+    for turn in range(rounds + 1):
+        for name, do in what.items():
+            began = time.perf_counter()
+            await do()
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+    return {name: 1000 * statistics.median(found) for name, found in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["parity", "costs"])
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="lr-moe-") as name:
+        if arguments.only != "costs":
+            found["parity, nats"] = asyncio.run(parity(Path(name)))
+        if arguments.only != "parity":
+            found |= asyncio.run(costs(Path(name), arguments.rounds))
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
