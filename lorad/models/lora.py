@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -15,9 +15,8 @@ from lorad.models.config import groups_of, modules_in
 from lorad.models.directory import linear_shapes
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
-_FEW_ROWS = 4
-"""Rows for each pair of adapter and expert, up to which each row gets pairs of its own: more are cheaper one
-expert after another."""
+_PADDING = 8
+"""How many times as many rows as there are may be computed for the sake of one product for all."""
 _Pair = tuple[torch.Tensor, torch.Tensor]
 """A fused (A [rank, in], B [out, rank]); the scale is already in B."""
 
@@ -227,20 +226,35 @@ class _RoutedMixed:
     def __init__(self, lora: MixedLora, layer: int, owner: _Array, ends: Sequence[int]) -> None:
         self._lora, self._layer, self._owner, self._ends = lora, layer, owner, ends
         expert = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-        self._pairs = torch.from_numpy(owner * len(ends) + expert).to(lora.device)
+        pairs, count = owner * len(ends) + expert, lora.count * len(ends)
+        self._way, self._pairs = _way_of(pairs, count), torch.from_numpy(pairs).to(lora.device)
+        self._moves = _moves(pairs, count, 0, lora.device) if self._way == "padded" else None
 
     def apply(self, linear: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         stack = self._lora.of_experts.get((self._layer, linear))
         if stack is None:
             return y
-        if len(x) <= _FEW_ROWS * len(self._ends) * self._lora.count:
-            a, b = (half.flatten(0, 1).index_select(0, self._pairs) for half in stack)
+        a, b = (half.flatten(0, 1) for half in stack)
+        if self._moves is not None:
+            return _added((a, b), x, y, *self._moves)
+        if self._way == "row by row":
+            a, b = a.index_select(0, self._pairs), b.index_select(0, self._pairs)
             return y.add_(torch.bmm(b, torch.bmm(a, x.unsqueeze(-1))).squeeze(-1))
         for expert, rows in runs(self._ends):
             moves = _moves(self._owner[rows], self._lora.count, 0, self._lora.device)
             pair = self._lora.stacks.get((self._layer, f"experts.{expert}.{linear}"))
             _added(pair, x[rows], y[rows], *moves)
         return y
+
+
+def _way_of(pairs: _Array, count: int) -> Literal["row by row", "padded", "expert by expert"]:
+    """Choose the cheapest way for rows of so many pairs of adapter and expert: pairs copied for each row, all
+    pairs with equally many rows each, or one expert after another where some have far more rows than others.
+    """
+    if len(pairs) * 2 <= count:
+        return "row by row"
+    most = int(np.bincount(pairs, minlength=count).max())
+    return "padded" if most * count <= _PADDING * len(pairs) else "expert by expert"
 
 
 def runs(ends: Sequence[int]) -> Iterator[tuple[int, slice]]:

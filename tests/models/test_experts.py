@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from lorad.models.base import Experts
 from lorad.models.config import ExpertsConfig
 from lorad.models.directory import linear_shapes
 from lorad.models.experts import mixture
-from lorad.models.lora import FrozenLora, MixedLora
+from lorad.models.lora import FrozenLora, MixedLora, _way_of
 from lorad.models.merge import Merger
 from tests.kit.fakes.random_adapters import random_adapter
 from tests.models.test_families import load, long_ids, make_model, of_transformers
@@ -88,9 +89,7 @@ def test_bfloat16_is_weighted_in_bfloat16() -> None:
     assert F.cosine_similarity(value.float(), plain(x.float(), wide, config)).mean() > 0.999
 
 
-def test_adapters_on_experts_equal_merged_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_on_experts_equal_merged_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model(tmp_path / "base", "qwen3_moe")
     base, loras = load(tmp_path / "base"), []
     for seed in (1, 2):
@@ -111,11 +110,22 @@ def test_adapters_on_experts_equal_merged_models(
         assert (lean(base, long_ids()) - theirs).abs().max() > 0.1
         merged, rest = Merger(base).alone(lora)
         assert rest is None and (lean(merged, long_ids()) - theirs).abs().max() < 1e-3
-    for owner, few in itertools.product(([0, 1], [1, 0], [2, 1], [1, 1]), (0, 1000)):
-        monkeypatch.setattr("lorad.models.lora._FEW_ROWS", few)  # expert by expert, or row by row
+    ways = ("row by row", "padded", "expert by expert")
+    for owner, way in itertools.product(([0, 1], [1, 0], [2, 1], [1, 1]), ways):
+        monkeypatch.setattr("lorad.models.lora._way_of", lambda *_, way=way: way)
         together = MixedLora(base, [*loras, None])
         together.assign(np.repeat(owner, long_ids().shape[1]))
         mixed = lean(base, long_ids(), together)
         for row, which in enumerate(owner):
             whole = [*alone, lean(base, long_ids())][which]
             assert (mixed[row] - whole[row]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("pairs", "way"),
+    [(range(4), "row by row"), (range(8), "padded"), ([*range(8)] * 3, "padded"), ([3] * 40, "padded")],
+)
+def test_rows_are_padded_unless_few_or_uneven(pairs: Sequence[int], way: str) -> None:
+    assert _way_of(np.array(pairs), 8) == way
+    uneven = np.array([3] * 40)
+    assert _way_of(uneven, 16) == "expert by expert"

@@ -122,7 +122,7 @@ async def costs(work: Path, rounds: int) -> dict[str, dict[str, float]]:
     make_model(work / "large", "qwen3_moe", **SIZES)
     ids = np.random.default_rng(0).integers(0, VOCAB, TOKENS + 1).astype(np.int32)
     peer = _peer(work / "large", ids)
-    async with ours.opened(work / "large") as held:
+    async with ours.opened(work / "large", mix_calls=True) as held:
         modules = tuple(sorted(held.trainer.modules()))
         adapter = random_adapter(held.trainer.modules(), 0, RANK, ours.ADAPTER_STD)
         assert adapter.config.modules == modules
