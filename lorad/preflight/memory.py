@@ -38,7 +38,8 @@ def base_memory(
     server's own, with room for adapters on experts if there are any among `modules`, and the teacher's, in
     the dtype of the model.
 
-    FSDP cuts one over all ranks, Megatron has one for each data-parallel copy.
+    FSDP cuts one over all ranks, Megatron has one for each data-parallel copy. On GPUs trainers of ranks move
+    theirs away while a server is awake, which sleeps while they train: there the larger side counts.
     """
     trainer, rollout = spec.trainer, spec.rollout
     trained = trainer.dp if trainer.backend == "megatron" else 1
@@ -48,7 +49,10 @@ def base_memory(
     dtype = "float32" if spec.model.dtype == "auto" and device == "cpu" else spec.model.dtype
     beside = 0 if teacher is None else teacher.bytes(model.dtype if dtype == "auto" else dtype)
     room = _expert_buffers(spec, model, modules, dtype)
-    return model.bytes(dtype) * (trained + sampled) + room + beside
+    training, sampling = model.bytes(dtype) * trained, model.bytes(dtype) * sampled + room
+    sleeps = device != "cpu" and rollout.backend in SERVERS and not rollout.urls
+    takes_turns = sleeps and trainer.backend in RANKED and spec.pool.mode in ("auto", "timesliced")
+    return (max(training, sampling) if takes_turns else training + sampling) + beside
 
 
 def _expert_buffers(spec: Spec, model: ModelFacts, modules: Iterable[str], dtype: str) -> int:

@@ -19,6 +19,7 @@ from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.preflight.__main__ import preflight
+from lorad.preflight.memory import base_memory
 from lorad.protocol.pool_setup import SERVER_SLOTS
 from lorad.spec.model import convert
 from tests.kit.world import REPOSITORY
@@ -148,6 +149,23 @@ def test_memory_for_adapters_on_experts_is_counted(backend: str, install: Any, t
     trained = 8 * (with_them.adapter_parameters - without.adapter_parameters)
     assert trained == 8 * 17 * sum(map(sum, facts.experts.values()))
     assert with_them.memory_needed - without.memory_needed == 4 * (trained + buffers)
+
+
+@pytest.mark.parametrize(
+    ("device", "trainer", "mode", "bases"),
+    [
+        ("cuda", "fsdp", "auto", 1),
+        ("cuda", "fsdp", "resident", 2),
+        ("cuda", "builtin", "auto", 2),
+        ("cpu", "fsdp", "auto", 2),
+    ],
+)
+def test_bases_that_take_turns_count_once(device: str, trainer: str, mode: str, bases: int) -> None:
+    """The ranks' base leaves a GPU while the server is awake; the builtin trainer's stays."""
+    facts = read_facts(resolve("builtin:tiny"))
+    asked = {"trainer": {"backend": trainer}, "rollout": {"backend": "sglang"}, "pool": {"mode": mode}}
+    needed = base_memory(convert(asked | {"model": {"dtype": "float32"}}), facts, device, ())
+    assert needed == bases * facts.bytes("float32")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

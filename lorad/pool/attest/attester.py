@@ -110,6 +110,10 @@ class Attester:
                     if few is not batch:
                         made = await measure_canaries(self._engine, trainer_few, few, unmet)
                     self._canaries[count, tokens] = _Sets(every, made)
+                    log.info(
+                        "engine and trainer differ by %.2g nats (rms) on %d tokens of the base",
+                        every.sigma, every.tokens,
+                    )  # fmt: skip
                     await self._see_whether_it_repeats(every)
         return self._canaries[count, tokens]
 
