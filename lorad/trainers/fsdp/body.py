@@ -76,7 +76,7 @@ class _FsdpBody(Body):
         self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
         self._layers = architecture.decoder_layers(self._model)
         self._shard(self._layers)
-        weights.fill(self._model, directory, self.device)
+        weights.fill(self._model, self._mixtures, directory, self.device)
         self._has_positions = architecture.takes(self._model, "position_ids")
         with self._room.reached():
             self.packs = self._keeps_apart() and architecture.may_pack(self._model)

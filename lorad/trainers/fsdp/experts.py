@@ -39,6 +39,14 @@ class _Pair(NamedTuple):
     b: nn.Parameter
 
 
+class Part(NamedTuple):
+    """Where a stored weight lies: in the parameter `name`, at one expert, in some of its rows."""
+
+    name: str
+    expert: int
+    rows: slice
+
+
 @dataclass
 class _Pairs:
     """What `_forward` adds to one layer's experts."""
@@ -74,6 +82,20 @@ def expert_shapes(modules: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
                 shape = (hidden, inner) if linear == "down_proj" else (inner, hidden)
                 shapes[f"{path}.{expert}.{linear}"] = shape
     return shapes
+
+
+def parts_of(modules: Mapping[str, Any]) -> dict[str, Part]:
+    """Return where each weight of an expert lies, by its name in checkpoints."""
+    found = {}
+    for path, module in modules.items():
+        inner = module.gate_up_proj.shape[1] // 2
+        rows = {"gate_proj": slice(0, inner), "up_proj": slice(inner, 2 * inner), "down_proj": slice(None)}
+        for expert in range(module.num_experts):
+            for linear in _LINEARS:
+                fused = "down_proj" if linear == "down_proj" else "gate_up_proj"
+                name = f"{path}.{expert}.{linear}.weight"
+                found[name] = Part(f"{path}.{fused}", expert, rows[linear])
+    return found
 
 
 def names_of(modules: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ from transformers import AutoModelForCausalLM
 from lorad.errors import SpecError
 from lorad.models.checksum import add_to
 from lorad.models.directory import weight_files
+from lorad.trainers.fsdp import experts
 from lorad.trainers.fsdp.adapter import is_adapter
+from lorad.trainers.fsdp.experts import Part
 
 log = logging.getLogger("lorad.fsdp")
 
 
-def fill(model: nn.Module, directory: Path, device: torch.device) -> None:
+def fill(model: nn.Module, mixtures: Mapping[str, Any], directory: Path, device: torch.device) -> None:
     """Allocate this rank's shards of a model on the meta device and fill them. Collective.
 
+    mixtures: modules of experts, see `experts.experts_in`, whose linears are stored one by one.
     Raises SpecError where the files do not hold exactly what the model needs.
     """
     derived = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -32,9 +35,12 @@ def fill(model: nn.Module, directory: Path, device: torch.device) -> None:
         buffer.copy_(derived[name])
     files = _where(directory)
     # transformers fuses or renames the tensors of some architectures, which cannot be copied as they are
-    if not _converts(model) and all(name in files for name, _ in weights(model)):
+    parts = experts.parts_of(mixtures)
+    fused = {part.name for part in parts.values()}
+    is_whole = all(name in files for name in parts)
+    if (parts or not _converts(model)) and is_whole and _has_all(model, {*files, *fused}):
         log.info("every rank reads its own rows of %s", directory)
-        _read_rows(model, files)
+        _read_rows(model, files, parts)
     else:
         log.info(
             "names in %s are not those of the modules: rank 0 reads all of it, the others get their rows",
@@ -87,15 +93,21 @@ def _converts(model: nn.Module) -> bool:
     return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
 
 
+def _has_all(model: nn.Module, names: Collection[str]) -> bool:
+    return all(name in names for name, _ in weights(model))
+
+
 @torch.no_grad()
-def _read_rows(model: nn.Module, files: dict[str, Path]) -> None:
+def _read_rows(model: nn.Module, files: dict[str, Path], parts: Mapping[str, Part]) -> None:
     wanted = dict(weights(model))
     for path in sorted(set(files.values())):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
-                if name in wanted:
+                if name in parts:
+                    _read_part(file, path, name, parts[name], wanted[parts[name].name])
+                elif name in wanted:
                     _read(file, path, name, wanted[name])
-    unread = sorted(set(files) - set(wanted))
+    unread = sorted(set(files) - set(wanted) - set(parts))
     if unread:
         log.info(
             "%d tensors have no place in the model and were not read: %s", len(unread), ", ".join(unread[:3])
@@ -113,6 +125,21 @@ def _read(file: Any, path: Path, name: str, into: Tensor) -> None:
     if not local.numel():
         return
     local.copy_(stored[_rows(into)] if into.dim() else file.get_tensor(name))
+
+
+def _read_part(file: Any, path: Path, name: str, part: Part, into: Tensor) -> None:
+    """Read one linear of one expert, if this rank has the expert."""
+    rows = _rows(into)
+    if not rows.start <= part.expert < rows.stop:
+        return
+    place = _local(into)[part.expert - rows.start][part.rows]
+    stored = file.get_tensor(name)
+    if stored.shape != place.shape:
+        raise SpecError(
+            f"{path}: {name} has shape {tuple(stored.shape)}, config.json says {tuple(place.shape)}",
+            hint="the weights and config.json belong to different models",
+        )
+    place.copy_(stored)
 
 
 def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> None:
