@@ -421,6 +421,7 @@ def _info(
         },
         model_sha256=sha256[0],
         parameters=facts.parameters,
+        experts=facts.expert_count,
         losses=trainer.losses,
         teacher=config.teacher,
         teacher_sha256=sha256[1],

@@ -57,7 +57,14 @@ class Pool:
             lodger=lodger,
             ledger=self.ledger,
         )
-        self.attester = Attester(engine, trainer, self.vocab_size, self.phases, is_apart=info.mode != "fused")
+        self.attester = Attester(
+            engine,
+            trainer,
+            self.vocab_size,
+            self.phases,
+            is_apart=info.mode != "fused",
+            has_experts=info.experts > 0,
+        )
         self.loaded = LoadedVersions(engine, self.attester.forget)
         self.files = VersionFiles(info.model)
         self.meter = Meter()

@@ -14,6 +14,7 @@ class PoolInfo(Struct, frozen=True):
         them differently (sharded, fused) have other checksums.
     model_sha256: sha256 over the weight files, the same for all trainers.
     parameters: number of parameters of the base; 0 where it is not known.
+    experts: how many a layer of the base has; 0: it is no mixture.
     teacher, teacher_sha256: the model that is held beside it for its log-probabilities, and its weight files;
         "" for none.
     losses: what its trainer knows of `LOSSES` in lorad/protocol/batch.py.
@@ -36,6 +37,7 @@ class PoolInfo(Struct, frozen=True):
     versions: dict[str, str]  # versions of software: lorad, torch, the backends
     model_sha256: str = ""
     parameters: int = 0
+    experts: int = 0
     losses: tuple[str, ...] = ()
     teacher: str = ""
     teacher_sha256: str = ""

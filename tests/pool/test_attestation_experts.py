@@ -59,9 +59,14 @@ CASES = [
 
 @pytest.mark.parametrize(("fault", "mode", "lr"), CASES)
 def test_faults_on_experts_are_found(fault: str, mode: tuple[str, str], lr: float, tmp_path: Path) -> None:
+    """In bfloat16, where engine and trainer send some tokens to different experts, they do not pass."""
     with opened(tmp_path, fault, mode) as run:
         verdicts = [published(run, tmp_path, number, lr).verdict for number in range(2)]
         assert verdicts == ["passed", "passed"]
+        if mode == MODES[2] and fault != "ReordersB":
+            found = publish(run, tmp_path, 2).attestation
+            assert found.verdict == "inconclusive" and "to different experts" in found.detail
+            return
         with pytest.raises(AttestationFailed, match=r"sorter@2 failed its attestation: .*the engine "):
             publish(run, tmp_path, 2)
 

@@ -15,7 +15,7 @@ from lorad.pool.attest.amplified import (
     judge_amplified,
 )
 from lorad.pool.attest.by_name import Others, judge_bits, judge_within
-from lorad.pool.attest.canaries import Canaries
+from lorad.pool.attest.canaries import Canaries, _has_outliers
 from lorad.pool.attest.direct import BFLOAT16, FLOAT32
 from lorad.pool.attest.verdict import Outcome
 from lorad.protocol.batch import Batch
@@ -49,6 +49,24 @@ def test_noise_alone_passes_when_amplified() -> None:
 @pytest.mark.parametrize("times", [0.0, 0.5, 0.97, 1.03, 2.0])
 def test_another_scale_fails_when_amplified(times: float) -> None:
     assert verdict(times * CHANGE + NOISE, predicted()) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("times", "aside", "found"),
+    [(1.0, 0.3, "inconclusive"), (1.0, 0.8, "failed"), (0.7, 0.0, "failed"), (1.0, 0.0, "passed")],
+)
+def test_tokens_at_other_experts_prove_nothing(times: float, aside: float, found: str) -> None:
+    """Of a mixture in bfloat16, where engine and trainer send some tokens to different experts."""
+    some = RNG.normal(0, aside * 2, TOKENS)
+    prediction = replace(predicted(), canaries=replace(canaries(), reroutes=True))
+    assert verdict(times * CHANGE + some + NOISE, prediction) == found
+    if aside:
+        assert verdict(times * CHANGE + some + NOISE, predicted()) == "failed"
+
+
+def test_noise_with_outliers_is_that_of_routes() -> None:
+    outliers = np.where(np.arange(TOKENS) % 10 == 0, 8 * NOISE, NOISE)
+    assert _has_outliers(outliers) and not _has_outliers(NOISE) and not _has_outliers(0 * NOISE)
 
 
 def test_dropped_target_fails_when_amplified() -> None:

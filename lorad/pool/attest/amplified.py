@@ -23,6 +23,10 @@ _NOISE_RATIO, _LEAST_LIMIT = 2.75, 0.4
 """Noise alone makes a rel of 1.4 to 2.2 sigmas over the change. The limit of rel is so many of these, at most
 the `Limits.amplified` of the dtype, and at least such a share of that."""
 
+_REROUTED, _REROUTED_SLOPE = 0.5, 0.2
+"""Where engine and trainer send some tokens to different experts, a right adapter had a rel of up to 0.29,
+and of 0.03 with the same experts on both sides. So there a rel of up to 0.5 proves nothing, unless the whole
+change is too large or too small."""
 _GATE_SIGMAS = 50.0  # rms of the amplified change below which it proves nothing
 _STEP_SIGMAS = 8.0  # L2 norm of the amplified step below which z proves nothing
 _NEARLY = 1.5  # a rel of up to so many limits is looked at again before it is a failure
@@ -87,6 +91,13 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
         return Amplified(Attestation("inconclusive", why, told), again=True)
     noise = _NOISE_RATIO * facts["sigma"] / facts["signal"]
     limit = min(max(noise, _LEAST_LIMIT * limits.amplified), limits.amplified)
+    is_sized = facts["rel"] <= _REROUTED and abs(facts["slope"] - 1) <= _REROUTED_SLOPE
+    if prediction.canaries.reroutes and facts["rel"] > limit and is_sized:
+        why = (
+            f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, which may be rounding: engine "
+            "and trainer send some tokens to different experts"
+        )
+        return Amplified(Attestation("inconclusive", why, told))
     if facts["rel"] > limit:
         is_near = facts["rel"] <= _NEARLY * limit
         return Amplified(Attestation("failed", _wrong(prediction, facts, "rel", limit), told), is_near)

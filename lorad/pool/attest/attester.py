@@ -50,16 +50,27 @@ class Attester:
     """Attests on one engine and trainer; canaries are made once for each (count, tokens).
 
     What needs the engine awake, or the trainer's base on its devices, takes its turn in `phases` where it
-    says nothing else. is_apart: engine and trainer are not one process with one base. returns: times that the
-    engine came back and did not repeat its bits; returned_the_same: the last time it did.
+    says nothing else.
+
+    is_apart: engine and trainer are not one process with one base. has_experts: the base is a mixture.
+    returns: times that the engine came back and did not repeat its bits; returned_the_same: the last time it
+    did.
     """
 
     def __init__(
-        self, engine: Engine, trainer: Trainer, vocab_size: int, phases: Phases, *, is_apart: bool = False
+        self,
+        engine: Engine,
+        trainer: Trainer,
+        vocab_size: int,
+        phases: Phases,
+        *,
+        is_apart: bool = False,
+        has_experts: bool = False,
     ) -> None:
         self._engine, self._trainer, self._vocab_size, self._phases = engine, trainer, vocab_size, phases
         dtypes = {engine.capabilities().dtype, trainer.capabilities().dtype}
         self.limits = FLOAT32 if dtypes == {"float32"} else BFLOAT16
+        self._may_reroute = has_experts and self.limits is BFLOAT16
         self.is_direct_enough = not is_apart and self.limits is FLOAT32
         self.predictor = Predictor(trainer, self.limits.least_sigma)
         self.returns, self.returned_the_same = 0, True
@@ -106,9 +117,9 @@ class Attester:
                     few = await self._some_of(batch, fewest(trainer, batch), unmet)
                     trainer_few = trainer if few is batch else await self._trainer.logprobs(Policy(), few)
                 async with self._phases.serving(run), self._engine.settled():
-                    every = made = await measure_canaries(self._engine, trainer, batch, unmet)
+                    every = made = await self._measured(trainer, batch, unmet)
                     if few is not batch:
-                        made = await measure_canaries(self._engine, trainer_few, few, unmet)
+                        made = await self._measured(trainer_few, few, unmet)
                     self._canaries[count, tokens] = _Sets(every, made)
                     log.info(
                         "engine and trainer differ by %.2g nats (rms) on %d tokens of the base",
@@ -116,6 +127,9 @@ class Attester:
                     )  # fmt: skip
                     await self._see_whether_it_repeats(every)
         return self._canaries[count, tokens]
+
+    async def _measured(self, trainer: np.ndarray, batch: Batch, unmet: frozenset[str] | None) -> Canaries:
+        return await measure_canaries(self._engine, trainer, batch, unmet, may_reroute=self._may_reroute)
 
     async def _some_of(self, batch: Batch, count: int, unmet: frozenset[str] | None) -> Batch:
         """Return the first `count` canaries, or as many more as it takes to meet what experts all meet."""
