@@ -146,9 +146,8 @@ class MixedLora:
     def __init__(self, base: Base, loras: Sequence[FrozenLora | None], per: int = 0, tokens: int = 0) -> None:
         self.count, self.per, self.device = len(loras), per, base.device
         self.stacks: dict[_Place, _Pair] = {}
-        self.of_experts: dict[
-            _Place, _Pair
-        ] = {}  # [count, experts, …] by layer and linear; views are in `stacks`
+        # by layer and linear, [count, experts, …]: what `stacks` has of each expert are views of these
+        self.of_experts: dict[_Place, _Pair] = {}
         places = signature(base, loras)
         for (layer, group), rank in places:
             pair = next(one.pairs[layer, group] for one in loras if one and (layer, group) in one.pairs)

@@ -343,7 +343,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                     joins=not config.deterministic and config.ranks is None,
                     ledger=ledger,
                 )
-                pool.memory, pool.room = memory_for_adapters(config), room_for(config)
+                pool.memory, pool.room = memory_for_adapters(config), room_for(config, facts)
                 pool.uses = _usage_file(config, root, pool)
                 async with kept(pool.uses):
                     try:

@@ -4,15 +4,13 @@ Equal machines choose equally, whatever else is in their memory at the moment, s
 same bits.
 """
 
-from pathlib import Path
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.targets import HEAD
 from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.models.directory import BYTES
-from lorad.models.facts import ModelFacts, read_facts
+from lorad.models.facts import ModelFacts
 from lorad.pool.capacity import ADAPTERS, CPU_CACHE, dtype_of, memory_left, trainer_bytes
 from lorad.protocol.calls import Open
 from lorad.protocol.pool_setup import PoolSetup
@@ -41,8 +39,7 @@ class Room(Struct, frozen=True):
     most: int = _MOST
 
 
-def room_for(config: PoolSetup) -> Room:
-    facts = read_facts(Path(config.model_path))
+def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
     width = BYTES[dtype_of(config, facts)]
     ranks = config.ranks
     parts = 1 if ranks is None else ranks.tp * ranks.pp

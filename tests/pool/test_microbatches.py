@@ -20,7 +20,7 @@ from lorad.pool import capacity, microbatches
 from lorad.pool.microbatches import Room, chosen, room_for
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import Open
-from lorad.protocol.pool_setup import RanksSetup
+from lorad.protocol.pool_setup import PoolSetup, RanksSetup
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.builtin import passes
 from lorad.trainers.builtin.trainer import BuiltinTrainer
@@ -30,6 +30,10 @@ from tests.models.test_families import make_model
 OPEN = Open(modules=(), rank=8, alpha=16, longest=1500)
 ROOM = Room(bytes=8_000_000, token=1000, dropout=500, recomputed=100)
 GIB = 1 << 30
+
+
+def room(config: PoolSetup) -> Room:
+    return room_for(config, read_facts(Path(config.model_path)))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,7 @@ def test_little_memory_still_makes_micro_batches() -> None:
 def test_megatron_on_a_cpu_gets_small_ones(model: Path) -> None:
     """Its attention there holds tokens x tokens."""
     most = {
-        trainer: room_for(config_of(model, model_path=str(model), trainer=trainer, ranks=RanksSetup())).most
+        trainer: room(config_of(model, model_path=str(model), trainer=trainer, ranks=RanksSetup())).most
         for trainer in ("fsdp", "megatron")
     }
     assert most == {"fsdp": 16384, "megatron": 2048}
@@ -111,20 +115,20 @@ async def test_passes_keep_no_more_than_was_counted(
         await trainer.forward_backward("a", batch, targets, PolicyLoss(), 1.0)
         totals.append(sum(kept.values()))
     compute.close()
-    room = room_for(config_of(model, model_path=str(model)))
+    found = room(config_of(model, model_path=str(model)))
     measured = (totals[1] - totals[0]) / 1000
-    assert 0.5 < measured / (room.token + room.dropout * bool(dropout)) < 1
+    assert 0.5 < measured / (found.token + found.dropout * bool(dropout)) < 1
 
 
 def test_memory_is_what_the_bases_leave(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "_total", lambda _: 80 * GIB)
     base, gpu = read_facts(model).bytes("float32"), config_of(model, model_path=str(model), device="cuda:0")
     left = int(80 * GIB * 0.85) - base
-    assert room_for(gpu).bytes == pytest.approx(left / 4, abs=8)
+    assert room(gpu).bytes == pytest.approx(left / 4, abs=8)
     ranks = with_(gpu, ranks=RanksSetup(dp=2), trainer="fsdp", mode="timesliced")
     shard = -(-base // 2)
-    assert room_for(ranks).bytes == pytest.approx((left + base - shard) * 3 / 4, abs=8)
-    beside = room_for(with_(ranks, mode="resident")).bytes
+    assert room(ranks).bytes == pytest.approx((left + base - shard) * 3 / 4, abs=8)
+    beside = room(with_(ranks, mode="resident")).bytes
     assert beside == pytest.approx((80 * GIB * 0.85 / 2 - shard) * 3 / 4, rel=1e-3)
 
 
@@ -132,7 +136,7 @@ def test_cpu_without_a_limit_has_the_most(model: Path, monkeypatch: pytest.Monke
     def machine(memory: int) -> int:
         found = replace(read_machine(), memory=memory)
         monkeypatch.setattr(microbatches, "read_machine", lambda: found)
-        return room_for(config_of(model, model_path=str(model))).bytes
+        return room(config_of(model, model_path=str(model))).bytes
 
     assert machine(NO_LIMIT) == 0
     assert 0 < machine(24 * GIB) < machine(48 * GIB)
@@ -141,9 +145,9 @@ def test_cpu_without_a_limit_has_the_most(model: Path, monkeypatch: pytest.Monke
 
 def test_experts_count_as_many_as_a_token_meets(tmp_path: Path) -> None:
     """A mixture of 4 experts, of which a token meets 2, keeps as much as one whose experts are twice 2."""
-    room = {}
+    tokens = {}
     for count in (2, 4):
         directory = tmp_path / str(count)
         make_model(directory, "qwen3_moe", num_experts=count)
-        room[count] = room_for(config_of(directory, model_path=str(directory))).token
-    assert room[2] == pytest.approx(room[4], rel=0.01)
+        tokens[count] = room(config_of(directory, model_path=str(directory))).token
+    assert tokens[2] == pytest.approx(tokens[4], rel=0.01)

@@ -11,9 +11,9 @@ import pytest_asyncio
 from lorad.adapters.targets import experts_of, leaf
 from lorad.backends.setup import targets
 from lorad.engines.base import BASE, AdapterSource, Engine
+from lorad.engines.remote.engine import RemoteEngine
 from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.conformance.reference import reference_logprobs, reference_model
-from tests.engines.real.own_names import OwnNames
 from tests.engines.real.places import opened
 
 OF_EXPERTS = {leaf(name) for name in SHAPES if experts_of(name)}
@@ -21,19 +21,12 @@ TOLERANCE = 1e-4  # nats, fp32
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def mixtures(kind: str, work: Path) -> AsyncIterator[Engine]:
-    """One server of the mixture, started as for a run that adapts experts."""
+async def server(kind: str, work: Path) -> AsyncIterator[RemoteEngine]:
+    """One server of the mixture in the place of the shared one, started as for a run that adapts experts."""
     (work / "moe").mkdir()
     wanted = targets(SHAPES, {leaf(name) for name in SHAPES} - OF_EXPERTS, OF_EXPERTS)
     async with opened(kind, work / "moe", MOE, targets=wanted) as engine:
         yield engine
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def engine(mixtures: Engine) -> AsyncIterator[Engine]:
-    own = OwnNames(mixtures)
-    yield own
-    await own.close()
 
 
 @pytest.fixture(scope="module")
