@@ -9,6 +9,7 @@
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make bench-rewards       128 samples with graders of 50 ms and 1 s: sync, async and batch against one after another
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
+# make bench-prompts       memory and speed of samples that share a long prompt, against a copy for each
 # make bench-algorithms    each algorithm beside TRL's; bench-seeds: the first steps' reward over seeds; ARGS='--seeds 20'
 # make bench-episodes      episodes with a tool, beside TRL's environment_factory; ARGS='--steps 30'
 # make bench-presets       learning curves of all algorithms, with a picture
@@ -43,7 +44,7 @@ JOBS ?= 2
 WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals \
+.PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
@@ -111,12 +112,13 @@ QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFL
 bench-rewards: MODULE := rollout.rewards
 bench-scaling: MODULE := rollout.scaling
 bench-arrivals: MODULE := rollout.arrivals
+bench-prompts: MODULE := rollout.prompts
 bench-curves: MODULE := training.curves
 bench-algorithms: MODULE := training.algorithms
 bench-seeds: MODULE := training.seeds
 bench-episodes: MODULE := training.episodes
 bench-presets: MODULE := training.presets
-bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-episodes bench-presets: $(VENV)/.ready-bench
+bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts bench-algorithms bench-seeds bench-episodes bench-presets: $(VENV)/.ready-bench
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 ## Runs decide about threads themselves, as they do for users.

@@ -2,13 +2,16 @@
 masked.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.nn import functional as F
 
 from lorad.models.attention import causal, masked
 from lorad.models.base import Base
+
+_Seen = tuple[torch.Tensor, torch.Tensor]
+"""What rows see, in the shape of their queries, and the logsumexp of the scores, float32 [..., 1]."""
 
 
 def bytes_per_token(base: Base) -> int:
@@ -67,13 +70,13 @@ class KVCache:
         for layer in self.layers:
             layer[:, holes, :, :span] = layer[:, movers, :, :span]
 
-    def fill(self, start: int, other: "KVCache", rows: torch.Tensor) -> None:
-        """Slots from `start` on become copies of the slots `rows` (int64) of another: one prompt, many
-        samples.
+    def fill(self, slots: slice | torch.Tensor, other: "KVCache", rows: torch.Tensor, skip: int = 0) -> None:
+        """Make slots copies of the slots `rows` (int64) of another, without its first `skip` tokens: one
+        prompt, many samples.
         """
-        span = min(self.length, other.length)
+        span = min(self.length, other.length - skip)
         for layer, source in zip(self.layers, other.layers, strict=True):
-            layer[:, start : start + len(rows), :, :span] = source[:, :, :, :span].index_select(1, rows)
+            layer[:, slots, :, :span] = source[:, :, :, skip : skip + span].index_select(1, rows)
 
 
 class PrefillAttention:
@@ -115,40 +118,53 @@ class DecodeAttention:
     """One new token per slot, for the first slots of a cache.
 
     positions: int64 [rows], where the new token goes; span: the largest position + 1 or more (an int, so that
-    no device is asked for it). Under no_grad only: it writes into the cache. Shapes depend on rows and span
-    alone.
+    no device is asked for it). seen: gives what rows see of what comes before the cache, for a layer and q
+    [rows, kv heads, heads of each, head_dim]; a logsumexp of -inf means nothing. Under no_grad only: it
+    writes into the cache. Shapes depend on rows and span alone.
     """
 
-    def __init__(self, cache: KVCache, positions: torch.Tensor, span: int) -> None:
-        self.cache, self.span, self.rows = cache, span, len(positions)
+    def __init__(
+        self, cache: KVCache, positions: torch.Tensor, span: int, seen: Callable[..., _Seen] | None = None
+    ) -> None:
+        self.cache, self.span, self.rows, self.seen = cache, span, len(positions), seen
         heads, device, dtype = cache.shape[2], positions.device, cache.layers[0].dtype
         every = torch.arange(self.rows * heads, device=device) * cache.length
         self.places = (every.view(self.rows, heads) + positions[:, None]).view(-1)
         unseen = torch.arange(span, device=device) > positions[:, None]
         bias = torch.zeros(unseen.shape, dtype=dtype, device=device)
         self.bias = bias.masked_fill_(unseen, float("-inf"))[:, None, None]
-        self.scale = cache.shape[4] ** -0.5
-        self.attend = self._fused if device.type == "cuda" else self._products
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         _, _, heads, _, dim = self.cache.shape
         keys, values = self.cache.layers[layer].unbind(0)
         keys.view(-1, dim).index_copy_(0, self.places, k.reshape(-1, dim))
         values.view(-1, dim).index_copy_(0, self.places, v.reshape(-1, dim))
-        seen = slice(None, self.rows), slice(None), slice(None, self.span)
+        keys, values = keys[: self.rows, :, : self.span], values[: self.rows, :, : self.span]
         folded = q.reshape(self.rows, heads, -1, dim)  # the query heads of one kv head, side by side
-        return self.attend(folded, keys[seen], values[seen]).reshape(q.shape)
+        if self.seen is None and q.device.type == "cuda":
+            mask = self.bias.expand(-1, -1, folded.shape[2], -1)
+            return F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask).reshape(q.shape)
+        out, scores = attend(folded, keys, values, self.bias)
+        if self.seen is not None:
+            before, total = self.seen(layer, folded)
+            share = torch.sigmoid(total - scores.float().logsumexp(-1, keepdim=True))
+            joined = torch.lerp(out.float(), before.float(), share)
+            out = torch.where(total.isinf(), out, joined.to(q.dtype))
+        return out.reshape(q.shape)
 
-    def _fused(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        mask = self.bias.expand(-1, -1, q.shape[2], -1)
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
-    def _products(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Attend by two batched products: on a CPU they are faster than the fused kernel, which is made for
-        long queries.
-        """
-        q, keys, values = q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
-        scores = torch.bmm(q, keys.transpose(1, 2)).view(self.rows, -1, q.shape[1], self.span)
-        scores = scores.mul_(self.scale).add_(self.bias)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-        return torch.bmm(weights.view(-1, q.shape[1], self.span), values)
+def attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend by two batched products: on a CPU they are faster than the fused kernel, which is made for long
+    queries. Returns the shape of q, and the scores [n, kv heads, queries, span].
+
+    q: [n, kv heads, queries, head_dim]; keys, values: [n, kv heads, span, head_dim]; bias: added to the
+    scores.
+    """
+    count, heads, queries, dim = q.shape
+    span = keys.shape[2]
+    scores = torch.bmm(q.reshape(-1, queries, dim), keys.flatten(0, 1).transpose(1, 2))
+    scores = scores.view(count, heads, queries, span).mul_(dim**-0.5).add_(bias)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+    return torch.bmm(weights.view(-1, queries, span), values.flatten(0, 1)).view(q.shape), scores

@@ -273,11 +273,9 @@ def _for_experts(base: Base, count: int, places: Signature, layer: int, linear: 
     return pair[0].new_zeros(*room, rank, pair[0].shape[1]), pair[1].new_zeros(*room, pair[1].shape[0], rank)
 
 
-def _moves(
-    owner: _Array, count: int, per: int, device: torch.device
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Return which row goes to each place of [count, per], None where nothing moves, and the place of each
-    row; per 0: as many as the largest has.
+def moves(owner: _Array, count: int, per: int = 0) -> tuple[_Array, _Array]:
+    """Return which row goes to each place of [count, per], and the place of each row; per 0: as many as the
+    largest owner has.
     """
     sizes = np.bincount(owner, minlength=count)
     per = per or int(sizes.max())
@@ -287,6 +285,14 @@ def _moves(
     place[order] = owner[order] * per + rank
     gather = np.zeros(count * per, np.int64)
     gather[place] = np.arange(len(owner))
+    return gather, place
+
+
+def _moves(
+    owner: _Array, count: int, per: int, device: torch.device
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Return the same as tensors; None where nothing moves."""
+    gather, place = moves(owner, count, per)
     is_even = np.array_equal(gather, np.arange(len(owner)))  # and in order: nothing to move
     found, home = (torch.from_numpy(array).to(device) for array in (gather, place))
     return (None if is_even else found), home

@@ -17,6 +17,7 @@ from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 
 # how often growing samples of a call that streams are reported; its ended ones are at once
 _STREAM_SECONDS = 0.05
+SHARED = 256  # tokens of a prompt from which on its samples share its keys and values
 GATHER_SECONDS = 1.0  # how often the ended samples of another call are
 
 
@@ -116,6 +117,16 @@ class Group:
     call: "Call"
     prompt: int  # so many of the tokens are the prompt
 
+    @property
+    def shares(self) -> bool:
+        """Return whether the keys and values of the prompt are worth keeping once for its samples."""
+        return len(self.samples) > 1 and self.prompt >= SHARED
+
+    @property
+    def key(self) -> tuple[HeldLora, bytes]:
+        """Equal where the keys and values of the prompt are."""
+        return self.call.held, self.tokens[: self.prompt].tobytes()
+
     def split(self, count: int) -> "tuple[Group, Group]":
         """Split off the first samples; returns them and the others."""
         first, rest = self.samples[:count], self.samples[count:]
@@ -168,7 +179,7 @@ class Call:
         self.stream, self.counted = sampling.stream, 0
         self.as_they_end = sampling.stream or sampling.as_they_end
         self.reported = 0.0 if self.stream else time.monotonic()
-        self.longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
+        self.new = sampling.max_new_tokens
 
     @property
     def goes_first(self) -> bool:
@@ -176,8 +187,10 @@ class Call:
 
     @property
     def most_tokens(self) -> int:
-        """Keys and values that all its samples can need at once."""
-        return len(self.samples) * self.longest
+        """Keys and values that all its samples can need at once, in a batch of their own."""
+        shared = [group.prompt for group in self.groups if group.shares]
+        own = max((group.prompt for group in self.groups if not group.shares), default=0) + self.new
+        return len(self.samples) * own + len(shared) * max(shared, default=0)
 
     def report(self, now: float) -> list[Chunk] | None:
         """Return the chunks since the last report; None when there is nothing to send yet. now:

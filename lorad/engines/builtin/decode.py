@@ -13,12 +13,13 @@ from itertools import chain
 import numpy as np
 import torch
 
-from lorad.engines.builtin.calls import Call, Group, Sample
+from lorad.engines.builtin.calls import SHARED, Call, Group, Sample
 from lorad.engines.builtin.prefix import PrefixCache, prefill
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
-from lorad.engines.builtin.steps import Rows, Shape, Stepper, seeds_of, stepper
+from lorad.engines.builtin.steps import Memory, Rows, Shape, Stepper, seeds_of, stepper
 from lorad.models.kv import KVCache, bytes_per_token
 from lorad.models.merge import Merger
+from lorad.models.prompts import NONE, SharedPrompts
 from lorad.models.turns import FIRST_SHARE
 from lorad.protocol.batch import Chunk
 
@@ -74,7 +75,8 @@ class DecodeBatch:
     """Calls that are decoded together. All methods belong to the compute thread.
 
     max_rows: samples at once. cache_bytes: bound on keys and values, exceeded only by a single longer sample;
-    when samples outgrow it, the youngest give up their rows and are computed again later. prefixes: where
+    when samples outgrow it, the youngest give up their rows and are computed again later. A long prompt is
+    kept once for all its samples (see `SharedPrompts`). prefixes: where
     beginnings of prompts are kept, if they are. seen: gets the number of versions in each step that has any,
     the base not counted.
 
@@ -103,8 +105,9 @@ class DecodeBatch:
         self.pending = _Waiting()
         self.samples: list[Sample] = []  # one per row, oldest first but for those that fill holes
         self.groups: list[Group] = []  # one per row
-        self.lengths = np.zeros(0, np.int64)  # one per row: tokens in the cache
-        self.rows, self.cache = Rows(0, base.device), KVCache(base, 0, 0)
+        self.lengths = np.zeros(0, np.int64)  # one per row: tokens in the cache, a shared prompt not counted
+        self.slots = np.zeros(0, np.int64)  # one per row: that of its shared prompt
+        self.memory = Memory(Rows(0, base.device), KVCache(base, 0, 0), SharedPrompts(base))
         self.stepper: Stepper = stepper(models)
         self.steps = Steps(False, False, False)
         self.bound = True  # whether stepper and steps know of the present rows
@@ -112,6 +115,14 @@ class DecodeBatch:
         self.seen: deque[int] = deque(maxlen=SEEN) if seen is None else seen
         self.admitted = self.preempted = 0
         self.failed = False
+
+    @property
+    def cache(self) -> KVCache:
+        return self.memory.cache
+
+    @property
+    def prompts(self) -> SharedPrompts:
+        return self.memory.prompts
 
     def join(self, call: Call) -> bool:
         """Queue a call, which is prefilled in a later quantum; False, and not queued, when a quantum has
@@ -145,7 +156,9 @@ class DecodeBatch:
         if not self.samples:
             self.stepper.bind([])  # and forget the adapters of those that were here
             if not self.stepper.keeps_cache:
-                self.cache = KVCache(self.models.base, 0, 0)
+                self.memory = Memory(
+                    self.memory.rows, KVCache(self.models.base, 0, 0), SharedPrompts(self.models.base)
+                )
 
     def _report(self) -> list[Report]:
         now = time.monotonic()
@@ -175,12 +188,28 @@ class DecodeBatch:
         most = self._fitting(int(self.lengths.max(initial=0)) + _ROOM)
         return first if held < max(1.0, FIRST_SHARE * most) else others
 
-    def _fitting(self, span: int) -> int:
-        """Return how many rows of `span` tokens fit, at least one."""
-        rows = max(1, min(self.max_rows, self.most_tokens // span))
-        while rows > 1 and self.stepper.padded(rows) * span > self.most_tokens:
+    def _fitting(self, span: int, groups: Sequence[Group] = ()) -> int:
+        """Return how many rows of `span` tokens fit beside the prompts that are shared, at least one. groups:
+        that come in.
+        """
+        most = self.most_tokens - self.prompts.tokens(*self._shared(groups))
+        rows = max(1, min(self.max_rows, most // span))
+        while rows > 1 and self.stepper.padded(rows) * span > most:
             rows -= 1
         return rows
+
+    def _shared(self, groups: Sequence[Group]) -> tuple[int, int]:
+        """Return how many prompts come in that rows will share, and the tokens of the longest."""
+        new = {group.key: group.prompt for group in groups if group.shares and group.key not in self.prompts}
+        return len(new), max(new.values(), default=0)
+
+    def _own(self, group: Group) -> int:
+        """Return how many tokens of a group each of its rows holds itself at first."""
+        return len(group.tokens) - group.prompt * self._is_shared(group)
+
+    def _is_shared(self, group: Group) -> bool:
+        """Return whether the rows of a group continue a prompt that is kept once."""
+        return group.shares or (group.prompt >= SHARED and group.key in self.prompts)
 
     def _has_room(self) -> bool:
         """Return whether the next group fits, and enough rows are free (or few enough samples wait) to make
@@ -190,7 +219,7 @@ class DecodeBatch:
         if not line or not self.samples:
             return bool(line)
         group = line[0]
-        most = self._fitting(max(int(self.lengths.max()), len(group.tokens)) + _ROOM)
+        most = self._fitting(max(int(self.lengths.max()), self._own(group)) + _ROOM, [group])
         free = most - len(self.samples)
         needed = len(group.samples) if len(group.samples) * 2 <= most else 1
         at_once = line is self.pending.first and len(self.calls) > 1
@@ -203,19 +232,41 @@ class DecodeBatch:
         samples = [one for group in groups for one in group.samples]
         owners = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
         rows = torch.from_numpy(owners).to(scores.device)
-        start, lengths = len(self.samples), [len(groups[owner].tokens) for owner in owners]
-        self._reserve(start + len(samples), max(lengths) + 1)
-        self.cache.fill(start, cache, rows)
+        totals = [len(groups[owner].tokens) for owner in owners]
+        own = np.array([self._own(groups[owner]) for owner in owners])
+        start = len(self.samples)
+        self.prompts.reserve(*self._shared(groups))
+        self._reserve(start + len(samples), int(own.max()) + 1, _longest(own, samples))
+        slots = self._place(groups, cache, owners, start)
         tokens, alive = self._first(samples, scores.index_select(0, rows))
-        self.rows.put(start, samples, tokens, lengths)
+        self.memory.rows.put(start, samples, tokens, totals)
         for one in samples:
             one.number = one.number or self.admitted + 1
             self.admitted += 1
         self.samples = self.samples + samples
         self.groups = self.groups + [groups[owner] for owner in owners]
-        self.lengths = np.concatenate([self.lengths, np.array(lengths, np.int64)])
+        self.lengths = np.concatenate([self.lengths, own])
+        self.slots = np.concatenate([self.slots, slots])
         self.bound = False
         self._retain([True] * start + alive)
+
+    def _place(self, groups: Sequence[Group], cache: KVCache, owners: np.ndarray, start: int) -> np.ndarray:
+        """Take over the keys and values of prompts; returns the slot of each new row's shared prompt.
+
+        owners: which of the groups each row from `start` on is of.
+        """
+        slots, device = np.full(len(groups), NONE), self.models.base.device
+        for row, group in enumerate(groups):
+            if self._is_shared(group):
+                slots[row] = self.prompts.put(group.key, cache, row, group.prompt)
+        skips = np.array([group.prompt for group in groups]) * (slots != NONE)
+        for skip in np.unique(skips):
+            mine = np.flatnonzero(skips[owners] == skip)
+            is_all = len(mine) == len(owners)
+            some = slice(start, start + len(mine)) if is_all else torch.from_numpy(start + mine)
+            self.cache.fill(some, cache, torch.from_numpy(owners[mine]).to(device), int(skip))
+        of_rows: np.ndarray = slots[owners]
+        return of_rows
 
     def _first(self, samples: Sequence[Sample], scores: torch.Tensor) -> tuple[torch.Tensor, list[bool]]:
         """Draw the first token after the prefill of each sample; returns the tokens, and which samples
@@ -240,7 +291,8 @@ class DecodeBatch:
         while line and line[0].call.held is held:
             group = line[0]
             longest = max(longest, len(group.tokens))
-            most = self._fitting(max(span, longest) + _ROOM)
+            span = max(span, self._own(group))
+            most = self._fitting(span + _ROOM, [*groups, group])
             if groups and (len(groups) + 1) * longest > self.prefill_tokens:
                 break
             if groups and line is self.pending.first and self._line(rows - len(self.samples)) is not line:
@@ -256,27 +308,24 @@ class DecodeBatch:
             rows += len(group.samples)
         return groups
 
-    def _reserve(self, rows: int, length: int) -> None:
+    def _reserve(self, rows: int, length: int, longest: int) -> None:
         """See that the cache has slots for so many rows of so many tokens, and for those that will follow
-        them.
+        them. longest: tokens that no row will exceed.
         """
+        most = self.most_tokens - self.prompts.tokens()
         length = max(length, int(self.lengths.max(initial=0)) + 1)
         slots = self.stepper.padded(rows)
         if slots > self.cache.slots:
             follow = rows + self.pending.samples(self.max_rows)
             slots = max(slots, self.stepper.padded(min(follow, self._fitting(length + _ROOM))))
         if length > self.cache.length:
-            wanted = min(self._longest(), max(length + _ROOM, 4 * length))
-            length = max(length, min(wanted, self.most_tokens // slots))
-        length = max(length, min(self.cache.length, self.most_tokens // slots))
-        slots = max(slots, min(self.cache.slots, self.most_tokens // length))
+            wanted = min(longest, max(length + _ROOM, 4 * length))
+            length = max(length, min(wanted, max(0, most) // slots))
+        length = max(length, min(self.cache.length, max(0, most) // slots))
+        slots = max(slots, min(self.cache.slots, max(0, most) // length))
         self.cache.resize(slots, length, len(self.samples))
-        if slots > self.rows.capacity:
-            self.rows.grow(slots, len(self.samples))
-
-    def _longest(self) -> int:
-        """Tokens that no row will exceed."""
-        return max(call.longest for call in self.calls)
+        if slots > self.memory.rows.capacity:
+            self.memory.rows.grow(slots, len(self.samples))
 
     def _make_room(self) -> None:
         """Before a step: the longest row needs one more token,
@@ -286,10 +335,11 @@ class DecodeBatch:
         if span <= self.cache.length:
             return
         # no smaller steps: each may move the whole cache
-        most = self._fitting(min(span + _ROOM, self._longest()))
+        longest = _longest(self.lengths, self.samples)
+        most = self._fitting(min(span + _ROOM, longest))
         if len(self.samples) > most:
             self._preempt(most)
-        self._reserve(len(self.samples), span)
+        self._reserve(len(self.samples), span, longest)
 
     def _preempt(self, keep: int) -> None:
         """Send all but the oldest rows back to the heads of the lines.
@@ -309,6 +359,9 @@ class DecodeBatch:
         """Feed one token per row, sample the next, let ended rows leave."""
         if not self.bound:
             self.stepper.bind([group.call.held.lora for group in self.groups])
+            self.prompts.assign(
+                self.slots, self.memory.rows.capacity, self.stepper.padded, self.stepper.span_step
+            )
             self.steps = Steps.of({id(one.sampling): one.sampling for one in self.samples}.values())
             self.versions = len(
                 {group.call.held for group in self.groups if group.call.held.lora is not None}
@@ -316,8 +369,8 @@ class DecodeBatch:
             self.bound = True
         if self.versions:
             self.seen.append(self.versions)
-        shape = Shape(len(self.samples), int(self.lengths.max()) + 1, self.steps)
-        tokens, logprobs = self.stepper.run(self.rows, self.cache, shape)
+        shape = Shape(len(self.samples), int(self.lengths.max()) + 1, self.steps, self.prompts.shape)
+        tokens, logprobs = self.stepper.run(self.memory, shape)
         self.lengths = self.lengths + 1
         self._retain(_push(self.samples, tokens, logprobs))
 
@@ -336,13 +389,20 @@ class DecodeBatch:
             self.cache.wipe(holes)
         if movers:
             self.cache.move(movers, holes, int(self.lengths[movers].max()))
-            self.rows.move(movers, holes)
+            self.memory.rows.move(movers, holes)
         if spoilt:
             self.cache.wipe(range(count, len(self.samples)))
-        self.lengths = self.lengths[order]
+        self.lengths, self.slots = self.lengths[order], self.slots[order]
+        self.prompts.keep(self.slots.tolist())
         self.samples = [self.samples[row] for row in order]
         self.groups = [self.groups[row] for row in order]
         self.bound = False
+
+
+def _longest(lengths: np.ndarray, samples: Sequence[Sample]) -> int:
+    """Return the tokens that no row will exceed. lengths: that rows have, samples: of these rows."""
+    rows = zip(map(int, lengths), samples, strict=True)
+    return max(length + one.sampling.max_new_tokens - len(one.tokens) for length, one in rows)
 
 
 def _push(samples: Sequence[Sample], tokens: torch.Tensor, logprobs: torch.Tensor) -> list[bool]:

@@ -16,6 +16,7 @@ from lorad.models.decoder import hidden, logits
 from lorad.models.kv import DecodeAttention, KVCache
 from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, number_of, signature
 from lorad.models.merge import Merger
+from lorad.models.prompts import PromptShape, SharedPrompts
 
 Result = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [rows], logprobs float32 [rows]
 _Loras = Sequence[FrozenLora | None]
@@ -27,11 +28,14 @@ _MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a 
 
 
 class Shape(NamedTuple):
-    """What a step's shapes depend on: rows, span of the cache (tokens), and what the sampler must do."""
+    """What a step's shapes depend on: rows, span of the cache (tokens), what the sampler must do, and the
+    prompts that rows share, if any do.
+    """
 
     rows: int
     span: int
     steps: Steps
+    prompts: PromptShape | None = None
 
 
 class Rows:
@@ -97,13 +101,29 @@ def seeds_of(samples: Sequence[Sample]) -> torch.Tensor:
     return keys_of(np.array([sample.seed for sample in samples], np.uint64))
 
 
-def _step(
-    base: Base, lora: LoraApply | None, rows: Rows, cache: KVCache, shape: Shape
-) -> tuple[torch.Tensor, torch.Tensor]:
+class Memory(NamedTuple):
+    """What a step reads and writes."""
+
+    rows: Rows
+    cache: KVCache
+    prompts: SharedPrompts
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where it lies: a captured step is of use as long as this is the same."""
+        rows, cache, prompts = self
+        return cache.shape, cache.layers[0].data_ptr(), rows.tokens.data_ptr(), prompts.place
+
+
+def _step(base: Base, lora: LoraApply | None, memory: Memory, shape: Shape) -> Result:
     """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
-    some = slice(None, shape.rows)
-    positions = rows.lengths[some].clamp(max=cache.length - 1)  # rows that are padding run on and on
-    attention = DecodeAttention(cache, positions, shape.span)
+    rows, cache, prompts = memory
+    some, most = slice(None, shape.rows), base.config.max_position_embeddings
+    positions = rows.lengths[some].clamp(max=most - 1)  # rows that are padding run on and on
+    places, seen = positions, None
+    if shape.prompts is not None:
+        places, seen = positions - prompts.begins[some], prompts.attention(shape.rows, shape.prompts)
+    attention = DecodeAttention(cache, places.clamp(0, cache.length - 1), shape.span, seen)
     states = hidden(base, rows.tokens[some, None], positions[:, None], attention, lora)
     scores = logits(base, states[:, 0], lora)
     tokens, logprobs = sample(scores, rows.keys[some], rows.counts[some], rows.parameters[some], shape.steps)
@@ -119,6 +139,7 @@ class Stepper(Protocol):
     """
 
     keeps_cache: bool
+    span_step: int  # tokens whose multiple the span of shared prompts is
 
     def padded(self, rows: int) -> int:
         """Return how many rows a step of `rows` really has: there must be slots for them."""
@@ -128,7 +149,7 @@ class Stepper(Protocol):
         """Says which adapter each row has from now on."""
         ...
 
-    def run(self, rows: Rows, cache: KVCache, shape: Shape) -> Result: ...
+    def run(self, memory: Memory, shape: Shape) -> Result: ...
 
 
 def stepper(models: Merger) -> Stepper:
@@ -147,7 +168,7 @@ def _distinct(loras: _Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[
 class _EagerSteps:
     """Exactly as many rows as there are."""
 
-    keeps_cache = False
+    keeps_cache, span_step = False, 1
 
     def __init__(self, models: Merger) -> None:
         self.models, self.base = models, models.base
@@ -165,8 +186,8 @@ class _EagerSteps:
             self.base, self.lora = self.models.base, MixedLora(self.models.base, some)
         self.lora.assign(owner)
 
-    def run(self, rows: Rows, cache: KVCache, shape: Shape) -> Result:
-        return _step(self.base, self.lora, rows, cache, shape)
+    def run(self, memory: Memory, shape: Shape) -> Result:
+        return _step(self.base, self.lora, memory, shape)
 
 
 class GraphedSteps:
@@ -179,7 +200,7 @@ class GraphedSteps:
     writes the same memory each time. A new one is asked for when all that was captured is dropped.
     """
 
-    keeps_cache = True
+    keeps_cache, span_step = True, _SPAN
 
     def __init__(self, models: Merger, capturing: Callable[[], Capture]) -> None:
         self.models, self.capturing = models, capturing
@@ -187,7 +208,7 @@ class GraphedSteps:
         self.banks: OrderedDict[_Bank, MixedLora] = OrderedDict()
         self.bank: _Bank | None = None
         self.graphs: OrderedDict[tuple[Shape, _Bank | None], Callable[[], Result]] = OrderedDict()
-        self.memory: tuple[object, ...] = ()
+        self.place: tuple[object, ...] = ()
 
     def padded(self, rows: int) -> int:
         if rows > _MANY_ROWS:
@@ -216,29 +237,28 @@ class GraphedSteps:
             for key in [key for key in self.graphs if key[1] == gone]:
                 del self.graphs[key]
 
-    def run(self, rows: Rows, cache: KVCache, shape: Shape) -> Result:
+    def run(self, memory: Memory, shape: Shape) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
-        memory = (cache.shape, cache.layers[0].data_ptr(), rows.tokens.data_ptr())
-        if memory != self.memory:
+        if memory.place != self.place:
             self.graphs.clear()
-            self.memory, self.capture = memory, self.capturing()
-        span = min(cache.length, -(-shape.span // _SPAN) * _SPAN)
-        padded = Shape(self.padded(shape.rows), span, shape.steps)
+            self.place, self.capture = memory.place, self.capturing()
+        span = min(memory.cache.length, -(-shape.span // _SPAN) * _SPAN)
+        padded = shape._replace(rows=self.padded(shape.rows), span=span)
         key = padded, self.bank
         if key not in self.graphs:
-            self.graphs[key] = self._captured(rows, cache, padded)
+            self.graphs[key] = self._captured(memory, padded)
             if len(self.graphs) > _GRAPHS:
                 self.graphs.popitem(last=False)
         self.graphs.move_to_end(key)
         tokens, logprobs = self.graphs[key]()
         return tokens[: shape.rows], logprobs[: shape.rows]
 
-    def _captured(self, rows: Rows, cache: KVCache, shape: Shape) -> Callable[[], Result]:
-        base, before = self.models.base, rows.copy()
+    def _captured(self, memory: Memory, shape: Shape) -> Callable[[], Result]:
+        base, before = self.models.base, memory.rows.copy()
         bank = None if self.bank is None else self.banks[self.bank]
-        replay = self.capture(lambda: _step(base, bank, rows, cache, shape))
+        replay = self.capture(lambda: _step(base, bank, memory, shape))
         # capturing runs the step to warm up; what it wrote into the cache is written again
-        rows.restore(before)
+        memory.rows.restore(before)
         return replay
 
 

@@ -1,0 +1,139 @@
+"""Prompts that several rows of a decode batch continue: their keys and values are kept once, and all rows of
+a prompt attend to them in one product (Hydragen, arXiv 2402.05099).
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from lorad.models.base import Base
+from lorad.models.kv import KVCache, attend
+from lorad.models.lora import moves
+
+_Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+NONE = -1
+"""The slot of a row that holds its prompt itself."""
+
+
+class PromptShape(NamedTuple):
+    """What the shapes of a step depend on: slots, rows of each, and tokens of the longest prompt."""
+
+    slots: int
+    rows: int
+    span: int
+
+
+class SharedPrompts:
+    """Keys and values of prompts, one slot each, and which row continues which.
+
+    lengths: int64 [slots], the tokens of each; 0 where a slot is free. shape: None while no row has a prompt
+    here. begins, in the order of the rows: the tokens that a row has in its prompt, 0 without one.
+    """
+
+    def __init__(self, base: Base) -> None:
+        self.cache = KVCache(base, 0, 0)
+        self.lengths: _Array = np.zeros(0, np.int64)
+        self.shape: PromptShape | None = None
+        self._slots: dict[Hashable, int] = {}
+        device = base.device
+        self.begins, self._places, self._gather = (
+            torch.zeros(0, dtype=torch.int64, device=device) for _ in range(3)
+        )
+        self._seen = torch.zeros(0, dtype=torch.int64, device=device)  # `lengths` on the device
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._slots
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where it lies: it changes when anything has moved."""
+        kept = (self.begins, self._places, self._gather, self._seen, *self.cache.layers[:1])
+        return self.cache.shape, *(tensor.data_ptr() for tensor in kept)
+
+    def tokens(self, more: int = 0, longest: int = 0) -> int:
+        """Return the tokens of the memory, once it has `more` prompts of up to `longest` tokens."""
+        slots = max(self.cache.slots, len(self._slots) + more)
+        return slots * max(self.cache.length, longest if more else 0)
+
+    def reserve(self, more: int, longest: int) -> None:
+        """Have room for so many more prompts; for none, and none that there are, give the memory back."""
+        slots = max(self.cache.slots, len(self._slots) + more)
+        if more:
+            self.cache.resize(slots, max(self.cache.length, longest), self.cache.slots)
+            self.lengths = np.pad(self.lengths, (0, slots - len(self.lengths)))
+        elif not self._slots:
+            self.cache.resize(0, 0, 0)
+            self.lengths = self.lengths[:0]
+
+    def put(self, key: Hashable, cache: KVCache, row: int, length: int) -> int:
+        """Keep the first tokens of a row of another cache, unless they are here; returns the slot."""
+        if key in self._slots:
+            return self._slots[key]
+        slot = int(np.flatnonzero(self.lengths == 0)[0])
+        self._slots[key], self.lengths[slot] = slot, length
+        for layer, source in zip(self.cache.layers, cache.layers, strict=True):
+            layer[:, slot, :, length:].zero_()  # masked values must be finite
+            layer[:, slot, :, :length] = source[:, row, :, :length]
+        return slot
+
+    def keep(self, slots: Iterable[int]) -> None:
+        """Free all other slots."""
+        left = set(slots)
+        self._slots = {key: slot for key, slot in self._slots.items() if slot in left}
+        self.lengths[[slot for slot in range(len(self.lengths)) if slot not in left]] = 0
+
+    def assign(self, slots: _Array, capacity: int, padded: Callable[[int], int], step: int) -> None:
+        """Say which slot each row continues (`NONE`: none). capacity: rows that there can be. padded: what a
+        number of slots or rows is rounded up to; step: tokens whose multiple the span is.
+        """
+        mine = np.flatnonzero(slots != NONE)
+        self.shape = None
+        if not len(mine):
+            return
+        owner = slots[mine]
+        count = min(self.cache.slots, padded(int(owner.max()) + 1))
+        per = padded(int(np.bincount(owner).max()))
+        gather, place = moves(owner, count, per)
+        begins, places = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
+        begins[mine], places[mine] = self.lengths[owner], place
+        self.begins, self._places = _put(self.begins, begins), _put(self._places, places)
+        self._gather, self._seen = _put(self._gather, mine[gather]), _put(self._seen, self.lengths)
+        span = int(self.lengths[owner].max())
+        self.shape = PromptShape(count, per, min(self.cache.length, -(-span // step) * step))
+
+    def attention(self, rows: int, shape: PromptShape) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+        """Return what gives `DecodeAttention` what the first rows see of their prompts, in a step of this
+        shape.
+        """
+        slots, per, span = shape
+        gather, places = self._gather[: slots * per], self._places[:rows]
+        is_one = (self.begins[:rows] > 0)[:, None, None, None]
+        ends = self._seen[:slots, None].clamp(min=1)  # softmax wants one, also in a free slot
+        unseen = torch.arange(span, device=gather.device) >= ends
+        bias = torch.zeros(unseen.shape, dtype=self.cache.layers[0].dtype, device=gather.device)
+        bias = bias.masked_fill_(unseen, float("-inf"))[:, None, None]
+
+        def seen(layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            keys, values = self.cache.layers[layer][:, :slots, :, :span].unbind(0)
+            _, heads, group, dim = q.shape
+            together = q.index_select(0, gather).view(slots, per, heads, group, dim).transpose(1, 2)
+            together = together.reshape(slots, heads, per * group, dim)
+            out, scores = attend(together, keys, values, bias)
+            out, total = (
+                part.view(slots, heads, per, group, -1).transpose(1, 2).reshape(slots * per, heads, group, -1)
+                for part in (out, scores.float().logsumexp(-1, keepdim=True))
+            )
+            none = total.new_full((), float("-inf"))
+            return out.index_select(0, places), torch.where(is_one, total.index_select(0, places), none)
+
+        return seen
+
+
+def _put(there: torch.Tensor, new: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Write into a tensor, so that captured steps see it; into a larger one if it is too small."""
+    if len(there) < len(new):
+        there = there.new_zeros(len(new))
+    there[: len(new)] = torch.from_numpy(new)
+    return there
