@@ -84,9 +84,11 @@ class SharedPrompts:
         self._slots = {key: slot for key, slot in self._slots.items() if slot in left}
         self.lengths[[slot for slot in range(len(self.lengths)) if slot not in left]] = 0
 
-    def assign(self, slots: _Array, capacity: int, padded: Callable[[int], int], step: int) -> None:
+    def assign(
+        self, slots: _Array, capacity: int, padded: Callable[[int], int], spanned: Callable[[int], int]
+    ) -> None:
         """Say which slot each row continues (`NONE`: none). capacity: rows that there can be. padded: what a
-        number of slots or rows is rounded up to; step: tokens whose multiple the span is.
+        number of slots or rows is rounded up to; spanned: what one of tokens is.
         """
         mine = np.flatnonzero(slots != NONE)
         self.shape = None
@@ -100,8 +102,8 @@ class SharedPrompts:
         begins[mine], places[mine] = self.lengths[owner], place
         self.begins, self._places = _put(self.begins, begins), _put(self._places, places)
         self._gather, self._seen = _put(self._gather, mine[gather]), _put(self._seen, self.lengths)
-        span = int(self.lengths[owner].max())
-        self.shape = PromptShape(count, per, min(self.cache.length, -(-span // step) * step))
+        span = min(self.cache.length, spanned(int(self.lengths[owner].max())))
+        self.shape = PromptShape(count, per, span)
 
     def attention(self, rows: int, shape: PromptShape) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         """Return what gives `DecodeAttention` what the first rows see of their prompts, in a step of this

@@ -51,9 +51,16 @@ def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
         token=int(_KEPT * numbers * width),
         dropout=int(_DROPOUT * numbers * width),
         recomputed=int((states + _KEPT * layer) * width),
-        # without Transformer Engine
-        most=_MOST_SQUARED if config.trainer == "megatron" and config.device == "cpu" else _MOST,
+        most=_MOST_SQUARED if _is_squared(config, facts) else _MOST,
     )
+
+
+def _is_squared(config: PoolSetup, facts: ModelFacts) -> bool:
+    """Return whether attention holds tokens x tokens: Megatron's without Transformer Engine, as on a CPU, and
+    Transformer Engine's own where no fused kernel has the dtype.
+    """
+    is_plain = config.device == "cpu" or dtype_of(config, facts) == "float32"
+    return config.trainer == "megatron" and is_plain
 
 
 def chosen(args: Open, room: Room) -> Open:

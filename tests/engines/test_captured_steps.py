@@ -108,3 +108,10 @@ def test_idle_rows_change_no_sample_near_the_limit(models: Merger) -> None:
     for count in (4, 3):
         work = [call(counts=[count], new=20, start=start) for _ in range(2)]
         assert same(finish(batch, work[0]), finish(DecodeBatch(models, 64, ENOUGH), work[1]))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "span"), [(1, 256), (257, 512), (1025, 1280), (2049, 2560), (5000, 5120), (20000, 20480)]
+)
+def test_few_spans_are_captured(models: Merger, tokens: int, span: int) -> None:
+    assert GraphedSteps(models, lambda: capture).span(tokens) == span

@@ -69,6 +69,16 @@ def test_megatron_on_a_cpu_gets_small_ones(model: Path) -> None:
     assert chosen(OPEN, Room(most=2048)).tokens_per_microbatch == 2048
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 2048), ("bfloat16", 16384)])
+def test_fp32_megatron_on_gpu_gets_small_ones(
+    model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, most: int
+) -> None:
+    """No fused attention has that dtype."""
+    monkeypatch.setattr(capacity, "_total", lambda _: 80 * GIB)
+    config = config_of(model, model_path=str(model), trainer="megatron", ranks=RanksSetup(), device="cuda:0")
+    assert room(with_(config, dtype=dtype)).most == most
+
+
 def test_unknown_memory_is_taken_to_be_enough() -> None:
     found = chosen(OPEN, Room())
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (16384, False)

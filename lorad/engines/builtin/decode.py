@@ -359,9 +359,7 @@ class DecodeBatch:
         """Feed one token per row, sample the next, let ended rows leave."""
         if not self.bound:
             self.stepper.bind([group.call.held.lora for group in self.groups])
-            self.prompts.assign(
-                self.slots, self.memory.rows.capacity, self.stepper.padded, self.stepper.span_step
-            )
+            self.prompts.assign(self.slots, self.memory.rows.capacity, self.stepper.padded, self.stepper.span)
             self.steps = Steps.of({id(one.sampling): one.sampling for one in self.samples}.values())
             self.versions = len(
                 {group.call.held for group in self.groups if group.call.held.lora is not None}

@@ -22,7 +22,7 @@ Result = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [rows], logprobs floa
 _Loras = Sequence[FrozenLora | None]
 Capture = Callable[[Callable[[], Result]], Callable[[], Result]]
 _Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
-_SPAN = 256  # tokens by which the span of a captured step grows
+_SPAN = 256  # tokens by which the span of a captured step grows at least
 _GRAPHS, BANKS = 64, 8  # kept at most
 _MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a power of two
 
@@ -139,10 +139,13 @@ class Stepper(Protocol):
     """
 
     keeps_cache: bool
-    span_step: int  # tokens whose multiple the span of shared prompts is
 
     def padded(self, rows: int) -> int:
         """Return how many rows a step of `rows` really has: there must be slots for them."""
+        ...
+
+    def span(self, tokens: int) -> int:
+        """Return how many tokens a step attends to that must attend to so many."""
         ...
 
     def bind(self, loras: _Loras) -> None:
@@ -168,7 +171,7 @@ def _distinct(loras: _Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[
 class _EagerSteps:
     """Exactly as many rows as there are."""
 
-    keeps_cache, span_step = False, 1
+    keeps_cache = False
 
     def __init__(self, models: Merger) -> None:
         self.models, self.base = models, models.base
@@ -176,6 +179,9 @@ class _EagerSteps:
 
     def padded(self, rows: int) -> int:
         return rows
+
+    def span(self, tokens: int) -> int:
+        return tokens
 
     def bind(self, loras: _Loras) -> None:
         some, owner = _distinct(loras)
@@ -200,7 +206,7 @@ class GraphedSteps:
     writes the same memory each time. A new one is asked for when all that was captured is dropped.
     """
 
-    keeps_cache, span_step = True, _SPAN
+    keeps_cache = True
 
     def __init__(self, models: Merger, capturing: Callable[[], Capture]) -> None:
         self.models, self.capturing = models, capturing
@@ -214,6 +220,11 @@ class GraphedSteps:
         if rows > _MANY_ROWS:
             return -(-rows // _MANY_ROWS) * _MANY_ROWS
         return 1 << (rows - 1).bit_length() if rows else 0
+
+    def span(self, tokens: int) -> int:
+        """Few different ones, none more than a quarter too long beyond 1,024 tokens."""
+        step = max(_SPAN, (1 << (tokens - 1).bit_length()) >> 3)
+        return -(-tokens // step) * step
 
     def bind(self, loras: _Loras) -> None:
         some, owner = _distinct(loras)
@@ -242,7 +253,7 @@ class GraphedSteps:
         if memory.place != self.place:
             self.graphs.clear()
             self.place, self.capture = memory.place, self.capturing()
-        span = min(memory.cache.length, -(-shape.span // _SPAN) * _SPAN)
+        span = min(memory.cache.length, self.span(shape.span))
         padded = shape._replace(rows=self.padded(shape.rows), span=span)
         key = padded, self.bank
         if key not in self.graphs:

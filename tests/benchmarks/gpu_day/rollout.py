@@ -5,13 +5,16 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 
 from lorad.engines.base import BASE
-from lorad.models.kv import bytes_per_token
+from lorad.models.base import Base
+from lorad.models.kv import attend, bytes_per_token
 from lorad.protocol.batch import Prompt, Sampling
 from tests.benchmarks.gpu_day import torch_place
 from tests.benchmarks.gpu_day.stage import Place, play
-from tests.benchmarks.gpu_day.torch_place import bandwidth, differences, opened, prompts_for
+from tests.benchmarks.gpu_day.torch_place import bandwidth, best_seconds, differences, opened, prompts_for
 from tests.benchmarks.kit.ours import Lorad, made
 
 _ADAPTERS = 4
@@ -30,6 +33,8 @@ async def measured(place: Place) -> None:
                 place.say(f"rows_{rows}.{label}_tokens_per_s", rate)
                 place.say(f"rows_{rows}.{label}_share_of_limit", rate / limit)
         await _noise(place, held, names[1])
+        for rows, context in place.size.contexts:
+            _attention(place, held.base, rows, context, speed)
         await _mixed(place, held, names)
 
 
@@ -49,6 +54,27 @@ async def _noise(place: Place, held: Lorad, version: str) -> None:
     twice = [await held.complete(version, prompts, Sampling(16), f"seed {n}") for n in range(2)]
     flat = [[tokens.tolist() for group in samples for tokens, _ in group] for samples in twice]
     place.say("same_seeds_same_tokens", flat[0] == flat[1])
+
+
+@torch.no_grad()
+def _attention(place: Place, base: Base, rows: int, context: int, speed: float) -> None:
+    """Compare the fused kernel under a mask, which decoding uses on a GPU, with two products, as shares of
+    what reading the keys and values once allows.
+    """
+    config = base.config
+    heads, dim = config.num_key_value_heads, config.head_dim
+    shape = rows, heads, config.num_attention_heads // heads, dim
+    q = torch.randn(shape, device=place.device, dtype=base.dtype)
+    keys, values = torch.randn(2, rows, heads, context, dim, device=place.device, dtype=base.dtype)
+    bias = torch.zeros(rows, 1, 1, context, device=place.device, dtype=base.dtype)
+    mask = bias.expand(-1, -1, shape[2], -1)
+    ways = {
+        "fused": lambda: F.scaled_dot_product_attention(q, keys, values, attn_mask=mask),
+        "products": lambda: attend(q, keys, values, bias),
+    }
+    for name, way in ways.items():
+        seconds = 2 * keys.nbytes / speed / best_seconds(place, way)
+        place.say(f"attention_{rows}_rows_{context}_tokens.{name}_share_of_limit", seconds)
 
 
 async def _mixed(place: Place, held: Lorad, names: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ class Size:
 
     model, experts: numbers of `config.json`, of a Qwen3 and of a Qwen3-MoE.
     rows: of the rollouts, each a multiple of eight or less than that.
+    contexts: rows, and the tokens that each attends to, for which attention alone is measured.
     groups, completion: of a training batch, which has eight samples to a prompt.
     microbatches: tokens of one, and whether activations are recomputed.
     steps, prompts: of the run, whose completions have `run_tokens`.
@@ -32,6 +33,7 @@ class Size:
     rank: int
     expert_rank: int
     rows: tuple[int, ...]
+    contexts: tuple[tuple[int, int], ...]
     prompt: int
     tokens: int
     cache_gib: float
@@ -83,6 +85,7 @@ SIZES = {
             rank=32,
             expert_rank=8,
             rows=(8, 32, 128, 256),
+            contexts=((1, 32768), (8, 8192), (64, 4096), (256, 512)),
             prompt=120,
             tokens=128,
             cache_gib=16,
@@ -102,6 +105,7 @@ SIZES = {
             rank=32,
             expert_rank=8,
             rows=(8, 32, 128),
+            contexts=((1, 32768), (8, 8192), (64, 1024)),
             prompt=120,
             tokens=128,
             cache_gib=4,
@@ -121,6 +125,7 @@ SIZES = {
             rank=4,
             expert_rank=4,
             rows=(2, 8),
+            contexts=((2, 64),),
             prompt=16,
             tokens=8,
             cache_gib=0.25,
