@@ -287,7 +287,8 @@ def _check_targets(modules: tuple[str, ...], settings: Mapping[str, Any], direct
     listed, excluded = settings.get("target_modules"), settings.get("exclude_modules")
     if not isinstance(listed, list):
         return
-    targets = [str(target) for target in listed]
+    whole = {str(target) for target in listed} & set(modules)
+    targets = [str(target) for target in listed if target not in whole]  # the others name themselves alone
     kinds = {_LAYER.sub("*", module) for module in modules}
     layers = {found.group() for module in modules if (found := _LAYER.search(module))}
     compared = len(targets) + (len(excluded) if isinstance(excluded, list) else 0)
@@ -304,9 +305,10 @@ def _check_targets(modules: tuple[str, ...], settings: Mapping[str, Any], direct
                 f"{directory / WEIGHTS}: no tensor for {target} of target_modules",
                 hint="export the adapter again",
             )
-    for module in sorted((_named_by(targets, modules) - skipped) ^ set(modules)):
+    named = whole | (_named_by(targets, modules) if targets else set())
+    for module in sorted((named - skipped) ^ set(modules)):
         there = "is there but not in" if module in modules else "is missing and in"
         raise AdapterRefused(
-            f"{directory / WEIGHTS}: {module} {there} target_modules {targets}",
+            f"{directory / WEIGHTS}: {module} {there} target_modules {listed}",
             hint="export the adapter again",
         )

@@ -12,11 +12,17 @@ from lorad.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts. Linear weights are [experts, out, in]."""
+    """A mixture of experts. Linear weights are [experts, out, in], those of the MLP that all tokens share
+    [out, in].
+    """
 
     router: torch.Tensor  # [experts, hidden]
     gate_up: torch.Tensor  # [experts, 2 * width, hidden]
     down: torch.Tensor  # [experts, hidden, width]
+    bias: torch.Tensor | None = None  # float32 [experts]: added to scores where they are compared
+    shared_gate_up: torch.Tensor | None = None  # [2 * shared width, hidden]
+    shared_down: torch.Tensor | None = None  # [hidden, shared width]
+    shared_gate: torch.Tensor | None = None  # [1, hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,8 @@ class Base:
     layers: tuple[Layer, ...]
     norm: torch.Tensor  # [hidden]
     head: torch.Tensor  # [vocab, hidden]; the same tensor as `embed` when tied
-    cos: torch.Tensor  # [max positions, head_dim]
-    sin: torch.Tensor  # [max positions, head_dim], the first half negated (see `ops.Rope`)
+    cos: torch.Tensor  # [max positions, rotated]: all of head_dim, or its first numbers
+    sin: torch.Tensor  # [max positions, rotated], the first half negated (see `ops.Rope`)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight once, under a stable name, in a stable order."""
@@ -62,7 +68,8 @@ class Base:
                 part = getattr(layer, field)
                 if isinstance(part, Experts):
                     for name in Experts.__dataclass_fields__:
-                        yield f"layers.{index}.{field}.{name}", getattr(part, name)
+                        if (inner := getattr(part, name)) is not None:
+                            yield f"layers.{index}.{field}.{name}", inner
                 elif part is not None:
                     yield f"layers.{index}.{field}", part
         yield "norm", self.norm

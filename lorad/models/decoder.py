@@ -1,5 +1,5 @@
-"""The forward of the Qwen2, Qwen3, Qwen3-MoE and Llama families, fused: same numbers as transformers', fewer
-and larger calls.
+"""The forward of the families in `lorad.models.config`, fused: same numbers as transformers', fewer and
+larger calls.
 
 What a family has or lacks (biases, q and k norms, tied embeddings, experts) is in the tensors of `Layer`:
 None is left out. Not computed: dropout, sliding windows, quantization (see `lorad.models.config`).
@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from lorad.models.attention import Attention
-from lorad.models.base import Base, Layer
+from lorad.models.base import Base, Experts, Layer
 from lorad.models.experts import mixture
 from lorad.models.lora import LoraApply
 from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swiglu
@@ -115,7 +115,9 @@ def _attend(
     """[tokens, heads * head_dim]: what the heads saw, before the output projection."""
     config = base.config
     heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    norm = None if layer.qk_norm is None else QKNorm(layer.qk_norm, config.rms_norm_eps)
+    norm = None
+    if layer.qk_norm is not None:
+        norm = QKNorm(layer.qk_norm, config.rms_norm_eps, heads if config.norms_all_heads else 0)
     out = attention(index, *split_rotate(qkv.view(*shape, heads + 2 * kv, dim), heads, norm, rope))
     return out.reshape(-1, heads * dim)
 
@@ -123,13 +125,22 @@ def _attend(
 def _feed_forward(
     base: Base, index: int, layer: Layer, x: torch.Tensor, lora: LoraApply | None
 ) -> torch.Tensor:
-    normed = rms_norm(x, layer.post_norm, base.config.rms_norm_eps)
-    if layer.experts is not None:
+    normed, experts = rms_norm(x, layer.post_norm, base.config.rms_norm_eps), layer.experts
+    if experts is not None:
         assert base.config.experts is not None
-        return mixture(normed, layer.experts, base.config.experts, index, lora)
+        out = mixture(normed, experts, base.config.experts, index, lora)
+        return out if experts.shared_down is None else out + _shared(normed, experts, index, lora)
     assert layer.gate_up is not None and layer.down is not None
     gate_up = _linear(normed, layer.gate_up, layer.gate_up_bias, index, "gate_up", lora)
     return _linear(swiglu(gate_up), layer.down, layer.down_bias, index, "down", lora)
+
+
+def _shared(x: torch.Tensor, experts: Experts, index: int, lora: LoraApply | None) -> torch.Tensor:
+    """[tokens, hidden] to the same: the MLP that all tokens go through."""
+    assert experts.shared_gate_up is not None and experts.shared_down is not None
+    gate_up = _linear(x, experts.shared_gate_up, None, index, "shared.gate_up", lora)
+    out = _linear(swiglu(gate_up), experts.shared_down, None, index, "shared.down", lora)
+    return out if experts.shared_gate is None else torch.sigmoid(F.linear(x, experts.shared_gate)) * out
 
 
 def _linear(

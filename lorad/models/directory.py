@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lorad.adapters.peft import PICKLES
-from lorad.adapters.targets import HEAD, leaf
+from lorad.adapters.targets import HEAD
 from lorad.bounds import JSON_BYTES
 from lorad.errors import SpecError
 from lorad.files import read_file
-from lorad.models.config import ModelConfig, groups_of, modules_in, parse_config
+from lorad.models.config import ModelConfig, groups_of, modules_in, parse_config, shapes_in
 
 BUILTIN = {
     "builtin:tiny": Path(__file__).parent / "tiny",
@@ -166,22 +166,10 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Hugging Face module name -> (out, in) of every linear, layer by layer; `lm_head` only when it is
     untied.
     """
-    hidden, experts = config.hidden_size, config.experts
-    inner = config.intermediate_size if experts is None else experts.width
-    query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    by_module = {
-        "q_proj": (query, hidden),
-        "k_proj": (key, hidden),
-        "v_proj": (key, hidden),
-        "o_proj": (hidden, query),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
-    modules = [module for group in groups_of(config) for module in modules_in(group)]
     shapes = {
-        f"model.layers.{layer}.{module}": by_module[leaf(module)]
+        f"model.layers.{layer}.{module}": shape
         for layer in range(config.num_hidden_layers)
-        for module in modules
+        for group in groups_of(config, layer)
+        for module, shape in zip(modules_in(config, group), shapes_in(config, group), strict=True)
     }
-    return shapes if config.tie_word_embeddings else shapes | {HEAD: (config.vocab_size, hidden)}
+    return shapes if config.tie_word_embeddings else shapes | {HEAD: (config.vocab_size, config.hidden_size)}

@@ -8,8 +8,8 @@ from safetensors import SafetensorError, safe_open
 
 from lorad.errors import SpecError
 from lorad.models.base import Base, Experts, Layer
-from lorad.models.config import GROUPS, ExpertsConfig, ModelConfig
-from lorad.models.directory import linear_shapes, read_config, weight_files
+from lorad.models.config import ExpertsConfig, ModelConfig, modules_in, shapes_in
+from lorad.models.directory import read_config, weight_files
 from lorad.models.rope import rope_tables
 from lorad.protocol.heartbeat import HEART
 
@@ -30,7 +30,7 @@ def load_base(directory: Path, dtype: torch.dtype, device: torch.device) -> Base
     head = embed if config.tie_word_embeddings else source.take(_HEAD, config.vocab_size, config.hidden_size)
     layers = tuple(_layer(source, config, index) for index in range(config.num_hidden_layers))
     norm = source.take("model.norm.weight", config.hidden_size)
-    source.check_rest(embed)
+    source.check_rest(embed, config)
     cos, sin = rope_tables(config, dtype, device)
     return Base(config, dtype, device, embed, layers, norm, head, cos, sin)
 
@@ -54,11 +54,13 @@ class _Source:
     def take(self, name: str, *shape: int) -> torch.Tensor:
         return self.stack([name], [shape[0]], *shape[1:])
 
-    def stack(self, names: Sequence[str], rows: Sequence[int], *columns: int) -> torch.Tensor:
+    def stack(
+        self, names: Sequence[str], rows: Sequence[int], *columns: int, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return the tensors one above the other, in one allocation: no second copy of a weight exists at any
-        time.
+        time. dtype: if not that of all others.
         """
-        whole = torch.empty(sum(rows), *columns, dtype=self.dtype, device=self.device)
+        whole = torch.empty(sum(rows), *columns, dtype=dtype or self.dtype, device=self.device)
         for name, part in zip(names, whole.split(list(rows)), strict=True):
             part.copy_(self._mapped(name, tuple(part.shape)))
             HEART.progress()
@@ -78,16 +80,20 @@ class _Source:
         self.rest.discard(name)
         return tensor
 
-    def check_rest(self, embed: torch.Tensor) -> None:
+    def check_rest(self, embed: torch.Tensor, config: ModelConfig) -> None:
         """Check that unread tensors change nothing: a second copy of tied embeddings, frequencies that
-        config.json implies.
+        config.json implies, layers after the last that it counts.
         """
         if _HEAD in self.rest and not torch.equal(self.take(_HEAD, *embed.shape), embed):
             raise SpecError(
                 f"{self.files[_HEAD]}: {_HEAD} differs from {_EMBED}, config.json ties them",
                 hint="set tie_word_embeddings to false in config.json",
             )
-        unread = sorted(name for name in self.rest if not name.endswith(_DERIVED))
+        last = config.num_hidden_layers
+        unused = tuple(f"model.layers.{last + extra}." for extra in range(config.unused_layers))
+        unread = sorted(
+            name for name in self.rest if not (name.endswith(_DERIVED) or name.startswith(unused))
+        )
         if unread:
             raise SpecError(
                 f"{self.files[unread[0]]}: {len(unread)} tensors have no place in the model that config.json "
@@ -97,54 +103,66 @@ class _Source:
 
 
 def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
-    prefix, shapes = f"model.layers.{index}.", linear_shapes(config)
+    prefix, is_dense = f"model.layers.{index}.", not config.has_experts(index)
 
     def norm(name: str, size: int = config.hidden_size) -> torch.Tensor:
         return source.take(f"{prefix}{name}.weight", size)
 
-    def linear(group: str) -> torch.Tensor:
-        modules = [prefix + module for module in GROUPS[group]]
-        rows = [shapes[module][0] for module in modules]
-        return source.stack([f"{module}.weight" for module in modules], rows, shapes[modules[0]][1])
-
     def bias(group: str, there: bool) -> torch.Tensor | None:
-        modules = [prefix + module for module in GROUPS[group]]
-        return (
-            source.stack([f"{m}.bias" for m in modules], [shapes[m][0] for m in modules]) if there else None
-        )
+        names = [f"{prefix}{module}.bias" for module in modules_in(config, group)]
+        return source.stack(names, [rows for rows, _ in shapes_in(config, group)]) if there else None
 
     return Layer(
         input_norm=norm("input_layernorm"),
-        qkv=linear("qkv"),
+        qkv=_linears(source, config, prefix, "qkv"),
         qkv_bias=bias("qkv", config.qkv_bias),
         qk_norm=_qk_norm(source, config, prefix) if config.qk_norm else None,
-        o=linear("o"),
+        o=_linears(source, config, prefix, "o"),
         o_bias=bias("o", config.o_bias),
         post_norm=norm("post_attention_layernorm"),
-        gate_up=linear("gate_up") if config.experts is None else None,
-        gate_up_bias=bias("gate_up", config.mlp_bias),
-        down=linear("down") if config.experts is None else None,
-        down_bias=bias("down", config.mlp_bias),
-        experts=None if config.experts is None else _experts(source, config, config.experts, f"{prefix}mlp."),
+        gate_up=_linears(source, config, prefix, "gate_up") if is_dense else None,
+        gate_up_bias=bias("gate_up", config.mlp_bias and is_dense),
+        down=_linears(source, config, prefix, "down") if is_dense else None,
+        down_bias=bias("down", config.mlp_bias and is_dense),
+        experts=None
+        if is_dense or config.experts is None
+        else _experts(source, config, config.experts, prefix),
     )
 
 
-def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> Experts:
-    def stack(rows: int, columns: int, *linears: str) -> torch.Tensor:
-        names = [
-            f"{prefix}experts.{expert}.{linear}.weight"
-            for expert in range(experts.count)
-            for linear in linears
-        ]
-        return source.stack(names, [rows] * len(names), columns).view(experts.count, -1, columns)
+def _linears(source: _Source, config: ModelConfig, prefix: str, *groups: str) -> torch.Tensor:
+    """Return the weights of all linears of some groups one above the other."""
+    names = [f"{prefix}{module}.weight" for group in groups for module in modules_in(config, group)]
+    shapes = [shape for group in groups for shape in shapes_in(config, group)]
+    return source.stack(names, [rows for rows, _ in shapes], shapes[0][1])
 
+
+def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> Experts:
+    def stack(linear: str) -> torch.Tensor:
+        groups = [f"experts.{expert}.{linear}" for expert in range(experts.count)]
+        whole = _linears(source, config, prefix, *groups)
+        return whole.view(experts.count, -1, whole.shape[1])
+
+    gate, shared = f"{prefix}{experts.block}.gate", experts.shared
+    score_bias = [f"{gate}.e_score_correction_bias"]
     return Experts(
-        router=source.take(f"{prefix}gate.weight", experts.count, config.hidden_size),
-        gate_up=stack(experts.width, config.hidden_size, "gate_proj", "up_proj"),
-        down=stack(config.hidden_size, experts.width, "down_proj"),
+        router=source.take(f"{gate}.weight", experts.count, config.hidden_size),
+        gate_up=stack("gate_up"),
+        down=stack("down"),
+        bias=source.stack(score_bias, [experts.count], dtype=torch.float32) if experts.is_sigmoid else None,
+        shared_gate_up=_linears(source, config, prefix, "shared.gate_up") if shared else None,
+        shared_down=_linears(source, config, prefix, "shared.down") if shared else None,
+        shared_gate=source.take(f"{prefix}{shared.name}_gate.weight", 1, config.hidden_size)
+        if shared and shared.is_gated
+        else None,
     )
 
 
 def _qk_norm(source: _Source, config: ModelConfig, prefix: str) -> torch.Tensor:
-    q, k = (source.take(f"{prefix}self_attn.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm"))
-    return torch.cat([q.expand(config.num_attention_heads, -1), k.expand(config.num_key_value_heads, -1)])
+    """[heads + kv heads, head_dim]: those of q, then those of k."""
+    heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    names = [f"{prefix}self_attn.{name}.weight" for name in ("q_norm", "k_norm")]
+    if config.norms_all_heads:
+        return source.stack(names, [heads * dim, kv * dim]).view(-1, dim)
+    q, k = (source.take(name, dim) for name in names)
+    return torch.cat([q.expand(heads, -1), k.expand(kv, -1)])

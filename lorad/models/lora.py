@@ -59,18 +59,18 @@ def layers_with_experts(places: Iterable[tuple[int, str]]) -> frozenset[int]:
     return frozenset(layer for layer, group in places if group.startswith("experts."))
 
 
-def members(layer: int, group: str) -> tuple[str, ...]:
+def members(base: Base, layer: int, group: str) -> tuple[str, ...]:
     """Hugging Face module names that make up a fused group, in the order of their output rows."""
     return (
         ("lm_head",)
         if group == "lm_head"
-        else tuple(f"model.layers.{layer}.{name}" for name in modules_in(group))
+        else tuple(f"model.layers.{layer}.{name}" for name in modules_in(base.config, group))
     )
 
 
 def fused_groups(base: Base) -> list[tuple[int, str]]:
     """Return every (layer, group) of a base at which `LoraApply.apply` can be asked for a delta."""
-    inner = [(layer, group) for layer in range(len(base.layers)) for group in groups_of(base.config)]
+    inner = [(layer, group) for layer in range(len(base.layers)) for group in groups_of(base.config, layer)]
     return inner if base.config.tie_word_embeddings else [*inner, (len(base.layers), "lm_head")]
 
 
@@ -91,7 +91,7 @@ class FrozenLora:
         self.scale, self.number = scale, next(_numbers)
         self.pairs: dict[tuple[int, str], _Pair] = {}
         for place in fused_groups(base):
-            pair = _fuse(members(*place), tensors, shapes, scale)
+            pair = _fuse(members(base, *place), tensors, shapes, scale)
             if pair is not None:
                 self.pairs[place] = (pair[0].to(base.device, base.dtype), pair[1].to(base.device, base.dtype))
         self._with_experts = layers_with_experts(self.pairs)
@@ -153,7 +153,7 @@ class MixedLora:
             pair = next(one.pairs[layer, group] for one in loras if one and (layer, group) in one.pairs)
             shapes = (rank, pair[0].shape[1]), (pair[1].shape[0], rank)
             kind, _, linear = group.removeprefix("experts.").partition(".")
-            if not linear:
+            if not group.startswith("experts."):
                 a, b = (pair[0].new_zeros(self.count, *shape) for shape in shapes)
                 self.stacks[layer, group] = a, b
                 continue
@@ -268,7 +268,10 @@ def runs(ends: Sequence[int]) -> Iterator[tuple[int, slice]]:
 def _for_experts(base: Base, count: int, places: Signature, layer: int, linear: str, pair: _Pair) -> _Pair:
     """Make room for the adapters of a layer's experts, at the largest rank of any. pair: of one of them."""
     assert base.config.experts is not None
-    rank = max(rank for (at, group), rank in places if at == layer and group.endswith(f".{linear}"))
+    of_experts = [
+        (group, rank) for (at, group), rank in places if at == layer and group.startswith("experts.")
+    ]
+    rank = max(rank for group, rank in of_experts if group.endswith(f".{linear}"))
     room = (count, base.config.experts.count)
     return pair[0].new_zeros(*room, rank, pair[0].shape[1]), pair[1].new_zeros(*room, pair[1].shape[0], rank)
 

@@ -72,12 +72,14 @@ def _with_experts(
     index: int, experts: Experts, changed: Callable[[int, str, torch.Tensor], torch.Tensor]
 ) -> Experts:
     """Experts of which none is changed stay where they are."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for group in ("gate_up", "down"):
         before = getattr(experts, group)
         weights = [changed(index, f"experts.{n}.{group}", weight) for n, weight in enumerate(before)]
         is_same = all(new.data_ptr() == old.data_ptr() for new, old in zip(weights, before, strict=True))
         found[group] = before if is_same else torch.stack(weights)
+        if (shared := getattr(experts, f"shared_{group}")) is not None:
+            found[f"shared_{group}"] = changed(index, f"shared.{group}", shared)
     return replace(experts, **found)
 
 

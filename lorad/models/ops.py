@@ -18,22 +18,49 @@ class Rope(NamedTuple):
     rotate_half.
     """
 
-    cos: Tensor  # [batch or 1, time, 1, head_dim]
+    cos: Tensor  # [batch or 1, time, 1, rotated]: of so many numbers of a head, the first ones
     sin: Tensor
 
     def rotate(self, x: Tensor) -> Tensor:
+        if x.shape[-1] > (rotated := self.cos.shape[-1]):
+            return torch.cat([self.rotate(x[..., :rotated]), x[..., rotated:]], -1)
         return torch.addcmul(x * self.cos, torch.roll(x, x.shape[-1] // 2, -1), self.sin)
 
     def rotate_back(self, y: Tensor) -> Tensor:
         """Return the transpose of `rotate`: the gradient of its argument."""
+        if y.shape[-1] > (rotated := self.cos.shape[-1]):
+            return torch.cat([self.rotate_back(y[..., :rotated]), y[..., rotated:]], -1)
         return (y * self.cos).add_(torch.roll(y * self.sin, y.shape[-1] // 2, -1))
 
 
 class QKNorm(NamedTuple):
-    """RMSNorm over each head of q and k."""
+    """RMSNorm over each head of q and k, or over all heads of q and all of k.
+
+    heads: of q, where a norm is over all of them; 0 where over each.
+    """
 
     weight: Tensor  # [heads + kv heads, head_dim]
     eps: float
+    heads: int = 0
+
+    def normed(self, qk: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return qk [..., heads + kv heads, head_dim] with its norms, and 1 / rms of each part."""
+        found = [_rms_norm(part, None, self.eps) for part in self._parts(qk)]
+        return self._joined([part for part, _ in found], qk) * self.weight, [r for _, r in found]
+
+    def backward(self, grad: Tensor, qk: Tensor, r: Sequence[Tensor]) -> Tensor:
+        """Return the gradient with respect to qk."""
+        parts = zip(self._parts(grad), self._parts(qk), self._parts(self.weight), r, strict=True)
+        return self._joined([_rms_norm_backward(*part) for part in parts], qk)
+
+    def _parts(self, qk: Tensor) -> list[Tensor]:
+        """Return what the norms are over, as last dimension."""
+        if not self.heads:
+            return [qk]
+        return [qk[..., : self.heads, :].flatten(-2), qk[..., self.heads :, :].flatten(-2)]
+
+    def _joined(self, parts: Sequence[Tensor], qk: Tensor) -> Tensor:
+        return torch.cat(list(parts), -1).view(qk.shape) if self.heads else parts[0]
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
@@ -195,13 +222,12 @@ class _SplitRotate(Function):
     @staticmethod
     def run(
         qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return q, k, v and, where there is a norm, 1 / rms of each head of q and k."""
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Return q, k, v and 1 / rms of what of q and k has norms."""
         turned = (qkv.shape[-2] + heads) // 2  # heads of q, k, v that belong to q and k
-        qk, r = qkv[..., :turned, :], None
+        qk, r = qkv[..., :turned, :], list[Tensor]()
         if norm is not None:
-            qk, r = _rms_norm(qk, None, norm.eps)
-            qk = qk * norm.weight
+            qk, r = norm.normed(qk)
         qk = rope.rotate(qk)
         return qk[..., :heads, :], qk[..., heads:, :], qkv[..., turned:, :], r
 
@@ -211,7 +237,7 @@ class _SplitRotate(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.norm, ctx.rope = norm, rope
         q, k, v, r = _SplitRotate.run(qkv, heads, norm, rope)
-        ctx.save_for_backward(*(() if r is None else (qkv, r)))
+        ctx.save_for_backward(*([qkv, *r] if r else []))
         return (
             q.contiguous(),
             k.contiguous(),
@@ -222,6 +248,6 @@ class _SplitRotate(Function):
     def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None, None, None]:
         qk = ctx.rope.rotate_back(torch.cat([q, k], -2))
         if ctx.norm is not None:
-            qkv, r = ctx.saved_tensors
-            qk = _rms_norm_backward(qk, qkv[..., : qk.shape[-2], :], ctx.norm.weight, r)
+            qkv, *r = ctx.saved_tensors
+            qk = ctx.norm.backward(qk, qkv[..., : qk.shape[-2], :], r)
         return torch.cat([qk, v], -2), None, None, None

@@ -15,11 +15,12 @@ from lorad.models.rope_parameters import RopeParameters
 def rope_tables(
     config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin), each [max positions, head_dim], the first half of sin negated; computed in fp32,
-    then cast.
+    """(cos, sin), each [max positions, rotated], the first half of sin negated; computed in fp32,
+    then cast. rotated: head_dim, or the part of it that is.
     """
+    rotated = int(config.head_dim * config.rope.partial_rotary_factor)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies(config.rope, config.head_dim))
+    angles = torch.outer(positions, frequencies(config.rope, rotated))
     cos, sin = angles.cos() * config.rope.attention_factor, angles.sin() * config.rope.attention_factor
     return (
         torch.cat([cos, cos], -1).to(device=device, dtype=dtype),

@@ -20,6 +20,7 @@ class RopeParameters:
     rope_type: one of `_ROPE_TYPES`. dynamic is default up to `max_position_embeddings`, and lorad never goes
         beyond.
     attention_factor: cos and sin are multiplied by it.
+    partial_rotary_factor: the part of a head, from its first number on, that is rotated.
     """
 
     rope_type: str = "default"
@@ -32,21 +33,26 @@ class RopeParameters:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    partial_rotary_factor: float = 1.0
 
 
-def parse_rope(data: Mapping[str, Any], max_positions: int, where: str) -> RopeParameters:
+def parse_rope(
+    data: Mapping[str, Any], max_positions: int, where: str, *, may_be_partial: bool = False
+) -> RopeParameters:
     """Read `rope_parameters`, or the older `rope_scaling` beside `rope_theta`; the precedence is that of
     transformers.
 
-    Raises: SpecError for a type that is not in `_ROPE_TYPES`, an embedding that differs by layer or covers a
-    part of the head, and a field that is missing or no positive number.
+    Raises: SpecError for a type that is not in `_ROPE_TYPES`, an embedding that differs by layer or, unless
+    it may be partial, covers a part of the head, and a field that is missing or no positive number.
     """
     rope = _whole_model(data.get("rope_scaling") or data.get("rope_parameters") or {}, where)
     rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
     partial = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
     if rope_type not in _ROPE_TYPES:
         raise _refused(f"rope type {rope_type}", where)
-    if partial not in (None, 1):
+    if partial is None:
+        partial = 1
+    if partial != 1 and not (may_be_partial and 0 < partial < 1):
         raise _refused(f"partial_rotary_factor {partial}", where)
     fields = {"rope_theta": rope.get("rope_theta") or data.get("rope_theta") or 10000.0}
     fields |= _scaling(rope_type, rope, data.get("original_max_position_embeddings"), max_positions)
@@ -54,7 +60,7 @@ def parse_rope(data: Mapping[str, Any], max_positions: int, where: str) -> RopeP
     if rope_type == "yarn":
         checked["truncate"] = bool(rope.get("truncate", True))
         checked["attention_factor"] = _attention_factor(rope, checked["factor"], where)
-    return RopeParameters(rope_type, **checked)
+    return RopeParameters(rope_type, **checked, partial_rotary_factor=float(partial))
 
 
 def _whole_model(rope: Any, where: str) -> Mapping[str, Any]:

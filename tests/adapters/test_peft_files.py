@@ -86,6 +86,18 @@ def test_uneven_targets_are_written_as_full_names(modules: tuple[str, ...], tmp_
     assert settings(tmp_path)["target_modules"] == sorted(modules)
 
 
+def test_many_uneven_targets_are_read_back(tmp_path: Path) -> None:
+    """A mixture whose first layer has no experts: the full names of all modules, compared one by one."""
+    experts = [f"model.layers.{n}.mlp.experts.{e}.up_proj" for n in range(1, 12) for e in range(100)]
+    modules = tuple(sorted([Q0, *experts]))
+    names = [f"{module}.lora_{half}.weight" for module in modules for half in "AB"]
+    adapter = Adapter(AdapterConfig(1, 1.0, modules), dict.fromkeys(names, np.ones((1, 1), np.float32)))
+    write_peft(adapter, tmp_path, "base")
+    assert read_peft(tmp_path).config == adapter.config
+    settings(tmp_path, target_modules=[*modules[1:], "model.layers.0.mlp.experts.0.up_proj"])
+    assert "no tensor for model.layers.0.mlp.experts.0.up_proj" in refusal(tmp_path)
+
+
 def a_torch_model(torch: Any) -> Any:
     """A causal model as far as peft looks, with the linears of SHAPES."""
     model = torch.nn.Module()

@@ -1,32 +1,36 @@
-"""What trainers that adapt experts keep beside the rules of every trainer, on a small random Qwen3-MoE."""
+"""What trainers that adapt experts keep beside the rules of every trainer, on small random mixtures."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lorad.adapters.targets import experts_of
 from lorad.trainers.base import Policy, Trainer
 from tests.conformance.reference import VOCAB, random_batch, reference_logprobs, reference_model
 from tests.conformance.trainer_kit import TrainerCase, accumulate, open_trained, targets_for
 from tests.models.test_families import make_model
 
+SIZES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 28},  # with 24 a token of these tests is as near to two experts
+    "qwen2_moe": {"num_experts": 8},
+    "mixtral": {"num_local_experts": 8},
+}
 
-# PEFT says so of what it has made of the experts' pairs, and computes with them all the same
-@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")
-class MixtureOfExperts(TrainerCase):
-    """Adapters on the attention and on each expert."""
 
-    finite_step = 1e-3  # a larger one sends tokens to other experts
+class _Experts(TrainerCase):
+    """Adapters on all linears of a mixture. family: by transformers' name."""
+
+    family = "qwen3_moe"
 
     @pytest.fixture(scope="class")
     @classmethod
     def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         directory = tmp_path_factory.mktemp("moe")
         sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
-        sizes |= {"moe_intermediate_size": 28}  # with 24 a token of these tests is as near to two experts
-        make_model(directory, "qwen3_moe", vocab_size=VOCAB, tie_word_embeddings=True, **sizes)
+        sizes |= SIZES.get(cls.family, {})
+        make_model(directory, cls.family, vocab_size=VOCAB, tie_word_embeddings=True, **sizes)
         return directory
 
     async def test_the_gradient_is_that_of_autograd_through_peft(
@@ -58,10 +62,12 @@ class MixtureOfExperts(TrainerCase):
         model, batch = reference_model(base), random_batch(5, groups=1, samples=1)
         unmet = await trainer.unmet_experts(batch)
         assert unmet is not None
+        names = {module.rpartition(".")[0] for module in trainer.modules() if experts_of(module)}
         with torch.no_grad():
             before, found = reference_logprobs(model, batch), []
-            for layer, expert in itertools.product(range(2), range(4)):
-                name = f"model.layers.{layer}.mlp.experts.{expert}"
+            for name in sorted(
+                names, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]
+            ):
                 weight = weight_in(model, f"{name}.down_proj")
                 kept = weight.clone()
                 weight.zero_()
@@ -69,6 +75,12 @@ class MixtureOfExperts(TrainerCase):
                 weight.copy_(kept)
         assert found == list(unmet) != []
         assert await trainer.unmet_experts(random_batch(5)) == []
+
+
+# PEFT says so of what it has made of the experts' pairs, and computes with them all the same
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")
+class MixtureOfExperts(_Experts):
+    finite_step = 1e-3  # a larger one sends tokens to other experts
 
     async def test_an_adapter_on_some_experts_leaves_others(self, trainer: Trainer, base: Path) -> None:
         """Whose linears differ from expert to expert, too."""
@@ -86,10 +98,35 @@ class MixtureOfExperts(TrainerCase):
         assert abs(await trainer.logprobs(Policy("a"), batch) - expected).max() < 1e-4
 
 
+class Qwen2Moe(_Experts):
+    """An MLP beside the experts, with a gate."""
+
+    family = "qwen2_moe"
+
+
+class Olmoe(_Experts):
+    """Norms over all heads of q and of k."""
+
+    family = "olmoe"
+
+
+class Mixtral(_Experts):
+    """Names of its own for an expert's linears."""
+
+    family = "mixtral"
+
+
+class Glm4Moe(_Experts):
+    """A layer without experts, an MLP beside them, groups of experts, and heads that are rotated partly."""
+
+    family = "glm4_moe"
+
+
 def weight_in(model: torch.nn.Module, module: str, *, of_gradients: bool = False) -> torch.Tensor:
     """The weight of a linear, or its gradient; transformers holds those of all experts in two tensors."""
-    path, _, expert = module.partition(".experts.")
+    path, _, expert = module.replace("block_sparse_moe", "mlp").partition(".experts.")
     number, _, linear = expert.partition(".")
+    linear = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(linear, linear)
     fused = "down_proj" if linear == "down_proj" else "gate_up_proj"
     tensor = model.get_parameter(f"{path}.experts.{fused}" if expert else f"{module}.weight")
     whole = tensor.grad if of_gradients else tensor

@@ -20,7 +20,7 @@ from lorad.models.experts import mixture
 from lorad.models.lora import FrozenLora, MixedLora, _way_of
 from lorad.models.merge import Merger
 from tests.kit.fakes.random_adapters import random_adapter
-from tests.models.test_families import load, long_ids, make_model, of_transformers
+from tests.models.test_families import MIXTURES, load, long_ids, make_model, of_transformers
 from tests.models.test_models import lean
 
 HIDDEN, WIDTH, COUNT = 16, 12, 5
@@ -89,8 +89,11 @@ def test_bfloat16_is_weighted_in_bfloat16() -> None:
     assert F.cosine_similarity(value.float(), plain(x.float(), wide, config)).mean() > 0.999
 
 
-def test_adapters_on_experts_equal_merged_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_model(tmp_path / "base", "qwen3_moe")
+@pytest.mark.parametrize("family", MIXTURES)
+def test_adapters_on_experts_equal_merged_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    make_model(tmp_path / "base", family)
     base, loras = load(tmp_path / "base"), []
     for seed in (1, 2):
         adapter = random_adapter(linear_shapes(base.config), seed)

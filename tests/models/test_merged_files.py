@@ -12,12 +12,16 @@ from transformers import AutoModelForCausalLM
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.directory import verify
-from lorad.adapters.peft import write_peft
+from lorad.adapters.peft import read_peft, write_peft
 from lorad.errors import Conflict, IntegrityError, SpecError, StorageError
 from lorad.models import merged_files
 from lorad.models.directory import BUILTIN, INDEX, linear_shapes, read_config, read_json
 from lorad.models.facts import tensor_places
+from lorad.models.lora import FrozenLora
 from lorad.models.merged_files import Merged, write_merged
+from tests.kit.fakes.random_adapters import random_adapter
+from tests.models.test_families import MIXTURES, load, long_ids, make_model, of_transformers
+from tests.models.test_models import lean
 
 TINY = BUILTIN["builtin:tiny"]
 TOKENS = torch.tensor([[5, 9, 30, 41, 7, 12]])
@@ -57,6 +61,21 @@ def test_merged_model_answers_as_base_with_adapter(tmp_path: Path) -> None:
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(TOKENS).logits
     assert merged.changed == 21
     assert (found - wanted).abs().max() < 1e-4 < (wanted - before).abs().max()
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_merged_mixtures_answer_as_base_with_adapter(tmp_path: Path, family: str) -> None:
+    base, merged = tmp_path / "base", tmp_path / "merged"
+    before = of_transformers(make_model(base, family))
+    adapter = random_adapter(linear_shapes(read_config(base)), 1)
+    (tmp_path / "adapter").mkdir()
+    write_peft(adapter, tmp_path / "adapter", str(base))
+    assert read_peft(tmp_path / "adapter").digest() == adapter.digest()
+    merge(adapter, base, merged)
+    lora = FrozenLora(load(base), adapter.tensors, adapter.config.scale)
+    wanted = of_transformers(AutoModelForCausalLM.from_pretrained(merged))
+    assert (lean(load(base), long_ids(), lora) - wanted).abs().max() < 1e-3 < (wanted - before).abs().max()
+    assert (lean(load(merged), long_ids()) - wanted).abs().max() < 1e-4
 
 
 def test_shards_in_bfloat16_are_rounded_once(tmp_path: Path, sharded: Path) -> None:

@@ -14,6 +14,7 @@ from lorad.errors import AttestationFailed
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes, read_config, resolve
+from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
 from lorad.pool.attest.verdict import Outcome
 from lorad.protocol.batch import Batch
@@ -22,6 +23,7 @@ from lorad.protocol.connection import Connection
 from lorad.trainers.base import Policy
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.kit.pool_kit import OPEN, learn, publish, running_pool
+from tests.models.test_families import MIXTURES, make_model
 
 MOE = resolve("builtin:tiny-moe")
 OPEN_MOE = replace(OPEN, modules=tuple(sorted(linear_shapes(read_config(MOE)))), amplified_every=1)
@@ -140,3 +142,18 @@ def test_trainers_that_know_no_routes_say_so() -> None:
     assert verdict.verdict == "passed" and "not known which of its experts" in verdict.detail
     failed = Outcome(Attestation("failed", "rel 2"), unmet=None).verdict(is_proven=True)
     assert failed.detail == "rel 2"
+
+
+@pytest.mark.parametrize("family", [family for family in MIXTURES if family != "qwen3_moe"])
+def test_other_families_learn_and_are_attested(tmp_path: Path, family: str) -> None:
+    make_model(tmp_path / "base", family, vocab_size=128, max_position_embeddings=256)
+    facts = read_facts(tmp_path / "base")
+    modules = tuple(sorted({*facts.linears, *facts.experts} - {"lm_head"}))
+    base = {"model": family, "model_path": str(tmp_path / "base")}
+    fault = "tests.kit.fakes.faulty_engines:ReordersB"
+    with running_pool(tmp_path, **base, engine_class=fault) as running, running.connect("sorter") as run:
+        run.call("open", replace(OPEN_MOE, modules=modules))
+        found = [published(run, tmp_path, number, 1e-3) for number in range(2)]
+        assert [attestation.verdict for attestation in found] == ["passed"] * 2, found
+        with pytest.raises(AttestationFailed, match="sorter@2 failed its attestation"):
+            publish(run, tmp_path, 2)

@@ -10,7 +10,7 @@ from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.trainers.base import Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
-from tests.conformance.trainer_experts import MixtureOfExperts
+from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts, Olmoe, Qwen2Moe
 from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_suite import TrainerSuite
@@ -44,4 +44,25 @@ class TestSlotsOneByOne(Many):
 
 
 class TestMixtureOfExperts(MixtureOfExperts, TestBuiltinTrainer):
+    pass
+
+
+class _OtherMixture:
+    kind = BuiltinTrainer
+    make_trainer = TestBuiltinTrainer.make_trainer
+
+
+class TestQwen2Moe(_OtherMixture, Qwen2Moe):
+    pass
+
+
+class TestOlmoe(_OtherMixture, Olmoe):
+    pass
+
+
+class TestMixtral(_OtherMixture, Mixtral):
+    pass
+
+
+class TestGlm4Moe(_OtherMixture, Glm4Moe):
     pass

@@ -50,8 +50,8 @@ def unmet(base: Base, met: set[tuple[int, str]]) -> list[str]:
     """Return the names of the other experts, as `model.layers.4.mlp.experts.17`, layer by layer."""
     count = 0 if base.config.experts is None else base.config.experts.count
     return [
-        f"model.layers.{layer}.{modules_in(f'experts.{expert}.down')[0].rpartition('.')[0]}"
-        for layer in range(len(base.layers))
+        f"model.layers.{layer}.{modules_in(base.config, f'experts.{expert}.down')[0].rpartition('.')[0]}"
+        for layer in filter(base.config.has_experts, range(len(base.layers)))
         for expert in range(count)
         if (layer, f"experts.{expert}") not in met
     ]

@@ -138,7 +138,7 @@ class Slot:
             row = 0
             halves: list[Half] = []
             trained: list[str] = []
-            for module in members(*place):
+            for module in members(base, *place):
                 rows = slice(row, row + linears[module][0])
                 row = rows.stop
                 name = f"{module}.lora_B.weight"
@@ -162,7 +162,7 @@ def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, ..
     shapes = expected_shapes(config, linear_shapes(base.config))
     if not shapes:
         raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
-    places = [members(*place) for place in fused_groups(base)]
+    places = [members(base, *place) for place in fused_groups(base)]
     order = [f"{module}.lora_{half}.weight" for modules in places for half in "AB" for module in modules]
     return {name: shapes[name] for name in order if name in shapes}
 
