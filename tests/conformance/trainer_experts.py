@@ -23,11 +23,7 @@ class MixtureOfExperts(TrainerCase):
     @pytest.fixture(scope="class")
     @classmethod
     def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        directory = tmp_path_factory.mktemp("moe")
-        sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
-        sizes |= {"moe_intermediate_size": 28}  # with 24 a token of these tests is as near to two experts
-        make_model(directory, "qwen3_moe", vocab_size=VOCAB, tie_word_embeddings=True, **sizes)
-        return directory
+        return write_mixture(tmp_path_factory.mktemp("moe"))
 
     async def test_the_gradient_is_that_of_autograd_through_peft(
         self, trainer: Trainer, base: Path, tmp_path: Path
@@ -84,6 +80,14 @@ class MixtureOfExperts(TrainerCase):
                 weight_in(model, module).add_(adapter.config.scale * b @ a)
             expected = reference_logprobs(model, batch).numpy()
         assert abs(await trainer.logprobs(Policy("a"), batch) - expected).max() < 1e-4
+
+
+def write_mixture(directory: Path) -> Path:
+    """Two layers of four experts, with random weights."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
+    sizes |= {"moe_intermediate_size": 28}  # with 24 a token of these tests is as near to two experts
+    make_model(directory, "qwen3_moe", vocab_size=VOCAB, tie_word_embeddings=True, **sizes)
+    return directory
 
 
 def weight_in(model: torch.nn.Module, module: str, *, of_gradients: bool = False) -> torch.Tensor:
