@@ -33,7 +33,7 @@ line on its usage when it is given another."""
 _SERVED_EXPERTS = ("qwen3_moe",)  # model types whose experts were tried with adapters on servers
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _Shapes = Mapping[str, tuple[int, int]]
-_MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+")
+_MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+")
 _FUSED = {names[0]: names for names in MEGATRON.values() if len(names) > 1}
 _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
 
@@ -145,14 +145,15 @@ def targets_of(trainer: str, linears: _Shapes, experts: _Shapes | None = None) -
     """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name
     for.
 
-    experts: linears of experts that the engine serves adapters on, which Megatron does not adapt.
+    experts: linears of experts that the engine serves adapters on.
     Raises SpecError when there are none.
     """
+    everything = {**linears, **(experts or {})}
     if trainer != "megatron":
-        return {**linears, **(experts or {})}
+        return everything
     found = {
         name: shape
-        for name, shape in linears.items()
+        for name, shape in everything.items()
         if name == HEAD or (_MEGATRON_LAYER.fullmatch(name) and leaf(name) in _MEGATRON_LEAVES)
     }
     if not found:

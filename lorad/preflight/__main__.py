@@ -42,8 +42,8 @@ with quick_imports():
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
         check_adapted,
+        check_adapter,
         check_devices,
-        check_fused,
         check_shared,
         check_sizes,
         check_trainer,
@@ -163,7 +163,7 @@ def _checked(
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     told += check_adapted(spec, model, shapes)
     adapter = _adapter_config(spec, model)
-    check_fused(spec, adapter)
+    check_adapter(spec, model, adapter, device)
     _check_adapter(spec, adapter, shapes, cwd, directory)
     spec = fitted(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.adapters.targets import ALL_LINEAR, entries, entry_matches, leaf
+from lorad.adapters.targets import ALL_LINEAR, entries, entry_matches, experts_of, leaf
 from lorad.backends.registry import RANKED
 from lorad.backends.setup import AXES, fused
 from lorad.backends.trainer_install import installed_versions, interpreter_of, older
@@ -148,12 +148,18 @@ def check_sizes(spec: Spec, facts: ModelFacts) -> None:
         )
 
 
-def check_fused(spec: Spec, adapter: AdapterConfig) -> None:
+def check_adapter(spec: Spec, facts: ModelFacts, adapter: AdapterConfig, device: str) -> None:
+    """Check that the trainer can train this adapter of modules that it can adapt. Raises SpecError."""
+    if _shares(spec):
+        _check_fused(adapter)
+    if spec.trainer.backend == "megatron":
+        _check_experts(spec, facts, adapter, device)
+
+
+def _check_fused(adapter: AdapterConfig) -> None:
     """Check that `lora.type: lora` targets all or none of the linears that Megatron fuses into one. Raises
     SpecError.
     """
-    if not _shares(spec):
-        return
     for members in fused(adapter.modules):
         there = [member for member in members if member in adapter.modules]
         if len(there) < len(members):
@@ -163,6 +169,33 @@ def check_fused(spec: Spec, adapter: AdapterConfig) -> None:
                 key="lora.target_modules",
                 hint="Target all of them, or use lora.type: canonical_lora.",
             )
+
+
+def _check_experts(spec: Spec, facts: ModelFacts, adapter: AdapterConfig, device: str) -> None:
+    """Check that Megatron computes the experts one by one where they are adapted, and the same on all ranks.
+
+    Raises SpecError.
+    """
+    trainer = spec.trainer
+    if not any(map(experts_of, adapter.modules)):
+        return
+    leave = 'or leave the experts as they are with lora.exclude_modules: ["*.experts.*"].'
+    dtype = facts.dtype if spec.model.dtype == "auto" else spec.model.dtype
+    grouped = device != "cpu" and dtype != "float32"  # Transformer Engine has no fp32 attention
+    if grouped and trainer.backend_args.get("moe_grouped_gemm") is not False:
+        raise SpecError(
+            "on a GPU Megatron computes all experts in one grouped product, where they get no adapters",
+            key="trainer.backend_args",
+            hint="Set {moe_grouped_gemm: false}, which computes one expert after another and is slower, use "
+            f"trainer.backend: fsdp, {leave}",
+        )
+    if adapter.dropout and trainer.tp > 1 and trainer.ep > 1:
+        raise SpecError(
+            f"{adapter.dropout} on experts that trainer.tp and ep share: each rank's copy of a token would "
+            "lose other numbers",
+            key="lora.dropout",
+            hint=f"Set it to 0, set trainer.tp or ep to 1, {leave}",
+        )
 
 
 def check_shared(spec: Spec, adapter: Adapter) -> None:

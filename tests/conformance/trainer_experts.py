@@ -19,6 +19,14 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+def write_mixture(directory: Path, family: str = "qwen3_moe") -> Path:
+    """A few layers of experts, with random weights."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
+    sizes |= SIZES.get(family, {})
+    make_model(directory, family, vocab_size=VOCAB, tie_word_embeddings=True, **sizes)
+    return directory
+
+
 class _Experts(TrainerCase):
     """Adapters on all linears of a mixture. family: by transformers' name."""
 
@@ -27,11 +35,7 @@ class _Experts(TrainerCase):
     @pytest.fixture(scope="class")
     @classmethod
     def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        directory = tmp_path_factory.mktemp("moe")
-        sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
-        sizes |= SIZES.get(cls.family, {})
-        make_model(directory, cls.family, vocab_size=VOCAB, tie_word_embeddings=True, **sizes)
-        return directory
+        return write_mixture(tmp_path_factory.mktemp("moe"), cls.family)
 
     async def test_the_gradient_is_that_of_autograd_through_peft(
         self, trainer: Trainer, base: Path, tmp_path: Path
@@ -82,11 +86,19 @@ class _Experts(TrainerCase):
 class MixtureOfExperts(_Experts):
     finite_step = 1e-3  # a larger one sends tokens to other experts
 
-    async def test_an_adapter_on_some_experts_leaves_others(self, trainer: Trainer, base: Path) -> None:
+    @pytest.mark.parametrize(
+        ("lora_type", "parts"),
+        [
+            ("canonical_lora", ("1.up_proj", "3.down_proj", "3.gate_proj")),
+            ("lora", ("0.gate_proj", "0.up_proj", "3.down_proj", "3.gate_proj", "3.up_proj")),
+        ],
+    )
+    async def test_an_adapter_on_some_experts_leaves_others(
+        self, trainer: Trainer, base: Path, lora_type: str, parts: tuple[str, ...]
+    ) -> None:
         """Whose linears differ from expert to expert, too."""
-        parts = ("0.mlp.experts.1.up_proj", "1.mlp.experts.3.down_proj", "1.mlp.experts.3.gate_proj")
-        modules = tuple(f"model.layers.{part}" for part in parts)
-        await open_trained(trainer, "a", modules=modules)
+        modules = tuple(f"model.layers.{layer}.mlp.experts.{part}" for layer in range(2) for part in parts)
+        await open_trained(trainer, "a", modules=modules, lora_type=lora_type)
         adapter, model, batch = await trainer.export("a"), reference_model(base), random_batch(5)
         assert adapter.config.modules == modules
         with torch.no_grad():
@@ -96,6 +108,15 @@ class MixtureOfExperts(_Experts):
                 weight_in(model, module).add_(adapter.config.scale * b @ a)
             expected = reference_logprobs(model, batch).numpy()
         assert abs(await trainer.logprobs(Policy("a"), batch) - expected).max() < 1e-4
+
+    async def test_dropout_acts_on_experts(self, trainer: Trainer) -> None:
+        modules = tuple(name for name in sorted(trainer.modules()) if ".experts." in name)
+        await open_trained(trainer, "a", dropout=0.5, modules=modules)
+        batch = random_batch(5)
+        likely = await trainer.logprobs(Policy("a"), batch)
+        assert self.same(trainer, await trainer.logprobs(Policy("a"), batch), likely)
+        first, second = [(await accumulate(trainer, "a", batch, old_logprobs=likely)).ratio for _ in range(2)]
+        assert first != second
 
 
 class Qwen2Moe(_Experts):

@@ -1,5 +1,6 @@
 """Trainers that have ranks: everything about them is looked at before anything starts."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.preflight.__main__ import preflight
-from lorad.preflight.trainers import check_adapted, check_devices, check_sizes
+from lorad.preflight.trainers import check_adapted, check_adapter, check_devices, check_sizes
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import convert
 from tests.kit.fakes.foreign_models import HIDDEN, make_gpt2, make_moe
@@ -249,11 +250,39 @@ def test_experts_are_adapted_where_both_ends_can(rollout: str) -> None:
     shapes = targets_of("builtin", facts.linears, served_experts(rollout, facts))
     assert check_adapted(spec, facts, shapes) == []
     megatron = convert({"rollout": {"backend": rollout}, "trainer": {"backend": "megatron"}})
-    assert {name.rpartition(".")[2] for name in modules_of(megatron, facts)} == {
-        "q_proj", "k_proj", "v_proj", "o_proj",
-    }  # fmt: skip
+    assert modules_of(megatron, facts) == both
     (warning,) = check_adapted(megatron, facts, targets_of("megatron", facts.linears))
     assert "the 36 linears of the experts get no adapters" in warning
+
+
+@pytest.mark.parametrize(
+    ("more", "device", "says"),
+    [
+        ({}, "cuda", "trainer.backend_args: on a GPU Megatron computes all experts in one grouped product"),
+        ({"trainer": {"backend_args": {"moe_grouped_gemm": False}}}, "cuda", None),
+        ({"model": {"dtype": "float32"}}, "cuda", None),
+        ({"lora": {"exclude_modules": ["*.experts.*"]}}, "cuda", None),
+        (
+            {"lora": {"dropout": 0.1}, "trainer": {"tp": 2, "ep": 2}},
+            "cpu",
+            "lora.dropout: 0.1 on experts that",
+        ),
+        ({"lora": {"dropout": 0.1}, "trainer": {"dp": 2, "ep": 2}}, "cpu", None),
+    ],
+)
+def test_experts_that_megatron_cannot_train_are_refused(
+    more: dict[str, Any], device: str, says: str | None
+) -> None:
+    more = {**more, "trainer": {"backend": "megatron", **more.get("trainer", {})}}
+    spec, facts = convert(more), read_facts(resolve("builtin:tiny-moe"))
+    facts = dataclasses.replace(facts, dtype="bfloat16")
+    adapter = AdapterConfig(8, 16.0, modules_of(spec, facts), dropout=spec.lora.dropout)
+    if says is None:
+        check_adapter(spec, facts, adapter, device)
+        return
+    with pytest.raises(SpecError) as refused:
+        check_adapter(spec, facts, adapter, device)
+    assert str(refused.value).startswith(says) and "exclude_modules" in refused.value.hint
 
 
 def test_servers_take_no_experts_of_other_models(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lorad.protocol.batch import Batch, Optimizer
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.rows import pack, plan, sequences, share
-from lorad.trainers.sharded.slot import Slot
+from lorad.trainers.sharded.slot import Section, Slot
 from lorad.trainers.sharded.trainer import RankTrainer
 from lorad.trainers.sharded.workers import Calls, DataParallel
 from tests.conformance.reference import random_batch
@@ -86,7 +86,7 @@ def test_a_step_is_that_of_torch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(4, 2))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
-    slot = Slot(SPEC, [p.shape for p in parameters], DataParallel())
+    slot = Slot(SPEC, DataParallel(), [Section([p.shape for p in parameters], DataParallel())])
     slot.fill(slot.weights, [p.detach().clone() for p in parameters])
     slot.bind(parameters)
     adam = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.1)
@@ -105,7 +105,7 @@ def test_a_step_is_that_of_torch(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("alone")
 def test_gradients_of_bfloat16_parameters_accumulate_in_fp32() -> None:
     parameter = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
-    slot = Slot(SPEC, [parameter.shape], DataParallel())
+    slot = Slot(SPEC, DataParallel(), [Section([parameter.shape], DataParallel())])
     slot.fill(slot.weights, [torch.full((8,), 1.0009765625)])  # not a number of bfloat16
     slot.bind([parameter])
     for _ in range(257):

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from lorad.errors import AdapterRefused
 from lorad.models.checksum import add_to
 from lorad.rl.loss import TokenLogprobs
 from lorad.trainers.megatron import provider
+from lorad.trainers.megatron.experts import are_met, expert_linears, expert_names, watched
 from lorad.trainers.megatron.forward import hidden_shape, predict
 from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, unwrap, wrap
 from lorad.trainers.megatron.pipeline import Pipeline, Run
@@ -50,18 +52,45 @@ class MegatronBody(Body):
         size = parallel_state.get_data_parallel_world_size()
         self.dp = DataParallel(parallel_state.get_data_parallel_rank(), size, group if size > 1 else None)
         reference = _reference(base)
+        self._spreads_experts = settings.ep * settings.tp > 1
+        self.expert_dp = DataParallel(
+            parallel_state.get_expert_data_parallel_rank(),
+            parallel_state.get_expert_data_parallel_world_size(),
+            parallel_state.get_expert_data_parallel_group(),
+        )
+        self.expert_times = settings.tp
         provider.check_rotary(reference, self._model, base.config)
         self._pipeline = Pipeline(self.device, self.dtype)
         self._paths = paths_here(self._model)
-        self._shapes = trainable_shapes(reference, self._exist, tied=bool(base.config.tie_word_embeddings))
+        self._mixtures = [module for module in self._model.modules() if isinstance(module, MoELayer)]
+        self._expert_linears = expert_linears(Path(settings.model), base.config)
+        self._shapes = trainable_shapes(
+            reference, self._expert_linears, self._exist, tied=bool(base.config.tie_word_embeddings)
+        )
         self._parameters = sum(parameter.numel() for parameter in reference.parameters())
-        self._experts = [module for module in self._model.modules() if isinstance(module, MoELayer)]
         self._wrapped: list[Wrapped] = []
         self._layouts: dict[MountKey, Layout] = {}
         self._host: list[Tensor] = []
 
     def _exist(self, paths: Sequence[str]) -> list[bool]:
         return self._pipeline.anywhere([path in self._paths for path in paths])
+
+    @property
+    def experts(self) -> Sequence[str] | None:
+        names = expert_names(self._expert_linears)
+        return names if names or not self._mixtures else None
+
+    def met(self, rows: Rows) -> Tensor:
+        """Of all ranks that have the same samples; routers choose among all experts, wherever these are."""
+        with watched(self._mixtures) as seen:
+            self.likely(rows, 1.0, adapter=False)
+        tokens, last = rows.ids.shape[1] * bool(rows.targets.numel()), self._base.config.num_hidden_layers - 1
+        # after the last layer no token sees another one's
+        met = {
+            layer: (routes[rows.predictors] if layer == last else routes[:tokens]).any(0)
+            for layer, routes in seen.items()
+        }
+        return torch.tensor(self._pipeline.anywhere(are_met(self.experts or [], met)), device=self.device)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, int]]:
@@ -95,7 +124,11 @@ class MegatronBody(Body):
         self.unmount()
         targets = chosen(key, self._shapes, self._tp)
         self._wrap(targets, key)
-        mounted = MegatronMounted(targets, self._wrapped, key, self._export, self._shapes, self.device)
+        mounted = MegatronMounted(
+            targets, self._wrapped, key, self._export, self._shapes, self.device, self._pipeline.whole
+        )
+        if self._spreads_experts:
+            mounted.of_experts = mounted.expert_parameters
         try:
             self._learn(mounted, key)
         except BaseException:
@@ -130,8 +163,16 @@ class MegatronBody(Body):
         self._wrapped = []
 
     def _export(self) -> Iterator[tuple[str, Tensor]]:
-        found = self._base.bridge.export_adapter_weights([self._model], cpu=False, show_progress=False)
-        return ((each.param_name, each.weight) for each in found)
+        """What Bridge exports while the experts have no adapter."""
+        experts = [one for one in self._wrapped if one.target.is_of_expert]
+        for one in experts:
+            one.put(self._model, one.original)
+        try:
+            found = self._base.bridge.export_adapter_weights([self._model], cpu=False, show_progress=False)
+            yield from ((each.param_name, each.weight) for each in found)
+        finally:
+            for one in experts:
+                one.put(self._model, one.wrapper)
 
     def states(
         self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
@@ -163,8 +204,10 @@ class MegatronBody(Body):
             one.enable(adapter)
         self._model.train(train)
         # frozen: in training they balance their load, and refuse tensor parallelism
-        for layer in self._experts:
+        for layer in self._mixtures:
             layer.eval()
+        for one in self._wrapped:
+            one.wrapper.get_submodule("adapter").train(train)
 
     def _layers(self, rows: Rows, recompute: bool, visit: Visit | None) -> Run:
         return lambda below: predict(

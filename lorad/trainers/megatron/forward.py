@@ -32,6 +32,8 @@ def predict(
     N * N numbers per head), which is for small N. Positions count from the row's beginning then: rotary
     embeddings only see differences. recompute: Megatron's full recomputation, one layer at a time.
     """
+    from megatron.core import parallel_state
+
     config: Any = model.config
     decoder: Any = model.get_submodule("decoder")
     ids, positions, starts = _padded(rows, tp)
@@ -40,8 +42,11 @@ def predict(
     entering = (
         model.get_submodule("embedding")(input_ids=ids, position_ids=positions) if below is None else below
     )
-    if recompute and torch.is_grad_enabled():
-        entering.requires_grad_()  # Megatron's checkpoint has no backward unless its input has one
+    # Megatron's checkpoint has no backward unless its input has one; and ranks with other experts wait for
+    # this one's backward in every layer that has an adapter there
+    spread = parallel_state.get_expert_model_parallel_world_size() > 1
+    if (recompute or spread) and torch.is_grad_enabled():
+        entering.requires_grad_()
     decoder.set_input_tensor(below)
 
     def score(

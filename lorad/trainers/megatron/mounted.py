@@ -1,4 +1,7 @@
-"""An adapter inside the model: Bridge's own modules around Megatron's, put in and taken out again."""
+"""An adapter inside the model: Bridge's own modules around Megatron's, put in and taken out again.
+
+Bridge exports what is cut over tensor-parallel ranks and over stages; experts are gathered by `experts`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused
+from lorad.trainers.megatron.experts import from_all_ranks, not_held_once
 from lorad.trainers.megatron.targets import HEAD, Target, members
 from lorad.trainers.sharded.body import Mounted, MountKey
 
@@ -17,6 +23,7 @@ _Index = slice | np.ndarray
 _Gather = Callable[[Sequence[Tensor]], dict[str, Tensor]]
 _Export = Callable[[], Iterator[tuple[str, Tensor]]]
 _SIDES = {"lora_A": "linear_in", "lora_B": "linear_out"}
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,11 @@ class Wrapped:
         wrapper: Any = self.wrapper
         (wrapper.enable_adapter_layers if on else wrapper.disable_adapter_layers)()
 
+    def put(self, model: nn.Module, module: nn.Module) -> None:
+        """Set one of the two in the model."""
+        parent, _, name = self.target.path.rpartition(".")
+        setattr(model.get_submodule(parent), name, module)
+
 
 def wrap(model: nn.Module, targets: Sequence[Target], key: MountKey) -> list[Wrapped]:
     """Fresh adapters, all zeros, around the modules.
@@ -135,8 +147,7 @@ def _wrap(model: nn.Module, target: Target, peft: Any) -> Wrapped:
 def unwrap(model: nn.Module, wrapped: Sequence[Wrapped]) -> None:
     """Take the adapters out, so that the model is exactly what it was."""
     for one in wrapped:
-        parent, _, name = one.target.path.rpartition(".")
-        setattr(model.get_submodule(parent), name, one.original)
+        one.put(model, one.original)
         vars(one.original).update(one.flags)
 
 
@@ -162,8 +173,9 @@ def _peft(key: MountKey) -> Any:
 
 
 class MegatronMounted(Mounted):
-    """targets: of the whole model. wrapped: those on this stage, to which `_holders` and the layout are
-    confined.
+    """targets: of the whole model. wrapped: those on this rank, to which `_holders` and the layout are
+    confined: experts last. export: yields what is in the model beside experts, see `_exported`. group: ranks
+    that have all experts between them.
     """
 
     def __init__(
@@ -174,49 +186,89 @@ class MegatronMounted(Mounted):
         export: _Export,
         shapes: Mapping[str, tuple[int, int]],
         device: torch.device,
+        group: dist.ProcessGroup,
     ) -> None:
-        self._export, self._device = export, device
+        self._export, self._device, self._group = export, device, group
         self._shapes = shapes
+        wanted = expected_shapes(key.adapter, shapes)
         modules = [list(target.members.values()) for target in targets]
         self._sharing = modules if key.lora_type == "lora" else []
-        self._names = {f"{name}.{side}.weight" for fused in modules for name in fused for side in _SIDES}
-        self._holders: list[nn.Module] = []
+        self._experts: dict[str, dict[str, tuple[int, int]]] = {}  # by layer
+        for target in (target for target in targets if target.is_of_expert):
+            layer = self._experts.setdefault(target.path.partition(".mlp.")[0], {})
+            names = [f"{name}.{side}.weight" for name in target.members.values() for side in _SIDES]
+            layer.update({name: wanted[name] for name in names})
+        self._names = wanted.keys() - {name for layer in self._experts.values() for name in layer}
+        self._numbers: dict[nn.Module, int] = {}
         self._holder: dict[str, int] = {}
-        for one in wrapped:
+        self._own: Layout = {}  # of this rank's experts
+        for one in (one for one in wrapped if not one.target.is_of_expert):
             self._enter(one)
+        self._dense = len(self._numbers)
+        for one in (one for one in wrapped if one.target.is_of_expert):
+            self._enter(one)
+        self._holders = list(self._numbers)
         self.layout: Layout = {}
 
     def _enter(self, one: Wrapped) -> None:
-        """Note which of the parameters is which logical tensor's; fused members share one."""
+        """Note which of the parameters is which logical tensor's. Fused members share one: their A, and a B
+        in which those of an expert follow each other.
+        """
+        adapter = one.wrapper.get_submodule("adapter")
         for member, name in one.target.members.items():
-            adapter = one.wrapper.get_submodule("adapter")
             split = bool(member) and isinstance(adapter, nn.ModuleDict)
+            out = self._shapes[name][0]
+            first = 0 if split else members(one.target).index(member) * out
             for side, linear in _SIDES.items():
                 module = adapter.get_submodule(f"{member}.{linear}" if split else linear)
-                if module not in self._holders:
-                    self._holders.append(module)
-                self._holder[f"{name}.{side}.weight"] = self._holders.index(module)
+                self._holder[f"{name}.{side}.weight"] = self._numbers.setdefault(module, len(self._numbers))
+                if one.target.is_of_expert:
+                    rows = slice(first, first + out) if side == "lora_B" else _ALL
+                    self._own[f"{name}.{side}.weight"] = _Piece(rows, _ALL, _ALL, _ALL)
 
     def learn_layout(self, rank: int) -> None:
         """Before `scatter`.
 
-        Collective. Raises AdapterRefused where Bridge exports less than was asked for.
+        Collective. Raises AdapterRefused where Bridge exports less than was asked for, or an expert is not on
+        exactly one of the ranks of `group`.
         """
-        shapes = [(p.shape[0], p.shape[1]) for p in self.parameters]
-        self.layout = _discover(self.gather, shapes, self._holder, rank)
+        shapes = [(p.shape[0], p.shape[1]) for p in self.parameters[: self._dense]]
+        holder = {name: number for name, number in self._holder.items() if name not in self._own}
+        self.layout = {**_discover(self._exported, shapes, holder, rank), **self._own}
+        names = [name for layer in self._experts.values() for name in layer]
+        if wrong := not_held_once(names, self._own, self._group, self._device):
+            raise AdapterRefused(f"not exactly one of the ranks that share the experts has {wrong[0]}")
 
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
         return [holder.get_parameter("weight") for holder in self._holders]
 
+    @property
+    def expert_parameters(self) -> int:
+        """How many of the parameters are of experts: the last ones."""
+        return len(self._holders) - self._dense
+
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {**self._exported(local[: self._dense]), **self._of_experts(local)}
+
+    def _exported(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What Bridge exports with these in the place of the weights: all but the experts."""
         found: dict[str, Tensor] = {}
+        if not self._names:
+            return found
         with self._in_place_of_weights(local):
             for name, tensor in self._export():
                 if name in self._names:
                     found[name] = self._whole(name, tensor)
         if found.keys() != self._names:
             raise AdapterRefused(f"Bridge exports no {min(self._names - found.keys())}")
+        return found
+
+    def _of_experts(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        here = {name: local[self._holder[name]][piece.rows] for name, piece in self._own.items()}
+        for wanted in self._experts.values():
+            found |= from_all_ranks(wanted, here, self._group, self._device)
         return found
 
     def _whole(self, name: str, tensor: Tensor) -> Tensor:
@@ -227,14 +279,15 @@ class MegatronMounted(Mounted):
 
     @contextmanager
     def _in_place_of_weights(self, local: Sequence[Tensor]) -> Iterator[None]:
-        weights = self.parameters
+        holders = self._holders[: self._dense]
+        weights = self.parameters[: self._dense]
         try:
-            for holder, tensor in zip(self._holders, local, strict=True):
+            for holder, tensor in zip(holders, local, strict=True):
                 moved = tensor.detach().to(self._device, torch.float32).contiguous()
                 holder.weight = nn.Parameter(moved, requires_grad=False)
             yield
         finally:
-            for holder, weight in zip(self._holders, weights, strict=True):
+            for holder, weight in zip(holders, weights, strict=True):
                 holder.weight = weight
 
     def scatter(self, logical: Mapping[str, np.ndarray]) -> list[Tensor]:

@@ -27,23 +27,23 @@ class Pipeline:
         from megatron.core import parallel_state
 
         self._group: dist.ProcessGroup = parallel_state.get_pipeline_model_parallel_group()
+        self.whole: dist.ProcessGroup = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+        """Ranks that have all stages and all experts between them."""
         self._device, self._dtype = device, dtype
         self.rank: int = parallel_state.get_pipeline_model_parallel_rank()
         self.size: int = parallel_state.get_pipeline_model_parallel_world_size()
         self.first_trained = 0
 
     def anywhere(self, here: Sequence[bool]) -> list[bool]:
-        """Return, for each flag, whether it is true on some stage. Collective."""
+        """Return, for each flag, whether it is true on some stage, with some experts. Collective."""
         flags = torch.tensor(here, dtype=torch.int32, device=self._device)
-        if self.size > 1:
-            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.whole)
         return [bool(flag) for flag in flags.tolist()]
 
     def least(self, number: int) -> int:
-        """Return the minimum of the stages' numbers. Collective."""
+        """Return the minimum of the stages' numbers, whatever experts their ranks have. Collective."""
         found = torch.tensor([number], device=self._device)
-        if self.size > 1:
-            dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
+        dist.all_reduce(found, dist.ReduceOp.MIN, group=self.whole)
         return int(found.item())
 
     def forward(self, run: Run, hidden: Sequence[int], found: Tensor) -> None:

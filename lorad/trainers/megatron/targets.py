@@ -1,5 +1,5 @@
 """Which of Megatron's modules a logical name is in, and what can be asked for: Megatron fuses q, k, v, and
-gate, up.
+gate, up, also those of each expert.
 """
 
 import re
@@ -26,7 +26,10 @@ _IN_LAYER = {
 `CanonicalLoRA`.
 """
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
 _MEGATRON_LAYER = re.compile(r"decoder\.layers\.\d+(?=\.|$)")
+_EXPERTS = "experts.local_experts."
+_LOCAL_EXPERT = re.compile(r"(.*\.mlp)\." + re.escape(_EXPERTS) + r"(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -42,25 +45,41 @@ class Target:
     def name(self) -> str:
         return self.path.rpartition(".")[2]
 
+    @property
+    def is_of_expert(self) -> bool:
+        return _EXPERTS in self.path
+
 
 def _place(logical: str) -> tuple[str, str] | None:
     """Return the path of the Megatron module and the member's name there."""
     if logical == HEAD:
         return "output_layer", ""
     found = _LAYER.fullmatch(logical)
-    if found is None or found[2] not in _IN_LAYER:
+    expert = found and _EXPERT.fullmatch(found[2])
+    inner = f"mlp.{expert[2]}" if expert else found and found[2]
+    if found is None or inner not in _IN_LAYER:
         return None
-    path, member = _IN_LAYER[found[2]]
+    path, member = _IN_LAYER[inner]
+    if expert:
+        path = path.replace("mlp.", f"mlp.{_EXPERTS}{expert[1]}.")
     return f"decoder.layers.{found[1]}.{path}", member
 
 
 def paths_here(model: nn.Module) -> dict[str, str]:
-    """Path of a module in the whole model -> in `model`, a stage of it, which numbers its layers from 0."""
+    """Path of a module in the whole model -> in `model`, a stage of it with some of the experts, which
+    numbers both from 0.
+    """
     found: dict[str, str] = {}
     for name, _ in model.named_modules():
-        layer = _MEGATRON_LAYER.match(name)
-        number: Any = model.get_submodule(layer[0]).layer_number if layer else 0  # from 1
-        found[f"decoder.layers.{number - 1}{name[layer.end() :]}" if layer else name] = name
+        whole, layer, expert = name, _MEGATRON_LAYER.match(name), _LOCAL_EXPERT.match(name)
+        if expert:
+            mixture: Any = model.get_submodule(expert[1])
+            number = mixture.local_expert_indices[int(expert[2])]
+            whole = f"{expert[1]}.{_EXPERTS}{number}{name[expert.end() :]}"
+        if layer:
+            holder: Any = model.get_submodule(layer[0])
+            whole = f"decoder.layers.{holder.layer_number - 1}{whole[layer.end() :]}"  # counted from 1
+        found[whole] = name
     return found
 
 
@@ -70,22 +89,23 @@ def those_here(targets: Iterable[Target], paths: Mapping[str, str]) -> list[Targ
 
 
 def trainable_shapes(
-    reference: nn.Module, exist: Callable[[Sequence[str]], Sequence[bool]], *, tied: bool
+    reference: nn.Module,
+    experts: Mapping[str, tuple[int, int]],
+    exist: Callable[[Sequence[str]], Sequence[bool]],
+    *,
+    tied: bool,
 ) -> dict[str, tuple[int, int]]:
-    """(out, in) of the linears of `reference` (transformers' model, of which only the shapes count) that can
-    be trained, layer by layer. A head that is also the embedding is not one of them. exist: which of these
-    paths any stage has.
+    """(out, in) of what can be trained: the linears of `reference` (transformers' model, of which only the
+    shapes count), layer by layer, then those of `experts`. A head that is also the embedding is not one of
+    them. exist: which of these paths any rank has.
     """
     found: dict[str, tuple[int, int]] = {}
-    paths: list[str] = []
     for name, module in reference.named_modules():
-        where = _place(name)
-        if isinstance(module, nn.Linear) and where and not (name == HEAD and tied):
+        if isinstance(module, nn.Linear) and _place(name) and not (name == HEAD and tied):
             found[name] = (module.out_features, module.in_features)
-            paths.append(where[0])
-    return {
-        name: shape for (name, shape), is_there in zip(found.items(), exist(paths), strict=True) if is_there
-    }
+    found |= {name: shape for name, shape in experts.items() if _place(name)}
+    there = exist([path for path, _ in filter(None, map(_place, found))])
+    return {name: shape for (name, shape), is_there in zip(found.items(), there, strict=True) if is_there}
 
 
 def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]], tp: int) -> list[Target]:
@@ -108,7 +128,7 @@ def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]], tp: int) -> lis
 
 def members(target: Target) -> list[str]:
     """Return every member of a fused module, asked for or not; of another module, one without a name."""
-    suffix = target.path.split(".", 3)[-1]
+    suffix = re.sub(re.escape(_EXPERTS) + r"\d+\.", "", target.path.split(".", 3)[-1])
     return [member for path, member in _IN_LAYER.values() if path == suffix] or [""]
 
 
@@ -128,9 +148,15 @@ def _check_known(modules: Iterable[str], shapes: Mapping[str, tuple[int, int]]) 
         raise AdapterRefused("the adapter names no module", hint="set lora.target_modules")
     if not unknown:
         return
-    offered = dict.fromkeys(name.rpartition(".")[2] for name in shapes)
-    kind = "an expert" if ".experts." in unknown[0] else "not a linear that can be trained on Megatron here"
-    raise AdapterRefused(f"{unknown[0]} is {kind}", hint=f"target_modules: {', '.join(offered)}")
+    offered = f"target_modules: {', '.join(dict.fromkeys(name.rpartition('.')[2] for name in shapes))}"
+    if ".experts." not in unknown[0]:
+        raise AdapterRefused(
+            f"{unknown[0]} is not a linear that can be trained on Megatron here", hint=offered
+        )
+    raise AdapterRefused(
+        f"{unknown[0]} is an expert that gets no adapter on Megatron here",
+        hint=f"those of Qwen3-MoE get one with trainer.backend_args: {{moe_grouped_gemm: false}}; {offered}",
+    )
 
 
 def _check_whole(target: Target) -> None:

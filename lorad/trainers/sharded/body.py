@@ -50,6 +50,9 @@ class Mounted(ABC):
     Its parameters are plain tensors on every rank (no DTensor).
     """
 
+    of_experts: int = 0
+    """How many of the parameters, the last ones, are of experts that `Body.expert_dp` holds alike."""
+
     @property
     @abstractmethod
     def parameters(self) -> Sequence[nn.Parameter]:
@@ -79,6 +82,10 @@ class Body(ABC):
     """Made once in each rank, after `torch.distributed` is ready (see `workers.join`)."""
 
     dp: DataParallel
+    expert_dp: DataParallel = DataParallel()
+    """The ranks that hold the same experts, where that is not `dp`: see `Mounted.of_experts`."""
+    expert_times: int = 1
+    """How many of these see the same samples: each sends their tokens to the experts."""
     device: torch.device
     dtype: torch.dtype
     lockstep: bool

@@ -8,6 +8,7 @@ distributed optimizer.
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,29 +25,50 @@ _VECTORS = ("weights", "grads", "exp_avg", "exp_avg_sq")
 HOST = torch.device("cpu")
 
 
+class Section(NamedTuple):
+    """Parameters of a slot that the same ranks hold. counts: whether this rank counts in sums over all ranks,
+    where ranks outside of `dp` hold the same. times: how often their gradients have each token, summed over
+    `dp`.
+    """
+
+    shapes: Sequence[torch.Size]
+    dp: DataParallel
+    counts: bool = True
+    times: int = 1
+
+    @property
+    def size(self) -> int:
+        return sum(shape.numel() for shape in self.shapes)
+
+    @property
+    def padded(self) -> int:
+        return -(-self.size // self.dp.size) * self.dp.size
+
+
 class Slot:
-    """shapes: of this rank's parameters, see `Mounted`. head: of a critic's, which every rank holds whole and
-    which come after the others. leads: see `Body`. Its vectors are where `device` says; all but the weights
-    of a frozen one are on the meta device, where they take no memory.
+    """sections: of this rank's parameters, see `Mounted`, in their order. dp: the ranks with other samples.
+    head: of a critic's, which every rank holds whole and which come after the others. leads: see `Body`. Its
+    vectors are where `device` says, one section after another; all but the weights of a frozen one are on the
+    meta device, where they take no memory.
     """
 
     def __init__(
         self,
         spec: SlotSpec,
-        shapes: Sequence[torch.Size],
         dp: DataParallel,
+        sections: Sequence[Section],
         head: Sequence[torch.Size] = (),
         *,
         leads: bool = True,
     ) -> None:
-        self.spec, self.shapes, self.dp = spec, [*shapes, *head], dp
+        self.spec, self.dp = spec, dp
+        self._sections = [each for each in (*sections, Section(head, dp, leads)) if each.shapes]
         self.head = [nn.Parameter(torch.zeros(shape)) for shape in head]
-        self.size = sum(shape.numel() for shape in self.shapes)
-        self._counted = self.size if leads else sum(shape.numel() for shape in shapes)
-        padded = -(-self.size // dp.size) * dp.size
+        padded = sum(each.padded for each in self._sections)
+        share = sum(each.padded // each.dp.size for each in self._sections)
         others = torch.device("meta") if spec.frozen else HOST
         self.weights, self.grads = torch.zeros(padded), torch.zeros(padded, device=others)
-        self.exp_avg, self.exp_avg_sq = (torch.zeros(padded // dp.size, device=others) for _ in range(2))
+        self.exp_avg, self.exp_avg_sq = (torch.zeros(share, device=others) for _ in range(2))
         self.step = 0
         self.seed, self.draws = spec.seed, 0
 
@@ -67,8 +89,19 @@ class Slot:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """A vector as parameters, sharing its memory."""
-        parts = flat[: self.size].split([shape.numel() for shape in self.shapes])
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        found: list[Tensor] = []
+        for section, mine in zip(self._sections, self._cut(flat), strict=True):
+            parts = mine[: section.size].split([shape.numel() for shape in section.shapes])
+            found += [part.view(shape) for part, shape in zip(parts, section.shapes, strict=True)]
+        return found
+
+    def _cut(self, flat: Tensor) -> list[Tensor]:
+        """A vector as sections, sharing its memory."""
+        return list(flat.split([each.padded for each in self._sections]))
+
+    def _shares(self, part: Tensor) -> list[Tensor]:
+        """This rank's share of a vector as sections, sharing its memory."""
+        return list(part.split([each.padded // each.dp.size for each in self._sections]))
 
     def bind(self, parameters: Sequence[nn.Parameter]) -> None:
         """Parameters of fp32 share memory with the slot, the head among them, others are filled from it."""
@@ -111,15 +144,23 @@ class Slot:
         for view, part in zip(self.views(whole), parts, strict=True):
             view.copy_(part)
         if whole is not flat:
-            flat.copy_(self.dp.part(whole))
+            for section, theirs, mine in self._by_section(whole, flat):
+                mine.copy_(section.dp.part(theirs))
 
     def whole(self, part: Tensor) -> list[Tensor]:
         """A moment of all data-parallel ranks, as parameters. Collective."""
-        if self.dp.size == 1:
+        if part.numel() == self.weights.numel():
             return self.views(part)
         flat = torch.empty_like(self.weights)
-        self.dp.join_parts(part, flat)
+        for section, theirs, mine in self._by_section(flat, part):
+            if section.dp.size == 1:
+                theirs.copy_(mine)
+            section.dp.join_parts(mine, theirs)
         return self.views(flat)
+
+    def _by_section(self, flat: Tensor, part: Tensor) -> list[tuple[Section, Tensor, Tensor]]:
+        """Return each section with its piece of a vector and of this rank's share of one."""
+        return list(zip(self._sections, self._cut(flat), self._shares(part), strict=True))
 
     def set_rng(self, saved: Saved) -> None:
         """Restore the dropout state of a checkpoint; after another kind of trainer, derive it from the seed
@@ -140,27 +181,37 @@ class Slot:
 
         Gradients are zero afterwards either way. optimizer: of this step alone. Collective over all ranks.
         """
-        grads = self.dp.reduced_part(self.grads)
+        grads = []
+        for section, mine in zip(self._sections, self._cut(self.grads), strict=True):
+            grads.append(section.dp.reduced_part(mine))
+            if section.times > 1:
+                grads[-1].div_(section.times)
         norm = self._norm(grads)
         applied = bool(np.isfinite(norm))
         if applied:
-            if 0 < max_grad_norm < norm:
-                grads.mul_(max_grad_norm / norm)
             self.step += 1
-            mine = self.dp.part(self.weights)
             settings = optimizer or self.spec.optimizer
-            adamw(mine, grads, self.exp_avg, self.exp_avg_sq, self.step, lr, settings)
-            self.dp.join_parts(mine, self.weights)
+            averages, squares = self._shares(self.exp_avg), self._shares(self.exp_avg_sq)
+            of_sections = zip(self._sections, grads, self._cut(self.weights), averages, squares, strict=True)
+            for section, grad, whole, average, square in of_sections:
+                if 0 < max_grad_norm < norm:
+                    grad.mul_(max_grad_norm / norm)
+                mine = section.dp.part(whole)
+                adamw(mine, grad, average, square, self.step, lr, settings)
+                section.dp.join_parts(mine, whole)
         self.grads.zero_()
         return norm, applied
 
-    def _norm(self, grads: Tensor) -> float:
+    def _norm(self, grads: Sequence[Tensor]) -> float:
         """L2 over the whole adapter, of which each rank has a share of its own, and the head."""
-        if dist.get_world_size() == 1:
-            return l2_norm(grads)
-        counted = max(0, self._counted - self.dp.rank * grads.numel())
-        total = torch.tensor([l2_norm(grads[:counted]) ** 2], dtype=torch.float64, device=grads.device)
-        dist.all_reduce(total)
+        if dist.get_world_size() == 1 == len(grads):
+            return l2_norm(grads[0])
+        squares = sum(
+            l2_norm(grad) ** 2 for section, grad in zip(self._sections, grads, strict=True) if section.counts
+        )
+        total = torch.tensor([squares], dtype=torch.float64, device=self.device)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(total)
         return math.sqrt(total.item())
 
 

@@ -57,7 +57,7 @@ from lorad.trainers.device_memory import give_back
 from lorad.trainers.sharded.body import Body, Mounted, MountKey
 from lorad.trainers.sharded.losses import Losses, over_ranks
 from lorad.trainers.sharded.rows import Rows, Sample, pack, plan, sequences, share
-from lorad.trainers.sharded.slot import HOST, Slot
+from lorad.trainers.sharded.slot import HOST, Section, Slot
 from lorad.trainers.sharded.workers import Calls
 from lorad.trainers.slot_math import initial_a
 
@@ -127,7 +127,7 @@ class RankTrainer:
         )
         mounted = self._mount(MountKey(spec.adapter, spec.lora_type))
         head = [torch.Size(shape) for shape in self._head(spec).values()]
-        made = Slot(spec, [p.shape for p in mounted.parameters], self._body.dp, head, leads=self._body.leads)
+        made = Slot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
         made.fill(made.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
         self._slots[slot] = made
         size = sum(rows * columns for rows, columns in wanted.values()) + sum(p.numel() for p in made.head)
@@ -328,6 +328,12 @@ class RankTrainer:
     def _head(self, spec: SlotSpec) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a critic's head by logical name; of a policy, none."""
         return checkpoint.head_shapes(self._body.hidden) if spec.critic else {}
+
+    def _sections(self, mounted: Mounted) -> list[Section]:
+        shapes, body = [p.shape for p in mounted.parameters], self._body
+        first = len(shapes) - mounted.of_experts
+        experts = Section(shapes[first:], body.expert_dp, times=body.expert_times)
+        return [Section(shapes[:first], body.dp), experts]
 
     def _mount(self, key: MountKey) -> Mounted:
         """Return modules for adapters of this kind, which hold no slot's weights."""

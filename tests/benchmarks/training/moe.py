@@ -3,8 +3,8 @@
     make bench-moe, or python -m tests.benchmarks.training.moe [--rounds 5]
 
 parity: adapters on `builtin:tiny-moe`, by each trainer and engine, against transformers with the adapter
-added into the weights: the largest difference of a log-probability, nats. Servers only where
-LORAD_SGLANG_PYTHON and LORAD_VLLM_PYTHON name them.
+added into the weights: the largest difference of a log-probability, nats. Megatron and servers only where
+LORAD_MEGATRON_PYTHON, LORAD_SGLANG_PYTHON and LORAD_VLLM_PYTHON name them.
 
 train: gradients of 1,024 tokens on a random Qwen3-MoE (2 layers, 64 experts of 192 in 512, each token meets
 8), rank 8 on attention and every expert, against transformers with PEFT.
@@ -43,8 +43,14 @@ from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adap
 from tests.engines.real import places
 from tests.kit.fakes.random_adapters import random_adapter
 from tests.models.test_families import make_model
-from tests.trainers.real.start import started
+from tests.trainers.real.start import python_of, started
 
+RANKS: dict[str, dict[str, Any]] = {
+    "fsdp 1": {},
+    "fsdp 2": {"dp": 2},
+    "megatron 1": {},
+    "megatron ep 2": {"dp": 2, "ep": 2},
+}
 RANK, TOKENS, ROWS, NEW = 8, 1024, 32, 32
 VOCAB = 1000
 SIZES: dict[str, Any] = {
@@ -87,9 +93,9 @@ async def scored_by(who: str, work: Path) -> AsyncIterator[Scores]:
     if who.startswith("builtin"):
         async with ours.opened(MOE) as held:
             yield of_trainer(held.trainer) if who == "builtin trainer" else of_engine(held.engine)
-    elif who.startswith("fsdp"):
+    elif who in RANKS:
         (work / who).mkdir()
-        trainer = await started("fsdp", MOE, work / who, dp=int(who.rpartition(" ")[2]))
+        trainer = await started(who.split()[0], MOE, work / who, **RANKS[who])
         try:
             yield of_trainer(trainer)
         finally:
@@ -105,8 +111,10 @@ async def scored_by(who: str, work: Path) -> AsyncIterator[Scores]:
 async def parity(work: Path) -> dict[str, dict[str, float]]:
     wanted = {name: merged_logprobs(adapter_of(name), work / f"merged-{name}") for name in ADAPTERS}
     found: dict[str, dict[str, float]] = {}
-    for who in ("builtin trainer", "builtin engine", "fsdp 1", "fsdp 2", *places.KINDS):
+    for who in ("builtin trainer", "builtin engine", *RANKS, *places.KINDS):
         if who in places.KINDS and not places.python_of(who):
+            continue
+        if who in RANKS and python_of(who.split()[0]) is None:
             continue
         print(f"parity: {who}", file=sys.stderr)
         async with scored_by(who, work) as score:

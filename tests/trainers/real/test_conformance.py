@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lorad.errors import AdapterRefused, SpecError
+from lorad.errors import SpecError
 from lorad.protocol.batch import VALUE_LOSS
 from lorad.trainers.base import Trainer
 from tests.conformance.reference import VOCAB
@@ -124,21 +124,13 @@ class TestLlamaOnFsdp(OtherFamily):
     backend, sizes, family = "fsdp", {"dp": 2}, "llama"
 
 
-class TestMixtureOnMegatron(Ranks):
-    """Adapters on its attention."""
-
+@pytest.mark.long
+class TestMixtureOnMegatron(MixtureOfExperts, Ranks, TrainerSuite):
     backend, sizes = "megatron", {}
-    base = MixtureOfExperts.base
-    test_base = Numbers.test_base_logprobs_are_those_of_transformers
-    test_export = Numbers.test_peft_computes_the_same_with_the_export
-    test_gradient = Numbers.test_the_gradient_is_that_of_autograd_through_peft
 
-    async def test_experts_are_refused_by_name(self, trainer: Trainer) -> None:
-        expert = "model.layers.0.mlp.experts.0.up_proj"
-        leaves = {name.rpartition(".")[2] for name in trainer.modules()}
-        assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj"}
-        with pytest.raises(AdapterRefused, match=expert):
-            await trainer.open("a", spec_for(trainer, modules=(expert,)))
+
+class TestMixtureOnMegatronExpertParallel(MixtureOfExperts, Ranks, TrainerSuite):
+    backend, sizes = "megatron", {"dp": 2, "ep": 2}
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from lorad.protocol.batch import LossStats
 from lorad.trainers.base import StepResult, Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.conformance.reference import random_batch, write_random_model
+from tests.conformance.trainer_experts import write_mixture
 from tests.conformance.trainer_kit import PLAIN, accumulate, flat, open_trained, saved, spec_for, train
 from tests.trainers.real.lent import Lender
 from tests.trainers.real.start import VARIABLE, python_of, started
@@ -30,18 +31,35 @@ TOPOLOGIES: dict[str, dict[str, Any]] = {
     "megatron-tp2": {"backend": "megatron", "tp": 2},
     "megatron-dp2": {"backend": "megatron", "dp": 2},
     "megatron-pp2": {"backend": "megatron", "pp": 2},
+    "moe-fsdp-dp2": {"backend": "fsdp", "dp": 2},
+    "moe-megatron": {"backend": "megatron"},
+    "moe-megatron-ep2": {"backend": "megatron", "dp": 2, "ep": 2},
+    "moe-megatron-tp2-dp2-ep2": {"backend": "megatron", "tp": 2, "dp": 2, "ep": 2},
+    "moe-megatron-pp2-ep2": {"backend": "megatron", "pp": 2, "dp": 2, "ep": 2},
 }
-NOT_IN_CI = {"fsdp", "megatron", "megatron-pp2"}
+"""moe: on a mixture of experts, with adapters on each of them."""
+NOT_IN_CI = {
+    "fsdp", "megatron", "megatron-pp2",
+    "moe-fsdp-dp2", "moe-megatron", "moe-megatron-tp2-dp2-ep2", "moe-megatron-pp2-ep2",
+}  # fmt: skip
 EACH = [pytest.param(name, marks=[LONG] if name in NOT_IN_CI else []) for name in TOPOLOGIES]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_model(tmp_path_factory.mktemp("base"))
+def builtin_of(topology: str) -> str:
+    return "moe-builtin" if topology.startswith("moe-") else "builtin"
 
 
 @pytest.fixture(scope="module")
-def lenders(base: Path) -> Iterator[dict[str, Lender]]:
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By the name of the builtin trainer on them."""
+    return {
+        "builtin": write_random_model(tmp_path_factory.mktemp("base")),
+        "moe-builtin": write_mixture(tmp_path_factory.mktemp("moe")),
+    }
+
+
+@pytest.fixture(scope="module")
+def lenders() -> Iterator[dict[str, Lender]]:
     """A lender for each topology that was asked for."""
     found: dict[str, Lender] = {}
     yield found
@@ -50,19 +68,20 @@ def lenders(base: Path) -> Iterator[dict[str, Lender]]:
 
 
 @pytest.fixture
-def lend(lenders: dict[str, Lender], base: Path) -> Iterator[Lend]:
+def lend(lenders: dict[str, Lender], bases: dict[str, Path]) -> Iterator[Lend]:
     """A trainer of a topology, or the builtin one; slots are closed at the end."""
     computes: list[Compute] = []
     works: list[Path] = []
 
     def start(topology: str, **more: Any) -> Any:
         works.append(Path(tempfile.mkdtemp(prefix=f"lr-{topology}-")))
-        settings = {**TOPOLOGIES[topology], **more}
+        settings, base = {**TOPOLOGIES[topology], **more}, bases[builtin_of(topology)]
         return started(settings.pop("backend"), base, works[-1], **settings)
 
     def lend(topology: str, **more: Any) -> Trainer:
-        if topology == "builtin":
+        if topology in bases:
             computes.append(Compute())
+            base = bases[topology]
             return BuiltinTrainer(
                 load_base(base, torch.float32, torch.device("cpu")), computes[-1], str(base)
             )
@@ -88,7 +107,7 @@ def numbers_of(steps: list[tuple[LossStats, StepResult]]) -> list[tuple[float, f
 @pytest.mark.parametrize("topology", EACH)
 async def test_statistics_agree_with_the_builtin_trainer(lend: Lend, topology: str) -> None:
     steps = []
-    for name in ("builtin", topology):
+    for name in (builtin_of(topology), topology):
         trainer = lend(name)
         await trainer.open("a", spec_for(trainer, seed=3))
         steps.append(await train(trainer, "a", range(6)))
@@ -100,7 +119,7 @@ async def test_statistics_agree_with_the_builtin_trainer(lend: Lend, topology: s
 
 @pytest.mark.parametrize("topology", EACH)
 async def test_gradients_are_those_of_the_builtin_trainer(lend: Lend, topology: str, tmp_path: Path) -> None:
-    builtin = lend("builtin")
+    builtin = lend(builtin_of(topology))
     await open_trained(builtin, "start")
     start, gradients = await saved(builtin, "start", tmp_path / "start"), []
     for trainer in (builtin, lend(topology)):
@@ -128,6 +147,12 @@ JOURNEYS = [
     pytest.param(("builtin", "megatron-tp2", "fsdp-dp2", "builtin"), id="one trainer after another"),
     pytest.param(("megatron-tp2", "megatron-pp2", "megatron-dp2", "megatron-tp2"), id="megatron", marks=LONG),
     pytest.param(("fsdp-dp2", "fsdp", "builtin", "fsdp-dp2"), id="fsdp", marks=LONG),
+    pytest.param(("moe-builtin", "moe-megatron-ep2", "moe-fsdp-dp2", "moe-builtin"), id="experts"),
+    pytest.param(
+        ("moe-megatron-ep2", "moe-megatron", "moe-megatron-pp2-ep2", "moe-megatron-ep2"),
+        id="experts on megatron",
+        marks=LONG,
+    ),
 ]
 
 

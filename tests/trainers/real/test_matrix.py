@@ -26,22 +26,23 @@ from tests.kit.world import World
 from tests.trainers.real.pairs import ENGINES, TRAINERS, configured, missing
 
 DENSE, MIXTURE = "builtin:tiny", "builtin:tiny-moe"
-ADAPT_EXPERTS = ("builtin", "fsdp")
 # runs with vLLM, and of dense bases with FSDP: test_moves, tests/engines/real/test_whole_run
 IN_CI = {("megatron", "sglang", DENSE), ("fsdp", "builtin", MIXTURE)}
 CELLS = [
     pytest.param(
-        *cell,
-        id=f"{cell[0]}-{cell[1]}" + "-moe" * (cell[2] == MIXTURE),
-        marks=[] if cell in IN_CI else pytest.mark.long,
+        trainer,
+        engine,
+        base,
+        id=f"{trainer}-{engine}" + "-moe" * (base == MIXTURE),
+        marks=[] if (trainer, engine, base) in IN_CI else pytest.mark.long,
     )
     for base in (DENSE, MIXTURE)
     for trainer in TRAINERS
     for engine in ENGINES
-    if (cell := (trainer, engine, base))[2] == DENSE or trainer in ADAPT_EXPERTS
 ]
 RANKS = {"builtin": 0, "fsdp": 2, "megatron": 2}  # processes of its own
 SIZES = {"builtin": (), "fsdp": ("trainer.dp=2",), "megatron": ("trainer.tp=2",)}
+OF_EXPERTS = {**SIZES, "megatron": ("trainer.dp=2", "trainer.ep=2")}
 STEPS, KILLED_AT = 16, 6
 LORA = ("--lora-rank", 8, "--target-modules", "all-linear")
 SPEC = f"""
@@ -64,8 +65,8 @@ def test_every_pair_learns_resumes_and_exports(
     configure(made, trainer, engine)
     started = time.monotonic()
     flags = (*LORA, "--trainer", trainer, "--rollout", engine)
-    on = f"model.path={base}"
-    made.lorad("run", made.spec(SPEC), on, *SIZES[trainer], *flags, "--name", "cell", "--detach")
+    on = f"model.path={base}", *(OF_EXPERTS if base == MIXTURE else SIZES)[trainer]
+    made.lorad("run", made.spec(SPEC), *on, *flags, "--name", "cell", "--detach")
     reached(made, KILLED_AT)
     kill_trainer(made)
     assert made.over("cell").reason == "lost"

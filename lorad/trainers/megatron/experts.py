@@ -1,0 +1,85 @@
+"""The experts of a mixture, which Megatron spreads over expert-parallel ranks: which there are, which of them
+tokens meet, and their adapters' tensors of all ranks.
+
+Bridge's export counts the experts of each rank from 0, so that those of all ranks but the first are lost.
+lorad gathers them itself.
+"""
+
+import contextlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lorad.models.facts import read_facts
+
+_FAMILIES = ("qwen3_moe",)
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)")
+_Shapes = Mapping[str, tuple[int, int]]
+
+
+def expert_linears(model: Path, config: Any) -> _Shapes:
+    """(out, in) of the experts' linears by logical name, of families whose experts were tried."""
+    return read_facts(model).experts if config.model_type in _FAMILIES else {}
+
+
+def expert_names(linears: Iterable[str]) -> list[str]:
+    """Return the experts that have these linears, as `model.layers.4.mlp.experts.17`."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in linears))
+
+
+@contextlib.contextmanager
+def watched(mixtures: Sequence[Any]) -> Iterator[dict[int, Tensor]]:
+    """Collect where the routers of these layers send tokens inside the block: bool [tokens, experts] by the
+    layer's number, from 0.
+    """
+    seen: dict[int, Tensor] = {}
+
+    def look(number: int) -> Any:
+        return lambda router, given, made: seen.update({number: made[1]})
+
+    hooks = [layer.router.register_forward_hook(look(layer.layer_number - 1)) for layer in mixtures]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def are_met(experts: Iterable[str], met: Mapping[int, Tensor]) -> list[bool]:
+    """Return, for each expert, whether it is among those that `met` (bool [experts] by layer) has."""
+    counts = {layer: each.tolist() for layer, each in met.items()}
+    places = [_EXPERT.fullmatch(name) for name in experts]
+    return [
+        bool(place and int(place[1]) in counts and counts[int(place[1])][int(place[2])]) for place in places
+    ]
+
+
+def from_all_ranks(
+    wanted: _Shapes, here: Mapping[str, Tensor], group: dist.ProcessGroup, device: torch.device
+) -> dict[str, Tensor]:
+    """fp32 on the CPU, the same on every rank of `group`. here: those of `wanted` that this rank has. The
+    bits of all ranks are added up, of which all but one rank's are zeros. Collective.
+    """
+    sizes = [math.prod(shape) for shape in wanted.values()]
+    flat = torch.zeros(sum(sizes), device=device)
+    for name, part in zip(wanted, flat.split(sizes), strict=True):
+        if name in here:
+            part.view(wanted[name]).copy_(here[name])
+    dist.all_reduce(flat.view(torch.int32), group=group)
+    return {name: part.view(wanted[name]) for name, part in zip(wanted, flat.cpu().split(sizes), strict=True)}
+
+
+def not_held_once(
+    names: Sequence[str], here: Iterable[str], group: dist.ProcessGroup, device: torch.device
+) -> list[str]:
+    """Return the tensors that no rank of `group` has, or several. here: those of this one. Collective."""
+    mine = set(here)
+    held = torch.tensor([name in mine for name in names], dtype=torch.int32, device=device)
+    dist.all_reduce(held, group=group)
+    return [name for name, count in zip(names, held.tolist(), strict=True) if count != 1]
