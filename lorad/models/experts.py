@@ -5,6 +5,7 @@ Tokens are sorted by expert, all experts are one grouped product, and a token's 
 of their scores, whatever else is in the batch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +20,19 @@ from lorad.models.ops import apply, swiglu
 
 
 def mixture(
-    x: Tensor, experts: Experts, config: ExpertsConfig, layer: int = 0, lora: LoraApply | None = None
+    x: Tensor,
+    experts: Experts,
+    config: ExpertsConfig,
+    layer: int = 0,
+    lora: LoraApply | None = None,
+    choose: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """[tokens, hidden] to the same: the weighted sum of each token's experts, with adapters where `lora` has
     some at this layer's.
+
+    choose: from the experts that the router chose to those that are taken; see `lorad/models/routes.py`.
     """
-    index, weights = _route(x, experts, config)
+    index, weights = _route(x, experts, config, choose)
     flat = index.reshape(-1)
     order = torch.argsort(flat, stable=True)
     ends = ends_of(flat, config.count)
@@ -42,12 +50,18 @@ def mixture(
     return (out * weights.unsqueeze(-1)).sum(1)
 
 
-def _route(x: Tensor, experts: Experts, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
+def _route(
+    x: Tensor, experts: Experts, config: ExpertsConfig, choose: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """Choose the experts of each token: (index int64, weight in the dtype of x), both [tokens, per token],
-    the highest score first.
+    the highest score first. choose: see `mixture`.
     """
     scores = F.linear(x, experts.router)
-    weights, index = F.softmax(scores, dim=-1, dtype=torch.float32).topk(config.per_token)
+    likely = F.softmax(scores, dim=-1, dtype=torch.float32)
+    weights, index = likely.topk(config.per_token)
+    if choose is not None:
+        index = choose(index)
+        weights = likely.gather(1, index)
     if config.is_normalized:
         weights = weights / weights.sum(-1, keepdim=True)
     return index, weights.to(x.dtype)

@@ -16,6 +16,7 @@ from lorad.models.decoder import hidden, logits
 from lorad.models.kv import DecodeAttention, KVCache
 from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, number_of, signature
 from lorad.models.merge import Merger
+from lorad.models.routes import Recording
 
 Result = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [rows], logprobs float32 [rows]
 _Loras = Sequence[FrozenLora | None]
@@ -98,13 +99,19 @@ def seeds_of(samples: Sequence[Sample]) -> torch.Tensor:
 
 
 def _step(
-    base: Base, lora: LoraApply | None, rows: Rows, cache: KVCache, shape: Shape
-) -> tuple[torch.Tensor, torch.Tensor]:
+    base: Base,
+    lora: LoraApply | None,
+    rows: Rows,
+    cache: KVCache,
+    shape: Shape,
+    recording: Recording | None = None,
+) -> Result:
     """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
     some = slice(None, shape.rows)
     positions = rows.lengths[some].clamp(max=cache.length - 1)  # rows that are padding run on and on
     attention = DecodeAttention(cache, positions, shape.span)
-    states = hidden(base, rows.tokens[some, None], positions[:, None], attention, lora)
+    ids = rows.tokens[some, None]
+    states = hidden(base, ids, positions[:, None], attention, lora, routing=recording)
     scores = logits(base, states[:, 0], lora)
     tokens, logprobs = sample(scores, rows.keys[some], rows.counts[some], rows.parameters[some], shape.steps)
     rows.tokens[some] = tokens
@@ -128,7 +135,7 @@ class Stepper(Protocol):
         """Says which adapter each row has from now on."""
         ...
 
-    def run(self, rows: Rows, cache: KVCache, shape: Shape) -> Result: ...
+    def run(self, rows: Rows, cache: KVCache, shape: Shape, recording: Recording | None = None) -> Result: ...
 
 
 def stepper(models: Merger) -> Stepper:
@@ -165,8 +172,8 @@ class _EagerSteps:
             self.base, self.lora = self.models.base, MixedLora(self.models.base, some)
         self.lora.assign(owner)
 
-    def run(self, rows: Rows, cache: KVCache, shape: Shape) -> Result:
-        return _step(self.base, self.lora, rows, cache, shape)
+    def run(self, rows: Rows, cache: KVCache, shape: Shape, recording: Recording | None = None) -> Result:
+        return _step(self.base, self.lora, rows, cache, shape, recording)
 
 
 class GraphedSteps:
@@ -216,8 +223,9 @@ class GraphedSteps:
             for key in [key for key in self.graphs if key[1] == gone]:
                 del self.graphs[key]
 
-    def run(self, rows: Rows, cache: KVCache, shape: Shape) -> Result:
+    def run(self, rows: Rows, cache: KVCache, shape: Shape, recording: Recording | None = None) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
+        assert recording is None  # of mixtures, which are never captured
         memory = (cache.shape, cache.layers[0].data_ptr(), rows.tokens.data_ptr())
         if memory != self.memory:
             self.graphs.clear()
