@@ -70,6 +70,7 @@ def begin(session: Session) -> PoolInfo:
     is_exact = info.engine == "builtin" and info.device == "cpu"
     wanted = session.spec.deterministic
     session.plays_freely = not (is_exact if wanted is None else wanted)
+    session.records_routes = records_routes(session, info)
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
     compare_with_before(session, info, records)
@@ -114,6 +115,25 @@ def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
             hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {session.params.run}` starts one "
             "that does.",
         )
+
+
+def records_routes(session: Session, info: PoolInfo) -> bool:
+    """Return whether the samples of the run have routes. Raises Conflict where they must and cannot."""
+    wanted, algorithm = session.spec.rollout.routes, session.spec.algorithm
+    is_due = wanted == "record" or (wanted == "auto" and info.dtype == "bfloat16")
+    if algorithm.kind != "rl" or not info.experts or not is_due:
+        return False
+    told = f"{info.engine} and {info.trainer} in pool {info.pool} do not record and replay routes"
+    if not info.routes and wanted == "record":
+        raise Conflict(
+            f"{told}, which rollout.routes: record asks for",
+            hint=f"`lorad pools stop {info.pool}` ends one of an older lorad; else leave rollout.routes out.",
+        )
+    if not info.routes:
+        session.warn(f"{told}: experts may differ between rollout and training, which bfloat16 makes likely")
+    elif wanted == "auto":
+        print("rollout.routes is record: the base is a mixture of experts in bfloat16", flush=True)
+    return info.routes
 
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
@@ -314,6 +334,7 @@ def _attempt(
         teacher_sha256=info.teacher_sha256 if session.spec.algorithm.teacher else "",
         commits=commits(session.spec),
         software=info.versions,
+        routes="record" if session.records_routes else "off",
     )
 
 

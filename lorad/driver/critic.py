@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from lorad.driver.session import Known, Session
 from lorad.protocol.batch import Batch, LossStats, ValueLoss, ValueTargets
@@ -31,8 +32,8 @@ def is_warming(session: Session) -> bool:
 
 
 def values(session: Session, batch: Batch) -> np.ndarray:
-    """float32 [T]."""
-    found: np.ndarray = session.pool.call("values", Values(batch)).values
+    """float32 [T]. A critic's routes are its own."""
+    found: np.ndarray = session.pool.call("values", Values(replace(batch, routes=None))).values
     return found
 
 
@@ -55,6 +56,7 @@ def estimate(
 def update(session: Session, batch: Batch, targets: ValueTargets) -> CriticUpdate:
     """One optimizer step on the mean over tokens; a gradient that is not finite changes nothing."""
     algorithm, trainer = session.spec.algorithm, session.spec.trainer
+    batch = replace(batch, routes=None)
     work = ValueBackward(batch, targets, ValueLoss(algorithm.value_clip), float(batch.targets.size))
     rate = algorithm.critic.lr or trainer.lr
     assert rate is not None  # chosen when the run was made

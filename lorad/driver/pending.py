@@ -4,7 +4,10 @@ same.
 Prompts are not among them, but their place in the data, where a resume finds them again.
 """
 
+from __future__ import annotations
+
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,8 +23,60 @@ from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
 from lorad.rl.data import Example
 from lorad.rl.reward import RewardInput
+from lorad.routes import unknown_like
 
 _FILE = "rollouts.msgpack"
+
+
+class _KeptRoutes(Struct, frozen=True):
+    """dtype: little-endian. of_token: layers and experts of each."""
+
+    dtype: str
+    of_token: tuple[int, int]
+    tokens: bytes
+    prompts: bytes
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> _KeptRoutes | None:
+        known = next((sample.routes for sample in samples if sample.routes is not None), None)
+        if known is None:
+            return None
+        tokens = [unknown_like(known, s.tokens.size) if s.routes is None else s.routes for s in samples]
+        prompts = [
+            unknown_like(known, size) if not s.prompt_routes else s.prompt_routes[row]
+            for s in samples
+            if s.episode is not None or s.index == 0
+            for row, size in enumerate(_prompts(s))
+        ]
+        dtype = known.dtype.newbyteorder("<")
+        parts = (np.concatenate(some).astype(dtype).tobytes() for some in (tokens, prompts))
+        return cls(dtype.str, known.shape[1:], *parts)
+
+    def given(self, samples: list[Sample]) -> list[Sample]:
+        """Give the samples their routes."""
+        tokens, prompts = (
+            np.frombuffer(part, self.dtype)
+            .astype(np.dtype(self.dtype).newbyteorder("="))
+            .reshape(-1, *self.of_token)
+            for part in (self.tokens, self.prompts)
+        )
+        found: list[Sample] = []
+        at = begin = 0
+        for sample in samples:
+            of_prompts: tuple[np.ndarray, ...] = found[-1].prompt_routes if found else ()
+            if sample.episode is not None or sample.index == 0:
+                ends = np.cumsum([begin, *_prompts(sample)]).tolist()
+                of_prompts = tuple(prompts[slice(*ends_)] for ends_ in itertools.pairwise(ends))
+                begin = ends[-1]
+            mine = tokens[at : at + sample.tokens.size]
+            found.append(changed(sample, routes=mine, prompt_routes=of_prompts))
+            at += sample.tokens.size
+        return found
+
+
+def _prompts(sample: Sample) -> list[int]:
+    """Return the sizes of the prompts of a sample's rows."""
+    return [len(sample.example.tokens), *(len(fork.prompt) for fork in sample.forks)]
 
 
 class _Kept(Struct, frozen=True):
@@ -29,6 +84,9 @@ class _Kept(Struct, frozen=True):
     `Rollout`, whose `tokens` is `made`. Of its samples, in order: tokens, int32, and logprobs,
     float32, little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a
     resume scores them again, perhaps with a reward that was mended.
+
+    Where samples have routes, those of all tokens, then those of the prompt of each row; of completions, only
+    of each group's first.
 
     Of episodes besides: episodes and their forks; masks, bool, which tokens were sampled; beginnings: the
     prompt of each as text and tokens."""
@@ -53,6 +111,7 @@ class _Kept(Struct, frozen=True):
     forks: list[tuple[Fork, ...]] = []
     masks: bytes = b""
     beginnings: list[tuple[str, list[int]]] = []
+    routes: _KeptRoutes | None = None
 
 
 def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
@@ -133,6 +192,7 @@ def _kept(rollout: Rollout) -> _Kept:
         forks=[sample.forks for sample in samples] if episodes else [],
         masks=b"".join(sample.sampled.tobytes() for sample in samples if sample.sampled is not None),
         beginnings=[(s.example.prompt, s.example.tokens) for s in samples] if episodes else [],
+        routes=_KeptRoutes.of(samples),
     )
 
 
@@ -143,6 +203,7 @@ def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
         begun = zip(each, kept.beginnings, strict=True)
         each = [changed(example, prompt=text, tokens=tokens) for example, (text, tokens) in begun]
     samples = _samples(session, kept, each)
+    samples = samples if kept.routes is None else kept.routes.given(samples)
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
     if kept.episodes:
         scoring = Scoring.of([episode.score for episode in kept.episodes])

@@ -16,6 +16,7 @@ from lorad.driver.rewards import Score
 from lorad.driver.session import Rollout, Sample, Scored, Session, Weighed
 from lorad.driver.train import Trained
 from lorad.driver.weigh import importance_cap
+from lorad.protocol.batch import LossStats
 from lorad.protocol.calls import MachineUse, Stepped
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
@@ -104,8 +105,10 @@ def _metrics(
     with user code alone. reward/NAME: of a component of the reward; reward_of/NAME: of a source of rows.
     cost/NAME: what rewards counted, as the calls and tokens of a judge.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
-    staleness: see `Plan`. Of a critic: see `lorad/driver/critic.py`; it has no flat groups, since each sample
-    teaches by itself.
+    staleness: see `Plan`. With replayed routes, of the tokens that were computed, prompts included:
+    routes_differ, the share that the trainer's own router would have sent to other experts in any layer, of
+    those whose route is known; routes_unknown, the share whose route is not. Of a critic: see
+    `lorad/driver/critic.py`; it has no flat groups, since each sample teaches by itself.
     """
     samples, seconds, state = rollout.samples, session.seconds, session.state
     steps = [*trained.steps, *(update.step for update in trained.critic)]
@@ -137,6 +140,7 @@ def _metrics(
         values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
     values |= _episode_metrics(samples) | _costs(scored.scores)
     values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
+    values |= _route_metrics(trained.first)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
@@ -176,6 +180,13 @@ def _policy_metrics(
     elif rollout.plan.staleness and first.tokens:
         found["staleness_difference"] = first.sampler_difference / first.tokens
     return found
+
+
+def _route_metrics(first: LossStats) -> dict[str, float]:
+    if not first.replayed:
+        return {}
+    unknown = first.unrouted / (first.replayed + first.unrouted)
+    return {"routes_differ": first.rerouted / first.replayed, "routes_unknown": unknown}
 
 
 def _episode_metrics(samples: list[Sample]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.free import play_freely
 from lorad.driver.sampling.generate import generate, joined, seeds_of
+from lorad.driver.sampling.routes import routes_of, said, with_prompts
 from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.envs.host import Hosts
@@ -141,7 +142,7 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
 def sampling(session: Session) -> Sampling:
     """A reward of user code gets samples as they end; without one all come together, which is cheaper."""
     how = sampling_of(session.spec.rollout, session.tokenizer.eos_ids)
-    return structs.replace(how, as_they_end=session.rewarder.runs_user_code)
+    return structs.replace(how, as_they_end=session.rewarder.runs_user_code, routes=session.records_routes)
 
 
 def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: bool = False) -> Sampling:
@@ -190,7 +191,7 @@ def complete(
 
     made = generate(pool, version, prompts, how, ended)
     places = range(0, n * len(prompts), n)
-    return [[samples[place + i] for i in range(n)] for place in places], made, scoring
+    return [with_prompts([samples[place + i] for i in range(n)]) for place in places], made, scoring
 
 
 def _play(
@@ -219,4 +220,16 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
         )
     tokens, logprobs = joined([c.tokens for c in chunks]), joined([c.logprobs for c in chunks])
     text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)
-    return Sample(example, index, last.version, tokens, logprobs, last.finish, text)
+    read, size = len(example.tokens), tokens.size
+    routes, of_prompt = routes_of([said(None, chunks, read, size)], [(read, size)])
+    return Sample(
+        example,
+        index,
+        last.version,
+        tokens,
+        logprobs,
+        last.finish,
+        text,
+        routes=routes,
+        prompt_routes=of_prompt,
+    )

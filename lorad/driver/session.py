@@ -123,6 +123,7 @@ class Session:
     hosts: the environments, or agent programs; None where a sample is one completion.
     ahead: None where no sampling runs ahead of training.
     plays_freely: whether episodes wait for nothing but their own turns, so that a resume makes others.
+    records_routes: whether samples have routes, which the trainer replays.
     problems: the sets that are evaluated, the one of data.eval first.
     evals: step and figures of the evaluations that count.
     standstill: why the run ends before its last step; "" while it does not.
@@ -148,6 +149,7 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
     plays_freely: bool = False
+    records_routes: bool = False
     evals: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     standstill: str = ""
     patient_from: int = 0
@@ -224,6 +226,8 @@ class Sample(Struct, frozen=True, eq=False):
     tokens: int32 [t], all behind the prompt. logprobs: float32 [m], the engine's, of those that it sampled.
     sampled: bool [t], which these are; None: all.
     episode: None of a completion. forks: where further rows of it begin, in order.
+    routes: of the tokens, and prompt_routes: of the prompt of each row; None and none where they are not
+        known.
     """
 
     example: Example
@@ -236,6 +240,8 @@ class Sample(Struct, frozen=True, eq=False):
     sampled: np.ndarray | None = None
     episode: "Episode | None" = None
     forks: tuple[Fork, ...] = ()
+    routes: np.ndarray | None = None
+    prompt_routes: tuple[np.ndarray, ...] = ()
 
     @property
     def size(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from lorad.driver import critic
 from lorad.driver.sampling.rows import batch_of, offsets_of
@@ -236,7 +237,7 @@ def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def _reference(session: Session, batch: Batch) -> np.ndarray:
     if session.spec.algorithm.teacher is not None:
-        return logprobs(session, "teacher", batch)
+        return logprobs(session, "teacher", structs.replace(batch, routes=None))  # another model
     return logprobs(
         session, "reference" if session.params.reference or session.state.reference_sha256 else "base", batch
     )

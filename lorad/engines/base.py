@@ -23,6 +23,7 @@ from msgspec import Struct
 from lorad.adapters.adapter import Adapter
 from lorad.errors import SpecError
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
+from lorad.routes import RouteShape
 
 BASE = "base"  # the name of the base model, wherever a version is named
 Scorer = Callable[[str, Batch], Awaitable[np.ndarray]]
@@ -41,6 +42,7 @@ class EngineCapabilities(Struct, frozen=True):
     bit_stable: bool  # the same call gives the same bits
     ranks: bool = False  # it has `ranked`
     formats: bool = False  # it takes `Sampling.schema`
+    routes: RouteShape | None = None  # of the base, where it takes `Sampling.routes`
 
 
 class AdapterSource(Struct, frozen=True):

@@ -6,6 +6,7 @@ None is left out. Not computed: dropout, sliding windows, quantization (see `lor
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from lorad.models.base import Base, Experts, Layer
 from lorad.models.experts import mixture
 from lorad.models.lora import LoraApply
 from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swiglu
+from lorad.models.routes import Routing
 
 LayerForward = Callable[[torch.Tensor], torch.Tensor]
 """One layer: [tokens, hidden] to the same."""
@@ -44,6 +46,16 @@ class Last(NamedTuple):
     lora: LoraApply | None
 
 
+class Ends(NamedTuple):
+    """What is computed of some rows only: see `First` and `Last`; None: of all."""
+
+    first: First | None = None
+    last: Last | None = None
+
+
+_EVERY = Ends()
+
+
 def at_once(layer: LayerForward, x: torch.Tensor) -> torch.Tensor:
     """Run a layer plainly, without recomputation."""
     return layer(x)
@@ -56,29 +68,36 @@ def hidden(
     attention: Attention,
     lora: LoraApply | None = None,
     run: Callable[[LayerForward, torch.Tensor], torch.Tensor] = at_once,
-    last: Last | None = None,
-    first: First | None = None,
+    ends: Ends = _EVERY,
+    routing: Routing | None = None,
 ) -> torch.Tensor:
-    """Return the normalised last hidden state, [batch, time, hidden], or [U, hidden] of the rows of `last`.
+    """Return the normalised last hidden state, [batch, time, hidden], or [U, hidden] of the rows of
+    `ends.last`.
 
     ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`. run:
-    gets each layer and its input. Differentiable with respect to what `lora` adds; the base itself never
-    requires grad.
+    gets each layer and its input. routing: decides which experts tokens are sent to. Differentiable with
+    respect to what `lora` adds; the base itself never requires grad.
     """
     rope = Rope(base.cos[positions].unsqueeze(-2), base.sin[positions].unsqueeze(-2))
     # two dimensions throughout: matmul folds more slowly than we do
     x = F.embedding(ids.reshape(-1), base.embed)
+    (first, last), mixtures = ends, 0
     for index, layer in enumerate(base.layers):
 
-        def forward(x: torch.Tensor, index: int = index, layer: Layer = layer) -> torch.Tensor:
+        def forward(
+            x: torch.Tensor, index: int = index, layer: Layer = layer, mixtures: int = mixtures
+        ) -> torch.Tensor:
             qkv = _project(base, index, layer, x, lora, first if index == 0 else None)
-            seen, then = _attend(base, index, layer, qkv, ids.shape, rope, attention), lora
+            seen, then, rows = _attend(base, index, layer, qkv, ids.shape, rope, attention), lora, None
             if last is not None and index == len(base.layers) - 1:
-                x, seen, then = x.index_select(0, last.rows), seen.index_select(0, last.rows), last.lora
+                rows, then = last.rows, last.lora
+                x, seen = x.index_select(0, rows), seen.index_select(0, rows)
             x = x + _linear(seen, layer.o, layer.o_bias, index, "o", then)
-            return x + _feed_forward(base, index, layer, x, then)
+            choose = None if routing is None else partial(routing, mixtures, rows)
+            return x + _feed_forward(base, index, layer, x, then, choose)
 
         x = run(forward, x)
+        mixtures += layer.experts is not None
     x = rms_norm(x, base.norm, base.config.rms_norm_eps)
     return x if last is not None else x.view(*ids.shape, -1)
 
@@ -123,12 +142,17 @@ def _attend(
 
 
 def _feed_forward(
-    base: Base, index: int, layer: Layer, x: torch.Tensor, lora: LoraApply | None
+    base: Base,
+    index: int,
+    layer: Layer,
+    x: torch.Tensor,
+    lora: LoraApply | None,
+    choose: LayerForward | None,
 ) -> torch.Tensor:
     normed, experts = rms_norm(x, layer.post_norm, base.config.rms_norm_eps), layer.experts
     if experts is not None:
         assert base.config.experts is not None
-        out = mixture(normed, experts, base.config.experts, index, lora)
+        out = mixture(normed, experts, base.config.experts, index, lora, choose)
         return out if experts.shared_down is None else out + _shared(normed, experts, index, lora)
     assert layer.gate_up is not None and layer.down is not None
     gate_up = _linear(normed, layer.gate_up, layer.gate_up_bias, index, "gate_up", lora)

@@ -5,6 +5,7 @@ Tokens are sorted by expert, all experts are one grouped product, and a token's 
 of their scores, whatever else is in the batch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +20,19 @@ from lorad.models.ops import apply, swiglu
 
 
 def mixture(
-    x: Tensor, experts: Experts, config: ExpertsConfig, layer: int = 0, lora: LoraApply | None = None
+    x: Tensor,
+    experts: Experts,
+    config: ExpertsConfig,
+    layer: int = 0,
+    lora: LoraApply | None = None,
+    choose: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """[tokens, hidden] to the same: the weighted sum of each token's experts, with adapters where `lora` has
     some at this layer's.
+
+    choose: from the experts that the router chose to those that are taken; see `lorad/models/routes.py`.
     """
-    index, weights = _route(x, experts, config)
+    index, weights = _route(x, experts, config, choose)
     flat = index.reshape(-1)
     order = torch.argsort(flat, stable=True)
     ends = ends_of(flat, config.count)
@@ -42,20 +50,28 @@ def mixture(
     return (out * weights.unsqueeze(-1)).sum(1).to(x.dtype)
 
 
-def _route(x: Tensor, experts: Experts, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
+def _route(
+    x: Tensor, experts: Experts, config: ExpertsConfig, choose: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """Choose the experts of each token: (index int64, weight in the dtype of x or float32), both [tokens, per
-    token], the highest score first.
+    token], the highest score first. choose: see `mixture`.
     """
     if config.is_sigmoid:
-        return _route_by_sigmoid(x, experts, config)
+        return _route_by_sigmoid(x, experts, config, choose)
     scores = F.linear(x, experts.router)
-    weights, index = F.softmax(scores, dim=-1, dtype=torch.float32).topk(config.per_token)
+    likely = F.softmax(scores, dim=-1, dtype=torch.float32)
+    weights, index = likely.topk(config.per_token)
+    if choose is not None:
+        index = choose(index)
+        weights = likely.gather(1, index)
     if config.is_normalized:
         weights = weights / weights.sum(-1, keepdim=True)
     return index, weights if config.is_weighted_in_fp32 else weights.to(x.dtype)
 
 
-def _route_by_sigmoid(x: Tensor, experts: Experts, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
+def _route_by_sigmoid(
+    x: Tensor, experts: Experts, config: ExpertsConfig, choose: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor]:
     """Route as DeepSeek-V3 (arXiv 2412.19437) does, in float32: a bias of each expert counts for the choice,
     not for the weight, and groups of experts are chosen first, by the sum of their two highest scores.
     """
@@ -68,6 +84,7 @@ def _route_by_sigmoid(x: Tensor, experts: Experts, config: ExpertsConfig) -> tup
         others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
         choice = grouped.masked_fill(others.unsqueeze(-1), float("-inf")).view(len(x), -1)
     index = choice.topk(config.per_token)[1]
+    index = index if choose is None else choose(index)
     weights = scores.gather(1, index)
     if config.is_normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from lorad.errors import SpecError
 from lorad.files import open_file, refuse_sparse
 from lorad.models.config import ModelConfig, parse_config
 from lorad.models.directory import BYTES, linear_shapes, read_json, weight_files
+from lorad.routes import RouteShape
 
 _Shapes = dict[str, tuple[int, int]]
 
@@ -32,6 +33,7 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _KV_HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_PER_TOKEN = ("num_experts_per_tok", "moe_topk")
 _OTHER_SENSES = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|mm_projector|multi_modal_projector)(\.|$)")
 
 
@@ -50,7 +52,8 @@ class ModelFacts:
     (fewer than all where experts take turns). linears: logical name -> (out, in) of what an adapter may
     target; experts: of linears whose inputs depend on a router, (0, 0) where a tensor holds several.
     cached: numbers that keys and values of one token are, in all layers. model_type: "" where config.json
-    does not say. hidden_size, layers, kv_heads, expert_count (in a layer): 0 there.
+    does not say. hidden_size, layers, kv_heads, expert_count (in a layer): 0 there. routes: of tokens; None
+    where the model is no mixture or config.json does not say how many experts a token has.
     """
 
     vocab: int
@@ -66,6 +69,7 @@ class ModelFacts:
     expert_count: int
     model_type: str
     hidden_size: int
+    routes: RouteShape | None = None
 
     def bytes(self, dtype: str = "auto") -> int:
         """Return the bytes of the loaded weights; `auto` is the checkpoint's own dtype. Raises SpecError for
@@ -105,7 +109,7 @@ def weights_sha256(directory: Path) -> str:
 
 
 def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
-    shapes = linear_shapes(config)
+    shapes, mixture = linear_shapes(config), config.experts
     return ModelFacts(
         vocab=config.vocab_size,
         max_positions=config.max_position_embeddings,
@@ -117,9 +121,10 @@ def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
         cached=2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim,
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,
-        expert_count=0 if config.experts is None else config.experts.count,
+        expert_count=0 if mixture is None else mixture.count,
         model_type=model_type,
         hidden_size=config.hidden_size,
+        routes=RouteShape(config.num_hidden_layers, mixture.count, mixture.per_token) if mixture else None,
     )
 
 
@@ -154,7 +159,14 @@ def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> M
         expert_count=_first(config, _EXPERTS),
         model_type=str(data.get("model_type") or ""),
         hidden_size=_first(config, _WIDTHS),
+        routes=_routes(config, tensors),
     )
+
+
+def _routes(config: Mapping[str, Any], tensors: Iterable[str]) -> RouteShape | None:
+    layers = {name.partition(".experts.")[0] for name in tensors if ".experts." in name}
+    experts, per_token = _first(config, _EXPERTS), _first(config, _PER_TOKEN)
+    return RouteShape(len(layers), experts, per_token) if layers and experts and per_token else None
 
 
 def _linears(modules: _Shapes, is_tied: bool, data: Mapping[str, Any]) -> _Shapes:
@@ -181,7 +193,7 @@ def _is_target(module: str) -> bool:
 def _active(config: Mapping[str, Any], counts: Mapping[str, int]) -> int:
     """Count the parameters that a token uses: all, without the experts that it is not sent to."""
     experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
-    used = next((config[key] for key in ("num_experts_per_tok", "moe_topk") if config.get(key)), None)
+    used = _first(config, _PER_TOKEN)
     there = _first(config, _EXPERTS)
     idle = experts * (there - used) // there if experts and used and there else 0
     return sum(counts.values()) - idle

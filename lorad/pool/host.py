@@ -427,6 +427,7 @@ def _info(
         teacher_sha256=sha256[1],
         ranks=engine.capabilities().ranks,
         formats=engine.capabilities().formats,
+        routes=trainer.routes is not None and trainer.routes == engine.capabilities().routes,
     )
 
 

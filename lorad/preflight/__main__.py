@@ -39,6 +39,7 @@ with quick_imports():
     from lorad.preflight.look import look_at
     from lorad.preflight.memory import available_memory, base_memory, check_memory
     from lorad.preflight.notify import check_receivers
+    from lorad.preflight.routes import check_routes
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
         check_adapted,
@@ -161,7 +162,7 @@ def _checked(
     model = _model_facts(spec, directory)
     check_sizes(spec, model)
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
-    told += check_adapted(spec, model, shapes)
+    told += check_adapted(spec, model, shapes) + check_routes(spec, model)
     adapter = _adapter_config(spec, model)
     check_adapter(spec, model, adapter, device)
     _check_adapter(spec, adapter, shapes, cwd, directory)

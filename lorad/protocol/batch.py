@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from msgspec import Struct
 
+from lorad.routes import Routes
 from lorad.spec.algorithm import Anchor, KlType, Preference, Ratio
 
 Finish = Literal["stop", "length", "abort"]
@@ -39,6 +40,7 @@ class Sampling(Struct, frozen=True):
     as_they_end: whether samples are read as they end, though their tokens are not read as they come.
     schema: JSON of the JSON schema that the text follows; "" for none. Only some engines can.
     logprobs: whether they are used; without it they may be of another temperature.
+    routes: whether the experts are wanted that tokens are sent to. Only some engines can.
     """
 
     max_new_tokens: int
@@ -51,6 +53,7 @@ class Sampling(Struct, frozen=True):
     logprobs: bool = True
     as_they_end: bool = False
     schema: str = ""
+    routes: bool = False
 
 
 class Chunk(Struct, frozen=True):
@@ -60,6 +63,9 @@ class Chunk(Struct, frozen=True):
     version: the engine-side name of the version that made these tokens.
     tokens: int32 [t].
     logprobs: float32 [t], natural log under the temperature-scaled distribution before top-k and top-p.
+    routes: with the last chunk, where they are wanted: those of all tokens of the sample (see
+        lorad/routes.py), of which the last one's is not known; of sample 0 behind those of its
+        prompt.
     """
 
     prompt: str
@@ -68,6 +74,7 @@ class Chunk(Struct, frozen=True):
     tokens: np.ndarray
     logprobs: np.ndarray
     finish: Finish | None = None
+    routes: np.ndarray | None = None
 
 
 class Chunks(Struct, frozen=True):
@@ -77,6 +84,7 @@ class Chunks(Struct, frozen=True):
     prompts: int32 [n], positions in the call's list of prompts. indexes: int32 [n]. lengths: int32 [n], sums
         to T.
     finishes: uint8 [n], positions in FINISHES. tokens: int32 [T]. logprobs: float32 [T].
+    routed: int32 [n], tokens of which there are routes; routes: theirs. None where no chunk has any.
     """
 
     version: str
@@ -86,6 +94,8 @@ class Chunks(Struct, frozen=True):
     finishes: np.ndarray
     tokens: np.ndarray
     logprobs: np.ndarray
+    routed: np.ndarray | None = None
+    routes: np.ndarray | None = None
 
     @classmethod
     def of(cls, version: str, chunks: Sequence[Chunk], positions: Mapping[str, int]) -> Chunks:
@@ -93,6 +103,8 @@ class Chunks(Struct, frozen=True):
 
         positions: the id of a prompt -> its position in the call.
         """
+        routes = [chunk.routes for chunk in chunks if chunk.routes is not None]
+        sizes = [0 if chunk.routes is None else len(chunk.routes) for chunk in chunks]
         return cls(
             version=version,
             prompts=np.array([positions[chunk.prompt] for chunk in chunks], np.int32),
@@ -101,6 +113,8 @@ class Chunks(Struct, frozen=True):
             finishes=np.array([FINISHES.index(chunk.finish) for chunk in chunks], np.uint8),
             tokens=np.concatenate([chunk.tokens for chunk in chunks]),
             logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
+            routed=np.array(sizes, np.int32) if routes else None,
+            routes=np.concatenate(routes) if routes else None,
         )
 
     def split(self, prompts: Sequence[Prompt]) -> Iterator[Chunk]:
@@ -115,10 +129,21 @@ class Chunks(Struct, frozen=True):
             self.lengths.tolist(),
             self.finishes.tolist(),
         )
+        routes = self._routes()
         for position, index, length, finish, end in zip(*columns, ends, strict=True):
             part = slice(end - length, end)
             tokens, logprobs = self.tokens[part], self.logprobs[part]
-            yield Chunk(prompts[position].id, index, self.version, tokens, logprobs, FINISHES[finish])
+            of = prompts[position].id, index, self.version
+            yield Chunk(*of, tokens, logprobs, FINISHES[finish], next(routes))
+
+    def _routes(self) -> Iterator[np.ndarray | None]:
+        """Yield those of each chunk."""
+        if self.routes is None or self.routed is None:
+            yield from [None] * self.lengths.size
+            return
+        ends = np.cumsum(self.routed).tolist()
+        for size, end in zip(self.routed.tolist(), ends, strict=True):
+            yield self.routes[end - size : end] if size else None
 
 
 class Ranked(Struct, frozen=True):
@@ -155,6 +180,8 @@ class Batch(Struct, frozen=True):
     prompts: int32 [sum(prompt_lengths)]     prompt_lengths: int32 [G]      group_sizes: int32 [G], sums to S
     completions: int32 [T]                   completion_lengths: int32 [S], sums to T
     sampled: bool [T], whether the policy sampled a token; at least one of each sample. None: it sampled all.
+    routes: of all tokens, which trainers of a mixture replay; None: the trainer's own router decides. The
+        last token of a sample is not computed, so its route means nothing.
     """
 
     prompts: np.ndarray
@@ -163,6 +190,7 @@ class Batch(Struct, frozen=True):
     completions: np.ndarray
     completion_lengths: np.ndarray
     sampled: np.ndarray | None = None
+    routes: Routes | None = None
 
     @property
     def targets(self) -> np.ndarray:
@@ -191,6 +219,11 @@ class Batch(Struct, frozen=True):
             raise ValueError("every group needs a prompt of at least one token")
         if (self.completion_lengths < 1).any():
             raise ValueError("every sample needs at least one token")
+        if self.routes is not None and (
+            len(self.routes.prompts) != self.prompts.size
+            or len(self.routes.completions) != self.completions.size
+        ):
+            raise ValueError("every token needs a route, or none does")
         if self.sampled is None:
             return
         if self.sampled.dtype != np.bool_ or self.sampled.shape != self.completions.shape:
@@ -210,6 +243,7 @@ class Batch(Struct, frozen=True):
             completions=self.completions[slice(*tokens)],
             completion_lengths=self.completion_lengths[slice(*samples)],
             sampled=None if self.sampled is None else self.sampled[slice(*tokens)],
+            routes=None if self.routes is None else self.routes.part(slice(*prompts), slice(*tokens)),
         )
 
     def groups(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
@@ -405,6 +439,9 @@ class LossStats(Struct, frozen=True):
     capped: tokens whose importance weight was more than the cap.
     sampler_difference: sum of |trainer - engine| log-probability.
     importance_max: the greatest probability of a token by the trainer, in units of the engine's.
+    replayed: tokens, those of prompts among them, that were sent to the experts of `Batch.routes`. rerouted:
+        how many of them the trainer's own router would have sent to others. unrouted: tokens of such a batch
+        of which no route is known.
     """
 
     loss: float = 0.0
@@ -418,6 +455,9 @@ class LossStats(Struct, frozen=True):
     sampler_difference: float = 0.0
     sampler_difference_max: float = 0.0
     importance_max: float = 0.0
+    replayed: float = 0.0
+    rerouted: float = 0.0
+    unrouted: float = 0.0
 
     def __add__(self, other: LossStats) -> LossStats:
         both = {f: (getattr(self, f), getattr(other, f)) for f in LossStats.__struct_fields__}

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 from msgspec import Struct
@@ -82,6 +82,7 @@ class Attempt(Struct, frozen=True):
     teacher_sha256: see `PoolInfo`.
     commits: of hub datasets that are streamed, by their names.
     software: versions of what the pool runs on, by package.
+    routes: what rollout.routes came to.
     """
 
     pid: int
@@ -101,6 +102,7 @@ class Attempt(Struct, frozen=True):
     teacher_sha256: str = ""
     commits: dict[str, str] = {}
     software: dict[str, str] = {}
+    routes: Literal["record", "off"] = "off"
 
 
 class VersionFact(Struct, frozen=True):

@@ -20,6 +20,7 @@ class PoolInfo(Struct, frozen=True):
     losses: what its trainer knows of `LOSSES` in lorad/protocol/batch.py.
     ranks: whether its engine gives log-probabilities of texts (`rank`).
     formats: whether its engine can follow a JSON schema.
+    routes: whether its engine says the routes of tokens, and its trainer replays them.
     """
 
     pool: str
@@ -43,6 +44,7 @@ class PoolInfo(Struct, frozen=True):
     teacher_sha256: str = ""
     ranks: bool = False
     formats: bool = False
+    routes: bool = False
 
 
 class Tenant(Struct, frozen=True):

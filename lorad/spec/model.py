@@ -105,6 +105,9 @@ class Rollout(Part, frozen=True):
         admin_key_file: file that holds a second key, for routes that change a server, where it has one.
         engine_args: flags of the servers that lorad starts, without their dashes.
         max_staleness: steps that sampling may run ahead of training.
+        routes: of a mixture of experts. record has the engine say which experts it sends each token to, and
+            the trainer send it to the same ones (rollout routing replay, R3). auto is record where the base
+            is a mixture in bfloat16 and both can.
     """
 
     backend: str = "builtin"
@@ -120,6 +123,7 @@ class Rollout(Part, frozen=True):
     admin_key_file: str | None = None
     engine_args: dict[str, Any] = msgspec.field(default_factory=dict)
     max_staleness: Annotated[int, Meta(ge=0, le=16)] = 0
+    routes: Literal["auto", "record", "off"] = "auto"
 
     @property
     def urls(self) -> tuple[str, ...]:

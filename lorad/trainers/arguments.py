@@ -45,3 +45,6 @@ def own_fields(
 
 
 OWN = frozenset(own_fields(tp=1, pp=1, ep=1, dtype=None, bf16=False, pads=False, on_cpu=False))
+REPLAYS = ("qwen3_moe", "qwen2_moe", "olmoe")
+"""Model types whose routes fsdp replays: their routers take the softmax of their scores, so that other
+experts can be weighed likewise."""

@@ -37,6 +37,7 @@ from lorad.protocol.batch import (
     ValueLoss,
     ValueTargets,
 )
+from lorad.routes import RouteShape
 
 LoraType = Literal["lora", "canonical_lora"]
 
@@ -46,6 +47,7 @@ class TrainerCapabilities(Struct, frozen=True):
 
     losses: the terms of `PolicyLoss.needs` that it knows, `GIVEN_RATIO`, and `VALUE_LOSS` where it has
         critics.
+    routes: of the base, where the trainer replays them.
     """
 
     dtype: str  # of the base's arithmetic; adapters, gradients and Adam are fp32
@@ -55,6 +57,7 @@ class TrainerCapabilities(Struct, frozen=True):
     offload: bool
     parameters: int = 0  # of the base; 0: unknown
     losses: tuple[str, ...] = LOSSES
+    routes: RouteShape | None = None
 
 
 class SlotSpec(Struct, frozen=True):
@@ -336,9 +339,15 @@ def check_values(
 
 def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) -> None:
     """Raise ValueError when the lengths do not add up, for a prompt or sample longer than the trainer takes,
-    for token ids outside of the vocabulary and for a temperature that is not positive.
+    for token ids outside of the vocabulary, for routes that are not the base's and for a temperature that is
+    not positive.
     """
     batch.check()
+    if batch.routes is not None:
+        if takes.routes is None:
+            raise ValueError("this trainer replays no routes")
+        takes.routes.check(batch.routes.prompts)
+        takes.routes.check(batch.routes.completions)
     samples = np.repeat(batch.prompt_lengths, batch.group_sizes) + batch.completion_lengths
     for what, lengths in (("prompt", batch.prompt_lengths), ("sample", samples)):
         if (longest := lengths.max(initial=0)) > takes.max_tokens:

@@ -8,6 +8,7 @@ import torch
 
 from lorad.adapters.targets import experts_of
 from lorad.trainers.base import Policy, Trainer
+from tests.conformance.expert_weights import gradient_norm, merge, weight_in
 from tests.conformance.reference import VOCAB, random_batch, reference_logprobs, reference_model
 from tests.conformance.trainer_kit import TrainerCase, accumulate, open_trained, targets_for
 from tests.models.test_families import make_model
@@ -45,22 +46,14 @@ class _Experts(TrainerCase):
         """
         await open_trained(trainer, "a")
         adapter, model, batch = await trainer.export("a"), reference_model(base), random_batch(5)
-        pairs, scale = {}, adapter.config.scale
-        for module in adapter.config.modules:
-            a, b = (torch.tensor(adapter.tensors[f"{module}.lora_{half}.weight"]) for half in "AB")
-            pairs[module] = a, b
-            with torch.no_grad():
-                weight_in(model, module).data.add_(scale * b @ a)
+        pairs = merge(model, adapter)
         await accumulate(trainer, "a", batch)
         weights = targets_for(batch).advantages / batch.completions.size
         logprobs = reference_logprobs(model, batch)
         logprobs.backward(-logprobs.new_tensor(weights))
-        squares = 0.0
-        for module, (a, b) in pairs.items():
-            grad = scale * weight_in(model, module, of_gradients=True)
-            squares += float((b.T @ grad).square().sum() + (grad @ a.T).square().sum())
+        expected = gradient_norm(model, pairs, adapter.config.scale)
         result = await trainer.optim_step("a", 0.0, 0.0)
-        assert result.grad_norm == pytest.approx(squares**0.5, rel=1e-3)
+        assert result.grad_norm == pytest.approx(expected, rel=1e-3)
 
     async def test_unmet_experts_are_those_that_change_nothing(self, trainer: Trainer, base: Path) -> None:
         model, batch = reference_model(base), random_batch(5, groups=1, samples=1)
@@ -141,18 +134,3 @@ class Glm4Moe(_Experts):
     """A layer without experts, an MLP beside them, groups of experts, and heads that are rotated partly."""
 
     family = "glm4_moe"
-
-
-def weight_in(model: torch.nn.Module, module: str, *, of_gradients: bool = False) -> torch.Tensor:
-    """The weight of a linear, or its gradient; transformers holds those of all experts in two tensors."""
-    path, _, expert = module.replace("block_sparse_moe", "mlp").partition(".experts.")
-    number, _, linear = expert.partition(".")
-    linear = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(linear, linear)
-    fused = "down_proj" if linear == "down_proj" else "gate_up_proj"
-    tensor = model.get_parameter(f"{path}.experts.{fused}" if expert else f"{module}.weight")
-    whole = tensor.grad if of_gradients else tensor
-    assert whole is not None
-    if not expert:
-        return whole
-    gate, up = whole[int(number)].chunk(2)
-    return {"gate_proj": gate, "up_proj": up, "down_proj": whole[int(number)]}[linear]

@@ -134,9 +134,9 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many tokens each prefill computed."""
     sizes: list[int] = []
 
-    def counted(base: Base, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counted(base: Base, ids: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
         sizes.append(ids.numel())
-        return hidden(base, ids, *rest)
+        return hidden(base, ids, *rest, **more)
 
     monkeypatch.setattr("lorad.engines.builtin.prefix.hidden", counted)
     yield sizes

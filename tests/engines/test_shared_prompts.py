@@ -10,10 +10,10 @@ import torch
 from lorad.engines.builtin import calls
 from lorad.engines.builtin.calls import SHARED, Call, HeldLora, Sample
 from lorad.engines.builtin.decode import DecodeBatch
+from lorad.engines.builtin.prompts import NONE
 from lorad.engines.builtin.steps import GraphedSteps
 from lorad.models.kv import bytes_per_token
 from lorad.models.merge import Merger
-from lorad.models.prompts import NONE
 from tests.engines.test_captured_steps import capture
 from tests.engines.test_decode_batch import ENOUGH, NEVER, call, finish, models, same, version, watch
 

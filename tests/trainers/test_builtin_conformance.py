@@ -13,6 +13,7 @@ from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts, Olmoe, Qwen2Moe
 from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_many import Many
+from tests.conformance.trainer_routes import ReplayedRoutes
 from tests.conformance.trainer_suite import TrainerSuite
 
 
@@ -43,7 +44,7 @@ class TestSlotsOneByOne(Many):
     make_trainer = TestBuiltinTrainer.make_trainer
 
 
-class TestMixtureOfExperts(MixtureOfExperts, TestBuiltinTrainer):
+class TestMixtureOfExperts(MixtureOfExperts, ReplayedRoutes, TestBuiltinTrainer):
     pass
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace as changed
 
 from lorad.driver.sampling.generate import joined
+from lorad.driver.sampling.routes import SampleRoutes, routes_of, said
 from lorad.envs.episode import EpisodeTurn, Fork
 from lorad.envs.format import Format
 from lorad.envs.protocol import Message, shown
@@ -37,7 +38,9 @@ class _Chat(Struct):
 
 
 class _Row(Struct):
-    """parts: (tokens, whether they were sampled). last: the chat at its end. busy: it is being continued."""
+    """parts: (tokens, whether they were sampled). last: the chat at its end. busy: it is being continued.
+    routes: see `Live`.
+    """
 
     prompt: list[int]
     text: str
@@ -46,6 +49,7 @@ class _Row(Struct):
     turns: list[EpisodeTurn]
     last: _Chat
     busy: bool = False
+    routes: np.ndarray | None = None
 
 
 class _Place(NamedTuple):
@@ -64,7 +68,9 @@ class _Place(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All that was said. prompt: text and tokens of the first row; None: nothing was said."""
+    """All that was said. prompt: text and tokens of the first row; None: nothing was said. routes: see
+    `Sample`.
+    """
 
     prompt: tuple[str, list[int]] | None
     tokens: np.ndarray
@@ -72,6 +78,7 @@ class Rows(NamedTuple):
     logprobs: np.ndarray
     forks: tuple[Fork, ...]
     turns: list[EpisodeTurn]
+    routes: SampleRoutes
 
 
 class Chains:
@@ -150,6 +157,7 @@ class Chains:
                 row.parts.append((np.array(observed, np.int32), False))
                 row.turns[-1] = changed(row.turns[-1], observation=place.text, observed=len(observed))
             row.parts.append((tokens, True))
+            row.routes = said(row.routes, chunks, len(place.context), tokens.size)
             row.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
             row.turns.append(EpisodeTurn(text, str(chunks[-1].finish), tokens.size, row=number))
             row.last, row.busy = chat, False
@@ -165,7 +173,7 @@ class Chains:
                 forks.append(Fork(at, row.prompt))
                 turns[-1] = changed(turns[-1], observation=row.text)
             turns += row.turns
-            at += sum(tokens.size for tokens, _ in row.parts)
+            at += _size(row)
         masks = [np.full(tokens.size, mine) for tokens, mine in parts]
         return Rows(
             (rows[0].text, rows[0].prompt) if rows else None,
@@ -174,7 +182,13 @@ class Chains:
             np.concatenate([np.zeros(0, np.float32), *(part for row in rows for part in row.logprobs)]),
             tuple(forks),
             turns,
+            routes_of([row.routes for row in rows], [(len(row.prompt), _size(row)) for row in rows]),
         )
+
+
+def _size(row: _Row) -> int:
+    """Count the tokens behind a row's prompt."""
+    return sum(tokens.size for tokens, _ in row.parts)
 
 
 def _plain(message: Message) -> Message:

@@ -166,6 +166,8 @@ def _sample(
         sampled=rows.sampled,
         episode=kept,
         forks=rows.forks,
+        routes=rows.routes.tokens,
+        prompt_routes=rows.routes.prompts,
     )
 
 

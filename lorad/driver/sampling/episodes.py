@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from lorad.driver.sampling.generate import Ended, Seed, joined, seed_of, seeds_of
+from lorad.driver.sampling.routes import routes_of, said, with_prompts
 from lorad.driver.session import Episode, Plan, Sample
 from lorad.envs.child import Answer
 from lorad.envs.episode import LIMITS, EpisodeEnd, EpisodeTurn, Fork, Task
@@ -40,7 +41,7 @@ class _Setting(Protocol):
 class Live:
     """An episode, as it grows. context: what the model reads next. end: None while it is under way.
 
-    parts: (tokens, whether the policy sampled them).
+    parts: (tokens, whether the policy sampled them). routes: of each row as far as it was computed.
     tools: that the model may call, in OpenAI's form.
     scores_at_limit: whether the environment says what it earns where a limit ends it.
     """
@@ -53,6 +54,7 @@ class Live:
     parts: list[tuple[np.ndarray, bool]] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     logprobs: list[np.ndarray] = field(default_factory=list)
+    routes: dict[int, np.ndarray | None] = field(default_factory=dict)
     turns: list[EpisodeTurn] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     end: EpisodeEnd | None = None
@@ -69,11 +71,12 @@ class Live:
         finish = chunks[-1].finish
         if finish not in ("stop", "length"):
             raise LoradError(f"a turn ended with {finish!r}; the engine's log says more")
+        row = len(self.forks)
+        self.routes[row] = said(self.routes.get(row), chunks, len(self.context), tokens.size)
         self.context += tokens.tolist()
         self.parts.append((tokens, True))
         self.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
         turn = format.turn(tokens.tolist(), finish, self.tools)
-        row = len(self.forks)
         self.turns.append(EpisodeTurn(turn.text, finish, tokens.size, row=row, calls=turn.calls))
         self.heard.turns.append(turn)
 
@@ -132,7 +135,7 @@ def play(
         turn += 1
     host.forget([episode.heard for episode in episodes])
     samples = [sample_of(examples[e.place], version, e) for e in episodes]
-    return [samples[part] for part in mine], made
+    return [with_prompts(samples[part]) for part in mine], made
 
 
 def begun(
@@ -251,11 +254,16 @@ def sample_of(example: Example, version: str, episode: Live) -> Sample:
     kept = Episode(
         episode.heard.task, episode.turns, episode.end, episode.metrics, episode.error, bool(episode.tools)
     )
+    tokens = np.concatenate([empty, *(tokens for tokens, _ in episode.parts)])
+    prompts = [len(example.tokens), *(len(fork.prompt) for fork in episode.forks)]
+    behind = np.diff([0, *(fork.at for fork in episode.forks), tokens.size]).tolist()
+    rows = [episode.routes.get(row) for row in range(len(prompts))]
+    routes, of_prompts = routes_of(rows, list(zip(prompts, behind, strict=True)))
     return Sample(
         example=example,
         index=episode.index,
         version=version,
-        tokens=np.concatenate([empty, *(tokens for tokens, _ in episode.parts)]),
+        tokens=tokens,
         logprobs=np.concatenate([np.zeros(0, np.float32), *episode.logprobs]),
         finish="length" if episode.end in ("length", "tokens") else "stop",
         text=kept.text,
@@ -264,4 +272,6 @@ def sample_of(example: Example, version: str, episode: Live) -> Sample:
         ),
         episode=kept,
         forks=tuple(episode.forks),
+        routes=routes,
+        prompt_routes=of_prompts,
     )

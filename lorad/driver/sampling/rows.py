@@ -7,7 +7,9 @@ whether samples fork or not.
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
+from lorad.driver.sampling.routes import routes_in
 from lorad.driver.session import Sample
 from lorad.protocol.batch import Batch
 
@@ -15,7 +17,8 @@ from lorad.protocol.batch import Batch
 def batch_of(groups: Sequence[Sequence[Sample]]) -> Batch:
     """Return the tokens of samples; rows of a group that follow each other share a prompt where it is one."""
     masks = [sample.sampled for group in groups for sample in group if sample.sampled is not None]
-    return Batch.of([part for group in groups for part in _parts(group)], masks or None)
+    batch = Batch.of([part for group in groups for part in _parts(group)], masks or None)
+    return replace(batch, routes=routes_in(groups))
 
 
 def offsets_of(groups: Sequence[Sequence[Sample]]) -> np.ndarray:

@@ -14,6 +14,7 @@ from lorad.engines.versions import Held
 from lorad.models.lora import FrozenLora
 from lorad.models.turns import POOL, Caller
 from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
+from lorad.routes import unknown_like
 
 # how often growing samples of a call that streams are reported; its ended ones are at once
 _STREAM_SECONDS = 0.05
@@ -60,7 +61,11 @@ class _StopStrings:
 
 
 class Sample(Struct, eq=False):
-    """One completion as it grows. `chunk` hands out what is new since the last time."""
+    """One completion as it grows. `chunk` hands out what is new since the last time.
+
+    routes: where they are wanted, those of the tokens that were fed, behind those of its prompt where it is
+        the first sample of that.
+    """
 
     prompt: str
     index: int
@@ -75,6 +80,7 @@ class Sample(Struct, eq=False):
     sent: int = 0
     closed: bool = False
     number: int = 0  # from 1, in order of first admission
+    routes: list[np.ndarray] = []
 
     @property
     def is_spoilt(self) -> bool:
@@ -91,6 +97,19 @@ class Sample(Struct, eq=False):
             self.finish = "length"
         return self.finish is None
 
+    def prefilled(self, routes: np.ndarray, prompt: int) -> None:
+        """Take the routes of all tokens until now, of which so many are the prompt's, as far as they are not
+        known.
+        """
+        known = sum(map(len, self.routes)) + (prompt if self.index else 0)
+        self.routes.append(routes[known:])
+
+    def _all_routes(self) -> np.ndarray | None:
+        """Return those of a sample that has ended."""
+        if self.finish is None or not self.routes:
+            return None
+        return np.concatenate([*self.routes, unknown_like(self.routes[0], 1)])
+
     def chunk(self) -> Chunk | None:
         """Return the tokens not handed out yet, or None when there is nothing to say."""
         if self.closed or (self.finish is None and self.sent == len(self.tokens)):
@@ -103,6 +122,7 @@ class Sample(Struct, eq=False):
             tokens=np.array(self.tokens[start:], np.int32),
             logprobs=np.array(self.logprobs[start:], np.float32),
             finish=self.finish,
+            routes=self._all_routes(),
         )
 
 
@@ -157,6 +177,7 @@ class Call:
         caller: Caller = POOL,
     ) -> None:
         self.request, self.held, self.caller = request, held, caller
+        self.sampling = sampling
         self.aborted = False
         self.queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue()
         stop_ids = frozenset(sampling.stop_token_ids)

@@ -15,11 +15,12 @@ import torch
 
 from lorad.engines.builtin.calls import SHARED, Call, Group, Sample
 from lorad.engines.builtin.prefix import PrefixCache, prefill
+from lorad.engines.builtin.prompts import NONE, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
 from lorad.engines.builtin.steps import Memory, Rows, Shape, Stepper, seeds_of, stepper
 from lorad.models.kv import KVCache, bytes_per_token
 from lorad.models.merge import Merger
-from lorad.models.prompts import NONE, SharedPrompts
+from lorad.models.routes import Recording, route_shape
 from lorad.models.turns import FIRST_SHARE
 from lorad.protocol.batch import Chunk
 
@@ -228,7 +229,10 @@ class DecodeBatch:
     def _admit(self) -> None:
         """Prefill the next groups that fit, all of one version, and sample their next tokens."""
         groups = self._next_groups()
-        scores, cache = prefill(self.models, groups, groups[0].call.held, self.prefixes)
+        scores, cache, routes = prefill(self.models, groups, groups[0].call.held, self.prefixes)
+        for group, known in zip(groups, routes, strict=False):
+            for one in group.samples if group.call.sampling.routes else ():
+                one.prefilled(known, group.prompt)
         samples = [one for group in groups for one in group.samples]
         owners = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
         rows = torch.from_numpy(owners).to(scores.device)
@@ -368,7 +372,14 @@ class DecodeBatch:
         if self.versions:
             self.seen.append(self.versions)
         shape = Shape(len(self.samples), int(self.lengths.max()) + 1, self.steps, self.prompts.shape)
-        tokens, logprobs = self.stepper.run(self.memory, shape)
+        routed = [row for row, one in enumerate(self.samples) if one.sampling.routes]
+        kind = route_shape(self.models.base) if routed else None
+        recording = None if kind is None else Recording(kind)
+        tokens, logprobs = self.stepper.run(self.memory, shape, recording)
+        if recording is not None:
+            routes = recording.routes()
+            for row in routed:
+                self.samples[row].routes.append(routes[row : row + 1])
         self.lengths = self.lengths + 1
         self._retain(_push(self.samples, tokens, logprobs))
 

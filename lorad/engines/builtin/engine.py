@@ -40,6 +40,7 @@ from lorad.models.directory import linear_shapes
 from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
+from lorad.models.routes import route_shape
 from lorad.models.turns import FIRST_SHARE, WORK, Account, Party, Payer, Work, caller
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 
@@ -176,6 +177,7 @@ class BuiltinEngine(Engine):
             sleep=False,
             bit_stable=self._base.device.type == "cpu" and not self._mix_calls,
             ranks=True,
+            routes=route_shape(self._base),
         )
 
     async def load(self, name: str, source: AdapterSource) -> LoadedVersion:

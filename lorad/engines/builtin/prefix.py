@@ -5,6 +5,7 @@ and prompts through the model, beginning where these end.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +14,21 @@ from lorad.engines.builtin.calls import Group, HeldLora
 from lorad.models.decoder import hidden, logits
 from lorad.models.kv import ExtendAttention, KVCache, PrefillAttention
 from lorad.models.merge import Merger
+from lorad.models.routes import Recording, route_shape
 
 BLOCK = 64  # tokens
+
+
+class _Block(NamedTuple):
+    """layers: keys and values. routes: of its tokens, where the base is a mixture."""
+
+    layers: list[torch.Tensor]
+    routes: np.ndarray | None
+
+    @property
+    def bytes(self) -> int:
+        routes = 0 if self.routes is None else self.routes.nbytes
+        return sum(layer.nbytes for layer in self.layers) + routes
 
 
 class PrefixCache:
@@ -27,7 +41,7 @@ class PrefixCache:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.bytes = most_bytes, 0
-        self.blocks: OrderedDict[bytes, list[torch.Tensor]] = OrderedDict()
+        self.blocks: OrderedDict[bytes, _Block] = OrderedDict()
 
     def find(self, version: str, tokens: np.ndarray) -> list[bytes]:
         """Keys of the leading blocks that are here, the last token never among them: something must be
@@ -43,20 +57,32 @@ class PrefixCache:
         """Put these blocks at the beginning of a slot."""
         for number, key in enumerate(keys):
             place = slice(number * BLOCK, (number + 1) * BLOCK)
-            for layer, block in zip(cache.layers, self.blocks[key], strict=True):
+            for layer, block in zip(cache.layers, self.blocks[key].layers, strict=True):
                 layer[:, slot, :, place] = block
 
-    def write(self, version: str, tokens: np.ndarray, cache: KVCache, slot: int) -> None:
+    def routes(self, keys: list[bytes]) -> list[np.ndarray]:
+        """Return those of the tokens of these blocks."""
+        return [routes for key in keys if (routes := self.blocks[key].routes) is not None]
+
+    def write(
+        self,
+        version: str,
+        tokens: np.ndarray,
+        cache: KVCache,
+        slot: int,
+        routes: np.ndarray | None = None,
+    ) -> None:
         """Keep the whole blocks of a slot that holds these tokens, the first ones if not all fit."""
-        most = self.most_bytes // _bytes([layer[:, slot, :, :BLOCK] for layer in cache.layers])
+        most = self.most_bytes // _Block([layer[:, slot, :, :BLOCK] for layer in cache.layers], None).bytes
         for number, key in reversed(list(enumerate(_keys(version, tokens)[:most]))):
             if key not in self.blocks:
                 place = slice(number * BLOCK, (number + 1) * BLOCK)
-                self.blocks[key] = [layer[:, slot, :, place].clone() for layer in cache.layers]
-                self.bytes += _bytes(self.blocks[key])
+                layers = [layer[:, slot, :, place].clone() for layer in cache.layers]
+                self.blocks[key] = _Block(layers, None if routes is None else routes[place].copy())
+                self.bytes += self.blocks[key].bytes
             self.blocks.move_to_end(key)
         while self.bytes > self.most_bytes:
-            self.bytes -= _bytes(self.blocks.popitem(last=False)[1])
+            self.bytes -= self.blocks.popitem(last=False)[1].bytes
 
 
 def _keys(version: str, tokens: np.ndarray) -> list[bytes]:
@@ -69,14 +95,20 @@ def _keys(version: str, tokens: np.ndarray) -> list[bytes]:
     return keys
 
 
-def _bytes(block: list[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in block)
+class _Prefilled(NamedTuple):
+    """logits: [groups, vocab], after each prompt. cache: with one slot per prompt. routes: of the tokens of
+    each; none where the base is no mixture, or nobody wants them.
+    """
+
+    logits: torch.Tensor
+    cache: KVCache
+    routes: list[np.ndarray]
 
 
 def prefill(
     models: Merger, groups: Sequence[Group], held: HeldLora, prefixes: PrefixCache | None
-) -> tuple[torch.Tensor, KVCache]:
-    """(logits [groups, vocab] after each prompt, a cache with one slot per prompt), all under one version."""
+) -> _Prefilled:
+    """Compute the prompts of groups, all under one version."""
     known = [prefixes.find(held.identity, group.tokens) if prefixes else [] for group in groups]
     starts = [len(keys) * BLOCK for keys in known]
     for group, start in zip(groups, starts, strict=True):
@@ -87,17 +119,31 @@ def prefill(
     if prefixes:
         for slot, keys in enumerate(known):
             prefixes.read(keys, cache, slot)
-    scores = _forward(models, groups, starts, cache, held)
+    is_wanted = prefixes is not None or any(group.call.sampling.routes for group in groups)
+    shape = route_shape(models.base) if is_wanted else None
+    recording = None if shape is None else Recording(shape)
+    scores, rest = _forward(models, groups, starts, cache, held, recording)
+    routes = [
+        np.concatenate([*(prefixes.routes(keys) if prefixes else []), part])
+        for keys, part in zip(known, rest, strict=False)
+    ]
     if prefixes:
         for slot, group in enumerate(groups):
-            prefixes.write(held.identity, group.tokens, cache, slot)
-    return scores, cache
+            prefixes.write(held.identity, group.tokens, cache, slot, routes[slot] if routes else None)
+    return _Prefilled(scores, cache, routes)
 
 
 def _forward(
-    models: Merger, groups: Sequence[Group], starts: Sequence[int], cache: KVCache, held: HeldLora
-) -> torch.Tensor:
-    """Logits after the last token of each prompt, whose first tokens (`starts`) the cache holds already."""
+    models: Merger,
+    groups: Sequence[Group],
+    starts: Sequence[int],
+    cache: KVCache,
+    held: HeldLora,
+    recording: Recording | None,
+) -> tuple[torch.Tensor, list[np.ndarray]]:
+    """(logits after the last token of each prompt, whose first tokens (`starts`) the cache holds already;
+    routes of what is computed, if they are recorded).
+    """
     base, lora = models.alone(held.lora)
     rest = [group.tokens[start:] for group, start in zip(groups, starts, strict=True)]
     ids = np.zeros((len(rest), max(len(row) for row in rest)), np.int64)
@@ -109,6 +155,11 @@ def _forward(
         begins = torch.tensor(starts, device=base.device)
         attention = ExtendAttention(cache, begins, ids.shape[1])
         positions = attention.places
-    states = hidden(base, torch.from_numpy(ids).to(base.device), positions, attention, lora)
+    there = torch.from_numpy(ids).to(base.device)
+    states = hidden(base, there, positions, attention, lora, routing=recording)
     last = torch.tensor([len(tokens) - 1 for tokens in rest], device=base.device)
-    return logits(base, states[torch.arange(len(rest), device=base.device), last], lora)
+    routes: list[np.ndarray] = []
+    if recording is not None:
+        every = np.split(recording.routes(), len(rest))
+        routes = [part[: len(tokens)] for part, tokens in zip(every, rest, strict=True)]
+    return logits(base, states[torch.arange(len(rest), device=base.device), last], lora), routes

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from lorad.engines.builtin.calls import Sample
+from lorad.engines.builtin.prompts import PromptShape, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, keys_of, parameters_of, sample
 from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
 from lorad.models.kv import DecodeAttention, KVCache
 from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, number_of, signature
 from lorad.models.merge import Merger
-from lorad.models.prompts import PromptShape, SharedPrompts
+from lorad.models.routes import Recording
 
 Result = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [rows], logprobs float32 [rows]
 _Loras = Sequence[FrozenLora | None]
@@ -115,7 +116,9 @@ class Memory(NamedTuple):
         return cache.shape, cache.layers[0].data_ptr(), rows.tokens.data_ptr(), prompts.place
 
 
-def _step(base: Base, lora: LoraApply | None, memory: Memory, shape: Shape) -> Result:
+def _step(
+    base: Base, lora: LoraApply | None, memory: Memory, shape: Shape, recording: Recording | None = None
+) -> Result:
     """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
     rows, cache, prompts = memory
     some, most = slice(None, shape.rows), base.config.max_position_embeddings
@@ -124,7 +127,8 @@ def _step(base: Base, lora: LoraApply | None, memory: Memory, shape: Shape) -> R
     if shape.prompts is not None:
         places, seen = positions - prompts.begins[some], prompts.attention(shape.rows, shape.prompts)
     attention = DecodeAttention(cache, places.clamp(0, cache.length - 1), shape.span, seen)
-    states = hidden(base, rows.tokens[some, None], positions[:, None], attention, lora)
+    ids = rows.tokens[some, None]
+    states = hidden(base, ids, positions[:, None], attention, lora, routing=recording)
     scores = logits(base, states[:, 0], lora)
     tokens, logprobs = sample(scores, rows.keys[some], rows.counts[some], rows.parameters[some], shape.steps)
     rows.tokens[some] = tokens
@@ -152,7 +156,7 @@ class Stepper(Protocol):
         """Says which adapter each row has from now on."""
         ...
 
-    def run(self, memory: Memory, shape: Shape) -> Result: ...
+    def run(self, memory: Memory, shape: Shape, recording: Recording | None = None) -> Result: ...
 
 
 def stepper(models: Merger) -> Stepper:
@@ -192,8 +196,8 @@ class _EagerSteps:
             self.base, self.lora = self.models.base, MixedLora(self.models.base, some)
         self.lora.assign(owner)
 
-    def run(self, memory: Memory, shape: Shape) -> Result:
-        return _step(self.base, self.lora, memory, shape)
+    def run(self, memory: Memory, shape: Shape, recording: Recording | None = None) -> Result:
+        return _step(self.base, self.lora, memory, shape, recording)
 
 
 class GraphedSteps:
@@ -248,8 +252,9 @@ class GraphedSteps:
             for key in [key for key in self.graphs if key[1] == gone]:
                 del self.graphs[key]
 
-    def run(self, memory: Memory, shape: Shape) -> Result:
+    def run(self, memory: Memory, shape: Shape, recording: Recording | None = None) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
+        assert recording is None  # of mixtures, which are never captured
         if memory.place != self.place:
             self.graphs.clear()
             self.place, self.capture = memory.place, self.capturing()

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from lorad.models.base import Base
+from lorad.models.routes import Replay, replayed
 from lorad.protocol.batch import Batch
+from lorad.routes import unknown_like
 from lorad.trainers.builtin.attention import PackedAttention
 from lorad.trainers.builtin.blocks import Ints, Layout, Sequences
 from lorad.trainers.builtin.stems import NO_STEMS, Stems, stems_of
@@ -82,6 +84,7 @@ class Microbatch:
     """N tokens in rows, of which U predict something, and M targets.
 
     rows, parts, tokens: the ranges of each piece among them.
+    replay: sends the N where the engine did; None where nothing is known of that.
     words: the V different ids, and which of them each of the N tokens is; None unless tokens are four times
         as many.
     """
@@ -97,6 +100,7 @@ class Microbatch:
     rows: tuple[slice, ...]
     parts: tuple[slice, ...]
     tokens: tuple[slice, ...]
+    replay: Replay | None = None
 
     @property
     def predictors(self) -> Tensor:
@@ -105,15 +109,23 @@ class Microbatch:
 
 
 def _twins(batch: Batch) -> Ints:
-    """int64 [S]: for each sample the first one of its group with the same tokens, itself if there is none
-    before it.
+    """int64 [S]: for each sample the first one of its group with the same tokens and routes, itself if there
+    is none before it.
     """
     first: dict[tuple[int, bytes], int] = {}
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
     ends = np.cumsum(batch.completion_lengths)
     bounds = zip(owner, (ends - batch.completion_lengths).tolist(), ends.tolist(), strict=True)
-    keys = ((group, batch.completions[start:end].tobytes()) for group, start, end in bounds)
+    keys = ((group, _bytes(batch, start, end)) for group, start, end in bounds)
     return np.array([first.setdefault(key, sample) for sample, key in enumerate(keys)], np.int64)
+
+
+def _bytes(batch: Batch, start: int, end: int) -> bytes:
+    """Return all that decides what is computed of a completion's inputs."""
+    found = batch.completions[start:end].tobytes()
+    if batch.routes is not None:
+        found += batch.routes.completions[start : end - 1].tobytes()
+    return found
 
 
 def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterator[Piece]:
@@ -155,9 +167,11 @@ def _without_empty_groups(batch: Batch) -> Batch:
     there = batch.group_sizes > 0
     if there.all():
         return batch
-    prompts = batch.prompts[np.repeat(there, batch.prompt_lengths)]
+    tokens, routes = np.repeat(there, batch.prompt_lengths), batch.routes
+    if routes is not None:
+        routes = routes.part(tokens, slice(None))
     sizes = {"prompt_lengths": batch.prompt_lengths[there], "group_sizes": batch.group_sizes[there]}
-    return msgspec.structs.replace(batch, prompts=prompts, **sizes)
+    return msgspec.structs.replace(batch, prompts=batch.prompts[tokens], routes=routes, **sizes)
 
 
 def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, Piece]]:
@@ -215,7 +229,17 @@ def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
         rows=_ranges_of([part.ids.size for part in parts]),
         parts=tuple(slice(*ends) for ends in itertools.pairwise([0, *kept])),
         tokens=_ranges_of([part.targets.size for part in parts]),
+        replay=_replay(base, [(part.ids.size, part.routes) for part in parts]),
     )
+
+
+def _replay(base: Base, parts: Sequence[tuple[int, np.ndarray | None]]) -> Replay | None:
+    """parts: (tokens, their routes), of which some may have none."""
+    known = next((routes for _, routes in parts if routes is not None), None)
+    if known is None:
+        return None
+    each = [unknown_like(known, tokens) if routes is None else routes for tokens, routes in parts]
+    return replayed(np.concatenate(each), base.device)
 
 
 def _on(base: Base, array: Ints) -> Tensor:
@@ -233,6 +257,7 @@ class _Part:
     starts: Ints
     lengths: Ints
     owner: Ints
+    routes: np.ndarray | None
 
 
 def _part(piece: Piece, row: int, run: int) -> _Part:
@@ -264,6 +289,11 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     of_stems = _steps(stems.lengths)
     after = (np.repeat(whole[owner], lengths) + step)[inputs]
     positions = np.concatenate([np.repeat(stems.starts, stems.lengths) + of_stems, _steps(whole)[own], after])
+    routes = None
+    if batch.routes is not None:
+        of = batch.routes.part(slice(ends[groups.start] - whole[0], ends[groups.stop - 1]), piece.tokens)
+        parts = of.prompts[shared + of_stems], of.prompts[own], of.completions[inputs]
+        routes = np.concatenate(parts)[order]
     return _Part(
         ids=np.concatenate([prompts[shared + of_stems], prompts[own], tokens[inputs]])[order],
         positions=positions[order],
@@ -272,6 +302,7 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
         starts=row + np.cumsum(runs) - runs,
         lengths=runs,
         owner=np.where(sharers < 0, -1, sharers + run),
+        routes=routes,
     )
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lorad.models.base import Base
-from lorad.models.decoder import First, Last, LayerForward, at_once, hidden, logits
+from lorad.models.decoder import Ends, First, Last, LayerForward, at_once, hidden, logits
 from lorad.models.ops import recomputed
 from lorad.protocol.batch import Gradients, PolicyLoss
 from lorad.rl.loss import (
@@ -63,8 +63,7 @@ def forward_backward(
     """
     base, lora = lora.merged(base)
     states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
-    temperature = _temperatures(rows, [w.loss for w in work])
-    chunks = list(_chunks(base, rows))
+    temperature, chunks = _temperatures(rows, [w.loss for w in work]), list(_chunks(base, rows))
     of_samples = any(w.loss.is_of_samples and w.targets.sequence_log_ratios is None for w in work)
     first_pass = None
     if of_samples and len(chunks) > 1:
@@ -97,7 +96,16 @@ def forward_backward(
             gradients[chunk] = part.grad
     if states.requires_grad:
         torch.autograd.backward(states, gradients)
-    return [_gradients(parts, w, of) for parts, w, of in zip(found, work, wanted, strict=True)]
+    given = (_gradients(parts, w, of) for parts, w, of in zip(found, work, wanted, strict=True))
+    return [_counted(each, rows, w, inside) for each, w, inside in zip(given, work, rows.rows, strict=True)]
+
+
+def _counted(found: Gradients, rows: Microbatch, work: GradientWork, inside: slice) -> Gradients:
+    """Add what the replay of routes did with the rows of a piece."""
+    if rows.replay is None or work.batch.routes is None:
+        return found
+    replayed, rerouted, unrouted = rows.replay.counts(inside)
+    return replace(found, replayed=replayed, rerouted=rerouted, unrouted=unrouted)
 
 
 class _Wanted(NamedTuple):
@@ -181,7 +189,8 @@ def recomputing(lora: SlotLora) -> _Run:
 def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """[M, hidden]: the last hidden state at the position that predicts each target."""
     last = Last(rows.leaving, None if lora is None else lora.at(rows.parts))
-    states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run, last, _first(rows, lora))
+    ends = Ends(_first(rows, lora), last)
+    states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run, ends, rows.replay)
     return states.index_select(0, rows.places)
 
 

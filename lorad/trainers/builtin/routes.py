@@ -9,7 +9,7 @@ from torch import Tensor
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.config import modules_in
-from lorad.models.decoder import Last, hidden
+from lorad.models.decoder import Ends, Last, hidden
 from lorad.models.lora import RoutedLora, runs
 
 
@@ -42,7 +42,7 @@ def experts_met(base: Base, prompt: np.ndarray, completion: np.ndarray) -> set[t
     ids = torch.from_numpy(np.concatenate([prompt, completion]).astype(np.int64)).to(base.device)
     places = torch.arange(len(ids), device=base.device)
     predicting = Last(places[len(prompt) - 1 : -1], noted)
-    hidden(base, ids[None], places, CausalAttention(), noted, last=predicting)
+    hidden(base, ids[None], places, CausalAttention(), noted, ends=Ends(last=predicting))
     return noted.met
 
 

@@ -18,6 +18,7 @@ from lorad.errors import Conflict, NotFound
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
+from lorad.models.routes import route_shape
 from lorad.protocol.batch import (
     Batch,
     Gradients,
@@ -82,6 +83,7 @@ class BuiltinTrainer(Trainer):
             vocab=self._base.config.vocab_size,
             deterministic=self._base.device.type == "cpu" or refuses,
             offload=False,
+            routes=route_shape(self._base),
         )
 
     def modules(self) -> dict[str, tuple[int, int]]:

@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from lorad.errors import SpecError
+from lorad.models.routes import replayed
+from lorad.routes import RouteShape
 from lorad.trainers.arguments import ATTENTION
 from lorad.trainers.fsdp import architecture, experts, weights
 from lorad.trainers.fsdp.adapter import AdapterRoom
@@ -92,6 +94,8 @@ class _FsdpBody(Body):
         self._mixtures = experts.experts_in(layers, self._model)
         if self._mixtures:
             experts.compute_experts(self._model)
+        self._routes = experts.route_shape(self._model, self._mixtures)
+        self._router = experts.Router(self._model, self._mixtures if self._routes else {})
         shapes = architecture.linear_shapes(self._model, layers)
         self._room = AdapterRoom(self._model, shapes, self._mixtures)
         mesh, ignored = DeviceMesh.from_group(self._world, self.device.type), self._room.parameters()
@@ -154,6 +158,7 @@ class _FsdpBody(Body):
             return given
 
         self._recompute.on = recompute
+        self._router.replay = None if rows.routes is None else replayed(rows.routes, self.device)
         decoder.forward = through
         try:
             with self._room.acting(adapter, train):
@@ -162,6 +167,13 @@ class _FsdpBody(Body):
             del decoder.forward
         states: Tensor = found[0]
         return states + 0 * seen[0, :1].to(states.dtype) if torch.is_grad_enabled() else states
+
+    @property
+    def routes(self) -> RouteShape | None:
+        return self._routes
+
+    def replayed(self) -> tuple[int, int, int]:
+        return self._router.replay.counts() if self._router.replay is not None else (0, 0, 0)
 
     @property
     def experts(self) -> Sequence[str]:

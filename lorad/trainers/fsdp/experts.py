@@ -10,6 +10,7 @@ to the weights, which goes wrong when these are sharded.)
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +20,16 @@ from torch.autograd import Function
 from lorad.adapters.adapter import AdapterConfig
 from lorad.models.experts import ends_of, grouped
 from lorad.models.ops import apply
+from lorad.models.routes import Replay
+from lorad.routes import RouteShape
+from lorad.trainers.arguments import REPLAYS
 
 _IMPLEMENTATION = "lorad"  # the function's name among transformers' own
 _FAMILIES = {"qwen3_moe", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3"}
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
 _PLACE = "lorad_adapter"  # an attribute of the module: a `_Pairs`
 _SEEN = "lorad_routes"  # another: a list of the routes that came by
+_Routed = tuple[Tensor, Tensor, Tensor]
 _Run = tuple[int, int, int]
 """(which of a `_Pair`, first row, end): rows of one adapted expert."""
 
@@ -159,6 +164,39 @@ def watched(modules: Mapping[str, Any]) -> Iterator[dict[str, list[Tensor]]]:
     finally:
         for module in modules.values():
             module.__dict__.pop(_SEEN)
+
+
+class Router:
+    """Replays routes in the routers of a model's mixtures, which are beside the experts, as `mlp.gate` is
+    beside `mlp.experts`. What `replay` is set to holds until the next: a backward may recompute a layer.
+    """
+
+    def __init__(self, model: nn.Module, modules: Mapping[str, Any]) -> None:
+        self.replay: Replay | None = None
+        for number, path in enumerate(modules):
+            gate: Any = model.get_submodule(f"{path.rpartition('.')[0]}.gate")
+            gate.register_forward_hook(partial(self._replayed, number))
+
+    def _replayed(self, number: int, gate: Any, _: object, given: _Routed) -> _Routed | None:
+        """Weigh the experts of the replay as the router weighs its own. given: (logits [tokens, experts],
+        weights and experts [tokens, per token]).
+        """
+        if self.replay is None:
+            return None
+        logits, _weights, own = given
+        index = self.replay(number, None, own)
+        weights = nn.functional.softmax(logits, dtype=torch.float, dim=-1).gather(1, index)
+        if gate.norm_topk_prob:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return logits, weights.to(logits.dtype), index
+
+
+def route_shape(model: Any, modules: Mapping[str, Any]) -> RouteShape | None:
+    """None where the model is no mixture, or one whose routes cannot be replayed."""
+    config = model.config.get_text_config()
+    if not modules or config.model_type not in REPLAYS:
+        return None
+    return RouteShape(len(modules), next(iter(modules.values())).num_experts, config.num_experts_per_tok)
 
 
 def _is_mixture(module: nn.Module) -> bool:

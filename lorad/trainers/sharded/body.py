@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.rl.loss import TokenLogprobs
+from lorad.routes import RouteShape
 from lorad.trainers.base import LoraType
 from lorad.trainers.sharded.head import Differentiating, RowLoss, Scoring, Visit, likely_of
 from lorad.trainers.sharded.rows import Rows
@@ -160,6 +161,15 @@ class Body(ABC):
         visit: called once amid the forward, with these states and the output layer, whose weights are
         gathered once for all that it computes. Without it no logits are made.
         """
+
+    @property
+    def routes(self) -> RouteShape | None:
+        """Return the routes of the base, where `states` sends tokens to the experts of `Rows.routes`."""
+        return None
+
+    def replayed(self) -> tuple[int, int, int]:
+        """Return what `Replay.counts` says of the last `states`; zeros where it had no routes."""
+        return 0, 0, 0
 
     def met(self, rows: Rows) -> Tensor:
         """bool [experts]: whether the scores that predict the targets depend on each of `experts`."""

@@ -8,18 +8,20 @@ import torch
 from torch import Tensor
 
 from lorad.protocol.batch import Batch
+from lorad.routes import unknown_like
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One sample of a batch. tokens: int32, prompt and completion. targets: which of these. place: of its
-    first target among those of the batch.
+    first target among those of the batch. routes: of the tokens, where they are known.
     """
 
     sample: int
     tokens: np.ndarray
     targets: np.ndarray
     place: int
+    routes: np.ndarray | None = None
 
     @property
     def inputs(self) -> int:
@@ -41,6 +43,7 @@ class Rows:
     targets: Tensor  # int64 [M]
     samples: np.ndarray  # int64 [sequences]: which of the batch's
     places: np.ndarray  # int64 [M]: of the targets, among those of the batch
+    routes: np.ndarray | None = None  # [N, layers, per token]: where the engine sent them
 
     @property
     def longest(self) -> int:
@@ -53,12 +56,19 @@ def sequences(batch: Batch) -> list[Sample]:
     place = start = 0
     if not batch.completion_lengths.size:
         return found
+    begin = 0  # of the prompt
     for prompt, completions in batch.groups():
+        before, begin = begin, begin + len(prompt)
         for completion in completions:
             end = start + len(completion)
+            routes = None
+            if batch.routes is not None:
+                of = batch.routes.part(slice(before, begin), slice(start, end))
+                routes = np.concatenate([of.prompts, of.completions])
             targets = np.arange(len(prompt), len(prompt) + len(completion))
             targets = targets if batch.sampled is None else targets[batch.sampled[start:end]]
-            found.append(Sample(len(found), np.concatenate([prompt, completion]), targets, place))
+            tokens = np.concatenate([prompt, completion])
+            found.append(Sample(len(found), tokens, targets, place, routes))
             place, start = place + targets.size, end
     return found
 
@@ -112,4 +122,13 @@ def pack(row: Sequence[Sample], device: torch.device) -> Rows:
         targets=moved(np.concatenate([empty, *(s.tokens[s.targets] for s in row)])),
         samples=np.array([s.sample for s in row], np.int64),
         places=np.concatenate([empty, *places]),
+        routes=_routes(row),
     )
+
+
+def _routes(row: Sequence[Sample]) -> np.ndarray | None:
+    """Return the routes of what is read of these samples; None where none has any."""
+    known = next((s.routes for s in row if s.routes is not None), None)
+    if known is None:
+        return None
+    return np.concatenate([unknown_like(known, s.inputs) if s.routes is None else s.routes[:-1] for s in row])

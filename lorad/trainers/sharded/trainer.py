@@ -64,6 +64,8 @@ from lorad.trainers.slot_math import initial_a
 T = TypeVar("T")
 _TOKENS_PER_MICROBATCH = 16384
 """For log-probabilities of the base, which belong to no slot."""
+_REPLAYED = ("replayed", "rerouted", "unrouted")
+"""What `Body.replayed` returns, as fields of LossStats."""
 
 
 class RankTrainer:
@@ -89,6 +91,7 @@ class RankTrainer:
             losses=tuple(
                 term for term in LOSSES if term != OF_PAIRS and (term != VALUE_LOSS or self._body.has_states)
             ),
+            routes=self._body.routes,
         )
 
     def modules(self) -> dict[str, tuple[int, int]]:
@@ -149,6 +152,7 @@ class RankTrainer:
             collect = partial(held.collect, mounted.parameters)
             recompute = held.spec.activation_checkpointing
             self._body.backward(row, losses.of(row, collect), recompute=recompute)
+            losses.stats += LossStats(**dict(zip(_REPLAYED, self._body.replayed(), strict=True)))
             collect()
         held.draws += 1
         stats = over_ranks(losses.stats, self._body.dp, self._body.device)

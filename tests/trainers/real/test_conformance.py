@@ -15,6 +15,7 @@ from tests.conformance.reference import VOCAB
 from tests.conformance.trainer_experts import MixtureOfExperts
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
 from tests.conformance.trainer_numbers import Numbers
+from tests.conformance.trainer_routes import ReplayedRoutes
 from tests.conformance.trainer_suite import PolicySuite, TrainerSuite
 from tests.models.test_families import make_model
 from tests.trainers.real.lent import Lender
@@ -134,9 +135,9 @@ class TestMixtureOnMegatronExpertParallel(MixtureOfExperts, Ranks, TrainerSuite)
 
 
 @pytest.mark.long
-class TestMixtureOnOneRank(MixtureOfExperts, Ranks, TrainerSuite):
+class TestMixtureOnOneRank(MixtureOfExperts, ReplayedRoutes, Ranks, TrainerSuite):
     backend, sizes = "fsdp", {}
 
 
-class TestMixtureOnTwoRanks(MixtureOfExperts, Ranks, TrainerSuite):
+class TestMixtureOnTwoRanks(MixtureOfExperts, ReplayedRoutes, Ranks, TrainerSuite):
     backend, sizes = "fsdp", {"dp": 2}

@@ -1,0 +1,58 @@
+"""Whether the routes of a mixture can be recorded and replayed, looked at before anything starts."""
+
+from typing import NamedTuple
+
+from lorad.backends import registry
+from lorad.errors import SpecError
+from lorad.models.facts import ModelFacts
+from lorad.spec.model import Spec
+from lorad.trainers.arguments import REPLAYS
+
+_RECORDS = frozenset({"builtin"})  # engines
+
+
+class _Lack(NamedTuple):
+    why: str
+    hint: str
+
+
+def check_routes(spec: Spec, facts: ModelFacts) -> list[str]:
+    """Return warnings. Raises SpecError where `rollout.routes: record` asks for what cannot be."""
+    lack = _lack(spec, facts)
+    if spec.rollout.routes == "record" and lack is not None:
+        raise SpecError(lack.why, key="rollout.routes", hint=f"{lack.hint} Or leave it out.")
+    if lack is None or not is_due(spec, facts):
+        return []
+    return [
+        f"rollout.routes: {lack.why}, so experts may differ between rollout and training, which bfloat16 "
+        f"makes likely. {lack.hint}"
+    ]
+
+
+def records_routes(spec: Spec, facts: ModelFacts) -> bool:
+    """Return what `rollout.routes` comes to."""
+    return is_due(spec, facts) and _lack(spec, facts) is None
+
+
+def is_due(spec: Spec, facts: ModelFacts) -> bool:
+    """Return whether routes are asked for, or the base is a mixture whose routes rounding changes."""
+    dtype = facts.dtype if spec.model.dtype == "auto" else spec.model.dtype
+    is_auto = spec.rollout.routes == "auto" and spec.algorithm.kind == "rl"
+    return spec.rollout.routes == "record" or (is_auto and bool(facts.experts) and dtype == "bfloat16")
+
+
+def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
+    """Return what keeps routes from being replayed."""
+    trainer, engine = spec.trainer.backend, spec.rollout.backend
+    if not facts.experts:
+        return _Lack("the model is no mixture of experts, there is nothing to record", "Name another model.")
+    if spec.algorithm.kind != "rl":
+        return _Lack(f"{spec.algorithm.name} trains on no samples of the engine", "Set it to off.")
+    if engine in registry.SERVERS and engine not in _RECORDS:
+        return _Lack(f"lorad reads no routes of {engine}", "Use rollout.backend: builtin.")
+    if trainer == "megatron":
+        return _Lack("the megatron trainer replays no routes", "Use trainer.backend: fsdp or builtin.")
+    if trainer == "fsdp" and facts.model_type not in REPLAYS:
+        known = ", ".join(REPLAYS)
+        return _Lack(f"fsdp replays no routes of {facts.model_type}, only of {known}", "Set it to off.")
+    return None

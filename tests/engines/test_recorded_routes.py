@@ -1,0 +1,106 @@
+"""Routes that the builtin engine records: those of one pass over each whole sample."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from lorad.engines.builtin.calls import Call, HeldLora
+from lorad.engines.builtin.decode import DecodeBatch
+from lorad.engines.builtin.prefix import BLOCK, PrefixCache
+from lorad.models.attention import CausalAttention
+from lorad.models.base import Base
+from lorad.models.decoder import hidden
+from lorad.models.directory import resolve
+from lorad.models.kv import bytes_per_token
+from lorad.models.loading import load_base
+from lorad.models.merge import Merger
+from lorad.models.routes import Recording, route_shape
+from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
+from lorad.routes import is_unknown
+from tests.engines.test_decode_batch import ENOUGH, NEVER, finish, version
+
+LONG = [4 + n % 60 for n in range(BLOCK + 9)]
+
+
+@pytest.fixture(scope="module")
+def models() -> Merger:
+    return Merger(load_base(resolve("builtin:tiny-moe"), torch.float32, torch.device("cpu")))
+
+
+def asked(held: HeldLora, counts: Sequence[int], start: Sequence[int], new: int = 40) -> Call:
+    prompts = [
+        Prompt(
+            str(n), np.array([*start, 4 + n], np.int32), np.arange(50 * n, 50 * n + count, dtype=np.uint64)
+        )
+        for n, count in enumerate(counts)
+    ]
+    return Call("r", held, prompts, Sampling(new, temperature=2.0, routes=True), None)
+
+
+@torch.no_grad()
+def whole(base: Base, held: HeldLora, tokens: Sequence[int]) -> np.ndarray:
+    shape = route_shape(base)
+    assert shape is not None
+    recording, ids = Recording(shape), torch.tensor(tokens)
+    hidden(base, ids[None], torch.arange(len(ids)), CausalAttention(), held.lora, routing=recording)
+    return recording.routes()
+
+
+def chunks_of(batch: DecodeBatch, *calls: Call) -> dict[tuple[Call, str, int], Chunk]:
+    for call in calls:
+        batch.join(call)
+    reports = []
+    while batch.calls:
+        reports += batch.run(60)
+    return {(call, chunk.prompt, chunk.index): chunk for call, chunks, _ in reports for chunk in chunks}
+
+
+def assert_whole(models: Merger, found: dict[tuple[Call, str, int], Chunk]) -> None:
+    assert found
+    for (call, prompt, index), chunk in found.items():
+        start = call.groups[int(prompt)].tokens.tolist()
+        assert chunk.routes is not None
+        expected = whole(models.base, call.held, [*start, *chunk.tokens.tolist()][:-1])
+        expected = expected[len(start) * (index > 0) :]
+        assert np.array_equal(chunk.routes[:-1], expected)
+        assert is_unknown(chunk.routes).tolist() == [False] * len(expected) + [True]
+
+
+def test_versions_in_one_batch_each_have_theirs(models: Merger) -> None:
+    helds = [version(models.base, 1), version(models.base, 2), NEVER]
+    calls = [asked(held, [2, 1], [5, 9, 7]) for held in helds]
+    assert_whole(models, chunks_of(DecodeBatch(models, 64, ENOUGH), *calls))
+
+
+def test_cached_prefixes_keep_their_routes(models: Merger) -> None:
+    batch, held = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH)), version(models.base, 1)
+    finish(
+        batch,
+        Call("r", held, [Prompt("0", np.array(LONG, np.int32), np.zeros(1, np.uint64))], Sampling(2), None),
+    )
+    calls = [asked(held, [2, 1], LONG), asked(held, [1], LONG)]
+    before = calls[0].caller.cached
+    assert_whole(models, chunks_of(batch, *calls))
+    assert calls[0].caller.cached > before
+
+
+def test_samples_that_lost_their_place_keep_them(models: Merger) -> None:
+    small, call = (
+        DecodeBatch(models, 64, 300 * bytes_per_token(models.base)),
+        asked(NEVER, [4, 4], [5, 9], 120),
+    )
+    assert_whole(models, chunks_of(small, call))
+    assert small.preempted
+
+
+def test_routes_travel_with_their_chunks(models: Merger) -> None:
+    call = asked(NEVER, [2, 1], [5, 9, 7])
+    chunks = list(chunks_of(DecodeBatch(models, 64, ENOUGH), call).values())
+    prompts = [Prompt(str(n), np.zeros(1, np.int32), np.zeros(2, np.uint64)) for n in range(2)]
+    there = [one.routes for one in Chunks.of("v", chunks, {"0": 0, "1": 1}).split(prompts)]
+    assert len(there) == 3
+    for chunk, routes in zip(chunks, there, strict=True):
+        assert chunk.routes is not None and routes is not None
+        assert np.array_equal(chunk.routes, routes)

@@ -1,0 +1,69 @@
+"""Routes of mixtures: what cannot record or replay them is said before anything starts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.errors import SpecError
+from lorad.models.directory import resolve
+from lorad.models.facts import ModelFacts, read_facts
+from lorad.preflight.routes import check_routes, records_routes
+from lorad.routes import RouteShape
+from lorad.spec.model import Spec, convert
+from tests.kit.fakes.foreign_models import make_moe
+
+MIXTURE = read_facts(resolve("builtin:tiny-moe"))
+DENSE = read_facts(resolve("builtin:tiny"))
+
+
+def spec(routes: str, dtype: str = "bfloat16", **more: Any) -> Spec:
+    rollout = {"routes": routes, **more.pop("rollout", {})}
+    return convert({"data": {"train": "sort"}, "model": {"dtype": dtype}, "rollout": rollout, **more})
+
+
+def of_type(model_type: str) -> ModelFacts:
+    return replace(MIXTURE, model_type=model_type)
+
+
+@pytest.mark.parametrize(
+    ("given", "facts", "says"),
+    [
+        ({}, DENSE, "no mixture"),
+        ({"trainer": {"backend": "megatron"}}, MIXTURE, "the megatron trainer replays no routes"),
+        ({"trainer": {"backend": "fsdp"}}, of_type("glm4_moe"), "fsdp replays no routes of glm4_moe"),
+        ({"algorithm": "sft"}, MIXTURE, "sft trains on no samples"),
+    ],
+)
+def test_record_is_refused_where_nothing_can(given: dict[str, Any], facts: ModelFacts, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as refused:
+        check_routes(spec("record", **given), facts)
+    assert refused.value.key == "rollout.routes" and refused.value.hint
+    assert not records_routes(spec("auto", **given), facts)
+
+
+def test_auto_warns_where_bfloat16_needs_it() -> None:
+    trained: dict[str, Any] = {"trainer": {"backend": "megatron"}}
+    (warning,) = check_routes(spec("auto", **trained), MIXTURE)
+    assert "megatron trainer replays no routes" in warning and "fsdp or builtin" in warning
+    for quiet in (spec("auto", "float32", **trained), spec("off", **trained), spec("auto")):
+        assert check_routes(quiet, MIXTURE) == []
+    assert check_routes(spec("auto"), DENSE) == []
+
+
+def test_auto_is_record_in_bfloat16_alone() -> None:
+    found = {
+        (routes, dtype): records_routes(spec(routes, dtype), MIXTURE)
+        for routes in ("auto", "record", "off")
+        for dtype in ("float32", "bfloat16")
+    }
+    assert [key for key, records in found.items() if records] == [
+        ("auto", "bfloat16"), ("record", "float32"), ("record", "bfloat16"),
+    ]  # fmt: skip
+
+
+def test_shapes_of_routes_are_read_off_any_model(tmp_path: Path) -> None:
+    make_moe(tmp_path)
+    assert read_facts(tmp_path).routes == RouteShape(layers=2, experts=4, per_token=1)
+    assert MIXTURE.routes == RouteShape(layers=3, experts=4, per_token=2) and DENSE.routes is None
