@@ -45,6 +45,9 @@ class QKNorm(NamedTuple):
 
     def normed(self, qk: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return qk [..., heads + kv heads, head_dim] with its norms, and 1 / rms of each part."""
+        if not self.heads:  # decoding a small model, a list would be noticed
+            normed, r = _rms_norm(qk, None, self.eps)
+            return normed * self.weight, [r]
         found = [_rms_norm(part, None, self.eps) for part in self._parts(qk)]
         return self._joined([part for part, _ in found], qk) * self.weight, [r for _, r in found]
 

@@ -1,13 +1,14 @@
 """What the fsdp trainer decides before it shards anything."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from lorad.models.facts import read_facts
 from lorad.trainers.fsdp import architecture, experts
-from tests.models.test_families import make_model
+from tests.models.test_families import MIXTURES, make_model
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -32,23 +33,11 @@ def test_attention_that_is_not_installed_is_left(tmp_path: Path) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize(
-    ("family", "count"), [("qwen3_moe", 8), ("qwen2_moe", 8), ("olmoe", 8), ("mixtral", 0), ("qwen3", 0)]
-)
-def test_experts_are_found_where_names_agree(tmp_path: Path, family: str, count: int) -> None:
-    """Checkpoints of Mixtral call the linears of an expert w1, w2 and w3."""
-    sizes: dict[str, Any] = {
-        "num_experts": 4,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-    }
-    if family == "qwen2_moe":
-        sizes |= {"shared_expert_intermediate_size": 16}
-    if family in ("qwen3", "mixtral"):
-        sizes = {"num_local_experts": 4} if family == "mixtral" else {}
-    make_model(tmp_path, family, **sizes)
+@pytest.mark.parametrize("family", [*MIXTURES, "qwen3"])
+def test_experts_are_named_as_in_checkpoints(tmp_path: Path, family: str) -> None:
+    make_model(tmp_path, family)
     model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["sdpa"])
     found = experts.experts_in(architecture.decoder_layers(model), model)
-    assert len(experts.names_of(found)) == count
-    assert len(experts.expert_shapes(found)) == 3 * count
+    assert experts.expert_shapes(found) == read_facts(tmp_path).experts
+    stored = {f"{name}.weight" for name in read_facts(tmp_path).experts}
+    assert set(experts.parts_of(found)) == stored <= set(load_file(tmp_path / "model.safetensors"))

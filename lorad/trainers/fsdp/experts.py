@@ -25,8 +25,9 @@ from lorad.routes import RouteShape
 from lorad.trainers.arguments import REPLAYS
 
 _IMPLEMENTATION = "lorad"  # the function's name among transformers' own
-_FAMILIES = {"qwen3_moe", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3"}
+_FAMILIES = {"qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "glm4_moe", "deepseek_v3"}
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
+_MIXTRAL, _OF_MIXTRAL = ".block_sparse_moe.", ("w1", "w3", "w2")  # its checkpoints have other names
 _PLACE = "lorad_adapter"  # an attribute of the module: a `_Pairs`
 _SEEN = "lorad_routes"  # another: a list of the routes that came by
 _Routed = tuple[Tensor, Tensor, Tensor]
@@ -64,16 +65,24 @@ class _Pairs:
 
 
 def experts_in(layers: Sequence[nn.Module], model: Any) -> dict[str, Any]:
-    """Find the modules of experts by name, if `_forward` can compute all of the model's, and checkpoints name
-    their linears as `expert_shapes` does.
+    """Find the modules of experts by their name in checkpoints, if `_forward` can compute all of the model's,
+    and checkpoints name their linears as `expert_shapes` does.
     """
-    if model.config.get_text_config().model_type not in _FAMILIES:
+    family = model.config.get_text_config().model_type
+    if family not in _FAMILIES:
         return {}
     inside = {id(module) for layer in layers for module in layer.modules()}
     found = {name: module for name, module in model.named_modules() if _is_mixture(module)}
     if any(id(module) not in inside or not _is_plain(module) for module in found.values()):
         return {}
+    if family == "mixtral":
+        return {name.replace(".mlp.", _MIXTRAL): module for name, module in found.items()}
     return found
+
+
+def _linears_of(path: str) -> tuple[str, ...]:
+    """Return the names in checkpoints of an expert's `_LINEARS`."""
+    return _OF_MIXTRAL if _MIXTRAL in path else _LINEARS
 
 
 def expert_shapes(modules: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
@@ -83,9 +92,9 @@ def expert_shapes(modules: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         count, doubled, hidden = module.gate_up_proj.shape
         inner = doubled // 2
         for expert in range(count):
-            for linear in _LINEARS:
+            for linear, name in zip(_LINEARS, _linears_of(path), strict=True):
                 shape = (hidden, inner) if linear == "down_proj" else (inner, hidden)
-                shapes[f"{path}.{expert}.{linear}"] = shape
+                shapes[f"{path}.{expert}.{name}"] = shape
     return shapes
 
 
@@ -96,10 +105,10 @@ def parts_of(modules: Mapping[str, Any]) -> dict[str, Part]:
         inner = module.gate_up_proj.shape[1] // 2
         rows = {"gate_proj": slice(0, inner), "up_proj": slice(inner, 2 * inner), "down_proj": slice(None)}
         for expert in range(module.num_experts):
-            for linear in _LINEARS:
+            for linear, name in zip(_LINEARS, _linears_of(path), strict=True):
                 fused = "down_proj" if linear == "down_proj" else "gate_up_proj"
-                name = f"{path}.{expert}.{linear}.weight"
-                found[name] = Part(f"{path}.{fused}", expert, rows[linear])
+                part = Part(f"{path.replace(_MIXTRAL, '.mlp.')}.{fused}", expert, rows[linear])
+                found[f"{path}.{expert}.{name}.weight"] = part
     return found
 
 
@@ -135,7 +144,8 @@ def put(
         )
         pairs[path, linear] = _Pair(tuple(experts), a, b)
     for path, module in modules.items():
-        mine = {linear: pair for (its, linear), pair in pairs.items() if its == path}
+        names = dict(zip(_linears_of(path), _LINEARS, strict=True))
+        mine = {names[linear]: pair for (its, linear), pair in pairs.items() if its == path}
         if mine:
             setattr(module, _PLACE, _Pairs(mine, config.scale, config.dropout))
     return pairs

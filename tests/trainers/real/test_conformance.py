@@ -12,7 +12,7 @@ from lorad.errors import SpecError
 from lorad.protocol.batch import VALUE_LOSS
 from lorad.trainers.base import Trainer
 from tests.conformance.reference import VOCAB
-from tests.conformance.trainer_experts import MixtureOfExperts
+from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_routes import ReplayedRoutes
@@ -140,4 +140,12 @@ class TestMixtureOnOneRank(MixtureOfExperts, ReplayedRoutes, Ranks, TrainerSuite
 
 
 class TestMixtureOnTwoRanks(MixtureOfExperts, ReplayedRoutes, Ranks, TrainerSuite):
+    backend, sizes = "fsdp", {"dp": 2}
+
+
+class TestMixtralOnTwoRanks(Mixtral, Ranks):
+    backend, sizes = "fsdp", {"dp": 2}
+
+
+class TestGlm4MoeOnTwoRanks(Glm4Moe, Ranks):
     backend, sizes = "fsdp", {"dp": 2}
