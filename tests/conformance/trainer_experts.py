@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lorad.adapters.adapter import Adapter
 from lorad.trainers.base import Policy, Trainer
 from tests.conformance.reference import VOCAB, random_batch, reference_logprobs, reference_model
 from tests.conformance.trainer_kit import TrainerCase, accumulate, open_trained, targets_for
@@ -35,24 +36,8 @@ class MixtureOfExperts(TrainerCase):
         """PEFT makes one pair of an expert's gate and up, with more numbers that get a gradient. Here it
         comes from that of the merged weights: dA = s B^T dW and dB = s dW A^T.
         """
-        await open_trained(trainer, "a")
-        adapter, model, batch = await trainer.export("a"), reference_model(base), random_batch(5)
-        pairs, scale = {}, adapter.config.scale
-        for module in adapter.config.modules:
-            a, b = (torch.tensor(adapter.tensors[f"{module}.lora_{half}.weight"]) for half in "AB")
-            pairs[module] = a, b
-            with torch.no_grad():
-                weight_in(model, module).data.add_(scale * b @ a)
-        await accumulate(trainer, "a", batch)
-        weights = targets_for(batch).advantages / batch.completions.size
-        logprobs = reference_logprobs(model, batch)
-        logprobs.backward(-logprobs.new_tensor(weights))
-        squares = 0.0
-        for module, (a, b) in pairs.items():
-            grad = scale * weight_in(model, module, of_gradients=True)
-            squares += float((b.T @ grad).square().sum() + (grad @ a.T).square().sum())
-        result = await trainer.optim_step("a", 0.0, 0.0)
-        assert result.grad_norm == pytest.approx(squares**0.5, rel=1e-3)
+        expected, found = await gradient_of_merged(trainer, base)
+        assert found == pytest.approx(expected, rel=1e-3)
 
     async def test_unmet_experts_are_those_that_change_nothing(self, trainer: Trainer, base: Path) -> None:
         model, batch = reference_model(base), random_batch(5, groups=1, samples=1)
@@ -77,13 +62,37 @@ class MixtureOfExperts(TrainerCase):
         await open_trained(trainer, "a", modules=modules)
         adapter, model, batch = await trainer.export("a"), reference_model(base), random_batch(5)
         assert adapter.config.modules == modules
+        assert all(b.any() for _, b in merged_into(model, adapter).values())
         with torch.no_grad():
-            for module in modules:
-                a, b = (torch.tensor(adapter.tensors[f"{module}.lora_{half}.weight"]) for half in "AB")
-                assert b.any()
-                weight_in(model, module).add_(adapter.config.scale * b @ a)
             expected = reference_logprobs(model, batch).numpy()
         assert abs(await trainer.logprobs(Policy("a"), batch) - expected).max() < 1e-4
+
+
+async def gradient_of_merged(trainer: Trainer, base: Path, **settings: object) -> tuple[float, float]:
+    """The norm of the gradient of a trained slot: by autograd through merged weights, and the trainer's."""
+    await open_trained(trainer, "a", **settings)
+    adapter, model, batch = await trainer.export("a"), reference_model(base), random_batch(5)
+    pairs = merged_into(model, adapter)
+    await accumulate(trainer, "a", batch)
+    weights = targets_for(batch).advantages / batch.completions.size
+    logprobs = reference_logprobs(model, batch)
+    logprobs.backward(-logprobs.new_tensor(weights))
+    squares = 0.0
+    for module, (a, b) in pairs.items():
+        grad = adapter.config.scale_of(module) * weight_in(model, module, of_gradients=True)
+        squares += float((b.T @ grad).square().sum() + (grad @ a.T).square().sum())
+    return squares**0.5, (await trainer.optim_step("a", 0.0, 0.0)).grad_norm
+
+
+def merged_into(model: torch.nn.Module, adapter: Adapter) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Add the adapter to the model's weights; A and B of each module."""
+    pairs = {}
+    for module in adapter.config.modules:
+        a, b = (torch.tensor(adapter.tensors[f"{module}.lora_{half}.weight"]) for half in "AB")
+        pairs[module] = a, b
+        with torch.no_grad():
+            weight_in(model, module).data.add_(adapter.config.scale_of(module) * b @ a)
+    return pairs
 
 
 def weight_in(model: torch.nn.Module, module: str, *, of_gradients: bool = False) -> torch.Tensor:

@@ -12,6 +12,7 @@ from lorad.errors import AdapterRefused, SpecError
 from lorad.protocol.batch import VALUE_LOSS
 from lorad.trainers.base import Trainer
 from tests.conformance.reference import VOCAB
+from tests.conformance.trainer_expert_ranks import ExpertRanks
 from tests.conformance.trainer_experts import MixtureOfExperts
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
 from tests.conformance.trainer_numbers import Numbers
@@ -142,9 +143,9 @@ class TestMixtureOnMegatron(Ranks):
 
 
 @pytest.mark.long
-class TestMixtureOnOneRank(MixtureOfExperts, Ranks, TrainerSuite):
+class TestMixtureOnOneRank(MixtureOfExperts, ExpertRanks, Ranks, TrainerSuite):
     backend, sizes = "fsdp", {}
 
 
-class TestMixtureOnTwoRanks(MixtureOfExperts, Ranks, TrainerSuite):
+class TestMixtureOnTwoRanks(MixtureOfExperts, ExpertRanks, Ranks, TrainerSuite):
     backend, sizes = "fsdp", {"dp": 2}
