@@ -26,7 +26,9 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     yield "run", f"{check.name} (not made: this is a check)"
     yield "model", f"{check.model_path}, {check.parameters:,} parameters, {check.model_dtype}"
     share = f"{check.adapter_parameters / check.parameters:.2%}" if check.parameters else "unknown share"
-    rank = spec.get("lora", {}).get("rank")
+    lora = spec.get("lora", {})
+    rank, of_experts = lora.get("rank"), lora.get("experts", {}).get("rank", "auto")
+    rank = rank if of_experts in ("auto", rank) else f"{rank} ({of_experts} on experts)"
     yield (
         "adapter",
         f"rank {rank} on {check.modules} linears: {check.adapter_parameters:,} parameters ({share})",

@@ -11,8 +11,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
+from lorad.adapters.targets import experts_of
 from lorad.adapters.tensors import serialized
 
 T = TypeVar("T")
@@ -23,7 +24,9 @@ PEFT_PREFIX = "base_model.model."
 class AdapterConfig(Struct, frozen=True):
     """What a set of tensors needs to be applied: y += scale * B(A(x)) on each module of `modules`.
 
-    modules: logical names, sorted. scale: alpha / rank, or alpha / sqrt(rank) with rslora.
+    modules: logical names, sorted. scale: alpha / rank, or alpha / sqrt(rank) with rslora. expert_rank: the
+    rank on linears of experts, which is the rank in their scale too (as with PEFT's rank_pattern and
+    Megatron-Bridge's normalize_moe_lora); None where it is `rank`, or where no expert is adapted.
     """
 
     rank: int
@@ -31,10 +34,45 @@ class AdapterConfig(Struct, frozen=True):
     modules: tuple[str, ...]
     rslora: bool = False
     dropout: float = 0.0
+    expert_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.expert_rank is not None and (self.expert_rank == self.rank or not self.experts):
+            force_setattr(self, "expert_rank", None)
 
     @property
     def scale(self) -> float:
-        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+        """Return the scale on all modules but those of experts."""
+        return self._scale(self.rank)
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        """Return the modules that are linears of experts."""
+        return tuple(module for module in self.modules if experts_of(module))
+
+    @property
+    def rank_of_experts(self) -> int:
+        return self.rank if self.expert_rank is None else self.expert_rank
+
+    @property
+    def max_rank(self) -> int:
+        """Return the highest rank that any module has."""
+        if self.expert_rank is None:
+            return self.rank
+        return max(self.expert_rank, self.rank if len(self.experts) < len(self.modules) else 0)
+
+    @property
+    def scale_of_experts(self) -> float:
+        return self._scale(self.rank_of_experts)
+
+    def rank_of(self, module: str) -> int:
+        return self.rank_of_experts if experts_of(module) else self.rank
+
+    def scale_of(self, module: str) -> float:
+        return self._scale(self.rank_of(module))
+
+    def _scale(self, rank: int) -> float:
+        return self.alpha / (rank**0.5 if self.rslora else rank)
 
 
 class Outline(NamedTuple):

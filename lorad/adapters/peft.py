@@ -16,7 +16,8 @@ from typing import Any
 
 from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig, Outline
 from lorad.adapters.directory import FileFact
-from lorad.adapters.targets import HEAD, entry_matches, leaf
+from lorad.adapters.patterns import Pattern, patterns_of
+from lorad.adapters.targets import HEAD, entry_matches, experts_of, leaf
 from lorad.adapters.tensors import find_tensor, read_shapes, read_tensors, same_values
 from lorad.bounds import JSON_BYTES
 from lorad.errors import AdapterRefused
@@ -43,8 +44,6 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "bias": ((None, "none"), "biases are not adapted; train with bias='none'"),
     "lora_bias": ((None, False), "biases are not adapted; train with lora_bias=False"),
     "modules_to_save": ((None, []), "whole modules do not fit an adapter; train with modules_to_save=None"),
-    "rank_pattern": ((None, {}), "one rank holds for all modules; train without rank_pattern"),
-    "alpha_pattern": ((None, {}), "one alpha holds for all modules; train without alpha_pattern"),
     "layer_replication": ((None, []), "replicated layers change the base; train without layer_replication"),
     "trainable_token_indices": (
         (None, [], {}),
@@ -88,16 +87,8 @@ def outline(directory: Path) -> Outline:
     )
     named = {_logical(name, directory): shape for name, shape in shapes.items() if not name.endswith(_COPY)}
     modules = _paired_modules(named, directory)
-    _check_ranks(named, settings["r"], directory)
     _check_targets(modules, settings, directory)
-    config = AdapterConfig(
-        rank=settings["r"],
-        alpha=float(settings["lora_alpha"]),
-        modules=modules,
-        rslora=bool(settings.get("use_rslora")),
-        dropout=float(settings.get("lora_dropout") or 0.0),
-    )
-    return Outline(config, named, copies)
+    return Outline(_config_of(modules, named, settings, directory), named, copies)
 
 
 def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
@@ -161,6 +152,7 @@ def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": config.rslora,
+        **patterns_of(config),
     }
 
 
@@ -270,9 +262,70 @@ def _paired_modules(tensors: Iterable[str], directory: Path) -> tuple[str, ...]:
     return tuple(sorted(halves))
 
 
-def _check_ranks(shapes: Mapping[str, tuple[int, ...]], rank: int, directory: Path) -> None:
-    for name, shape in shapes.items():
-        axis = 0 if ".lora_A." in name else 1
+def _config_of(
+    modules: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    settings: Mapping[str, Any],
+    directory: Path,
+) -> AdapterConfig:
+    """Return what both files say: one rank for all linears, and one for those of experts, at one alpha.
+
+    Raises AdapterRefused where they say anything else.
+    """
+    ranks = _pattern(settings, "rank_pattern", int, directory)
+    alphas = _pattern(settings, "alpha_pattern", int | float, directory)
+    found: dict[bool, int] = {}
+    alpha = settings["lora_alpha"]
+    for module in modules:
+        rank, is_expert = ranks.of(module, settings["r"]), bool(experts_of(module))
+        _check_rank(module, rank, shapes, directory)
+        if found.setdefault(is_expert, rank) != rank:
+            raise AdapterRefused(
+                f"{directory / CONFIG}: {module} has rank {rank}, others have {found[is_expert]}",
+                hint="experts may have another rank than other linears, but each of the two kinds has one",
+            )
+        if alphas.of(module, alpha) != alpha:
+            raise AdapterRefused(
+                f"{directory / CONFIG}: alpha_pattern gives {module} another alpha than lora_alpha {alpha}",
+                hint="one alpha holds for all modules; train without alpha_pattern",
+            )
+    config = AdapterConfig(
+        rank=found.get(False, settings["r"]),
+        alpha=float(alpha),
+        modules=modules,
+        rslora=bool(settings.get("use_rslora")),
+        dropout=float(settings.get("lora_dropout") or 0.0),
+        expert_rank=found.get(True),
+    )
+    own = patterns_of(config)
+    for key, pattern in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+        for name in set(pattern.keys) - pattern.used:
+            if own.get(key, {}).get(name) != settings[key][name]:
+                raise AdapterRefused(
+                    f"{directory / CONFIG}: {key} names {name}, which is no module of the adapter",
+                    hint="export the adapter again",
+                )
+    return config
+
+
+def _pattern(settings: Mapping[str, Any], key: str, kind: Any, directory: Path) -> Pattern:
+    table = settings.get(key) or {}
+    values = table.values() if isinstance(table, dict) else [None]
+    if not all(isinstance(value, kind) and not isinstance(value, bool) for value in values):
+        raise AdapterRefused(f"{directory / CONFIG}: {key} is no mapping to numbers", hint="export it again")
+    try:
+        return Pattern(table)
+    except ValueError as error:
+        raise AdapterRefused(
+            f"{directory / CONFIG}: {key}: {error} is no name of modules that is read here",
+            hint=r"name modules as q_proj, model.layers.0.self_attn.q_proj or experts\.\d+\.\w+",
+        ) from error
+
+
+def _check_rank(module: str, rank: int, shapes: Mapping[str, tuple[int, ...]], directory: Path) -> None:
+    for half, axis in (("A", 0), ("B", 1)):
+        name = f"{module}.lora_{half}.weight"
+        shape = shapes[name]
         if len(shape) != 2 or shape[axis] != rank:
             raise AdapterRefused(
                 f"{directory / WEIGHTS}: {name} has shape {list(shape)} but {CONFIG} says r = {rank}",

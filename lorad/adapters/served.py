@@ -1,8 +1,8 @@
 """The engine form of an adapter: what a server reads, which makes the same change of the base as the version.
 
 Servers read less than PEFT writes. SGLang knows no rsLoRA, and dies of an adapter on `k_proj`, `v_proj` or
-`up_proj` alone, since it computes q, k and v in one product, and gate and up. vLLM takes adapters on the
-experts of a layer only all together.
+`up_proj` alone, since it computes q, k and v in one product, and gate and up. It has one rank and one scale
+for all modules of an adapter. vLLM takes adapters on the experts of a layer only all together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,9 @@ _Shapes = Mapping[str, tuple[int, int]]
 
 def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], dtype: str) -> Adapter:
     """`adapter` with its scale written as alpha / rank, partners with a zero B where its modules need them,
-    and cast. Where any linear of an expert is adapted, all linears of all experts of its layer are.
+    and cast. Where any linear of an expert is adapted, all linears of all experts of its layer are. Where
+    experts have a rank of their own, what has the lower one is filled up with zeros, and the B of experts
+    has what their scale is more or less than that of the rest.
 
     shapes: (out, in) of every linear of the base. joined: leaf names of linears that the server takes
     adapters on only together. dtype: of its arithmetic; the tensors of bfloat16 are bits, see
@@ -26,14 +28,30 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
     """
     config = adapter.config
     partners = _partners_of(config.modules, shapes, joined)
-    if not (config.rslora or partners) and dtype == "float32":
+    if not (config.rslora or partners or config.expert_rank) and dtype == "float32":
         return adapter
-    modules = tuple(sorted((*config.modules, *partners)))
-    tensors = {**adapter.tensors, **_zeros(partners, shapes, config.rank)}
+    modules, rank = tuple(sorted((*config.modules, *partners))), config.max_rank
+    scale = config.scale if len(config.experts) < len(config.modules) else config.scale_of_experts
+    tensors = {
+        name: _at_rank(tensor, rank, config.scale_of(name.rpartition(".lora_")[0]) / scale, name)
+        for name, tensor in adapter.tensors.items()
+    } | _zeros(partners, shapes, rank)
     return Adapter(
-        AdapterConfig(config.rank, config.scale * config.rank, modules, dropout=config.dropout),
+        AdapterConfig(rank, scale * rank, modules, dropout=config.dropout),
         {name: _cast(tensor, dtype) for name, tensor in sorted(tensors.items())},
     )
+
+
+def _at_rank(tensor: np.ndarray, rank: int, times: float, name: str) -> np.ndarray:
+    """Return A or B with zeros up to `rank`, B multiplied by `times`."""
+    is_a = ".lora_A." in name
+    missing = rank - tensor.shape[0 if is_a else 1]
+    if not missing and (is_a or times == 1):
+        return tensor
+    made = np.pad(tensor, ((0, missing), (0, 0)) if is_a else ((0, 0), (0, missing)))
+    made *= np.float32(1 if is_a else times)
+    made.flags.writeable = False
+    return made
 
 
 def _partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequence[str]]) -> list[str]:

@@ -62,8 +62,8 @@ def expected_shapes(
         if module not in shapes:
             _refuse(f"the base has no linear {module}", _OTHER_BASE)
         out, width = shapes[module]
-        expected[f"{module}.lora_A.weight"] = (config.rank, width)
-        expected[f"{module}.lora_B.weight"] = (out, config.rank)
+        expected[f"{module}.lora_A.weight"] = (config.rank_of(module), width)
+        expected[f"{module}.lora_B.weight"] = (out, config.rank_of(module))
     return expected
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.targets import EXPERTS, HEAD, MEGATRON, experts_of, leaf, match_modules
 from lorad.backends.engine_install import install_hint
 from lorad.backends.registry import RANKED, SERVERS
@@ -16,7 +17,7 @@ from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.preflight import BaseFacts
-from lorad.spec.model import Spec
+from lorad.spec.model import Lora, Spec
 
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
@@ -62,7 +63,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         env={} if rollout.urls else backend.env,
         servers=len(rollout.urls) or rollout.servers,
         tp=rollout.tp,
-        max_rank=max_rank(spec.lora.rank),
+        max_rank=max_rank(spec.lora),
         targets=targets(facts.modules, takes & {*facts.linears}, facts.of_experts),
         context_length=_context_length(spec, facts.max_positions),
         scaled_logprobs=rollout.temperature != 1.0,
@@ -73,12 +74,11 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
     )
 
 
-def max_rank(rank: int) -> int:
+def max_rank(lora: Lora) -> int:
     """Return the highest rank that a server is started for. Raises SpecError where none takes as much."""
-    if rank > RANKS[-1]:
-        raise SpecError(
-            f"{rank} is more than the {RANKS[-1]} that servers take", key="lora.rank", hint="Lower it."
-        )
+    if (rank := lora.max_rank) > RANKS[-1]:
+        key = "lora.rank" if rank == lora.rank else "lora.experts.rank"
+        raise SpecError(f"{rank} is more than the {RANKS[-1]} that servers take", key=key, hint="Lower it.")
     return next(most for most in RANKS if most >= rank)
 
 
@@ -178,6 +178,20 @@ def modules_of(spec: Spec, facts: ModelFacts) -> tuple[str, ...]:
     return match_modules(
         shapes, spec.lora.target_modules, spec.lora.exclude_modules, (*facts.linears, *facts.experts)
     )
+
+
+def adapter_config(spec: Spec, facts: ModelFacts) -> AdapterConfig:
+    """Return what the run's adapter is. Raises SpecError, see `match_modules`, and for a rank of
+    experts where none is adapted.
+    """
+    lora, modules = spec.lora, modules_of(spec, facts)
+    given = None if lora.experts.rank == "auto" else lora.experts.rank
+    rank = given or max(1, lora.rank // max(1, facts.experts_per_token))
+    made = AdapterConfig(lora.rank, float(lora.alpha), modules, lora.rslora, lora.dropout, rank)
+    if given and not made.experts:
+        why, hint = f"{given}, but no expert is adapted", "Leave it out, or at auto."
+        raise SpecError(why, key="lora.experts.rank", hint=hint)
+    return made
 
 
 def fused(modules: Iterable[str]) -> Iterator[tuple[str, ...]]:

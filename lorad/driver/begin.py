@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from lorad.backends.setup import AXES, modules_of
+from lorad.adapters.adapter import AdapterConfig
+from lorad.backends.setup import AXES, adapter_config
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
 from lorad.driver.evals import progress
@@ -92,7 +93,7 @@ def begin(session: Session) -> PoolInfo:
         setattr(session.state, field, getattr(restored.state if restored else State(), field))
     session.reference = restored.reference if restored else None
     progress.restore(session, facts if restored else [], session.state.step)
-    if restored is None and (critic := _critic(session, None)) is not None and critic.resume_from:
+    if restored is None and session.spec.algorithm.has_critic and _critic_before(session, None):
         session.state.critic_steps = session.spec.algorithm.critic.warmup_steps
     session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
@@ -138,16 +139,18 @@ def records_routes(session: Session, info: PoolInfo) -> bool:
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
     spec = session.spec
-    adapter, trainer = spec.lora.adapter_path, spec.trainer
+    source, trainer = spec.lora.adapter_path, spec.trainer
+    adapter = adapter_config(spec, read_facts(Path(info.model_path)))
     tokens, checkpointing = trainer.tokens_per_microbatch, trainer.activation_checkpointing
     opened: Opened = session.pool.call(
         "open",
         Open(
-            modules=modules_of(spec, read_facts(Path(info.model_path))),
-            rank=spec.lora.rank,
-            alpha=spec.lora.alpha,
-            dropout=spec.lora.dropout,
-            rslora=spec.lora.rslora,
+            modules=adapter.modules,
+            rank=adapter.rank,
+            expert_rank=adapter.expert_rank,
+            alpha=adapter.alpha,
+            dropout=adapter.dropout,
+            rslora=adapter.rslora,
             lora_type=spec.lora.type,
             init=spec.lora.init,
             seed=spec.seed,
@@ -155,14 +158,14 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             tokens_per_microbatch=0 if tokens == "auto" else tokens,
             activation_checkpointing=None if checkpointing == "auto" else checkpointing,
             longest=spec.longest_row,
-            source=str(session.params.cwd / Path(adapter).expanduser()) if adapter else None,
+            source=str(session.params.cwd / Path(source).expanduser()) if source else None,
             resume_from=str(restored.path) if restored else session.params.start_from,
             canaries=spec.attest.canaries,
             canary_tokens=spec.attest.tokens,
             amplified_every=spec.attest.amplified_every,
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
-            critic=_critic(session, restored),
+            critic=_critic(session, restored, adapter),
             reference=_reference(session, restored),
             has_teacher=spec.algorithm.teacher is not None,
             step=restored.state.step if restored else 0,
@@ -185,16 +188,25 @@ def _reference(session: Session, restored: checkpoint.Restored | None) -> LoadVe
     return LoadVersion(name, kl.directory, kl.sha256) if kl else None
 
 
-def _critic(session: Session, restored: checkpoint.Restored | None) -> OpenCritic | None:
-    """Return the critic as the checkpoint has it; a new one where that has none."""
-    wanted, lora = session.spec.algorithm, session.spec.lora
+def _critic(
+    session: Session, restored: checkpoint.Restored | None, adapter: AdapterConfig
+) -> OpenCritic | None:
+    """Return the critic as the checkpoint has it; a new one where that has none. adapter: of the policy."""
+    wanted = session.spec.algorithm
     if not wanted.has_critic:
         return None
+    rank = wanted.critic.rank or adapter.rank
+    of_experts = max(1, adapter.rank_of_experts * rank // adapter.rank)
+    return OpenCritic(
+        rank, adapter.alpha * rank / adapter.rank, _critic_before(session, restored), of_experts
+    )
+
+
+def _critic_before(session: Session, restored: checkpoint.Restored | None) -> str | None:
+    """Return where the checkpoint has its critic; None where there is none."""
     start = str(restored.path) if restored else session.params.start_from
     before = Path(start) / CRITIC if start else None
-    rank = wanted.critic.rank or lora.rank
-    resumed = str(before) if before is not None and before.is_dir() else None
-    return OpenCritic(rank, lora.alpha * rank / lora.rank, resumed)
+    return str(before) if before is not None and before.is_dir() else None
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:

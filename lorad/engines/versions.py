@@ -118,10 +118,10 @@ def receive(source: AdapterSource, shapes: Mapping[str, tuple[int, int]], max_ra
             f"the adapter's sha256 is {digest}, not {source.digest}",
             hint="it was changed on its way: publish it again",
         )
-    if adapter.config.rank > max_rank:
+    if adapter.config.max_rank > max_rank:
         raise AdapterRefused(
-            f"rank {adapter.config.rank} exceeds {max_rank}, the most that this engine takes",
-            hint="lower lora.rank",
+            f"rank {adapter.config.max_rank} exceeds {max_rank}, the most that this engine takes",
+            hint="lower lora.rank, and lora.experts.rank",
         )
     validate(adapter, shapes)
     return adapter

@@ -33,7 +33,7 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _KV_HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_PER_TOKEN = ("num_experts_per_tok", "moe_topk")
+_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "experts_per_token")
 _OTHER_SENSES = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|mm_projector|multi_modal_projector)(\.|$)")
 
 
@@ -52,8 +52,9 @@ class ModelFacts:
     (fewer than all where experts take turns). linears: logical name -> (out, in) of what an adapter may
     target; experts: of linears whose inputs depend on a router, (0, 0) where a tensor holds several.
     cached: numbers that keys and values of one token are, in all layers. model_type: "" where config.json
-    does not say. hidden_size, layers, kv_heads, expert_count (in a layer): 0 there. routes: of tokens; None
-    where the model is no mixture or config.json does not say how many experts a token has.
+    does not say. hidden_size, layers, kv_heads, expert_count (in a layer), experts_per_token: 0 there.
+    routes: of tokens; None where the model is no mixture or config.json does not say how many experts a
+    token has.
     """
 
     vocab: int
@@ -67,6 +68,7 @@ class ModelFacts:
     layers: int
     kv_heads: int
     expert_count: int
+    experts_per_token: int
     model_type: str
     hidden_size: int
     routes: RouteShape | None = None
@@ -122,6 +124,7 @@ def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,
         expert_count=0 if mixture is None else mixture.count,
+        experts_per_token=0 if mixture is None else mixture.per_token,
         model_type=model_type,
         hidden_size=config.hidden_size,
         routes=RouteShape(config.num_hidden_layers, mixture.count, mixture.per_token) if mixture else None,
@@ -157,6 +160,7 @@ def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> M
         layers=_first(config, _LAYERS),
         kv_heads=_first(config, _KV_HEADS),
         expert_count=_first(config, _EXPERTS),
+        experts_per_token=_first(config, _PER_TOKEN),
         model_type=str(data.get("model_type") or ""),
         hidden_size=_first(config, _WIDTHS),
         routes=_routes(config, tensors),
@@ -193,8 +197,7 @@ def _is_target(module: str) -> bool:
 def _active(config: Mapping[str, Any], counts: Mapping[str, int]) -> int:
     """Count the parameters that a token uses: all, without the experts that it is not sent to."""
     experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
-    used = _first(config, _PER_TOKEN)
-    there = _first(config, _EXPERTS)
+    used, there = _first(config, _PER_TOKEN), _first(config, _EXPERTS)
     idle = experts * (there - used) // there if experts and used and there else 0
     return sum(counts.values()) - idle
 

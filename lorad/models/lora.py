@@ -56,7 +56,11 @@ class RoutedLora(Protocol):
 
 def layers_with_experts(places: Iterable[tuple[int, str]]) -> frozenset[int]:
     """Return the layers of which some expert is among the places (layer, group)."""
-    return frozenset(layer for layer, group in places if group.startswith("experts."))
+    return frozenset(layer for layer, group in places if _is_of_expert(group))
+
+
+def _is_of_expert(group: str) -> bool:
+    return group.startswith("experts.")
 
 
 def members(base: Base, layer: int, group: str) -> tuple[str, ...]:
@@ -83,15 +87,22 @@ class FrozenLora:
 
     tensors: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank], numpy fp32, in
     whole pairs that fit the base (see `lorad.adapters.validate`). scale: alpha / rank, or alpha / sqrt(rank)
-    for rslora. number: of no other one in this process.
+    for rslora; scale_of_experts: where theirs is another. number: of no other one in this process.
     """
 
-    def __init__(self, base: Base, tensors: Mapping[str, _Array], scale: float) -> None:
-        shapes = linear_shapes(base.config)
+    def __init__(
+        self,
+        base: Base,
+        tensors: Mapping[str, _Array],
+        scale: float,
+        scale_of_experts: float | None = None,
+    ) -> None:
+        shapes, inner = linear_shapes(base.config), scale if scale_of_experts is None else scale_of_experts
         self.scale, self.number = scale, next(_numbers)
         self.pairs: dict[tuple[int, str], _Pair] = {}
         for place in fused_groups(base):
-            pair = _fuse(members(base, *place), tensors, shapes, scale)
+            its = inner if _is_of_expert(place[1]) else scale
+            pair = _fuse(members(base, *place), tensors, shapes, its)
             if pair is not None:
                 self.pairs[place] = (pair[0].to(base.device, base.dtype), pair[1].to(base.device, base.dtype))
         self._with_experts = layers_with_experts(self.pairs)

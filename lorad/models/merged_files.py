@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.adapter import Adapter
 from lorad.adapters.directory import MANIFEST, write_directory
 from lorad.adapters.targets import HEAD
 from lorad.adapters.tensors import bfloat16_bits
@@ -130,11 +130,7 @@ def _targets(adapter: Adapter, base: Path, files: list[Path]) -> Iterator[_Targe
                 f"{path}: {name} has shape {place.shape}, the adapter needs {(b.shape[0], a.shape[1])}",
                 hint="Is this the base that the adapter was trained on?",
             )
-        yield _Target(name, path, place, a, _scaled(b, adapter.config))
-
-
-def _scaled(b: np.ndarray, config: AdapterConfig) -> np.ndarray:
-    return b * np.float32(config.scale)
+        yield _Target(name, path, place, a, b * np.float32(adapter.config.scale_of(module)))
 
 
 def _refuse_full(final: Path, weights: int) -> None:

@@ -24,7 +24,7 @@ with quick_imports():
     from lorad.adapters.targets import leaf
     from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
     from lorad.backends.registry import SERVERS
-    from lorad.backends.setup import modules_of, needs_base, served_experts, targets_of
+    from lorad.backends.setup import adapter_config, needs_base, served_experts, targets_of
     from lorad.box.config import Backend, Config, backends_of
     from lorad.box.config import load as load_config
     from lorad.box.paths import Home, default_home
@@ -163,7 +163,7 @@ def _checked(
     check_sizes(spec, model)
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     told += check_adapted(spec, model, shapes) + check_routes(spec, model)
-    adapter = _adapter_config(spec, model)
+    adapter = adapter_config(spec, model)
     check_adapter(spec, model, adapter, device)
     _check_adapter(spec, adapter, shapes, cwd, directory)
     spec = fitted(spec, model.max_positions)
@@ -198,6 +198,7 @@ def _checked(
         of_experts=base.of_experts,
         modules=base.modules,
         adapter_parameters=size,
+        expert_rank=adapter.rank_of_experts if adapter.experts else 0,
         reference_parameters=frozen,
         critic_parameters=critic,
         memory_needed=needed,
@@ -234,11 +235,6 @@ def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | No
     )
 
 
-def _adapter_config(spec: Spec, model: ModelFacts) -> AdapterConfig:
-    lora = spec.lora
-    return AdapterConfig(lora.rank, float(lora.alpha), modules_of(spec, model), lora.rslora, lora.dropout)
-
-
 def _check_adapter(spec: Spec, wanted: AdapterConfig, shapes: _Shapes, cwd: Path, model: Path) -> None:
     """The adapter to start from exists, fits the base and is what the rest of `lora` says."""
     if spec.lora.adapter_path is None:
@@ -251,11 +247,7 @@ def _check_adapter(spec: Spec, wanted: AdapterConfig, shapes: _Shapes, cwd: Path
     except AdapterRefused as error:
         raise SpecError(error.message, key="lora.adapter_path", hint=error.hint) from error
     for key in ("rank", "alpha", "rslora"):
-        there, here = getattr(found.config, key), getattr(wanted, key)
-        if there != here:
-            raise SpecError(
-                f"{here} here but {there} in {spec.lora.adapter_path}", key=f"lora.{key}", hint=_SAME
-            )
+        _refuse_other(spec, f"lora.{key}", getattr(wanted, key), getattr(found.config, key))
     if differing := sorted(set(found.config.modules) ^ set(wanted.modules)):
         lacking = "lora.target_modules" if differing[0] in found.config.modules else spec.lora.adapter_path
         raise SpecError(
@@ -263,7 +255,13 @@ def _check_adapter(spec: Spec, wanted: AdapterConfig, shapes: _Shapes, cwd: Path
             key="lora.target_modules",
             hint=_SAME,
         )
+    _refuse_other(spec, "lora.experts.rank", wanted.rank_of_experts, found.config.rank_of_experts)
     check_shared(spec, found)
+
+
+def _refuse_other(spec: Spec, key: str, here: float, there: float) -> None:
+    if there != here:
+        raise SpecError(f"{here} here but {there} in {spec.lora.adapter_path}", key=key, hint=_SAME)
 
 
 def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> int:

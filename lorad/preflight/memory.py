@@ -62,7 +62,7 @@ def _expert_buffers(spec: Spec, model: ModelFacts, modules: Iterable[str], dtype
     rollout = spec.rollout
     if rollout.backend not in SERVERS or rollout.urls or not any(map(experts_of, modules)):
         return 0
-    numbers = max_rank(spec.lora.rank) * sum(map(sum, served_experts(rollout.backend, model).values()))
+    numbers = max_rank(spec.lora) * sum(map(sum, served_experts(rollout.backend, model).values()))
     return rollout.servers * SERVER_SLOTS * numbers * BYTES[model.dtype if dtype == "auto" else dtype]
 
 
@@ -72,5 +72,6 @@ def check_memory(needed: int, free: int | None, device: str, fraction: float) ->
             f"base and adapter need {in_units(needed)} on {device}, {in_units(free)} are free, of "
             f"which a pool may take {fraction:.0%} (pool.memory_fraction)",
             key="model.path",
-            hint="Free some memory, use model.dtype: bfloat16, a smaller lora.rank, or a smaller model.",
+            hint="Free some memory, use model.dtype: bfloat16, a smaller lora.rank (and lora.experts.rank), "
+            "or a smaller model.",
         )

@@ -45,6 +45,7 @@ class OpenCritic(Struct, frozen=True):
     rank: int
     alpha: float
     resume_from: str | None = None
+    expert_rank: int | None = None
 
 
 class Open(Struct, frozen=True):
@@ -67,6 +68,8 @@ class Open(Struct, frozen=True):
 
     tokens_per_microbatch, activation_checkpointing: 0 and None let the pool choose for samples of `longest`
     tokens.
+
+    expert_rank: the rank on linears of experts; None where it is `rank`.
     """
 
     modules: tuple[str, ...]
@@ -92,6 +95,7 @@ class Open(Struct, frozen=True):
     critic: OpenCritic | None = None
     has_teacher: bool = False
     step: int = 0
+    expert_rank: int | None = None
 
 
 class Opened(Struct, frozen=True):

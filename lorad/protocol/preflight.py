@@ -102,6 +102,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     model_type, hidden_size: as config.json has them; "" and 0 where it does not.
     parameters: parameters of the base.
     adapter_parameters: parameters of the run's adapter.
+    expert_rank: its rank on experts; 0 where it is on none.
     reference_parameters: parameters of the adapter that KL is measured against; 0 for the base.
     critic_parameters: parameters of the run's critic, its head left out; 0 without one.
     memory_needed, memory_available: bytes; None where nobody looked.
@@ -124,6 +125,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     hidden_size: _Count = 0
     parameters: _Count = 0
     adapter_parameters: _Count = 0
+    expert_rank: _Count = 0
     reference_parameters: _Count = 0
     critic_parameters: _Count = 0
     memory_needed: _Count = 0

@@ -54,6 +54,19 @@ class Model(Part, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
+class LoraExperts(Part, frozen=True):
+    """The adapter on the experts of a mixture.
+
+    Attributes:
+        rank: rank of A and B on linears of experts; auto is lora.rank divided by the experts that a token
+            meets, at least 1. Their scale is lora.alpha divided by this rank.
+        layout: per_expert gives every linear of every expert an A and a B of its own.
+    """
+
+    rank: Positive | Literal["auto"] = "auto"
+    layout: Literal["per_expert"] = "per_expert"
+
+
 class Lora(Part, frozen=True):
     """The adapter. Its scale is alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski, 2023).
 
@@ -70,6 +83,8 @@ class Lora(Part, frozen=True):
             `canonical_lora` each linear has its own. Where linears are not fused (builtin, fsdp) both mean
             the latter.
         adapter_path: a PEFT directory that the run starts from.
+        experts: the adapter on the experts of a mixture, where target_modules names them.
+        router: frozen leaves the routers of a mixture as they are.
     """
 
     rank: Positive = 16
@@ -81,6 +96,13 @@ class Lora(Part, frozen=True):
     rslora: bool = False
     type: Literal["lora", "canonical_lora"] = "canonical_lora"
     adapter_path: str | None = None
+    experts: LoraExperts = LoraExperts()
+    router: Literal["frozen"] = "frozen"
+
+    @property
+    def max_rank(self) -> int:
+        """Return the highest rank that a module of the adapter may have."""
+        return self.rank if self.experts.rank == "auto" else max(self.rank, self.experts.rank)
 
     @property
     def scale(self) -> float:

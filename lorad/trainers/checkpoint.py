@@ -113,10 +113,11 @@ def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Ad
     Raises AdapterRefused.
     """
     source = read_peft(directory, None)
-    if told := _difference(source.config, config, ("modules", "rank", "scale")):
+    if told := _difference(source.config, config, ("modules", "rank", "rank_of_experts", "scale")):
         raise AdapterRefused(
             f"{directory}: {told}",
-            hint="give lora.rank, lora.alpha, lora.rslora and lora.target_modules the values of that adapter",
+            hint="give lora.rank, lora.experts.rank, lora.alpha, lora.rslora and lora.target_modules the "
+            "values of that adapter",
         )
     validate(source, linears)
     return source
@@ -127,7 +128,8 @@ def _difference(found: AdapterConfig, wanted: AdapterConfig, fields: Sequence[st
     for field in fields:
         theirs, ours = getattr(found, field), getattr(wanted, field)
         if theirs != ours:
-            return f"its {field} is {_shown(theirs, ours)}, the slot's {_shown(ours, theirs)}"
+            name = field.replace("_", " ")
+            return f"its {name} is {_shown(theirs, ours)}, the slot's {_shown(ours, theirs)}"
     return ""
 
 
@@ -145,7 +147,7 @@ def _check_config(directory: Path, config: AdapterConfig) -> None:
         saved = read_peft(directory).config
     except AdapterRefused as error:
         raise IntegrityError(str(error), hint=hint) from error
-    if told := _difference(saved, config, ("modules", "rank", "alpha", "rslora")):
+    if told := _difference(saved, config, ("modules", "rank", "rank_of_experts", "alpha", "rslora")):
         raise IntegrityError(f"{directory / CONFIG}: {told}", hint=hint)
 
 

@@ -158,7 +158,7 @@ def write_half(path: Path, tensors: dict[str, np.ndarray], dtype: str) -> None:
         ("lora_bias", True),
         ("modules_to_save", ["embed_tokens"]),
         ("rank_pattern", {"q_proj": 4}),
-        ("alpha_pattern", {"q_proj": 4}),
+        ("alpha_pattern", {"q_proj": 8}),
         ("peft_type", "LOHA"),
         ("init_lora_weights", "pissa_niter_4"),
         ("r", 4),

@@ -1,7 +1,10 @@
 """The form in which servers read adapters on experts: whole layers, and the same change of the base."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,22 +13,28 @@ from lorad.adapters.served import served
 from lorad.adapters.targets import EXPERTS, experts_of, leaf
 from lorad.backends.registry import SERVERS, dialect_class
 from lorad.backends.setup import targets
-from lorad.models.directory import linear_shapes, read_config, resolve
+from lorad.engines.base import AdapterSource
+from lorad.engines.builtin.engine import BuiltinEngine
+from lorad.models.compute import Compute
+from lorad.models.loading import load_base
+from tests.conformance.expert_adapters import BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.kit.fakes.random_adapters import partial, random_adapter
 
-SHAPES = linear_shapes(read_config(resolve("builtin:tiny-moe")))
 WHOLE = random_adapter(SHAPES, 1, rank=2)
+BY_RANK = {rank: random_adapter(SHAPES, 1, rank=2, expert_rank=rank) for rank in (1, 2, 3)}
+JOINED = {kind: dialect_class(kind).joined for kind in SERVERS}
 OF_EXPERTS = {leaf(name) for name in SHAPES if experts_of(name)}
 DENSE = {leaf(name) for name in SHAPES if not experts_of(name)}
 ADAPTERS = st.builds(
-    lambda modules, rslora: partial(WHOLE, modules, rslora=rslora),
+    lambda modules, rslora, rank: partial(BY_RANK[rank], modules, rslora=rslora),
     st.sets(st.sampled_from(WHOLE.config.modules), min_size=1, max_size=6),
     st.booleans(),
+    st.sampled_from([*BY_RANK]),
 )
 
 
 def form_of(adapter: Adapter, kind: str) -> Adapter:
-    return served(adapter, SHAPES, dialect_class(kind).joined, "float32")
+    return served(adapter, SHAPES, JOINED[kind], "float32")
 
 
 @pytest.mark.parametrize("kind", sorted(SERVERS))
@@ -43,12 +52,22 @@ def test_form_has_whole_layers_of_experts(kind: str, adapter: Adapter) -> None:
 @given(adapter=ADAPTERS)
 def test_form_changes_what_its_version_changes(kind: str, adapter: Adapter) -> None:
     form = form_of(adapter, kind)
-    assert not form.config.rslora and form.config.rank == adapter.config.rank
-    assert form.config.scale == pytest.approx(adapter.config.scale)
-    for name, tensor in form.tensors.items():
-        expected = adapter.tensors.get(name)
-        assert not tensor.any() if expected is None else np.array_equal(tensor, expected)
-        assert tensor.shape == WHOLE.tensors[name].shape
+    config = form.config
+    assert not config.rslora and config.expert_rank is None
+    assert config.rank == max(map(adapter.config.rank_of, adapter.config.modules))
+    assert all(min(tensor.shape) == config.rank for tensor in form.tensors.values())
+    for module in config.modules:
+        change = config.alpha / config.rank * np.matmul(*halves(form, module))
+        if module in adapter.config.modules:
+            expected = adapter.config.scale_of(module) * np.matmul(*halves(adapter, module))
+            np.testing.assert_allclose(change, expected, rtol=1e-5, atol=1e-6)
+        else:
+            assert not change.any()
+
+
+def halves(adapter: Adapter, module: str) -> tuple[np.ndarray, np.ndarray]:
+    """B and A."""
+    return adapter.tensors[f"{module}.lora_B.weight"], adapter.tensors[f"{module}.lora_A.weight"]
 
 
 def test_whole_adapter_is_its_own_form() -> None:
@@ -74,3 +93,14 @@ def test_mlp_beside_experts_is_a_target_where_adapted() -> None:
     assert not OF_EXPERTS & set(targets(attention, linears, OF_EXPERTS))
     assert set(targets(["model.layers.0.mlp.up_proj"], linears, OF_EXPERTS)) == DENSE | OF_EXPERTS
     assert not OF_EXPERTS & set(targets(attention, linears, ["gate_up_proj"]))
+
+
+@pytest.mark.parametrize("name", ["all", "low-rank-experts", "low-rank-rslora", "low-rank-up"])
+async def test_builtin_engine_serves_merged_experts(name: str, tmp_path: Path) -> None:
+    compute, adapter = Compute(), adapter_of(name)
+    engine = BuiltinEngine(load_base(MOE, torch.float32, torch.device("cpu")), compute, MOE)
+    await engine.load("run@1", AdapterSource(adapter.digest(), adapter=adapter))
+    expected = merged_logprobs(adapter, tmp_path / "merged")
+    assert np.abs(await engine.score("run@1", BATCH) - expected).max() < 1e-4
+    await engine.close()
+    compute.close()

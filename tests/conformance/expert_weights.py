@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from lorad.adapters.adapter import Adapter
+from lorad.adapters.adapter import Adapter, AdapterConfig
 
 _Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -16,15 +16,15 @@ def merge(model: torch.nn.Module, adapter: Adapter) -> _Pairs:
         a, b = (torch.tensor(adapter.tensors[f"{module}.lora_{half}.weight"]) for half in "AB")
         pairs[module] = a, b
         with torch.no_grad():
-            weight_in(model, module).data.add_(adapter.config.scale * b @ a)
+            weight_in(model, module).data.add_(adapter.config.scale_of(module) * b @ a)
     return pairs
 
 
-def gradient_norm(model: torch.nn.Module, pairs: _Pairs, scale: float) -> float:
+def gradient_norm(model: torch.nn.Module, pairs: _Pairs, config: AdapterConfig) -> float:
     """The norm of an adapter's gradient, from that of the merged weights: dA = s B^T dW and dB = s dW A^T."""
     squares = 0.0
     for module, (a, b) in pairs.items():
-        grad = scale * weight_in(model, module, of_gradients=True)
+        grad = config.scale_of(module) * weight_in(model, module, of_gradients=True)
         squares += float((b.T @ grad).square().sum() + (grad @ a.T).square().sum())
     return math.sqrt(squares)
 

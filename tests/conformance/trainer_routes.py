@@ -128,7 +128,7 @@ class ReplayedRoutes(TrainerCase):
         with routed(model, by_sample(batch, routes)):
             logprobs = reference_logprobs(model, batch)
         logprobs.backward(-logprobs.new_tensor(weights))
-        expected = gradient_norm(model, pairs, adapter.config.scale)
+        expected = gradient_norm(model, pairs, adapter.config)
         norm = (await trainer.optim_step("a", 0.0, 0.0)).grad_norm
         assert norm == pytest.approx(expected, rel=1e-3)
         assert stats.rerouted > stats.replayed / 2 > stats.unrouted > 0

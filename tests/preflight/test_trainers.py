@@ -14,7 +14,7 @@ from lorad.adapters.peft import write_peft
 from lorad.adapters.validate import expected_shapes
 from lorad.backends import trainer_install as install_module
 from lorad.backends.registry import SERVERS
-from lorad.backends.setup import modules_of, needs_base, served_experts, targets_of
+from lorad.backends.setup import adapter_config, max_rank, modules_of, needs_base, served_experts, targets_of
 from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
@@ -283,6 +283,43 @@ def test_experts_that_megatron_cannot_train_are_refused(
     with pytest.raises(SpecError) as refused:
         check_adapter(spec, facts, adapter, device)
     assert str(refused.value).startswith(says) and "exclude_modules" in refused.value.hint
+
+
+def ranks_of(lora: dict[str, Any], **more: Any) -> tuple[int, int]:
+    """The rank of an adapter of the mixture, and its rank on experts."""
+    made = adapter_config(convert({"lora": lora, **more}), read_facts(resolve("builtin:tiny-moe")))
+    return made.rank, made.rank_of_experts
+
+
+def test_rank_of_experts_follows_those_a_token_meets() -> None:
+    assert ranks_of({"rank": 16}) == (16, 8) and ranks_of({"rank": 1}) == (1, 1)
+    assert ranks_of({"rank": 16, "experts": {"rank": 32}}) == (16, 32)
+    assert ranks_of({"rank": 16, "target_modules": "q_proj"}) == (16, 16)
+    assert adapter_config(convert({}), read_facts(TINY)).expert_rank is None
+
+
+@pytest.mark.parametrize(
+    ("lora", "key", "says"),
+    [
+        ({"experts": {"rank": 4}, "target_modules": "q_proj"}, "lora.experts.rank", "no expert is adapted"),
+        ({"experts": {"rank": 0}}, "lora.experts.rank", "Expected int >= 1"),
+        ({"experts": {"layout": "shared_outer"}}, "lora.experts.layout", "shared_outer"),
+        ({"experts": {"layout": "gate_up_shared_a"}}, "lora.experts.layout", "gate_up_shared_a"),
+        ({"router": "trained"}, "lora.router", "trained"),
+    ],
+)
+def test_settings_of_experts_are_refused_by_key(lora: dict[str, Any], key: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as refused:
+        ranks_of(lora)
+    assert refused.value.key == key and refused.value.hint
+
+
+def test_servers_are_started_for_the_highest_rank() -> None:
+    assert max_rank(convert({"lora": {"rank": 8}}).lora) == 16
+    assert max_rank(convert({"lora": {"rank": 8, "experts": {"rank": 40}}}).lora) == 64
+    with pytest.raises(SpecError) as refused:
+        max_rank(convert({"lora": {"experts": {"rank": 600}}}).lora)
+    assert refused.value.key == "lora.experts.rank"
 
 
 def test_servers_take_no_experts_of_other_models(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.trainers.base import Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
+from tests.conformance.trainer_expert_ranks import ExpertRanks
 from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts, Olmoe, Qwen2Moe
 from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_many import Many
@@ -44,7 +45,7 @@ class TestSlotsOneByOne(Many):
     make_trainer = TestBuiltinTrainer.make_trainer
 
 
-class TestMixtureOfExperts(MixtureOfExperts, ReplayedRoutes, TestBuiltinTrainer):
+class TestMixtureOfExperts(MixtureOfExperts, ExpertRanks, ReplayedRoutes, TestBuiltinTrainer):
     pass
 
 

@@ -93,7 +93,7 @@ def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0, critic:
     """
     versions = spec.rollout.max_staleness + 3  # the current, the one before, as many more, the next one
     own = parameters * (_SLOT_BYTES + versions * _NUMBER_BYTES.get(dtype, 2))
-    return Need(versions, spec.lora.rank, own + reference * _FROZEN_BYTES + critic * _SLOT_BYTES)
+    return Need(versions, spec.lora.max_rank, own + reference * _FROZEN_BYTES + critic * _SLOT_BYTES)
 
 
 def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capacity:

@@ -122,8 +122,10 @@ def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Ada
 
 
 def spec_of_adapter(base: Spec, name: str, config: AdapterConfig, modules: Sequence[str]) -> Spec:
+    experts = replace(base.lora.experts, rank=config.rank_of_experts if config.experts else "auto")
     lora = replace(
         base.lora,
+        experts=experts,
         rank=config.rank,
         alpha=config.alpha,
         rslora=config.rslora,

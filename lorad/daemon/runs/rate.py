@@ -1,5 +1,5 @@
-"""What a spec leaves open, learning rate, loggers and receivers of notifications: chosen once, from what the
-preflight found.
+"""What a spec leaves open, learning rate, rank on experts, loggers and receivers of notifications: chosen
+once, from what the preflight found.
 """
 
 from msgspec.structs import replace
@@ -11,7 +11,8 @@ from lorad.spec.model import Spec
 
 
 def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
-    """Fill in loggers, notify and trainer.lr where they are not given, and warn where the rate is far off.
+    """Fill in lora.experts.rank, loggers, notify and trainer.lr where they are not given, and warn where the
+    rate is far off.
 
     Raises SpecError when trainer.min_lr is more than what was chosen.
     """
@@ -20,6 +21,10 @@ def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
     if spec.trainer.lr is None:
         spec = replace(spec, trainer=replace(spec.trainer, lr=rate.lr))
         refuse_contradictions(spec)
+    if spec.lora.experts.rank == "auto" and facts.expert_rank:
+        spec = replace(
+            spec, lora=replace(spec.lora, experts=replace(spec.lora.experts, rank=facts.expert_rank))
+        )
     if spec.loggers is None:
         spec = replace(spec, loggers=facts.loggers)
     if spec.notify is None:

@@ -184,7 +184,8 @@ class BuiltinEngine(Engine):
         self._versions.reserve(name)
         try:
             adapter = await self._received(source)
-            lora = await self._compute.run(FrozenLora, self._base, adapter.tensors, adapter.config.scale)
+            scales = adapter.config.scale, adapter.config.scale_of_experts
+            lora = await self._compute.run(FrozenLora, self._base, adapter.tensors, *scales)
         except BaseException:
             self._versions.release(name)
             raise

@@ -100,7 +100,7 @@ async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
     if args.has_teacher:
         return Attestation("inconclusive", "no engine has the teacher's model; its trainer holds its bytes")
     config = (await asyncio.to_thread(outline, Path(wanted.directory))).config
-    if config.rank > args.rank or not set(config.modules) <= set(args.modules):
+    if config.max_rank > _config(args).max_rank or not set(config.modules) <= set(args.modules):
         return Attestation(
             "inconclusive", "the engine has no room for its rank or modules; the trainer holds its bytes"
         )
@@ -111,7 +111,7 @@ async def _with_critic(pool: Pool, slot: SlotInfo, args: Open, wanted: OpenCriti
     """Return the run's slot, with its critic beside it. After this both are open, or none."""
     modules = tuple(module for module in args.modules if module != _OUTPUT)
     own = replace(args, modules=modules, rank=wanted.rank, alpha=wanted.alpha, source=None)
-    own = replace(own, resume_from=wanted.resume_from)
+    own = replace(own, resume_from=wanted.resume_from, expert_rank=wanted.expert_rank)
     try:
         held = await _slot(pool, critic_slot(slot.slot), own, critic=True)
     except BaseException:
@@ -167,14 +167,17 @@ async def set_reference(pool: Pool, call: Call, args: LoadVersion) -> Nothing:
     return Nothing()
 
 
+def _config(args: Open) -> AdapterConfig:
+    modules = tuple(sorted(args.modules))
+    return AdapterConfig(args.rank, args.alpha, modules, args.rslora, args.dropout, args.expert_rank)
+
+
 async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> SlotInfo:
     resumed = args.resume_from is not None
     info = await pool.trainer.open(
         name,
         SlotSpec(
-            adapter=AdapterConfig(
-                args.rank, args.alpha, tuple(sorted(args.modules)), args.rslora, args.dropout
-            ),
+            adapter=_config(args),
             optimizer=args.optimizer,
             lora_type=args.lora_type,
             init=args.init,

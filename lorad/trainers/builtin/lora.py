@@ -61,13 +61,12 @@ class SlotLora:
         enough = rows >= 2 * base.config.hidden_size  # else the copies take longer than the products
         if others or self.generators or not (enough and gains_by_merging(base)):
             return base, self
-        scale = self.amplify * slot.spec.adapter.scale
 
         def add(layer: int, group: str, weight: Tensor) -> Tensor:
             site = slot.sites.get((layer, group))
             if site is None:
                 return weight
-            weight = weight.clone()
+            weight, scale = weight.clone(), self.amplify * site.scale
             for half in site.halves:
                 weight[half.rows].addmm_(half.b, site.a[half.ranks], alpha=scale)
             return weight
@@ -100,9 +99,8 @@ class SlotLora:
         for slot, place, rows in where:
             site = slot.sites.get(place)
             if site is not None and rows.stop > rows.start:
-                config = slot.spec.adapter
-                dropout = config.dropout if self.train else 0.0
-                parts.append(_Part(site, rows, self.amplify * config.scale, dropout, slot.dropout))
+                dropout = slot.spec.adapter.dropout if self.train else 0.0
+                parts.append(_Part(site, rows, self.amplify * site.scale, dropout, slot.dropout))
         if not parts or (self.is_merged and not torch.is_grad_enabled()):
             return y
         if self.is_merged:

@@ -44,11 +44,14 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The trained part of one fused linear: views into the slot's vectors. a: [modules * rank, in]."""
+    """The trained part of one fused linear: views into the slot's vectors. a: [modules * rank, in]. scale: of
+    B A.
+    """
 
     a: Tensor
     a_grad: Tensor
     halves: tuple[Half, ...]
+    scale: float
 
 
 class Slot:
@@ -132,13 +135,14 @@ class Slot:
     def _sites(self, base: Base) -> dict[tuple[int, str], Site]:
         """Views over weights and gradients, place by place."""
         weights, grads = self.views(self.weights), self.views(self.grads)
-        rank, linears = self.spec.adapter.rank, linear_shapes(base.config)
+        adapter, linears = self.spec.adapter, linear_shapes(base.config)
         sites = {}
         for place in fused_groups(base):
-            row = 0
+            names = members(base, *place)
+            rank, row = adapter.rank_of(names[0]), 0
             halves: list[Half] = []
             trained: list[str] = []
-            for module in members(base, *place):
+            for module in names:
                 rows = slice(row, row + linears[module][0])
                 row = rows.stop
                 name = f"{module}.lora_B.weight"
@@ -151,7 +155,7 @@ class Slot:
                     _stack(flat, views[trained[0]], len(halves) * rank)
                     for flat, views in ((self.weights, weights), (self.grads, grads))
                 )
-                sites[place] = Site(a, a_grad, tuple(halves))
+                sites[place] = Site(a, a_grad, tuple(halves), adapter.scale_of(names[0]))
         return sites
 
 

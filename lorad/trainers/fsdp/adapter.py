@@ -90,7 +90,7 @@ class AdapterRoom:
         self.clear()
         config = key.adapter
         unknown = sorted(set(config.modules) - set(self.shapes))
-        if unknown or not config.modules or config.rank < 1:
+        if unknown or not config.modules or min(config.rank, config.rank_of_experts) < 1:
             raise AdapterRefused(
                 f"no adapter of rank {config.rank} fits "
                 f"{', '.join(unknown[:3]) or f'{len(config.modules)} modules'}",

@@ -135,19 +135,19 @@ def put(
             if name.startswith(f"{path}."):
                 expert, linear = name.removeprefix(f"{path}.").split(".")
                 wanted.setdefault((path, linear), []).append(int(expert))
-    shapes, pairs = expert_shapes(modules), {}
+    shapes, pairs, rank = expert_shapes(modules), {}, config.rank_of_experts
     for (path, linear), experts in wanted.items():
         out, into = shapes[f"{path}.{experts[0]}.{linear}"]
         a, b = (
             nn.Parameter(torch.zeros(len(experts), *shape, dtype=dtype, device=device))
-            for shape in ((config.rank, into), (out, config.rank))
+            for shape in ((rank, into), (out, rank))
         )
         pairs[path, linear] = _Pair(tuple(experts), a, b)
     for path, module in modules.items():
         names = dict(zip(_linears_of(path), _LINEARS, strict=True))
         mine = {names[linear]: pair for (its, linear), pair in pairs.items() if its == path}
         if mine:
-            setattr(module, _PLACE, _Pairs(mine, config.scale, config.dropout))
+            setattr(module, _PLACE, _Pairs(mine, config.scale_of_experts, config.dropout))
     return pairs
 
 

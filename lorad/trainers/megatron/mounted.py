@@ -112,11 +112,15 @@ def wrap(model: nn.Module, targets: Sequence[Target], key: MountKey) -> list[Wra
 
     Raises AdapterRefused, and leaves the model as it was, where Bridge wraps nothing.
     """
-    peft = _peft(key)
+    of_rank: dict[int, Any] = {}
     found: list[Wrapped] = []
     try:
         for target in targets:
-            found.append(_wrap(model, target, peft))
+            module = next(iter(target.members.values()))
+            rank = key.adapter.rank_of(module)
+            if rank not in of_rank:
+                of_rank[rank] = _peft(key, rank, key.adapter.scale_of(module))
+            found.append(_wrap(model, target, of_rank[rank]))
     except BaseException:
         unwrap(model, found)
         raise
@@ -151,7 +155,7 @@ def unwrap(model: nn.Module, wrapped: Sequence[Wrapped]) -> None:
         vars(one.original).update(one.flags)
 
 
-def _peft(key: MountKey) -> Any:
+def _peft(key: MountKey, rank: int, scale: float) -> Any:
     """Bridge scales by alpha / dim.
 
     Its own draw of A is left out: it would move the generators, and means nothing.
@@ -159,14 +163,8 @@ def _peft(key: MountKey) -> Any:
     from megatron.bridge.peft.canonical_lora import CanonicalLoRA
     from megatron.bridge.peft.lora import LoRA
 
-    adapter = key.adapter
     kind = CanonicalLoRA if key.lora_type == "canonical_lora" else LoRA
-    peft = kind(
-        dim=adapter.rank,
-        alpha=adapter.scale * adapter.rank,
-        dropout=adapter.dropout,
-        lora_A_init_method="zero",
-    )
+    peft = kind(dim=rank, alpha=scale * rank, dropout=key.adapter.dropout, lora_A_init_method="zero")
     peft.target_modules = [*peft.target_modules, "output_layer"]
     peft._init_target_match_state()
     return peft

@@ -60,7 +60,8 @@ class Faulty(BuiltinEngine):
     def frozen(
         self, adapter: Adapter, tensors: dict[str, np.ndarray] | None = None, times: float = 1.0
     ) -> FrozenLora:
-        return FrozenLora(self._base, tensors or adapter.tensors, times * adapter.config.scale)
+        scales = (times * adapter.config.scale, times * adapter.config.scale_of_experts)
+        return FrozenLora(self._base, tensors or adapter.tensors, *scales)
 
     def with_a(self, adapter: Adapter, change: Any) -> FrozenLora:
         """Every A changed, every B as it is."""

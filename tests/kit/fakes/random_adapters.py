@@ -3,22 +3,29 @@
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+from msgspec.structs import replace
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 
 Shapes = Mapping[str, tuple[int, int]]
 
 
-def random_adapter(shapes: Shapes, seed: int, rank: int = 4, std: float = 0.1) -> Adapter:
+def random_adapter(
+    shapes: Shapes, seed: int, rank: int = 4, std: float = 0.1, expert_rank: int | None = None
+) -> Adapter:
     """On every linear but lm_head."""
     rng = np.random.default_rng(seed)
     modules = tuple(sorted(module for module in shapes if module != "lm_head"))
-    tensors = {}
+    config, tensors = AdapterConfig(rank, 2.0 * rank, modules, expert_rank=expert_rank), {}
     for module in modules:
         out, into = shapes[module]
-        tensors[f"{module}.lora_A.weight"] = rng.normal(0, std, (rank, into)).astype(np.float32)
-        tensors[f"{module}.lora_B.weight"] = rng.normal(0, std, (out, rank)).astype(np.float32)
-    return Adapter(AdapterConfig(rank, 2.0 * rank, modules), tensors)
+        tensors[f"{module}.lora_A.weight"] = rng.normal(0, std, (config.rank_of(module), into)).astype(
+            np.float32
+        )
+        tensors[f"{module}.lora_B.weight"] = rng.normal(0, std, (out, config.rank_of(module))).astype(
+            np.float32
+        )
+    return Adapter(config, tensors)
 
 
 def partial(adapter: Adapter, modules: Iterable[str], *, rslora: bool = False) -> Adapter:
@@ -27,4 +34,4 @@ def partial(adapter: Adapter, modules: Iterable[str], *, rslora: bool = False) -
     tensors = {
         name: tensor for name, tensor in adapter.tensors.items() if name.rsplit(".lora_", 1)[0] in kept
     }
-    return Adapter(AdapterConfig(adapter.config.rank, adapter.config.alpha, kept, rslora), tensors)
+    return Adapter(replace(adapter.config, modules=kept, rslora=rslora), tensors)

@@ -12,6 +12,7 @@ from lorad.errors import SpecError
 from lorad.protocol.batch import VALUE_LOSS
 from lorad.trainers.base import Trainer
 from tests.conformance.reference import VOCAB
+from tests.conformance.trainer_expert_ranks import ExpertRanks
 from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
 from tests.conformance.trainer_numbers import Numbers
@@ -126,20 +127,20 @@ class TestLlamaOnFsdp(OtherFamily):
 
 
 @pytest.mark.long
-class TestMixtureOnMegatron(MixtureOfExperts, Ranks, TrainerSuite):
+class TestMixtureOnMegatron(MixtureOfExperts, ExpertRanks, Ranks, TrainerSuite):
     backend, sizes = "megatron", {}
 
 
-class TestMixtureOnMegatronExpertParallel(MixtureOfExperts, Ranks, TrainerSuite):
+class TestMixtureOnMegatronExpertParallel(MixtureOfExperts, ExpertRanks, Ranks, TrainerSuite):
     backend, sizes = "megatron", {"dp": 2, "ep": 2}
 
 
 @pytest.mark.long
-class TestMixtureOnOneRank(MixtureOfExperts, ReplayedRoutes, Ranks, TrainerSuite):
+class TestMixtureOnOneRank(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
     backend, sizes = "fsdp", {}
 
 
-class TestMixtureOnTwoRanks(MixtureOfExperts, ReplayedRoutes, Ranks, TrainerSuite):
+class TestMixtureOnTwoRanks(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
     backend, sizes = "fsdp", {"dp": 2}
 
 

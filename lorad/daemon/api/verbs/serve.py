@@ -126,9 +126,9 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
         source = Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
         with _blamed(adapter.name, source):
             found.append(_Found(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
-    found.sort(key=lambda one: -one.outline.config.rank)
+    found.sort(key=lambda one: -one.outline.config.max_rank)
     largest = replace(
-        _brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.rank)
+        _brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.max_rank)
     )
     facts = await preflight(ctx, largest, body.cwd, uid)
     spec = _roomy(spec, body.overrides, facts.max_positions)
