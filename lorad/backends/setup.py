@@ -21,7 +21,7 @@ from lorad.spec.model import Lora, Spec
 
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
-AXES = ("tp", "pp", "ep", "dp")
+AXES = ("tp", "pp", "cp", "ep", "dp")
 TARGETS = {
     "sglang": {
         *("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj"),

@@ -42,7 +42,7 @@ class Room(Struct, frozen=True):
 def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
     width = BYTES[dtype_of(config, facts)]
     ranks = config.ranks
-    parts = 1 if ranks is None else ranks.tp * ranks.pp
+    parts = 1 if ranks is None else ranks.tp * ranks.pp * ranks.cp
     numbers = _through_linears(facts) // parts
     states = facts.hidden_size * facts.layers // parts
     layer = numbers // max(1, facts.layers)

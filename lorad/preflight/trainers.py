@@ -19,7 +19,7 @@ from lorad.models.facts import ModelFacts
 from lorad.spec.model import Spec
 from lorad.trainers.arguments import ATTENTION, OWN, SPLITS
 
-_AXES_OF = {"fsdp": ("dp",), "megatron": AXES}
+_AXES_OF = {"fsdp": ("dp", "cp"), "megatron": ("tp", "pp", "ep", "dp")}
 _RANK_NAMES = " or ".join(sorted(RANKED))
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 
@@ -29,12 +29,6 @@ def check_trainer_keys(spec: Spec) -> None:
     keep.
     """
     trainer, backend = spec.trainer, spec.trainer.backend
-    if trainer.cp > 1:
-        raise SpecError(
-            f"{trainer.cp} is not supported: sequences would have to be cut over ranks",
-            key="trainer.cp",
-            hint="Leave it out. megatron has trainer.tp, pp and dp, fsdp has trainer.dp.",
-        )
     for axis in AXES:
         if getattr(trainer, axis) > 1 and axis not in _AXES_OF.get(backend, ()):
             raise SpecError(f"{_why_not(backend)}", key=f"trainer.{axis}", hint=_instead(backend, axis))
@@ -58,15 +52,19 @@ def check_trainer_keys(spec: Spec) -> None:
 
 
 def _why_not(backend: str) -> str:
+    if backend == "megatron":
+        return "the megatron trainer cuts no sequence over ranks"
     if backend == "fsdp":
-        return "fsdp cuts the base over data-parallel ranks and nothing else"
+        return "fsdp cuts the base over all of its ranks, and sequences over those of trainer.cp"
     return f"the {backend} trainer is one process"
 
 
 def _instead(backend: str, axis: str) -> str:
+    if backend == "megatron":
+        return "Set it to 1 and use trainer.tp, pp or dp, or take trainer.backend: fsdp."
     if backend == "fsdp":
         return "Set it to 1 and use trainer.dp, or take trainer.backend: megatron."
-    fit = "megatron" if axis != "dp" else _RANK_NAMES
+    fit = {"dp": _RANK_NAMES, "cp": "fsdp"}.get(axis, "megatron")
     return f"Set it to 1, or take a trainer.backend with ranks: {fit}."
 
 
@@ -119,6 +117,18 @@ def check_sizes(spec: Spec, facts: ModelFacts) -> None:
     Raises SpecError.
     """
     trainer = spec.trainer
+    if facts.kv_heads % trainer.cp:
+        raise SpecError(
+            f"{trainer.cp} ranks cannot share {facts.kv_heads} key-value heads",
+            key="trainer.cp",
+            hint="It must divide num_key_value_heads; use trainer.dp for more ranks.",
+        )
+    if trainer.cp > 1 and ATTENTION in trainer.backend_args:
+        raise SpecError(
+            f"{ATTENTION} does nothing with trainer.cp, whose ranks have an attention of their own",
+            key="trainer.backend_args",
+            hint="Leave it out.",
+        )
     if trainer.backend != "megatron":
         return
     if facts.kv_heads % trainer.tp:

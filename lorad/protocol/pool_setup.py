@@ -53,7 +53,7 @@ class ServerSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class RanksSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How to start the ranks; a part of `pool.json`.
 
-    There are tp x pp x cp x dp ranks (no trainer takes cp yet); ep is inside of these.
+    There are tp x pp x cp x dp ranks; ep is inside of these.
 
     python: the interpreter of the virtual environment that the backend is installed in; "" is lorad's own.
     env: added to its environment.

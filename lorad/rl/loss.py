@@ -59,7 +59,7 @@ class TokenTargets(NamedTuple):
     reference: Tensor | None = None
     sequence: Tensor | None = None
 
-    def at(self, tokens: slice) -> "TokenTargets":
+    def at(self, tokens: slice | Tensor) -> "TokenTargets":
         """Return the targets of some of the tokens."""
         return TokenTargets(*(None if values is None else values[tokens] for values in self))  # type: ignore[arg-type]
 

@@ -31,7 +31,7 @@ class Trainer(Part, frozen=True):
         tp: tensor-parallel ranks (megatron).
         pp: pipeline-parallel ranks (megatron).
         dp: data-parallel ranks (fsdp, megatron).
-        cp: context-parallel ranks; more than one is not supported.
+        cp: context-parallel ranks, which cut each sequence (fsdp): a long one takes less memory on each.
         ep: spreads experts over ranks that are there already (megatron).
         backend_args: settings of the backend itself, for those that have ranks (fsdp, megatron).
     """

@@ -79,7 +79,7 @@ def refusal(cwd: Path, spec: dict[str, Any], **where: Any) -> SpecError:
         ),
         (
             {"trainer": {"backend": "fsdp", "pp": 2}},
-            "trainer.pp: fsdp cuts the base over data-parallel ranks",
+            "trainer.pp: fsdp cuts the base over all of its ranks",
         ),
         ({"trainer": {"backend": "fsdp", "ep": 2}}, "trainer.ep: fsdp"),
         (
@@ -95,9 +95,9 @@ def refusal(cwd: Path, spec: dict[str, Any], **where: Any) -> SpecError:
         ({"trainer": {"backend": "megatron"}}, "trainer.backend: config.yaml names no python for megatron"),
         (
             {"trainer": {"backend": "megatron", "cp": 2}},
-            "trainer.cp: 2 is not supported: sequences would have to be",
+            "trainer.cp: the megatron trainer cuts no sequence over ranks",
         ),
-        ({"trainer": {"cp": 2}}, "trainer.cp: 2 is not supported: sequences would have to be"),
+        ({"trainer": {"cp": 2}}, "trainer.cp: the builtin trainer is one process"),
         (
             {"trainer": {"backend": "fsdp", "backend_args": {"color": 1}}},
             "trainer.backend_args: fsdp has no color",

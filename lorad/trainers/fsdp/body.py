@@ -19,10 +19,11 @@ from lorad.routes import RouteShape
 from lorad.trainers.arguments import ATTENTION
 from lorad.trainers.fsdp import architecture, experts, weights
 from lorad.trainers.fsdp.adapter import AdapterRoom
-from lorad.trainers.fsdp.architecture import Recompute, keeps_apart
+from lorad.trainers.fsdp.architecture import Recompute, computes_alike, keeps_apart, probe
+from lorad.trainers.fsdp.ulysses import Ulysses
 from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
 from lorad.trainers.sharded.head import Head, Visit
-from lorad.trainers.sharded.rows import Rows
+from lorad.trainers.sharded.rows import Rows, cut
 from lorad.trainers.sharded.workers import DataParallel
 
 log = logging.getLogger("lorad.fsdp")
@@ -31,27 +32,32 @@ _UNBOUNDED = 1 << 20  # tokens, where a config names no limit
 
 
 def open_body(settings: BodySettings) -> Body:
-    """All ranks of `torch.distributed` are data-parallel ones. Collective.
+    """All ranks of `torch.distributed` are data-parallel ones, `settings.cp` neighbours of which read the
+    same rows. Collective.
 
     settings.args: `attn_implementation`, by transformers' names; without it FlashAttention where that works,
         else sdpa.
     Raises SpecError for other arguments, other kinds of parallelism, and a model that cannot be loaded.
     """
-    split = {
-        kind: getattr(settings, kind) for kind in ("tp", "pp", "cp", "ep") if getattr(settings, kind) != 1
-    }
+    split = {kind: getattr(settings, kind) for kind in ("tp", "pp", "ep") if getattr(settings, kind) != 1}
     if split:
         told = ", ".join(f"{kind}={size}" for kind, size in split.items())
         raise SpecError(
-            f"fsdp has data-parallel ranks alone, not {told}",
+            f"fsdp has data-parallel and context-parallel ranks alone, not {told}",
             key="trainer",
-            hint="use dp, or backend=megatron",
+            hint="use dp or cp, or backend=megatron",
         )
     unknown = sorted(set(settings.args) - {ATTENTION})
     attention = settings.args.get(ATTENTION)
     if unknown or not isinstance(attention, str | None):
         what = ", ".join(unknown) or f"{ATTENTION}={attention!r}"
         raise SpecError(f"{what}", key="trainer.backend_args", hint=f"fsdp takes {ATTENTION}: a name")
+    if attention and settings.cp > 1:
+        raise SpecError(
+            f"{ATTENTION}={attention} attends to the tokens of one rank",
+            key="trainer.backend_args",
+            hint="leave it out, or use trainer.cp: 1",
+        )
     return _FsdpBody(settings, attention)
 
 
@@ -73,15 +79,20 @@ class _FsdpBody(Body):
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
         wanted = [attention] if attention else architecture.attentions(self.dtype, self.device)
+        wanted = ["sdpa"] if settings.cp > 1 else wanted
         self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, wanted)
         self._text = self._model.config.get_text_config()
         self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
         self._layers = architecture.decoder_layers(self._model)
         self._shard(self._layers)
         weights.fill(self._model, self._mixtures, directory, self.device)
+        self._ulysses: Ulysses | None = None
         self._has_positions = architecture.takes(self._model, "position_ids")
         with self._room.reached():
             self.packs = self._keeps_apart() and architecture.may_pack(self._model)
+            if settings.cp > 1:
+                self.cp = self._neighbours(settings.cp)
+                self._cut_sequences()
         log.info(
             "%d linears; sequences %s",
             len(self.shapes),
@@ -107,6 +118,41 @@ class _FsdpBody(Body):
         """Return whether `keeps_apart` holds on every rank. Collective."""
         mine = keeps_apart(self._logits, self.vocab, self.device)
         return self.dp.most(int(not mine), self.device) == 0
+
+    def _neighbours(self, size: int) -> DataParallel:
+        """Return the ranks that share rows with this one. Collective."""
+        heads = self._text.num_attention_heads, self._text.num_key_value_heads
+        if any(count % size for count in heads):
+            raise SpecError(
+                f"{size} ranks cannot share {heads[0]} heads and {heads[1]} key-value heads",
+                key="trainer.cp",
+                hint="It must divide both; use trainer.dp for more ranks.",
+            )
+        groups = [dist.new_group(range(n, n + size)) for n in range(0, self.dp.size, size)]
+        return DataParallel(self.dp.rank % size, size, groups[self.dp.rank // size])
+
+    def _cut_sequences(self) -> None:
+        """Attend over `cp` from now on. Raises SpecError where a model mixes tokens by other means than
+        attention, and so computes something else then. Collective.
+        """
+        row = probe(self.vocab, 4 * self.cp.size + 1, self.device)
+        part = cut(row, self.cp)
+        assert part.cut is not None
+        with torch.no_grad():
+            whole = self._logits(row.ids, row.positions)
+            self._ulysses = Ulysses(self.cp)
+            self._ulysses.install(self._text)
+            self._ulysses.starts = part.cut.starts
+            mine = self._logits(part.ids, part.positions)[: part.tokens]
+        begin = self.cp.rank * part.ids.shape[1]
+        wrong = not computes_alike(mine, whole[begin : begin + part.tokens])
+        if self.dp.most(int(wrong), self.device):
+            raise SpecError(
+                f"sequences of {self._text.model_type} cannot be cut over ranks: its layers pass on more "
+                "from token to token than attention does",
+                key="trainer.cp",
+                hint="Set it to 1; activation_checkpointing: true saves memory, too.",
+            )
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, int]]:
@@ -158,6 +204,8 @@ class _FsdpBody(Body):
             return given
 
         self._recompute.on = recompute
+        if rows.cut is not None and self._ulysses is not None:
+            self._ulysses.starts = rows.cut.starts
         self._router.replay = None if rows.routes is None else replayed(rows.routes, self.device)
         decoder.forward = through
         try:
@@ -183,12 +231,12 @@ class _FsdpBody(Body):
         with experts.watched(self._mixtures) as seen, torch.no_grad():
             self.states(rows, adapter=False, train=False, recompute=False)
         last, found = set(self._layers[-1].modules()), []
+        row = rows if rows.cut is None else rows.cut.whole
+        seeing = rows.tokens * bool(row.targets.numel())
         for path, module in self._mixtures.items():
             (index,) = seen[path]
             # after the last layer no token sees another one's
-            mine = (
-                index[rows.predictors] if module in last else index[: len(index) * bool(rows.targets.numel())]
-            )
+            mine = index[rows.predictors] if module in last else index[:seeing]
             found.append(torch.bincount(mine.reshape(-1), minlength=module.num_experts) > 0)
         return torch.cat(found)
 

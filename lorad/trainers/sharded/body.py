@@ -85,6 +85,8 @@ class Body(ABC):
     dp: DataParallel
     expert_dp: DataParallel = DataParallel()
     """The ranks that hold the same experts, where that is not `dp`: see `Mounted.of_experts`."""
+    cp: DataParallel = DataParallel()
+    """The ranks among `dp` that read the same rows, a part of the tokens each."""
     expert_times: int = 1
     """How many of these see the same samples: each sends their tokens to the experts."""
     device: torch.device

@@ -52,8 +52,16 @@ class _PolicyLoss(RowLoss):
         self._targets = self._settled(logprobs)
 
     def _settled(self, logprobs: Tensor) -> TokenTargets:
-        lengths = torch.from_numpy(self._work.batch.target_lengths[self._rows.samples].astype(np.int64))
-        return sequence_ratios(logprobs, self._targets, self._work.loss, lengths.to(self._losses.device))
+        """Collective over ranks that have parts of the same samples, where the loss looks at whole ones."""
+        work, rows, cut, targets = self._work, self._rows, self._rows.cut, self._targets
+        lengths = torch.from_numpy(work.batch.target_lengths[rows.samples].astype(np.int64))
+        if cut is not None and work.loss.is_of_samples and targets.sequence is None:
+            mine, logprobs = logprobs, torch.zeros(cut.whole.targets.numel(), device=logprobs.device)
+            logprobs[cut.targets] = mine
+            cut.group.add_up(logprobs)
+            targets = token_targets(work.targets, cut.whole.places, self._losses.device)
+        found = sequence_ratios(logprobs, targets, work.loss, lengths.to(self._losses.device))
+        return found if targets is self._targets or cut is None else found.at(cut.targets)
 
     def of(self, likely: TokenLogprobs, tokens: slice) -> Tensor:
         found = token_losses(likely.logprobs, self._targets.at(tokens), self._work.loss, likely.entropy)
@@ -66,11 +74,12 @@ class _PolicyLoss(RowLoss):
     @torch.no_grad()
     def note(self, likely: TokenLogprobs) -> None:
         losses, rows, work = self._losses, self._rows, self._work
+        settled = self._settled(likely.logprobs)
         if not rows.targets.numel():
             return
         if losses.logprobs is not None:
             losses.logprobs[torch.from_numpy(rows.places).to(losses.device)] = likely.logprobs
-        found = token_losses(likely.logprobs, self._settled(likely.logprobs), work.loss, likely.entropy)
+        found = token_losses(likely.logprobs, settled, work.loss, likely.entropy)
         losses.stats += loss_stats(found, likely.entropy, likely.correct, work.normaliser)
 
 

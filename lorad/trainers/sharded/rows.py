@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lorad.protocol.batch import Batch
 from lorad.routes import unknown_like
+from lorad.trainers.sharded.workers import DataParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,30 @@ class Rows:
     samples: np.ndarray  # int64 [sequences]: which of the batch's
     places: np.ndarray  # int64 [M]: of the targets, among those of the batch
     routes: np.ndarray | None = None  # [N, layers, per token]: where the engine sent them
+    cut: "Cut | None" = None  # where these are the tokens of one rank of several
 
     @property
     def longest(self) -> int:
         return int((self.starts[1:] - self.starts[:-1]).max())
+
+    @property
+    def tokens(self) -> int:
+        """Count those here, without padding."""
+        return self.ids.shape[1] if self.cut is None else self.cut.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which part of a row one of several ranks has. whole: the row. starts: where its sequences begin,
+    padding being one of them, and the end. targets: int64 [M], which of the row's the part predicts. tokens:
+    of the part, without padding. group: the ranks.
+    """
+
+    whole: Rows
+    starts: tuple[int, ...]
+    targets: Tensor
+    tokens: int
+    group: DataParallel
 
 
 def sequences(batch: Batch) -> list[Sample]:
@@ -123,6 +144,39 @@ def pack(row: Sequence[Sample], device: torch.device) -> Rows:
         samples=np.array([s.sample for s in row], np.int64),
         places=np.concatenate([empty, *places]),
         routes=_routes(row),
+    )
+
+
+def cut(row: Rows, group: DataParallel) -> Rows:
+    """Return the part of a row that this rank of `group` reads: equally many tokens on each, with padding at
+    the end.
+    """
+    tokens = row.ids.shape[1]
+    each = -(-tokens // group.size)
+    begin, padding = each * group.rank, each * group.size - tokens
+    mine = slice(begin, begin + each)
+    targets = ((row.predictors >= begin) & (row.predictors < begin + each)).nonzero()[:, 0]
+    starts = row.starts.tolist()
+    routes = row.routes
+    if routes is not None:
+        routes = np.concatenate([routes, unknown_like(routes, padding)])[mine]
+    count = torch.arange(padding, device=row.ids.device)[None]
+    return Rows(
+        ids=torch.cat([row.ids, torch.zeros_like(count)], 1)[:, mine],
+        positions=torch.cat([row.positions, count], 1)[:, mine],
+        starts=row.starts,
+        predictors=row.predictors[targets] - begin,
+        targets=row.targets[targets],
+        samples=row.samples,
+        places=row.places[targets.cpu().numpy()],
+        routes=routes,
+        cut=Cut(
+            whole=row,
+            starts=(*starts, tokens + padding) if padding else tuple(starts),
+            targets=targets,
+            tokens=max(0, min(each, tokens - begin)),
+            group=group,
+        ),
     )
 
 

@@ -56,7 +56,7 @@ from lorad.trainers.checkpoint import MOMENTS
 from lorad.trainers.device_memory import give_back
 from lorad.trainers.sharded.body import Body, Mounted, MountKey
 from lorad.trainers.sharded.losses import Losses, over_ranks
-from lorad.trainers.sharded.rows import Rows, Sample, pack, plan, sequences, share
+from lorad.trainers.sharded.rows import Rows, Sample, cut, pack, plan, sequences, share
 from lorad.trainers.sharded.slot import HOST, Section, Slot
 from lorad.trainers.sharded.workers import Calls
 from lorad.trainers.slot_math import initial_a
@@ -365,14 +365,16 @@ class RankTrainer:
         self._present = None
 
     def _rows(self, batch: Batch, budget: int) -> Iterator[Rows]:
-        """This rank's micro-batches; as many as the other ranks have where these are waited for."""
-        body = self._body
-        mine = share(sequences(batch), body.dp.rank, body.dp.size)
+        """This rank's micro-batches, or its parts of them; as many as the other ranks have where these are
+        waited for.
+        """
+        body, parts = self._body, self._body.cp.size
+        mine = share(sequences(batch), body.dp.rank // parts, body.dp.size // parts)
         rows: list[list[Sample]] = list(plan(mine, budget, packs=body.packs))
         if body.lockstep:
             rows += [[]] * (body.dp.most(len(rows), body.device) - len(rows))
         for packed in [pack(row, body.device) for row in rows]:
-            yield packed
+            yield packed if parts == 1 else cut(packed, body.cp)
             HEART.progress()
 
     def _adapter(self, slot: Slot, mounted: Mounted) -> Adapter:

@@ -68,6 +68,15 @@ class TestFsdpTwoRanks(Ranks, TrainerSuite):
     backend, sizes = "fsdp", {"dp": 2}
 
 
+class TestFsdpContextParallel(Ranks, TrainerSuite):
+    backend, sizes = "fsdp", {"cp": 2}
+
+
+@pytest.mark.long
+class TestFsdpContextAndDataParallel(Ranks, TrainerSuite):
+    backend, sizes = "fsdp", {"cp": 2, "dp": 2}
+
+
 @pytest.mark.long
 class TestMegatronOneRank(Ranks, TrainerSuite):
     backend, sizes = "megatron", {}
@@ -122,6 +131,10 @@ class TestQwen2OnFsdp(OtherFamily):
     backend, sizes, family = "fsdp", {"dp": 2}, "qwen2"
 
 
+class TestQwen2ContextParallel(OtherFamily):
+    backend, sizes, family = "fsdp", {"cp": 2}, "qwen2"
+
+
 class TestLlamaOnFsdp(OtherFamily):
     backend, sizes, family = "fsdp", {"dp": 2}, "llama"
 
@@ -142,6 +155,11 @@ class TestMixtureOnOneRank(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks,
 
 class TestMixtureOnTwoRanks(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
     backend, sizes = "fsdp", {"dp": 2}
+
+
+@pytest.mark.long
+class TestMixtureContextParallel(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
+    backend, sizes = "fsdp", {"cp": 2}
 
 
 class TestMixtralOnTwoRanks(Mixtral, Ranks):
