@@ -241,17 +241,15 @@ class ModelConfig:
         norms = 2 * hidden + self.qk_norm * (query + key if self.norms_all_heads else 2 * self.head_dim)
         biases = self.qkv_bias * (query + 2 * key) + self.o_bias * hidden
         each = 2 * (query + key) * hidden + norms + biases
-        inner = self.intermediate_size
+        inner, mixture = self.intermediate_size, 0
         dense = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
         if experts is not None:
             mixture = experts.count * (self._of_expert + hidden + experts.is_sigmoid)
             if experts.shared is not None:
                 mixture += hidden * (3 * experts.shared.width + experts.shared.is_gated)
-            dense = len(experts.dense_layers) * dense + self._mixtures * mixture
-        else:
-            dense *= self.num_hidden_layers
+        layers = self.num_hidden_layers * (each + dense) + self._mixtures * (mixture - dense)
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * each + dense + embeddings + hidden
+        return layers + embeddings + hidden
 
     @property
     def num_active_parameters(self) -> int:
@@ -367,7 +365,7 @@ def _experts(data: Mapping[str, Any], mixture: _Mixture, layers: int, where: str
         is_sigmoid=mixture.is_sigmoid,
         groups=groups,
         groups_per_token=best,
-        scale=float(data.get("routed_scaling_factor", 1.0)),
+        scale=float(data.get("routed_scaling_factor") or 1.0),
         is_weighted_in_fp32=mixture.is_weighted_in_fp32,
         block=mixture.block,
         linears=mixture.linears,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from lorad.adapters.targets import experts_of
+from lorad.adapters.targets import experts_of, leaf
 from lorad.backends.registry import RANKED, SERVERS
 from lorad.backends.setup import max_rank, served_experts
 from lorad.errors import SpecError
@@ -58,11 +58,17 @@ def base_memory(
 def _expert_buffers(spec: Spec, model: ModelFacts, modules: Iterable[str], dtype: str) -> int:
     """Return the bytes that servers set aside for adapters on experts: in each slot for every expert, at the
     highest rank, whichever of them the run adapts. Those for other linears are small beside the base.
+
+    SGLang (0.5.23, `lora/mem_pool.py`) does so too where linears beside the experts are adapted that have
+    the names of theirs, as those of a shared MLP.
     """
-    rollout = spec.rollout
-    if rollout.backend not in SERVERS or rollout.urls or not any(map(experts_of, modules)):
+    rollout, modules = spec.rollout, [*modules]
+    if rollout.backend not in SERVERS or rollout.urls:
         return 0
-    numbers = max_rank(spec.lora) * sum(map(sum, served_experts(rollout.backend, model).values()))
+    experts = served_experts(rollout.backend, model) if any(map(experts_of, modules)) else {}
+    if rollout.backend == "sglang" and {*map(leaf, modules)} & {*map(leaf, model.experts)}:
+        experts = model.experts
+    numbers = max_rank(spec.lora) * sum(map(sum, experts.values()))
     return rollout.servers * SERVER_SLOTS * numbers * BYTES[model.dtype if dtype == "auto" else dtype]
 
 

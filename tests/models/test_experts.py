@@ -4,6 +4,7 @@ import itertools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from lorad.models.base import Experts
-from lorad.models.config import ExpertsConfig
+from lorad.models.config import ExpertsConfig, parse_config
 from lorad.models.directory import linear_shapes
 from lorad.models.experts import mixture
 from lorad.models.lora import FrozenLora, MixedLora, _way_of
@@ -24,6 +25,41 @@ from tests.models.test_families import MIXTURES, load, long_ids, make_model, of_
 from tests.models.test_models import lean
 
 HIDDEN, WIDTH, COUNT = 16, 12, 5
+PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
+    "Qwen1.5-MoE-A2.7B": (
+        {"model_type": "qwen2_moe", "num_attention_heads": 16, "num_hidden_layers": 24, "vocab_size": 151936},
+        14_315_784_192,
+        2_689_173_504,
+    ),
+    "OLMoE-1B-7B": (
+        {"model_type": "olmoe", "intermediate_size": 1024, "num_attention_heads": 16}
+        | {"num_hidden_layers": 16, "vocab_size": 50304},
+        6_919_161_856,
+        1_282_017_280,
+    ),
+    "Mixtral-8x7B": (
+        {"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336}
+        | {"num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000},
+        46_702_792_704,
+        12_879_925_248,
+    ),
+    "GLM-4.5-Air": (
+        {"model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944, "head_dim": 128}
+        | {"num_attention_heads": 96, "num_hidden_layers": 46, "vocab_size": 151552, "attention_bias": True}
+        | {"n_routed_experts": 128},
+        106_852_251_264,
+        13_424_129_664,
+    ),
+}
+"""What `config.json` has that no default says, parameters, and those that a token meets."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_are_those_of_published_models(name: str) -> None:
+    data, parameters, active = PUBLISHED[name]
+    sizes = {"hidden_size": 2048, "intermediate_size": 5632, "max_position_embeddings": 4096}
+    config = parse_config(sizes | data, name)
+    assert (config.num_parameters, config.num_active_parameters) == (parameters, active)
 
 
 def made(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Experts, Tensor]:

@@ -23,6 +23,7 @@ from lorad.preflight.memory import base_memory
 from lorad.protocol.pool_setup import SERVER_SLOTS
 from lorad.spec.model import convert
 from tests.kit.world import REPOSITORY
+from tests.models.test_families import make_model
 
 BACKENDS = sorted(SERVERS)
 
@@ -149,6 +150,25 @@ def test_memory_for_adapters_on_experts_is_counted(backend: str, install: Any, t
     trained = 8 * (with_them.adapter_parameters - without.adapter_parameters)
     assert trained == 8 * (17 // facts.experts_per_token) * sum(map(sum, facts.experts.values()))
     assert with_them.memory_needed - without.memory_needed == 4 * (trained + buffers)
+
+
+@pytest.mark.parametrize(
+    ("backend", "module", "counts"),
+    [
+        ("sglang", "model.layers.1.mlp.shared_experts.gate_proj", True),
+        ("sglang", "model.layers.0.mlp.down_proj", True),
+        ("sglang", "model.layers.0.self_attn.q_proj", False),
+        ("vllm", "model.layers.1.mlp.shared_experts.gate_proj", False),
+    ],
+)
+def test_sglang_needs_memory_for_experts_beside(
+    tmp_path: Path, backend: str, module: str, counts: bool
+) -> None:
+    make_model(tmp_path, "glm4_moe")
+    facts, asked = read_facts(tmp_path), {"rollout": {"backend": backend}, "lora": {"rank": 16}}
+    buffers = SERVER_SLOTS * 16 * sum(map(sum, facts.experts.values())) * 4
+    needed, bare = (base_memory(convert(asked), facts, "cpu", modules) for modules in ((module,), ()))
+    assert needed - bare == buffers * counts
 
 
 @pytest.mark.parametrize(

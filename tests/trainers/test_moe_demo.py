@@ -1,11 +1,16 @@
 """The demo on a mixture of experts: it learns, survives a kill bit for bit, and becomes one model."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
+from lorad.adapters.peft import read_peft
+from lorad.models.directory import linear_shapes, read_config, resolve
 from tests.kit.world import REPOSITORY, World, world
+from tests.models.test_families import make_model
 
 DEMO = REPOSITORY / "examples" / "demo-moe.yaml"
 EVERY = ("checkpoint.every=4", "eval.every=0", "trainer.steps=16")
@@ -41,3 +46,22 @@ def test_merged_model_is_the_adapted_one(made: World, tmp_path: Path) -> None:
         "run", DEMO, "--name", "again", "--wait", "trainer.steps=1", f"model.path={tmp_path / 'model'}"
     )
     assert again["eval_first"] == made.json("show", "demo")["eval_last"]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "glm4_moe"])
+def test_other_mixtures_run_and_are_merged(made: World, tmp_path: Path, family: str) -> None:
+    base, tiny = tmp_path / "base", resolve("builtin:tiny-moe")
+    make_model(base, family, vocab_size=read_config(tiny).vocab_size, max_position_embeddings=128)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tiny / name, base / name)
+    reward = "reward={name: regex, pattern: '[a-m]'}"  # which half of what is random has
+    short = (reward, "trainer.steps=3", "data.prompts_per_step=4", "eval.every=0", "checkpoint.every=2")
+    made.json("run", DEMO, "--name", family, "--wait", f"model.path={base}", *short)
+    versions = made.json("adapters", family)
+    assert {version["attested"] for version in versions} == {"passed"} and len(versions) > 2
+    adapter = read_peft(Path(versions[-1]["path"]))
+    assert adapter.config.modules == tuple(sorted({*linear_shapes(read_config(base))} - {"lm_head"}))
+    made.lorad("export", family, tmp_path / "model", "--merge")
+    assert load_file(tmp_path / "model" / "model.safetensors").keys() == (
+        load_file(base / "model.safetensors").keys()
+    )

@@ -13,7 +13,7 @@ from lorad.protocol.batch import VALUE_LOSS
 from lorad.trainers.base import Trainer
 from tests.conformance.reference import VOCAB
 from tests.conformance.trainer_expert_ranks import ExpertRanks
-from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts
+from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts, Olmoe, Qwen2Moe
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_routes import ReplayedRoutes
@@ -167,4 +167,14 @@ class TestMixtralOnTwoRanks(Mixtral, Ranks):
 
 
 class TestGlm4MoeOnTwoRanks(Glm4Moe, Ranks):
+    backend, sizes = "fsdp", {"dp": 2}
+
+
+@pytest.mark.long
+class TestQwen2MoeOnTwoRanks(Qwen2Moe, Ranks):
+    backend, sizes = "fsdp", {"dp": 2}
+
+
+@pytest.mark.long
+class TestOlmoeOnTwoRanks(Olmoe, Ranks):
     backend, sizes = "fsdp", {"dp": 2}
