@@ -4,13 +4,18 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from lorad.protocol.batch import Batch
 from lorad.trainers.base import Policy, Trainer
 from tests.conformance.reference import VOCAB, random_batch, reference_logprobs, reference_model
 from tests.conformance.trainer_kit import TrainerCase, accumulate, open_trained, targets_for
 from tests.models.test_families import make_model
+
+AFTER_A_PROMPT = Batch.of([(np.arange(24, dtype=np.int32), [np.array([7], np.int32)])])
+"""One token: what the others meet in the last layer changes nothing."""
 
 
 # PEFT says so of what it has made of the experts' pairs, and computes with them all the same
@@ -50,9 +55,11 @@ class MixtureOfExperts(TrainerCase):
         result = await trainer.optim_step("a", 0.0, 0.0)
         assert result.grad_norm == pytest.approx(squares**0.5, rel=1e-3)
 
-    async def test_unmet_experts_are_those_that_change_nothing(self, trainer: Trainer, base: Path) -> None:
-        model, batch = reference_model(base), random_batch(5, groups=1, samples=1)
-        unmet = await trainer.unmet_experts(batch)
+    @pytest.mark.parametrize("batch", [random_batch(5, groups=1, samples=1), AFTER_A_PROMPT])
+    async def test_unmet_experts_are_those_that_change_nothing(
+        self, trainer: Trainer, base: Path, batch: Batch
+    ) -> None:
+        model, unmet = reference_model(base), await trainer.unmet_experts(batch)
         assert unmet is not None
         with torch.no_grad():
             before, found = reference_logprobs(model, batch), []
