@@ -19,9 +19,8 @@ from lorad.models.ops import apply
 from lorad.trainers.sharded.workers import DataParallel
 
 _NAME = "lorad_ulysses"  # among transformers' attentions
-_PLAIN = {"is_causal", "dropout", "scaling", "position_ids", "use_cache", "cu_seq_lens_q", "cu_seq_lens_k"}
-_UNBOUNDED = {"sliding_window", "softcap", "s_aux"}
-"""What attentions of some families are asked for beside that, None where it does nothing."""
+_PLAIN = {"is_causal", "dropout", "scaling", "position_ids", "use_cache"}
+"""What transformers hands to every attention. Some families ask for more: a window, sinks, a cap of scores."""
 
 
 class Ulysses:
@@ -46,7 +45,7 @@ class Ulysses:
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any
     ) -> tuple[Tensor, None]:
         """q [1, heads, tokens here, dim], k and v with fewer heads; returns [1, tokens here, heads, dim]."""
-        asked = {name for name, value in more.items() if name not in _PLAIN and value is not None}
+        asked = {name for name, value in more.items() if name not in _PLAIN and value not in (None, False)}
         if asked or mask is not None or more.get("dropout"):
             what = ", ".join(sorted(asked)) or "a mask of its own"
             raise SpecError(
