@@ -201,8 +201,8 @@ def _check_experts(spec: Spec, facts: ModelFacts, adapter: AdapterConfig, device
         )
     if adapter.dropout and trainer.tp > 1 and trainer.ep > 1:
         raise SpecError(
-            f"{adapter.dropout} on experts that trainer.tp and ep share: each rank's copy of a token would "
-            "lose other numbers",
+            f"{adapter.dropout} on experts would differ between the copies of a token that the ranks of "
+            "trainer.tp send to those of trainer.ep",
             key="lora.dropout",
             hint=f"Set it to 0, set trainer.tp or ep to 1, {leave}",
         )

@@ -53,6 +53,7 @@ class MegatronBody(Body):
         self.dp = DataParallel(parallel_state.get_data_parallel_rank(), size, group if size > 1 else None)
         reference = _reference(base)
         self._spreads_experts = settings.ep * settings.tp > 1
+        self._copies_tokens = settings.ep > 1 and settings.tp > 1
         self.expert_dp = DataParallel(
             parallel_state.get_expert_data_parallel_rank(),
             parallel_state.get_expert_data_parallel_world_size(),
@@ -81,7 +82,9 @@ class MegatronBody(Body):
         return names if names or not self._mixtures else None
 
     def met(self, rows: Rows) -> Tensor:
-        """Of all ranks that have the same samples; routers choose among all experts, wherever these are."""
+        """Also those that micro-batches of ranks with other experts meet. Routers choose among all experts,
+        wherever these are.
+        """
         with watched(self._mixtures) as seen:
             self.likely(rows, 1.0, adapter=False)
         tokens, last = rows.ids.shape[1] * bool(rows.targets.numel()), self._base.config.num_hidden_layers - 1
@@ -123,6 +126,11 @@ class MegatronBody(Body):
     def mount(self, key: MountKey) -> Mounted:
         self.unmount()
         targets = chosen(key, self._shapes, self._tp)
+        if key.adapter.dropout and self._copies_tokens and any(target.is_of_expert for target in targets):
+            raise AdapterRefused(
+                "dropout on experts would differ between the copies of a token that tp ranks send to them",
+                hint="set lora.dropout to 0, or trainer.tp or ep to 1",
+            )
         self._wrap(targets, key)
         mounted = MegatronMounted(
             targets, self._wrapped, key, self._export, self._shapes, self.device, self._pipeline.whole

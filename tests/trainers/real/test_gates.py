@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from lorad.errors import AdapterRefused
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.protocol.batch import LossStats
@@ -141,6 +142,15 @@ async def test_bfloat16_keeps_adapters_at_rate_zero(lend: Lend, topology: str, t
     await trainer.load("b", directory)
     await train(trainer, "b", range(1), lr=0.0)
     assert (await trainer.export("b")).digest() == digest
+
+
+@LONG
+async def test_dropout_on_copied_tokens_is_refused(lend: Lend) -> None:
+    trainer = lend("moe-megatron-tp2-dp2-ep2")
+    with pytest.raises(AdapterRefused, match=r"copies of a token that tp ranks send"):
+        await trainer.open("a", spec_for(trainer, dropout=0.1))
+    attention = tuple(name for name in sorted(trainer.modules()) if ".experts." not in name)
+    await trainer.open("a", spec_for(trainer, dropout=0.1, modules=attention))
 
 
 JOURNEYS = [
