@@ -8,16 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 
 from lorad.adapters.adapter import PEFT_PREFIX, Adapter
 from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_fused, write_peft
-from lorad.adapters.targets import experts_of
+from lorad.adapters.readers import refuse_fused, why_not
+from lorad.adapters.targets import experts_of, match_modules
 from lorad.adapters.validate import validate
-from lorad.errors import AdapterRefused
+from lorad.backends.registry import SERVERS, dialect_class
+from lorad.errors import AdapterRefused, SpecError
+from lorad.models.facts import read_facts
 from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.conformance.reference import reference_logprobs, reference_model
+from tests.conformance.trainer_experts import merged_into
+from tests.kit.fakes.random_adapters import partial, random_adapter
+from tests.models.test_families import make_model
 
 WHOLE = ["experts", "all", "rslora", "low-rank-experts", "high-rank-experts", "low-rank-rslora"]
 
@@ -28,13 +35,16 @@ def written(name: str, directory: Path) -> Path:
     return directory
 
 
-def of_peft(directory: Path) -> np.ndarray:
+def logprobs_of(model: torch.nn.Module) -> np.ndarray:
+    found: np.ndarray = reference_logprobs(model, BATCH).detach().numpy()
+    return found
+
+
+def of_peft(directory: Path, base: Path = MOE) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match")
         warnings.simplefilter("ignore", FutureWarning)  # PEFT reads a property that transformers deprecates
-        model = PeftModel.from_pretrained(reference_model(MOE), directory).eval()
-    found: np.ndarray = reference_logprobs(model, BATCH).detach().numpy()
-    return found
+        return logprobs_of(PeftModel.from_pretrained(reference_model(base), directory).eval())
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -149,8 +159,7 @@ def trained_by_peft(directory: Path, *parameters: str, **settings: Any) -> np.nd
             if ".lora_" in name:
                 torch.nn.init.normal_(parameter, 0.0, 0.1)
         model.save_pretrained(directory)
-    found: np.ndarray = reference_logprobs(model, BATCH).detach().numpy()
-    return found
+    return logprobs_of(model)
 
 
 @pytest.mark.parametrize(
@@ -230,3 +239,79 @@ def test_packed_experts_of_megatron_bridge_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(AdapterRefused, match="the base needs"):
         validate(read_peft(directory), SHAPES)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "olmoe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    "glm4_moe": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    "deepseek_v3": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+}
+OTHERS["glm4_moe"] |= {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_intermediate_size": 24}
+OTHERS["deepseek_v3"] |= OTHERS["glm4_moe"] | {"q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8}
+OTHERS["deepseek_v3"] |= {
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize("beside", [False, True], ids=["attention", "all"])
+def test_peft_reads_other_families_or_they_are_refused(family: str, beside: bool, tmp_path: Path) -> None:
+    """GLM-4's and DeepSeek's dense and shared linears have the names of experts', which PEFT mistakes."""
+    sizes = {"vocab_size": 128, "max_position_embeddings": 64} | OTHERS[family]
+    make_model(tmp_path / "base", family, **sizes)
+    facts = read_facts(tmp_path / "base")
+    shapes = {**facts.linears, **facts.experts}
+    wanted = match_modules(shapes, "all-linear" if beside else "*.self_attn.*,*.experts.*")
+    adapter = partial(random_adapter(shapes, 1, 4, expert_rank=2), wanted, rslora=True)
+    (tmp_path / "adapter").mkdir()
+    write_fused(adapter, tmp_path / "adapter", "", shapes)
+    model = reference_model(tmp_path / "base")
+    merged_into(model, adapter)
+    apart = np.abs(of_peft(tmp_path / "adapter", tmp_path / "base") - logprobs_of(model)).max()
+    if beside and family in ("glm4_moe", "deepseek_v3"):
+        assert apart > 0.1
+        with pytest.raises(SpecError, match=r"PEFT takes .* for experts"):
+            refuse_fused(adapter.config, family)
+    else:
+        assert apart < 1e-4
+        refuse_fused(adapter.config, family)
+
+
+def test_other_adapters_have_no_form_of_experts() -> None:
+    for name, family in (("attention", "qwen3_moe"), ("experts", "mixtral"), ("experts", "")):
+        with pytest.raises(SpecError) as refused:
+            refuse_fused(adapter_of(name).config, family)
+        assert refused.value.key == "--format" and refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [
+        ("all", ["PEFT", "sglang", "vllm"]),
+        ("rslora", ["PEFT", "vllm"]),
+        ("low-rank-experts", ["PEFT"]),
+        ("one-layer", ["PEFT", "sglang", "vllm"]),
+        ("one-expert", []),
+        ("gate-up", []),
+    ],
+)
+def test_readers_are_those_that_were_seen_to_agree(name: str, exact: list[str], tmp_path: Path) -> None:
+    joined = {server: dialect_class(server).joined for server in SERVERS}
+    found = why_not(adapter_of(name).config, SHAPES, "qwen3_moe", joined)
+    assert [reader for reader, why in found.items() if not why] == exact
+    if "PEFT" not in exact:
+        with pytest.raises((AssertionError, ValueError, RuntimeError, UserWarning)):
+            expected = merged_logprobs(adapter_of(name), tmp_path / "merged")
+            assert np.abs(of_peft(written(name, tmp_path / "adapter")) - expected).max() < 1e-4
+
+
+def test_readers_depend_on_the_model() -> None:
+    config = adapter_of("all").config
+    for family in ("qwen2_moe", "mixtral"):
+        assert all(why_not(config, SHAPES, family, {"vllm": ()}).values())
+    dropped = replace(config, dropout=0.1)
+    assert why_not(dropped, SHAPES, "qwen3_moe", {})["PEFT"] == "it takes no dropout on experts"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lorad.adapters.peft import read_peft
 from tests.kit.world import REPOSITORY, World, world
 
 DEMO = REPOSITORY / "examples" / "demo-moe.yaml"
@@ -41,3 +42,22 @@ def test_merged_model_is_the_adapted_one(made: World, tmp_path: Path) -> None:
         "run", DEMO, "--name", "again", "--wait", "trainer.steps=1", f"model.path={tmp_path / 'model'}"
     )
     assert again["eval_first"] == made.json("show", "demo")["eval_last"]
+
+
+def test_exports_say_who_reads_experts(made: World, tmp_path: Path) -> None:
+    said = made.lorad("export", "demo", tmp_path / "plain").stderr
+    assert "read exactly by PEFT. Not by sglang: it has one rank for all modules." in said
+    assert "read exactly by PEFT" in (tmp_path / "plain" / "README.md").read_text()
+    made.lorad("export", "demo", tmp_path / "own", "--format", "peft5")
+    plain, own = (read_peft(tmp_path / name) for name in ("plain", "own"))
+    assert own.digest() == plain.digest() and own.config == plain.config
+    assert (
+        "--format"
+        in made.lorad("export", "demo", tmp_path / "x", "--format", "peft5", "--merge", expect=2).stderr
+    )
+    card = (tmp_path / "own" / "README.md").read_text()
+    assert "vllm serve" not in card and (tmp_path / "own" / "tokenizer.json").exists()
+    assert (
+        "rank 16 (8 on experts)" in made.lorad("check", DEMO, f"lora.adapter_path={tmp_path / 'own'}").stdout
+    )
+    made.lorad("export", "demo", tmp_path / "own", "--format", "peft5", expect=1)
