@@ -35,7 +35,13 @@ def add_beside(directory: Path, exported: Exported, run: RunDetails | None, *, t
     A base that is not on this machine has its tokenizer left out, with a note. Raises StorageError.
     """
     settings = _settings(directory)
-    amend(directory, CARD, card(exported, settings, run, merged=None).encode())
+    text = card(exported, settings, run, merged=None)
+    if settings.get("target_parameters"):
+        text = text.replace(_SERVERS, "Servers read the version without `--format`.\n")
+    elif told := _readers(directory, settings):
+        text += f"\n{told}\n"
+        output.note(told)
+    amend(directory, CARD, text.encode())
     if not tokenizer:
         return
     try:
@@ -46,6 +52,54 @@ def add_beside(directory: Path, exported: Exported, run: RunDetails | None, *, t
     for name in _TOKENIZER:
         if (base / name).is_file():
             amend(directory, name, read_file(base / name, JSON_BYTES))
+
+
+def _readers(directory: Path, settings: Mapping[str, Any]) -> str:
+    """Say who reads an adapter on experts as it was trained; "" for other adapters, and without its base."""
+    from lorad.adapters.peft import outline
+    from lorad.adapters.readers import why_not
+    from lorad.backends.registry import SERVERS, dialect_class
+    from lorad.models.facts import read_facts
+
+    if not (config := outline(directory).config).experts:
+        return ""
+    try:
+        facts = read_facts(base_directory(settings))
+    except LoradError:
+        return ""
+    joined = {server: dialect_class(server).joined for server in SERVERS}
+    found = why_not(config, {**facts.linears, **facts.experts}, facts.model_type, joined)
+    exact = ", ".join(name for name, why in found.items() if not why) or "nobody"
+    others = "".join(f" Not by {name}: {why}." for name, why in found.items() if why)
+    return f"Its experts are read exactly by {exact}.{others}" + (_OTHER_WAYS if others else "")
+
+
+def write_peft5(client: Client, version: str, target: Path) -> Exported:
+    """Write `version` with its experts in PEFT's own form into `target`, which is new or empty.
+
+    Raises Conflict when `target` is not empty, SpecError where PEFT would not read it as it was trained.
+    """
+    from lorad.adapters.directory import read_manifest, write_directory
+    from lorad.adapters.peft import read_peft, write_fused
+    from lorad.adapters.readers import refuse_fused
+    from lorad.models.facts import read_facts
+    from lorad.models.merged_files import free_of
+
+    temporary = target.parent / f"{TEMPORARY}{target.name}-{uuid4().hex[:12]}"
+    free_of(target)
+    try:
+        exported = client.export(version, str(temporary))
+        settings, about = _settings(temporary), read_manifest(temporary).facts
+        facts, adapter = read_facts(base_directory(settings)), read_peft(temporary, base=None)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    refuse_fused(adapter.config, facts.model_type)
+    shapes, base = {**facts.linears, **facts.experts}, str(settings["base_model_name_or_path"])
+    write_directory(target, lambda directory: write_fused(adapter, directory, base, shapes), about)
+    if "revision" in settings:
+        its = _settings(target) | {"revision": settings["revision"]}
+        amend(target, _CONFIG, json.dumps(its, indent=2, sort_keys=True).encode() + b"\n")
+    return Exported(exported.version, str(target), exported.sha256)
 
 
 def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged"]:
@@ -179,9 +233,14 @@ from peft import AutoPeftModelForCausalLM
 model = AutoPeftModelForCausalLM.from_pretrained("THIS DIRECTORY")
 ```
 
-vLLM: `vllm serve BASE --enable-lora --lora-modules NAME=DIRECTORY --max-lora-rank RANK`.
+"""
+_SERVERS = """vLLM: `vllm serve BASE --enable-lora --lora-modules NAME=DIRECTORY --max-lora-rank RANK`.
 SGLang: `python -m sglang.launch_server --model-path BASE --enable-lora --lora-paths NAME=DIRECTORY`.
 """
+_LOAD_ADAPTER += _SERVERS
+_OTHER_WAYS = (
+    " `lorad serve` gives servers a form that they read, --format peft5 writes one for PEFT, --merge a model."
+)
 _LOAD_MODEL = """```python
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("THIS DIRECTORY", dtype="auto")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from msgspec.structs import replace
@@ -84,6 +84,10 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="Write a whole model: the base with the version in its weights.")
     ] = False,
+    form: Annotated[
+        Literal["peft", "peft5"],
+        typer.Option("--format", help="peft5: experts of a mixture in the form of PEFT on transformers 5."),
+    ] = "peft",
     tokenizer: Annotated[bool, typer.Option(help="Put the base's tokenizer beside an adapter.")] = True,
     push: Annotated[
         str | None,
@@ -105,12 +109,21 @@ def export(
 
     if push is None and (private or token_file):
         raise SpecError("--private and --token-file belong to --push", hint="Add --push ORG/NAME.")
+    if merge and form != "peft":
+        raise SpecError(f"--format {form} is for adapters, not for --merge", hint="Leave out one of them.")
     token, client, target = hub.read_token(token_file), Client(), directory.expanduser().absolute()
     if merge:
         answer, merged = exports.merge(client, version, target)
         about = f", merged into {merged.changed} weights of its base, {text.size(merged.bytes)}"
     else:
-        answer, about = client.export(version, str(target)), ""
+        answer, about = (
+            (
+                exports.write_peft5(client, version, target)
+                if form == "peft5"
+                else client.export(version, str(target))
+            ),
+            "",
+        )
         exports.add_beside(
             target, answer, client.show(answer.version.rpartition("@")[0]), tokenizer=tokenizer
         )

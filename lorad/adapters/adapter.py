@@ -75,16 +75,37 @@ class AdapterConfig(Struct, frozen=True):
         return self.alpha / (rank**0.5 if self.rslora else rank)
 
 
+class Fused(NamedTuple):
+    """A pair of a PEFT file that is on all experts of a layer, see `fused.py`.
+
+    module: its name there. experts: the module of the experts. linears: those that it is on, of each expert.
+    total: experts. rank: of the pairs of each. owns: whether gate and up have an A each.
+    """
+
+    module: str
+    experts: str
+    linears: tuple[str, ...]
+    total: int
+    rank: int
+    owns: bool
+
+    def name(self, expert: int, linear: str) -> str:
+        """Return the logical name of one linear."""
+        return f"{self.experts}.{expert}.{linear}"
+
+
 class Outline(NamedTuple):
     """What a PEFT directory says of its adapter: nothing of the weights is read but their header.
 
     shapes: of its tensors, by logical name. copies: modules whose weight in the base lies beside them, as
-    PEFT saves it for an adapter on lm_head.
+    PEFT saves it for an adapter on lm_head. fused: the pairs on all experts of a layer, whose parts are among
+    `shapes`.
     """
 
     config: AdapterConfig
     shapes: dict[str, tuple[int, ...]]
     copies: tuple[str, ...] = ()
+    fused: tuple[Fused, ...] = ()
 
 
 class Adapter(Struct, frozen=True, dict=True):

@@ -5,17 +5,21 @@ servers load adapters with wrong ranks, missing halves or unknown parts without 
 the wrong model.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig, Outline
+from msgspec.structs import replace
+
+from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig, Fused, Outline
 from lorad.adapters.directory import FileFact
+from lorad.adapters.fused import is_fused, joined, pairs_of, split, split_shapes
 from lorad.adapters.patterns import Pattern, patterns_of
 from lorad.adapters.targets import HEAD, entry_matches, experts_of, leaf
 from lorad.adapters.tensors import find_tensor, read_shapes, read_tensors, same_values
@@ -49,13 +53,15 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         (None, [], {}),
         "embeddings are not adapted; train without trainable_token_indices",
     ),
-    "target_parameters": ((None, []), "only linear modules are adapted; use target_modules"),
     "use_qalora": ((None, False), "QALoRA pools the input; train with use_qalora=False"),
     "fan_in_fan_out": (
         (None, False),
         "weights stored as (in, out) are not read; train with fan_in_fan_out=False",
     ),
 }
+_SHARED = (
+    "an A or B that experts share (shared_outer) is not read: save a pair of each expert, or PEFT's own form"
+)
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
@@ -64,7 +70,23 @@ def write_peft(adapter: Adapter, directory: Path, base_model: str) -> dict[str, 
 
     What was written, for `write_directory`.
     """
-    config = _config_file(adapter.config, base_model)
+    return _write(adapter, directory, _config_file(adapter.config, base_model))
+
+
+def write_fused(
+    adapter: Adapter, directory: Path, base_model: str, shapes: Mapping[str, tuple[int, int]]
+) -> dict[str, FileFact]:
+    """Write `adapter` as `write_peft` does, its experts in PEFT's own form (see `fused.py`).
+
+    shapes: (out, in) of every linear of the base.
+    """
+    tensors, settings = joined(adapter, shapes)
+    dense = tuple(module for module in adapter.config.modules if not experts_of(module))
+    config = _config(replace(adapter.config, modules=dense), base_model)
+    return _write(Adapter(adapter.config, tensors), directory, _as_json(config | settings))
+
+
+def _write(adapter: Adapter, directory: Path, config: bytes) -> dict[str, FileFact]:
     with (directory / WEIGHTS).open("wb") as file:
         file.writelines(adapter.parts())
         size = file.tell()
@@ -87,8 +109,19 @@ def outline(directory: Path) -> Outline:
     )
     named = {_logical(name, directory): shape for name, shape in shapes.items() if not name.endswith(_COPY)}
     modules = _paired_modules(named, directory)
-    _check_targets(modules, settings, directory)
-    return Outline(_config_of(modules, named, settings, directory), named, copies)
+    ranks = _pattern(settings, "rank_pattern", int, directory)
+    alphas = _pattern(settings, "alpha_pattern", int | float, directory)
+    with _refused(directory / CONFIG):
+        pairs = pairs_of(named, settings, ranks, alphas)
+    single = tuple(module for module in modules if not is_fused(module))
+    _check_targets(single, settings, directory)
+    found = {name: shape for name, shape in named.items() if not is_fused(name.rpartition(".lora_")[0])}
+    config = _config_of(single, found, settings, (ranks, alphas), directory)
+    if pairs:
+        config = _with_pairs(config, pairs, directory)
+        found |= {name: shape for pair in pairs for name, shape in split_shapes(pair, named).items()}
+    _check_used(config, settings, (ranks, alphas), directory)
+    return Outline(config, found, copies, tuple(pairs))
 
 
 def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
@@ -104,8 +137,12 @@ def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
     if base is not None:
         for module in found.copies:
             _refuse_other_weight(directory / WEIGHTS, module, base)
-    tensors = read_tensors(directory / WEIGHTS, {PEFT_PREFIX + name for name in found.shapes})
+    fused = {f"{pair.module}.lora_{half}.weight" for pair in found.fused for half in "AB"}
+    tensors = read_tensors(directory / WEIGHTS, {PEFT_PREFIX + name for name in (*found.shapes, *fused)})
     named = {name.removeprefix(PEFT_PREFIX): array for name, array in tensors.items()}
+    with _refused(directory / WEIGHTS):
+        apart = [split(pair, named) for pair in found.fused if fused <= named.keys()]
+    named = {name: array for part in (named, *apart) for name, array in part.items() if name not in fused}
     if {name: array.shape for name, array in named.items()} != found.shapes:
         raise AdapterRefused(f"{directory / WEIGHTS}: it was changed while it was read", hint="try again")
     return Adapter(config=found.config, tensors={name: named[name] for name in sorted(named)})
@@ -134,7 +171,11 @@ def _refuse_other_weight(weights: Path, module: str, base: Sequence[Path]) -> No
 @cache
 def _config_file(config: AdapterConfig, base_model: str) -> bytes:
     """Return the bytes of the PEFT configuration, which are the same for every version of a run."""
-    return json.dumps(_config(config, base_model), indent=2, sort_keys=True).encode() + b"\n"
+    return _as_json(_config(config, base_model))
+
+
+def _as_json(settings: Mapping[str, Any]) -> bytes:
+    return json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
@@ -266,16 +307,15 @@ def _config_of(
     modules: tuple[str, ...],
     shapes: Mapping[str, tuple[int, ...]],
     settings: Mapping[str, Any],
+    patterns: tuple[Pattern, Pattern],
     directory: Path,
 ) -> AdapterConfig:
     """Return what both files say: one rank for all linears, and one for those of experts, at one alpha.
 
     Raises AdapterRefused where they say anything else.
     """
-    ranks = _pattern(settings, "rank_pattern", int, directory)
-    alphas = _pattern(settings, "alpha_pattern", int | float, directory)
     found: dict[bool, int] = {}
-    alpha = settings["lora_alpha"]
+    (ranks, alphas), alpha = patterns, settings["lora_alpha"]
     for module in modules:
         rank, is_expert = ranks.of(module, settings["r"]), bool(experts_of(module))
         _check_rank(module, rank, shapes, directory)
@@ -289,7 +329,7 @@ def _config_of(
                 f"{directory / CONFIG}: alpha_pattern gives {module} another alpha than lora_alpha {alpha}",
                 hint="one alpha holds for all modules; train without alpha_pattern",
             )
-    config = AdapterConfig(
+    return AdapterConfig(
         rank=found.get(False, settings["r"]),
         alpha=float(alpha),
         modules=modules,
@@ -297,15 +337,52 @@ def _config_of(
         dropout=float(settings.get("lora_dropout") or 0.0),
         expert_rank=found.get(True),
     )
+
+
+def _with_pairs(config: AdapterConfig, pairs: Sequence[Fused], directory: Path) -> AdapterConfig:
+    """Return the configuration with what pairs on all experts of a layer adapt.
+
+    Raises AdapterRefused where their ranks differ, or experts are adapted one by one beside them.
+    """
+    if (ranks := {pair.rank for pair in pairs}) != {pairs[0].rank} or config.experts:
+        told = f"ranks {sorted(ranks)}" if len(ranks) > 1 else "pairs of single experts beside others of all"
+        raise AdapterRefused(
+            f"{directory / WEIGHTS}: its experts have {told}",
+            hint="train gate_up_proj and down_proj at one rank, in PEFT's own form alone",
+        )
+    linears = {
+        pair.name(expert, linear) for pair in pairs for expert in range(pair.total) for linear in pair.linears
+    }
+    modules = tuple(sorted({*config.modules, *linears}))
+    return replace(config, modules=modules, expert_rank=pairs[0].rank)
+
+
+def _check_used(
+    config: AdapterConfig, settings: Mapping[str, Any], patterns: tuple[Pattern, Pattern], directory: Path
+) -> None:
+    """Refuse keys of the patterns that name nothing, but for those that lorad writes for another version of
+    transformers.
+    """
     own = patterns_of(config)
-    for key, pattern in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+    for key, pattern in zip(("rank_pattern", "alpha_pattern"), patterns, strict=True):
         for name in set(pattern.keys) - pattern.used:
             if own.get(key, {}).get(name) != settings[key][name]:
                 raise AdapterRefused(
                     f"{directory / CONFIG}: {key} names {name}, which is no module of the adapter",
                     hint="export the adapter again",
                 )
-    return config
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """A ValueError of the block is what is wrong with a file."""
+    try:
+        yield
+    except ValueError as error:
+        raise AdapterRefused(
+            f"{path}: {error}",
+            hint="lorad reads target_parameters experts.gate_up_proj and experts.down_proj",
+        ) from error
 
 
 def _pattern(settings: Mapping[str, Any], key: str, kind: Any, directory: Path) -> Pattern:
@@ -329,7 +406,9 @@ def _check_rank(module: str, rank: int, shapes: Mapping[str, tuple[int, ...]], d
         if len(shape) != 2 or shape[axis] != rank:
             raise AdapterRefused(
                 f"{directory / WEIGHTS}: {name} has shape {list(shape)} but {CONFIG} says r = {rank}",
-                hint="the two files are not of the same adapter: export it again",
+                hint=_SHARED
+                if len(shape) == 3
+                else "the two files are not of the same adapter: export it again",
             )
 
 

@@ -27,7 +27,7 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
     `bfloat16_bits`. An adapter that has this form already is returned as it is.
     """
     config = adapter.config
-    partners = _partners_of(config.modules, shapes, joined)
+    partners = partners_of(config.modules, shapes, joined)
     if not (config.rslora or partners or config.expert_rank) and dtype == "float32":
         return adapter
     modules, rank = tuple(sorted((*config.modules, *partners))), config.max_rank
@@ -54,7 +54,7 @@ def _at_rank(tensor: np.ndarray, rank: int, times: float, name: str) -> np.ndarr
     return made
 
 
-def _partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
+def partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
     """Return the linears beside `modules`, in the same part of the same layer, that the server wants an
     adapter on as well; of experts those of the whole layer.
     """

@@ -7,12 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peft import PeftModel
+import torch
+from msgspec.structs import replace
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.numpy import load_file, save_file
 
-from lorad.adapters.peft import CONFIG, outline, read_peft, write_peft
-from lorad.errors import AdapterRefused
-from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, adapter_of, merged_logprobs
+from lorad.adapters.adapter import PEFT_PREFIX, Adapter
+from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_fused, write_peft
+from lorad.adapters.readers import refuse_fused, why_not
+from lorad.adapters.targets import experts_of, match_modules
+from lorad.adapters.validate import validate
+from lorad.backends.registry import SERVERS, dialect_class
+from lorad.errors import AdapterRefused, SpecError
+from lorad.models.facts import read_facts
+from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.conformance.reference import reference_logprobs, reference_model
+from tests.conformance.trainer_experts import merged_into
+from tests.kit.fakes.random_adapters import partial, random_adapter
+from tests.models.test_families import make_model
 
 WHOLE = ["experts", "all", "rslora", "low-rank-experts", "high-rank-experts", "low-rank-rslora"]
 
@@ -23,13 +35,16 @@ def written(name: str, directory: Path) -> Path:
     return directory
 
 
-def of_peft(directory: Path) -> np.ndarray:
+def logprobs_of(model: torch.nn.Module) -> np.ndarray:
+    found: np.ndarray = reference_logprobs(model, BATCH).detach().numpy()
+    return found
+
+
+def of_peft(directory: Path, base: Path = MOE) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match")
         warnings.simplefilter("ignore", FutureWarning)  # PEFT reads a property that transformers deprecates
-        model = PeftModel.from_pretrained(reference_model(MOE), directory).eval()
-    found: np.ndarray = reference_logprobs(model, BATCH).detach().numpy()
-    return found
+        return logprobs_of(PeftModel.from_pretrained(reference_model(base), directory).eval())
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -91,3 +106,212 @@ def test_ranks_that_differ_among_experts_are_refused(tmp_path: Path) -> None:
     directory = written("experts", tmp_path / "adapter")
     with pytest.raises(AdapterRefused, match="has shape"):
         outline(changed(directory, rank_pattern={r"experts\.1\.up_proj": 4}))
+
+
+def fused(adapter: Adapter, directory: Path) -> Path:
+    directory.mkdir()
+    write_fused(adapter, directory, str(MOE), SHAPES)
+    return directory
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_peft_reads_its_own_form_exactly(name: str, tmp_path: Path) -> None:
+    expected = merged_logprobs(adapter_of(name), tmp_path / "merged")
+    assert np.abs(of_peft(fused(adapter_of(name), tmp_path / "adapter")) - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_pefts_own_form_is_read_back(name: str, tmp_path: Path) -> None:
+    """What was not adapted in a layer is zero."""
+    adapter = adapter_of(name)
+    again = read_peft(fused(adapter, tmp_path / "adapter"))
+    assert (again.config.alpha, again.config.rslora) == (adapter.config.alpha, adapter.config.rslora)
+    assert again.config.rank_of_experts == adapter.config.rank_of_experts or not adapter.config.experts
+    validate(again, SHAPES)
+    for tensor, found in again.tensors.items():
+        expected = adapter.tensors.get(tensor)
+        assert not found.any() if expected is None else np.array_equal(found, expected)
+    assert again.tensors.keys() >= adapter.tensors.keys()
+
+
+def with_shared_a(adapter: Adapter) -> Adapter:
+    gates = {name: name.replace("up_proj.lora_A", "gate_proj.lora_A") for name in adapter.tensors}
+    return Adapter(adapter.config, {name: adapter.tensors[gates[name]] for name in adapter.tensors})
+
+
+def test_one_a_of_gate_and_up_is_kept(tmp_path: Path) -> None:
+    adapter = with_shared_a(adapter_of("low-rank-experts"))
+    directory = fused(adapter, tmp_path / "adapter")
+    tensors = load_file(directory / WEIGHTS)
+    assert tensors[f"{PEFT_PREFIX}model.layers.0.mlp.experts.base_layer.lora_A.weight"].shape == (4 * 3, 128)
+    assert read_peft(directory).digest() == adapter.digest()
+    expected = merged_logprobs(adapter, tmp_path / "merged")
+    assert np.abs(of_peft(directory) - expected).max() < 1e-4
+
+
+def trained_by_peft(directory: Path, *parameters: str, **settings: Any) -> np.ndarray:
+    """What PEFT itself trains and saves, with numbers that matter; log-probabilities with it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = LoraConfig(r=4, lora_alpha=8, target_parameters=[*parameters], **settings)
+        model = get_peft_model(reference_model(MOE), config).eval()
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                torch.nn.init.normal_(parameter, 0.0, 0.1)
+        model.save_pretrained(directory)
+    return logprobs_of(model)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "settings"),
+    [
+        (["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], {"target_modules": ["q_proj"]}),
+        (["gate_up_proj"], {"target_modules": [], "use_rslora": True}),
+        (["experts.down_proj"], {"target_modules": ["v_proj"], "rank_pattern": {r".*\.down_proj": 2}}),
+        (["model.layers.1.mlp.experts.down_proj"], {"target_modules": ["v_proj"]}),
+    ],
+)
+def test_what_peft_trains_on_experts_is_read(
+    parameters: list[str], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = trained_by_peft(tmp_path / "adapter", *parameters, **settings)
+    adapter = read_peft(tmp_path / "adapter")
+    validate(adapter, SHAPES)
+    assert adapter.config.experts and all(map(experts_of, adapter.config.experts))
+    assert np.abs(merged_logprobs(adapter, tmp_path / "merged") - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"target_parameters": []}, "do not name what"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "do not name what"),
+        ({"target_parameters": ["gate_up_proj", "down_proj", "mlp.gate.weight"]}, "no tensor for mlp.gate"),
+        ({"target_parameters": "down_proj"}, "no list of names"),
+        ({"alpha_pattern": {}}, "ranks"),
+        ({"alpha_pattern": {r"experts\.gate_up_proj": 40}}, "alpha_pattern gives"),
+        ({"rank_pattern": {r"experts\.gate_up_proj": 10, r"experts\.down_proj": 3}}, "for a rank of 10"),
+    ],
+)
+def test_own_form_that_means_something_else_is_refused(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AdapterRefused, match=says) as refused:
+        outline(changed(fused(adapter_of("low-rank-experts"), tmp_path / "adapter"), **change))
+    assert refused.value.hint
+
+
+def test_gate_and_up_that_mix_ranks_are_refused(tmp_path: Path) -> None:
+    """Its B is no two blocks: experts beside each other in B as in A, as some tools write it."""
+    directory = fused(adapter_of("low-rank-experts"), tmp_path / "adapter")
+    tensors = load_file(directory / WEIGHTS)
+    name = f"{PEFT_PREFIX}model.layers.0.mlp.experts.base_layer.lora_B.weight"
+    out = len(tensors[name])
+    tensors[name] = np.ascontiguousarray(tensors[name].reshape(out, -1, 4).transpose(0, 2, 1)).reshape(
+        out, -1
+    )
+    save_file(tensors, directory / WEIGHTS)
+    with pytest.raises(AdapterRefused, match="same rows of lora_A at twice the rank"):
+        read_peft(directory)
+
+
+def test_outer_halves_that_experts_share_are_refused(tmp_path: Path) -> None:
+    """As SGLang's `experts_shared_outer_loras` has them."""
+    directory = written("experts", tmp_path / "adapter")
+    module = f"{PEFT_PREFIX}model.layers.0.mlp.experts.gate_proj"
+    tensors = {f"{module}.lora_A.weight": np.ones((1, 8, 128), np.float32)}
+    save_file(tensors | {f"{module}.lora_B.weight": np.ones((4, 192, 8), np.float32)}, directory / WEIGHTS)
+    with pytest.raises(AdapterRefused, match="has shape") as refused:
+        outline(changed(directory, target_modules=["gate_proj"]))
+    assert "shared_outer" in refused.value.hint
+
+
+def test_packed_experts_of_megatron_bridge_are_refused(tmp_path: Path) -> None:
+    """Its halves are the other way round, as PEFT does not read them."""
+    directory = fused(with_shared_a(adapter_of("experts")), tmp_path / "adapter")
+    tensors = load_file(directory / WEIGHTS)
+    turned = {
+        name.replace("lora_A", "lora_x").replace("lora_B", "lora_A"): b.T.copy()
+        for name, b in tensors.items()
+    }
+    save_file(
+        {name.replace("lora_x", "lora_B"): tensor for name, tensor in turned.items()}, directory / WEIGHTS
+    )
+    with pytest.raises(AdapterRefused, match="the base needs"):
+        validate(read_peft(directory), SHAPES)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "olmoe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    "glm4_moe": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    "deepseek_v3": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+}
+OTHERS["glm4_moe"] |= {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_intermediate_size": 24}
+OTHERS["deepseek_v3"] |= OTHERS["glm4_moe"] | {"q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8}
+OTHERS["deepseek_v3"] |= {
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize("beside", [False, True], ids=["attention", "all"])
+def test_peft_reads_other_families_or_they_are_refused(family: str, beside: bool, tmp_path: Path) -> None:
+    """GLM-4's and DeepSeek's dense and shared linears have the names of experts', which PEFT mistakes."""
+    sizes = {"vocab_size": 128, "max_position_embeddings": 64} | OTHERS[family]
+    make_model(tmp_path / "base", family, **sizes)
+    facts = read_facts(tmp_path / "base")
+    shapes = {**facts.linears, **facts.experts}
+    wanted = match_modules(shapes, "all-linear" if beside else "*.self_attn.*,*.experts.*")
+    adapter = partial(random_adapter(shapes, 1, 4, expert_rank=2), wanted, rslora=True)
+    (tmp_path / "adapter").mkdir()
+    write_fused(adapter, tmp_path / "adapter", "", shapes)
+    model = reference_model(tmp_path / "base")
+    merged_into(model, adapter)
+    apart = np.abs(of_peft(tmp_path / "adapter", tmp_path / "base") - logprobs_of(model)).max()
+    if beside and family in ("glm4_moe", "deepseek_v3"):
+        assert apart > 0.1
+        with pytest.raises(SpecError, match=r"PEFT takes .* for experts"):
+            refuse_fused(adapter.config, family)
+    else:
+        assert apart < 1e-4
+        refuse_fused(adapter.config, family)
+
+
+def test_other_adapters_have_no_form_of_experts() -> None:
+    for name, family in (("attention", "qwen3_moe"), ("experts", "mixtral"), ("experts", "")):
+        with pytest.raises(SpecError) as refused:
+            refuse_fused(adapter_of(name).config, family)
+        assert refused.value.key == "--format" and refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [
+        ("all", ["PEFT", "sglang", "vllm"]),
+        ("rslora", ["PEFT", "vllm"]),
+        ("low-rank-experts", ["PEFT"]),
+        ("one-layer", ["PEFT", "sglang", "vllm"]),
+        ("one-expert", []),
+        ("gate-up", []),
+    ],
+)
+def test_readers_are_those_that_were_seen_to_agree(name: str, exact: list[str], tmp_path: Path) -> None:
+    joined = {server: dialect_class(server).joined for server in SERVERS}
+    found = why_not(adapter_of(name).config, SHAPES, "qwen3_moe", joined)
+    assert [reader for reader, why in found.items() if not why] == exact
+    if "PEFT" not in exact:
+        with pytest.raises((AssertionError, ValueError, RuntimeError, UserWarning)):
+            expected = merged_logprobs(adapter_of(name), tmp_path / "merged")
+            assert np.abs(of_peft(written(name, tmp_path / "adapter")) - expected).max() < 1e-4
+
+
+def test_readers_depend_on_the_model() -> None:
+    config = adapter_of("all").config
+    for family in ("qwen2_moe", "mixtral"):
+        assert all(why_not(config, SHAPES, family, {"vllm": ()}).values())
+    dropped = replace(config, dropout=0.1)
+    assert why_not(dropped, SHAPES, "qwen3_moe", {})["PEFT"] == "it takes no dropout on experts"

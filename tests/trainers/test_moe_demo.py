@@ -65,3 +65,22 @@ def test_other_mixtures_run_and_are_merged(made: World, tmp_path: Path, family: 
     assert load_file(tmp_path / "model" / "model.safetensors").keys() == (
         load_file(base / "model.safetensors").keys()
     )
+
+
+def test_exports_say_who_reads_experts(made: World, tmp_path: Path) -> None:
+    said = made.lorad("export", "demo", tmp_path / "plain").stderr
+    assert "read exactly by PEFT. Not by sglang: it has one rank for all modules." in said
+    assert "read exactly by PEFT" in (tmp_path / "plain" / "README.md").read_text()
+    made.lorad("export", "demo", tmp_path / "own", "--format", "peft5")
+    plain, own = (read_peft(tmp_path / name) for name in ("plain", "own"))
+    assert own.digest() == plain.digest() and own.config == plain.config
+    assert (
+        "--format"
+        in made.lorad("export", "demo", tmp_path / "x", "--format", "peft5", "--merge", expect=2).stderr
+    )
+    card = (tmp_path / "own" / "README.md").read_text()
+    assert "vllm serve" not in card and (tmp_path / "own" / "tokenizer.json").exists()
+    assert (
+        "rank 16 (8 on experts)" in made.lorad("check", DEMO, f"lora.adapter_path={tmp_path / 'own'}").stdout
+    )
+    made.lorad("export", "demo", tmp_path / "own", "--format", "peft5", expect=1)
