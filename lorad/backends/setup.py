@@ -71,6 +71,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         key_file=absolute(rollout.key_file, cwd),
         admin_key_file=absolute(rollout.admin_key_file, cwd),
         engine_args=rollout.engine_args,
+        routes=facts.routes,
     )
 
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 from lorad.adapters.adapter import Adapter
 from lorad.errors import SpecError
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
-from lorad.routes import RouteShape
+from lorad.routes import Routes, RouteShape
 
 BASE = "base"  # the name of the base model, wherever a version is named
 Scorer = Callable[[str, Batch], Awaitable[np.ndarray]]
@@ -65,6 +65,15 @@ class LoadedVersion(Struct, frozen=True):
     bytes: int
     in_flight: int
     delivered: str = ""
+
+
+class Scored(Struct, frozen=True):
+    """What an engine says of a batch. logprobs: see `Engine.score`. routes: where it sent the tokens; None
+    where it does not say.
+    """
+
+    logprobs: np.ndarray
+    routes: Routes | None = None
 
 
 class EngineHealth(Struct, frozen=True):
@@ -133,6 +142,10 @@ class Engine(ABC):
     async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
         """`score` by each server of the engine that serves now; at least one."""
         return [await self.score(version, batch)]
+
+    async def routed_scores(self, version: str, batch: Batch) -> Sequence[Scored]:
+        """`scores` with the routes of the batch's tokens, which need the capability."""
+        return [Scored(logprobs) for logprobs in await self.scores(version, batch)]
 
     async def ranked(
         self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
@@ -222,3 +235,19 @@ def check_request(prompts: Sequence[Prompt], sampling: Sampling, vocab_size: int
                 f"prompt {prompt.id}: {size} tokens and max_new_tokens {sampling.max_new_tokens} exceed "
                 f"{most}, the positions of the engine"
             )
+
+
+def routes_of(batch: Batch, samples: Sequence[np.ndarray]) -> Routes | None:
+    """Return the routes of a batch; those of a prompt are of its first sample.
+
+    samples: of each, the routes of its prompt and of its own tokens. None where there are none.
+    """
+    if not samples:
+        return None
+    first, prompts = 0, list[np.ndarray]()
+    for size, count in zip(batch.prompt_lengths.tolist(), batch.group_sizes.tolist(), strict=True):
+        prompts += [samples[first][:size]] * (count > 0)
+        first += count
+    lengths = batch.completion_lengths.tolist()
+    completions = [routes[-size:] for routes, size in zip(samples, lengths, strict=True)]
+    return Routes(np.concatenate(prompts), np.concatenate(completions))

@@ -39,7 +39,7 @@ with quick_imports():
     from lorad.preflight.look import look_at
     from lorad.preflight.memory import available_memory, base_memory, check_memory
     from lorad.preflight.notify import check_receivers
-    from lorad.preflight.routes import check_routes
+    from lorad.preflight.routes import check_routes, records_routes
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
         check_adapted,
@@ -182,7 +182,7 @@ def _checked(
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
     is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
     check_sets(spec, tokenizer, cwd)
-    base = _base_facts(adapter, model, teacher)
+    base = msgspec.structs.replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
         check = server_check()
         told += check(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
@@ -197,6 +197,7 @@ def _checked(
         linears=base.linears,
         of_experts=base.of_experts,
         modules=base.modules,
+        routes=base.routes,
         adapter_parameters=size,
         expert_rank=adapter.rank_of_experts if adapter.experts else 0,
         reference_parameters=frozen,

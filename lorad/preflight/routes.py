@@ -8,7 +8,7 @@ from lorad.models.facts import ModelFacts
 from lorad.spec.model import Spec
 from lorad.trainers.arguments import REPLAYS
 
-_RECORDS = frozenset({"builtin"})  # engines
+_RECORDS = {"sglang"}  # servers
 
 
 class _Lack(NamedTuple):
@@ -48,11 +48,24 @@ def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
         return _Lack("the model is no mixture of experts, there is nothing to record", "Name another model.")
     if spec.algorithm.kind != "rl":
         return _Lack(f"{spec.algorithm.name} trains on no samples of the engine", "Set it to off.")
-    if engine in registry.SERVERS and engine not in _RECORDS:
-        return _Lack(f"lorad reads no routes of {engine}", "Use rollout.backend: builtin.")
+    if engine in registry.SERVERS and (why := _server_lacks(spec, facts)):
+        return _Lack(why, "Use rollout.backend: builtin.")
     if trainer == "megatron":
         return _Lack("the megatron trainer replays no routes", "Use trainer.backend: fsdp or builtin.")
     if trainer == "fsdp" and facts.model_type not in REPLAYS:
         known = ", ".join(REPLAYS)
         return _Lack(f"fsdp replays no routes of {facts.model_type}, only of {known}", "Set it to off.")
     return None
+
+
+def _server_lacks(spec: Spec, facts: ModelFacts) -> str:
+    engine = spec.rollout.backend
+    if engine not in _RECORDS:
+        return (
+            f"lorad records no routes of {engine}, whose model runner V2, which does, was never seen to work"
+        )
+    if spec.rollout.urls:
+        return "lorad records no routes of servers that you run"
+    if facts.routes is None or facts.routes.layers != facts.layers:
+        return f"lorad records routes of {engine} where every layer has experts"
+    return ""

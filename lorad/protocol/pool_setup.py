@@ -34,6 +34,7 @@ class ServerSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     urls: servers that the user runs, instead of starting any (http://host:port or unix:/path).
     key_file, admin_key_file: files that hold one key each.
     engine_args: the user's own flags.
+    routes: they say the routes of tokens.
     """
 
     python: str = ""
@@ -48,6 +49,7 @@ class ServerSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     key_file: str | None = None
     admin_key_file: str | None = None
     engine_args: dict[str, Any] = {}
+    routes: bool = False
 
 
 class RanksSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -48,6 +48,7 @@ class BaseFacts(Struct, frozen=True, kw_only=True):
     of_experts: the leaf names of the linears of experts.
     max_positions: the base's context length in tokens.
     teacher_path: the directory of the teacher, where that is another model; "" otherwise.
+    routes: the engine records the routes of tokens.
     """
 
     modules: list[str] = []
@@ -55,6 +56,7 @@ class BaseFacts(Struct, frozen=True, kw_only=True):
     of_experts: list[str] = []
     max_positions: _Count = 0
     teacher_path: str = ""
+    routes: bool = False
 
 
 class Rate(Struct, frozen=True):

@@ -21,8 +21,8 @@ from lorad.backends.registry import SERVERS, dialect_class
 from lorad.errors import AdapterRefused, SpecError
 from lorad.models.facts import read_facts
 from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
+from tests.conformance.expert_weights import merge
 from tests.conformance.reference import reference_logprobs, reference_model
-from tests.conformance.trainer_experts import merged_into
 from tests.kit.fakes.random_adapters import partial, random_adapter
 from tests.models.test_families import make_model
 
@@ -270,7 +270,7 @@ def test_peft_reads_other_families_or_they_are_refused(family: str, beside: bool
     (tmp_path / "adapter").mkdir()
     write_fused(adapter, tmp_path / "adapter", "", shapes)
     model = reference_model(tmp_path / "base")
-    merged_into(model, adapter)
+    merge(model, adapter)
     apart = np.abs(of_peft(tmp_path / "adapter", tmp_path / "base") - logprobs_of(model)).max()
     if beside and family in ("glm4_moe", "deepseek_v3"):
         assert apart > 0.1

@@ -10,6 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.errors import AttestationFailed
 from lorad.models.base import Base
 from lorad.models.compute import Compute
@@ -48,8 +49,12 @@ def published(run: Connection, directory: Path, number: int, lr: float) -> Attes
     return attestation
 
 
-# one expert of twelve after steps of 1e-5: 0.3 % of the change, less than these tell from rounding
+# one expert of twelve, 0.3 % of the change after steps of 1e-5 and 1.4 % after steps of 1e-3: less than these
+# tell from rounding
 BELOW = [("DropsExpert", mode, 1e-5) for mode in (MODES[0], MODES[2])]
+BELOW += [("DropsExpert", MODES[2], 1e-3)]
+# two experts exchanged after steps of 1e-5: a rel between what the limit is and what right adapters had
+UNSURE = ("PermutesExperts", MODES[2], 1e-5)
 CASES = [
     case
     for fault in FAULTS
@@ -61,16 +66,29 @@ CASES = [
 
 @pytest.mark.parametrize(("fault", "mode", "lr"), CASES)
 def test_faults_on_experts_are_found(fault: str, mode: tuple[str, str], lr: float, tmp_path: Path) -> None:
-    """In bfloat16, where engine and trainer send some tokens to different experts, they do not pass."""
     with opened(tmp_path, fault, mode) as run:
         verdicts = [published(run, tmp_path, number, lr).verdict for number in range(2)]
         assert verdicts == ["passed", "passed"]
-        if mode == MODES[2] and fault != "ReordersB":
+        if (fault, mode, lr) == UNSURE:
             found = publish(run, tmp_path, 2).attestation
-            assert found.verdict == "inconclusive" and "to different experts" in found.detail
+            assert found.verdict == "inconclusive" and "with the engine's routes" in found.detail
             return
         with pytest.raises(AttestationFailed, match=r"sorter@2 failed its attestation: .*the engine "):
             publish(run, tmp_path, 2)
+
+
+@pytest.mark.parametrize("fault", ["PermutesExperts", "SwapsGateAndUp"])
+def test_without_routes_rounding_excuses_small_faults(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 engine and trainer send some tokens to different experts."""
+    able = BuiltinEngine.capabilities
+    monkeypatch.setattr(BuiltinEngine, "capabilities", lambda engine: replace(able(engine), routes=None))
+    with opened(tmp_path, fault, MODES[2]) as run:
+        for number in range(2):
+            published(run, tmp_path, number, 1e-3)
+        found = publish(run, tmp_path, 2).attestation
+    assert found.verdict == "inconclusive" and "to different experts" in found.detail
 
 
 @pytest.mark.parametrize("lr", [1e-3, 1e-5])

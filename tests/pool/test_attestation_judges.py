@@ -64,6 +64,14 @@ def test_tokens_at_other_experts_prove_nothing(times: float, aside: float, found
         assert verdict(times * CHANGE + some + NOISE, predicted()) == "failed"
 
 
+@pytest.mark.parametrize(
+    ("aside", "found"), [(0.0, "passed"), (0.02, "inconclusive"), (0.04, "failed"), (0.3, "failed")]
+)
+def test_replayed_routes_excuse_little(aside: float, found: str) -> None:
+    prediction = replace(predicted(), is_replayed=True, canaries=replace(canaries(), reroutes=True))
+    assert verdict(CHANGE + RNG.normal(0, aside * 2, TOKENS) + NOISE, prediction) == found
+
+
 def test_noise_with_outliers_is_that_of_routes() -> None:
     outliers = np.where(np.arange(TOKENS) % 10 == 0, 8 * NOISE, NOISE)
     assert _has_outliers(outliers) and not _has_outliers(NOISE) and not _has_outliers(0 * NOISE)

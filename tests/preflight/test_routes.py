@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
+from lorad.backends.setup import server_setup
+from lorad.box.config import Backend
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.preflight.routes import check_routes, records_routes
+from lorad.protocol.preflight import BaseFacts
 from lorad.routes import RouteShape
 from lorad.spec.model import Spec, convert
 from tests.kit.fakes.foreign_models import make_moe
@@ -34,6 +38,9 @@ def of_type(model_type: str) -> ModelFacts:
         ({"trainer": {"backend": "megatron"}}, MIXTURE, "the megatron trainer replays no routes"),
         ({"trainer": {"backend": "fsdp"}}, of_type("glm4_moe"), "fsdp replays no routes of glm4_moe"),
         ({"algorithm": "sft"}, MIXTURE, "sft trains on no samples"),
+        ({"rollout": {"backend": "vllm"}}, MIXTURE, "lorad records no routes of vllm"),
+        ({"rollout": {"backend": "sglang", "url": "http://a:1"}}, MIXTURE, "of servers that you run"),
+        ({"rollout": {"backend": "sglang"}}, replace(MIXTURE, layers=4), "where every layer has experts"),
     ],
 )
 def test_record_is_refused_where_nothing_can(given: dict[str, Any], facts: ModelFacts, says: str) -> None:
@@ -61,6 +68,14 @@ def test_auto_is_record_in_bfloat16_alone() -> None:
     assert [key for key, records in found.items() if records] == [
         ("auto", "bfloat16"), ("record", "float32"), ("record", "bfloat16"),
     ]  # fmt: skip
+
+
+def test_servers_are_started_for_routes_that_they_say() -> None:
+    wanted = spec("auto", rollout={"backend": "sglang"})
+    assert records_routes(wanted, MIXTURE)
+    facts, backend = BaseFacts(modules=["l.0.q_proj"], routes=True), Backend(python=Path("/python"))
+    assert server_setup(wanted, backend, facts, Path()).routes
+    assert not server_setup(wanted, backend, replace_struct(facts, routes=False), Path()).routes
 
 
 def test_shapes_of_routes_are_read_off_any_model(tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ from lorad.engines.base import (
     EngineCapabilities,
     EngineHealth,
     LoadedVersion,
+    Scored,
     check_request,
     check_texts,
+    routes_of,
 )
 from lorad.engines.builtin.calls import Call, Decoder, HeldLora
 from lorad.engines.builtin.decode import SEEN, DecodeBatch, Report
@@ -40,7 +42,7 @@ from lorad.models.directory import linear_shapes
 from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
-from lorad.models.routes import route_shape
+from lorad.models.routes import Recording, route_shape
 from lorad.models.turns import FIRST_SHARE, WORK, Account, Party, Payer, Work, caller
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 
@@ -313,6 +315,17 @@ class BuiltinEngine(Engine):
             )
             return np.concatenate(await self._compute.each(quanta))
 
+    async def routed_scores(self, version: str, batch: Batch) -> Sequence[Scored]:
+        batch.check()
+        with self._versions.use(version) as held:
+            quanta = (
+                partial(_routed_logprobs, self._models, rows, held.lora)
+                for rows in _micro_batches(_rows_of(batch))
+            )
+            found = await self._compute.each(quanta)
+        logprobs = np.concatenate([part for part, _ in found])
+        return [Scored(logprobs, routes_of(batch, [row for _, rows in found for row in rows]))]
+
     async def ranked(
         self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
     ) -> Ranked:
@@ -386,13 +399,29 @@ def _micro_batches(all_rows: Iterable[_Row]) -> Iterator[list[_Row]]:
 
 
 @torch.no_grad()
-def _completion_logprobs(models: Merger, rows: list[_Row], version: FrozenLora | None) -> np.ndarray:
+def _completion_logprobs(
+    models: Merger, rows: list[_Row], version: FrozenLora | None, recording: Recording | None = None
+) -> np.ndarray:
     """float32 [completion tokens], row after row, temperature 1."""
     parts = [
         logprobs.gather(1, wanted[:, None])[:, 0].cpu()
-        for logprobs, wanted in _predicted(models, rows, version)
+        for logprobs, wanted in _predicted(models, rows, version, recording)
     ]
     return torch.cat(parts).numpy()
+
+
+@torch.no_grad()
+def _routed_logprobs(
+    models: Merger, rows: list[_Row], version: FrozenLora | None
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """(what `_completion_logprobs` says, the routes of each row; none where the base is no mixture)."""
+    shape = route_shape(models.base)
+    if shape is None:
+        return _completion_logprobs(models, rows, version), []
+    recording = Recording(shape)
+    found = _completion_logprobs(models, rows, version, recording)
+    each = np.split(recording.routes(), len(rows))
+    return found, [routes[: len(tokens)] for routes, (tokens, _) in zip(each, rows, strict=True)]
 
 
 @torch.no_grad()
@@ -407,7 +436,7 @@ def _ranked(models: Merger, rows: list[_Row], version: FrozenLora | None, most: 
 
 
 def _predicted(
-    models: Merger, rows: list[_Row], version: FrozenLora | None
+    models: Merger, rows: list[_Row], version: FrozenLora | None, recording: Recording | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (log-probabilities of all tokens, the token itself) in the places behind the prompts of rows."""
     base, lora = models.alone(version)
@@ -419,7 +448,8 @@ def _predicted(
         predicts[row, prompt - 1 : len(tokens) - 1] = True
     targets = torch.from_numpy(np.roll(ids, -1, axis=1)[predicts]).to(base.device)
     positions = torch.arange(longest, device=base.device)
-    states = hidden(base, torch.from_numpy(ids).to(base.device), positions, CausalAttention(), lora)
+    there = torch.from_numpy(ids).to(base.device)
+    states = hidden(base, there, positions, CausalAttention(), lora, routing=recording)
     states = states[torch.from_numpy(predicts).to(base.device)]
     size = max(1, _LOGITS // base.config.vocab_size)
     for some, wanted in zip(states.split(size), targets.split(size), strict=True):

@@ -13,11 +13,13 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from lorad.engines.base import Scored, routes_of
 from lorad.engines.remote.dialect import Piece
 from lorad.engines.remote.http import NotFinite, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.errors import LoradError, PoolLost
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
+from lorad.routes import RouteShape
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,6 +39,7 @@ class Call:
     """One `generate` call, spread over the servers.
 
     version, server_name: as the caller and as the servers name it; server_name None is the base.
+    shape: of the routes, where the sampling asks for them.
     again_elsewhere: called with a server whose scores were not finite; returns whether another version may be
     the cause.
     """
@@ -49,9 +52,10 @@ class Call:
         prompts: Sequence[Prompt],
         sampling: Sampling,
         again_elsewhere: Callable[[Server], bool],
+        shape: RouteShape | None = None,
     ) -> None:
         self.request, self.version, self.server_name = request, version, server_name
-        self._again_elsewhere = again_elsewhere
+        self._again_elsewhere, self._shape = again_elsewhere, shape
         self.prompts, self.sampling = prompts, sampling
         self.aborted = False
         self._queue: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
@@ -209,11 +213,38 @@ class Call:
             tokens=np.array(piece.tokens, np.int32),
             logprobs=np.array(piece.logprobs, np.float32),
             finish=piece.finish,
+            routes=self._routes(prompt, index, piece),
         )
+
+    def _routes(self, prompt: Prompt, index: int, piece: Piece) -> np.ndarray | None:
+        """Those of the prompt come with its first sample alone."""
+        if piece.routes is None or self._shape is None:
+            return None
+        found = shaped(piece.routes, self._shape)
+        return found[prompt.tokens.size if index else 0 :]
+
+
+def shaped(flat: np.ndarray, shape: RouteShape) -> np.ndarray:
+    """Return the routes of all tokens, of which a server said those of all but the last one.
+
+    Raises LoradError where they are not the base's.
+    """
+    if flat.size % (shape.layers * shape.per_token) or (
+        flat.size and not 0 <= flat.min() <= flat.max() < shape.experts
+    ):
+        raise LoradError(f"the server said {flat.size} numbers as routes, which are not of {shape}")
+    routes = flat.reshape(-1, shape.layers, shape.per_token).astype(shape.dtype)
+    return np.concatenate([routes, shape.unknown(1)])
 
 
 async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
-    """Score a batch on one server, whatever its state; returns float32 [T]. name: None is the base.
+    """Return the log-probabilities of `scored`."""
+    return (await scored(server, name, batch)).logprobs
+
+
+async def scored(server: Server, name: str | None, batch: Batch, shape: RouteShape | None = None) -> Scored:
+    """Score a batch on one server, whatever its state. name: None is the base. shape: of the routes, if they
+    are wanted.
 
     Raises ServerGone when the server died meanwhile, NotFinite, ServerRefused, ServerSilent; no request is
     left running.
@@ -221,14 +252,18 @@ async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
     batch.check()
     pairs = [(prompt, completion) for prompt, group in batch.groups() for completion in group]
 
-    def one(request: str, pair: tuple[np.ndarray, np.ndarray]) -> Awaitable[np.ndarray]:
+    async def one(request: str, pair: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
         prompt, completion = (part.tolist() for part in pair)
-        return server.dialect.score(server.http, request, name, prompt, completion)
+        if shape is None:
+            return await server.dialect.score(server.http, request, name, prompt, completion), None
+        said, routes = await server.dialect.routed_score(server.http, request, name, prompt, completion)
+        return said, shaped(routes, shape)
 
-    found = np.concatenate(await _of_each(server, name, one, pairs)).astype(np.float32)
+    said = await _of_each(server, name, one, pairs)
+    found = np.concatenate([part for part, _ in said]).astype(np.float32)
     if not np.isfinite(found).all():
         raise NotFinite(f"{server} scored without a finite log-probability for every token")
-    return found
+    return Scored(found, routes_of(batch, [routes for _, routes in said if routes is not None]))
 
 
 async def ranked(
@@ -264,14 +299,16 @@ async def _of_each(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def scores(servers: Sequence[Server], name: str | None, batch: Batch) -> list[np.ndarray]:
+async def scores(
+    servers: Sequence[Server], name: str | None, batch: Batch, shape: RouteShape | None = None
+) -> list[Scored]:
     """Score a batch on each server. Raises ServerGone when some died, once it is known which; other errors
     come first.
 
     Servers that were not finite are given up.
     """
     outcomes = await asyncio.gather(
-        *(score(server, name, batch) for server in servers), return_exceptions=True
+        *(scored(server, name, batch, shape) for server in servers), return_exceptions=True
     )
     of = list(zip(servers, outcomes, strict=True))
     for server in [server for server, outcome in of if isinstance(outcome, NotFinite)]:

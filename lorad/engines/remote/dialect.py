@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from lorad.engines.remote.http import Http
 from lorad.protocol.batch import Finish, Ranked, Sampling
+from lorad.routes import RouteShape
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True):
@@ -24,7 +25,8 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     the device's memory, weights and cache together. scaled_logprobs: log-probabilities are wanted under the
     temperature-scaled distribution (needed when a temperature is neither 0 nor 1). sleep: start so that
     `sleep` frees memory. engine_args: the user's own flags, by their name without dashes in front; `true` is
-    a flag without a value, `false` or null removes one of lorad's.
+    a flag without a value, `false` or null removes one of lorad's. routes: of the base, where the server
+    is to say those of tokens.
     """
 
     model: Path
@@ -43,6 +45,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     scaled_logprobs: bool = False
     sleep: bool = False
     engine_args: Mapping[str, Any] = {}
+    routes: RouteShape | None = None
 
 
 def visible_devices(settings: ServerSettings) -> str:
@@ -78,12 +81,14 @@ class Abilities(Struct, frozen=True):
 
 class Piece(Struct, frozen=True):
     """New tokens of one sample and their log-probabilities (natural log, None or NaN never); the last has
-    `finish`.
+    `finish`, and the experts of all tokens but the last one, prompt included, as one flat array, where
+    `Sampling.routes` asks for them.
     """
 
     tokens: list[int]
     logprobs: list[float]
     finish: Finish | None = None
+    routes: np.ndarray | None = None
 
 
 class Metrics(Struct, frozen=True):
@@ -173,6 +178,14 @@ class Dialect(ABC):
         """float32 [len(completion)]: log-probability of each of its tokens, temperature 1; NaN where it says
         none.
         """
+
+    async def routed_score(
+        self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(what `score` returns, the experts of all tokens but the last one as one flat array). Only of
+        servers that were started to say routes.
+        """
+        raise NotImplementedError(f"{self.name} says no routes")
 
     @abstractmethod
     async def ranked(

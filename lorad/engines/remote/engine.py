@@ -29,6 +29,7 @@ from lorad.errors import Conflict, EngineGone, LoradError, SpecError
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 from lorad.protocol.pool_setup import ServerSetup
+from lorad.routes import RouteShape
 
 N = TypeVar("N", int, float)
 _RATE_SECONDS = 5.0
@@ -166,6 +167,7 @@ class RemoteEngine(base.Engine):
             bit_stable=False,
             ranks=True,
             formats=self._fleet.can_format,
+            routes=self._settings.routes,
         )
 
     def software(self) -> dict[str, str]:
@@ -202,7 +204,8 @@ class RemoteEngine(base.Engine):
         await self._fleet.opened()
         with self._versions.use(version) as held:
             suspect = partial(self._again_elsewhere, held.digest)
-            call = self._calls[request] = Call(request, version, held.server_name, prompts, sampling, suspect)
+            of = request, version, held.server_name, prompts, sampling, suspect, self._settings.routes
+            call = self._calls[request] = Call(*of)
             try:
                 async with contextlib.aclosing(call.chunks(self._fleet.pick, self._meter.count)) as chunks:
                     async for chunk in chunks:
@@ -211,10 +214,13 @@ class RemoteEngine(base.Engine):
                 self._calls.pop(request, None)
 
     async def score(self, version: str, batch: Batch) -> np.ndarray:
-        return (await self._scored(version, batch, everywhere=False))[0]
+        return (await self._scored(version, batch, everywhere=False))[0].logprobs
 
     async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
-        return await self._scored(version, batch, everywhere=True)
+        return [said.logprobs for said in await self._scored(version, batch, everywhere=True)]
+
+    async def routed_scores(self, version: str, batch: Batch) -> Sequence[base.Scored]:
+        return await self._scored(version, batch, everywhere=True, shape=self._settings.routes)
 
     async def ranked(
         self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
@@ -231,7 +237,9 @@ class RemoteEngine(base.Engine):
                     await server.suspected()
             raise EngineGone(f"a text of {version} could not be ranked: {gone}", hint=_BACK) from gone
 
-    async def _scored(self, version: str, batch: Batch, *, everywhere: bool) -> list[np.ndarray]:
+    async def _scored(
+        self, version: str, batch: Batch, *, everywhere: bool, shape: RouteShape | None = None
+    ) -> list[base.Scored]:
         """Score on one or all of the serving servers; when one of them dies meanwhile, on those that are
         left.
         """
@@ -240,12 +248,13 @@ class RemoteEngine(base.Engine):
             for _ in range(TRIES):
                 serving = await self._some()
                 try:
-                    return await scores(serving if everywhere else serving[:1], held.server_name, batch)
+                    asked = serving if everywhere else serving[:1]
+                    return await scores(asked, held.server_name, batch, shape)
                 except ServerGone as error:
                     gone: LoradError = error
                 except NotFinite as error:
                     if not self._may_be_a_neighbours(held.digest, serving):
-                        return [np.full(batch.targets.size, np.nan, np.float32)]
+                        return [base.Scored(np.full(batch.targets.size, np.nan, np.float32))]
                     gone = error
             raise EngineGone(f"{version} could not be scored: {gone}", hint=_BACK) from gone
 

@@ -51,6 +51,7 @@ def settings_of(
         scaled_logprobs=setup.scaled_logprobs,
         sleep=sleep,
         engine_args=setup.engine_args,
+        routes=read_facts(model).routes if setup.routes else None,
     )
 
 

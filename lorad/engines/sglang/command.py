@@ -30,7 +30,7 @@ _MODEL_AND_ADAPTERS = """
 """
 _THE_DIALECT = """
     sampling-backend skip-server-warmup skip-tokenizer-init incremental-streaming-output
-    allow-auto-truncate
+    allow-auto-truncate enable-return-routed-experts
 """
 RESERVED = frozenset(f"{_WHO_REACHES_IT} {_ONE_SCHEDULER} {_MODEL_AND_ADAPTERS} {_THE_DIALECT}".split())
 
@@ -81,6 +81,7 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "mem-fraction-static": round(settings.memory_fraction, 4),
         "max-running-requests": settings.max_running,
         "enable-lora": True,
+        "enable-return-routed-experts": settings.routes is not None,
         "max-lora-rank": settings.max_rank,
         "lora-target-modules": [name for name in settings.targets if name != EXPERTS],
         "max-loras-per-batch": settings.slots + 1,  # the base counts

@@ -113,13 +113,16 @@ class SglangDialect(Dialect):
                     "sampling_params": _parameters(sampling, seed, end - len(tokens)),
                     "return_logprob": True,
                     "stream": sampling.stream,
+                    **({"return_routed_experts": True} if sampling.routes else {}),
                 }
                 async with contextlib.aclosing(_pieces(http, body, sampling)) as pieces:
                     async for piece, over in pieces:
                         tokens += piece.tokens
                         finish = piece.finish or (self._ended(request, end - len(tokens)) if over else None)
                         if piece.tokens or finish:
-                            yield Piece(piece.tokens, piece.logprobs, finish)
+                            yield Piece(
+                                piece.tokens, piece.logprobs, finish, piece.routes if finish else None
+                            )
         finally:
             self._running.pop(request, None)
             self._aborted.discard(request)
@@ -145,6 +148,16 @@ class SglangDialect(Dialect):
     ) -> np.ndarray:
         reply = await _read(http, version, [*prompt, *completion], len(prompt))
         return replies.scores(reply, completion)
+
+    async def routed_score(
+        self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        text = [*prompt, *completion]
+        reply = await _read(http, version, text, len(prompt), return_routed_experts=True)
+        routes = replies.routes(reply)
+        if routes is None:
+            raise LoradError("the server says no routes, which it was started for")
+        return replies.scores(reply, completion), routes
 
     async def ranked(
         self, http: Http, request: str, version: str | None, text: Sequence[int], start: int, most: int
@@ -264,7 +277,8 @@ async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> Async
                 tokens, logprobs = replies.news(reply, seen)
                 seen += len(tokens)
                 over = reply.meta_info.finish_reason is not None
-                yield Piece(tokens, logprobs, _finish(reply.meta_info.finish_reason, sampling)), over
+                finish = _finish(reply.meta_info.finish_reason, sampling)
+                yield Piece(tokens, logprobs, finish, replies.routes(reply)), over
     if not over:
         raise ServerGone("/generate: the stream broke off")
 

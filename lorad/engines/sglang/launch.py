@@ -2,7 +2,7 @@
 
     python launch.py --uds SOCKET <flags of sglang.launch_server>
 
-Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes six things in
+Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes seven things in
 SGLang, each in memory only; a release that lacks one of the places is refused by name:
 
 - uvicorn serves on SOCKET, mode 0600, and on no TCP port. Flags that choose another server are refused.
@@ -12,6 +12,7 @@ SGLang, each in memory only; a release that lacks one of the places is refused b
 - Qwen3-MoE has its embeddings for a head where config.json says so; SGLang makes a head of zeros.
 - On a CPU, experts with adapters are computed by `plain_experts.py`: SGLang's own kernel is Triton's, made
     for GPUs alone, and the first request would end the server.
+- On a CPU, routes that are recorded lie in plain memory, not in memory that CUDA knows.
 - On GPUs the share of memory that lorad grants is of the whole device, and SGLang's own of what is free when
     it starts: the one is made into the other.
 - The call of itself after its start goes to SOCKET, not to a port that a stranger may hold.
@@ -117,6 +118,21 @@ def _mend_cpu_experts() -> None:
     FusedMoEWithLoRA._forward_with_lora = forward
 
 
+def _hold_routes() -> None:
+    """Let the routes of tokens lie in plain memory: SGLang would register it with CUDA."""
+    import torch
+
+    try:
+        from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+    except ImportError:
+        _lacking("ALLOC_MEMORY_FUNCS in sglang.srt.mem_cache.pool_host.common")
+
+    def plain(shape: Any, *, dtype: Any, **_: Any) -> Any:
+        return torch.empty(shape, dtype=dtype)
+
+    ALLOC_MEMORY_FUNCS["cpu"] = plain
+
+
 def _adapters_of(info: Any) -> tuple[Any, Any]:
     """(what adapters add to gate and up, and to down); SGLang holds gate's A above up's, and so B."""
     import torch
@@ -154,6 +170,7 @@ def _mend() -> None:
         _tie_head()
     if os.environ.get("LORAD_EXPERTS"):
         _mend_cpu_experts()
+        _hold_routes()
 
 
 def _split_socket(arguments: list[str]) -> tuple[Path, list[str]]:

@@ -1,5 +1,6 @@
 """What an SGLang server answers, checked."""
 
+import base64
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ class _Meta(msgspec.Struct, frozen=True):
     output_token_logprobs: list[_Logprob] = []
     input_token_logprobs: list[_Logprob] = []
     input_top_logprobs: list[list[_Logprob] | None] | None = None
+    routed_experts: str | None = None
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -86,6 +88,17 @@ def ranked(reply: Reply, wanted: Sequence[int], most: int) -> Ranked:
         np.array([[token for _, token, _ in row] for row in rows], np.int32).reshape(len(rows), most),
         np.array([[value for value, _, _ in row] for row in rows], np.float32).reshape(len(rows), most),
     )
+
+
+def routes(reply: Reply) -> np.ndarray | None:
+    """Flat: the experts of each token but the last, layer by layer. None where it says none."""
+    said = reply.meta_info.routed_experts
+    if said is None:
+        return None
+    try:
+        return np.frombuffer(base64.b64decode(said, validate=True), "<i4")
+    except ValueError as error:
+        raise LoradError(f"the server answered routes that lorad does not know: {error}") from error
 
 
 def _finite(logprobs: list[_Logprob], tokens: list[int]) -> list[float]:

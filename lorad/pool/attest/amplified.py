@@ -7,13 +7,15 @@ where a direct comparison sees nothing but rounding.
 """
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
+from lorad.engines.base import Scored
 from lorad.pool.attest.canaries import Canaries
-from lorad.pool.attest.direct import Limits, measure, resembles
+from lorad.pool.attest.direct import SEVERITY, Limits, measure, resembles
 from lorad.protocol.calls import Attestation
 
 _LEAST_SIGMAS, LEAST_NATS, MOST_NATS = 60.0, 2.0, 5.0  # of the amplified change, rms
@@ -29,25 +31,39 @@ and of 0.03 with the same experts on both sides. So there a rel of up to 0.5 pro
 change is too large or too small."""
 _GATE_SIGMAS = 50.0  # rms of the amplified change below which it proves nothing
 _STEP_SIGMAS = 8.0  # L2 norm of the amplified step below which z proves nothing
-_NEARLY = 1.5  # a rel of up to so many limits is looked at again before it is a failure
+_NEARLY = 1.5
+"""A rel of up to so many limits is looked at again before it is a failure. With the engine's routes in the
+trainer it proves nothing: right adapters had a rel of up to 0.045 in bfloat16, where noise explained 0.05."""
 
 
 class Prediction(Struct, frozen=True):
     """What the trainer says of a version with alpha x `times`, float64 [T]. before: dt of the previous
-    version with the same alpha x `times`; zero where that is the base.
+    version with the same alpha x `times`; zero where that is the base. is_replayed: the tokens were sent to
+    the engine's experts.
     """
 
     canaries: Canaries
     times: float
     now: np.ndarray
     before: np.ndarray
+    is_replayed: bool = False
+
+
+class Rerouted(Struct, frozen=True):
+    """What each server said of the copy, and where it sent the tokens, which the trainer may not have."""
+
+    prediction: Prediction
+    by_server: tuple[Scored, ...]
 
 
 class Amplified(Struct, frozen=True):
-    """again: it is worth a second look on more canaries."""
+    """again: it is worth a second look on more canaries. rerouted: the trainer can predict it anew, with the
+    routes of the engine.
+    """
 
     verdict: Attestation
     again: bool = False
+    rerouted: Rerouted | None = None
 
 
 async def amplification(
@@ -91,11 +107,10 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
         return Amplified(Attestation("inconclusive", why, told), again=True)
     noise = _NOISE_RATIO * facts["sigma"] / facts["signal"]
     limit = min(max(noise, _LEAST_LIMIT * limits.amplified), limits.amplified)
-    is_sized = facts["rel"] <= _REROUTED and abs(facts["slope"] - 1) <= _REROUTED_SLOPE
-    if prediction.canaries.reroutes and facts["rel"] > limit and is_sized:
+    excused = _excused(prediction, facts, max(limit, noise))
+    if facts["rel"] > limit and excused:
         why = (
-            f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, which may be rounding: engine "
-            "and trainer send some tokens to different experts"
+            f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, which may be rounding: {excused}"
         )
         return Amplified(Attestation("inconclusive", why, told))
     if facts["rel"] > limit:
@@ -109,6 +124,31 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
         return Amplified(Attestation("failed", _wrong(prediction, facts, "z_error", limits.z), told))
     detail = f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, z {facts['z']:.3f}"
     return Amplified(Attestation("passed", detail, told))
+
+
+def _excused(prediction: Prediction, facts: dict[str, float], limit: float) -> str:
+    """Return why a rel above the limit proves nothing; "" where it does. limit: of what noise explains."""
+    if prediction.is_replayed:
+        return "it is near the limit of a mixture" if facts["rel"] <= _NEARLY * limit else ""
+    is_sized = facts["rel"] <= _REROUTED and abs(facts["slope"] - 1) <= _REROUTED_SLOPE
+    is_excused = prediction.canaries.reroutes and is_sized
+    return "engine and trainer send some tokens to different experts" if is_excused else ""
+
+
+def judge_replayed(
+    predictions: Sequence[Prediction], by_server: Sequence[Scored], limits: Limits
+) -> Amplified:
+    """Return the verdict on the copy where each server's routes were replayed: of the worst server."""
+    found = worst_of(
+        judge_amplified(prediction, said.logprobs.astype(np.float64), limits)
+        for prediction, said in zip(predictions, by_server, strict=True)
+    )
+    verdict = replace(found.verdict, detail=f"{found.verdict.detail}, with the engine's routes")
+    return Amplified(verdict, found.again)
+
+
+def worst_of(found: Iterable[Amplified]) -> Amplified:
+    return max(found, key=lambda one: SEVERITY.index(one.verdict.verdict))
 
 
 def _wrong(prediction: Prediction, facts: dict[str, float], key: str, limit: float) -> str:

@@ -19,13 +19,14 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from lorad.engines.base import BASE, AdapterSource, Engine, Scorer
 from lorad.errors import AttestationFailed, NotFound
-from lorad.pool.attest.amplified import Amplified, Prediction, judge_amplified
+from lorad.pool.attest.amplified import Amplified, Prediction, Rerouted, judge_amplified, worst_of
 from lorad.pool.attest.by_name import Others, judge_bits, judge_within, rms_between, same_bits
-from lorad.pool.attest.canaries import Canaries, fewest, measure_canaries, sample_canaries, some_of
-from lorad.pool.attest.direct import BFLOAT16, FLOAT32, SEVERITY, Reference, judge, judge_again, worst
+from lorad.pool.attest.canaries import Canaries, fewest, measure_canaries, sample_canaries, scored, some_of
+from lorad.pool.attest.direct import BFLOAT16, FLOAT32, Reference, judge, judge_again, worst
 from lorad.pool.attest.prediction import Predictor
 from lorad.pool.attest.verdict import Claim, Outcome, unmet_of
 from lorad.pool.phases import Phases
@@ -71,6 +72,8 @@ class Attester:
         dtypes = {engine.capabilities().dtype, trainer.capabilities().dtype}
         self.limits = FLOAT32 if dtypes == {"float32"} else BFLOAT16
         self._may_reroute = has_experts and self.limits is BFLOAT16
+        routes = engine.capabilities().routes
+        self._replays = self._may_reroute and routes is not None and routes == trainer.capabilities().routes
         self.is_direct_enough = not is_apart and self.limits is FLOAT32
         self.predictor = Predictor(trainer, self.limits.least_sigma)
         self.returns, self.returned_the_same = 0, True
@@ -170,9 +173,13 @@ class Attester:
         assert source.adapter is not None
         copy = AdapterSource(source.digest, adapter=source.adapter.amplified(prediction.times))
         async with self._temporaries.loaded(name, "amplified", copy) as temporary:
-            by_server = await self._scores(temporary, prediction.canaries)
-        found = [judge_amplified(prediction, engine, self.limits) for engine in by_server]
-        return max(found, key=lambda one: SEVERITY.index(one.verdict.verdict))
+            batch = prediction.canaries.batch
+            by_server = await scored(self._engine, temporary, batch, with_routes=self._replays)
+        numbers = [said.logprobs.astype(np.float64) for said in by_server]
+        found = worst_of(judge_amplified(prediction, engine, self.limits) for engine in numbers)
+        if found.verdict.verdict == "passed" or not self._replays:
+            return found
+        return replace(found, rerouted=Rerouted(prediction, tuple(by_server)))
 
     async def _named(
         self, name: str, source: AdapterSource, claim: Claim, by_server: list[np.ndarray]

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from lorad.engines.base import BASE, Engine
+from lorad.engines.base import BASE, Engine, Scored
 from lorad.errors import AttestationFailed
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+from lorad.routes import Routes
 
 PROMPT_TOKENS = 8
 _CANDIDATES = 4  # sampled for each canary that is wanted
@@ -27,7 +28,8 @@ class Canaries(Struct, frozen=True):
 
     Of several servers, `engine` is the first one's: they are to hold the same. unmet: experts of the base
     that none of the texts is sent to; None where the trainer does not know. reroutes: engine and trainer send
-    some tokens to different experts.
+    some tokens to different experts. routes: where the first server sends the tokens, if that is known and
+    rounding may decide it.
     """
 
     batch: Batch
@@ -36,6 +38,7 @@ class Canaries(Struct, frozen=True):
     sigma: float
     unmet: frozenset[str] | None = frozenset()
     reroutes: bool = False
+    routes: Routes | None = None
 
     @property
     def tokens(self) -> int:
@@ -56,7 +59,8 @@ async def measure_canaries(
 
     Raises AttestationFailed when engine and trainer disagree about the base by more than arithmetic explains.
     """
-    by_server = [scores.astype(np.float64) for scores in await engine.scores(BASE, batch)]
+    said = await scored(engine, BASE, batch, with_routes=may_reroute)
+    by_server = [one.logprobs.astype(np.float64) for one in said]
     trainer_base = trainer.astype(np.float64)
     sigmas = [float(np.sqrt(np.mean((scores - trainer_base) ** 2))) for scores in by_server]
     sigma = float(np.max(sigmas))  # NaN among them is NaN
@@ -68,7 +72,16 @@ async def measure_canaries(
             hint="Do both use the same checkpoint? Restart the pool; `lorad doctor` checks the backends.",
         )
     reroutes = may_reroute and any(_has_outliers(scores - trainer_base) for scores in by_server)
-    return Canaries(batch, by_server[0], trainer_base, sigma, unmet, reroutes)
+    return Canaries(batch, by_server[0], trainer_base, sigma, unmet, reroutes, said[0].routes)
+
+
+async def scored(engine: Engine, name: str, batch: Batch, *, with_routes: bool) -> Sequence[Scored]:
+    """Return what each server says of a batch under a version or BASE. with_routes: and where it sends
+    tokens, if it says that.
+    """
+    if with_routes and engine.capabilities().routes is not None:
+        return await engine.routed_scores(name, batch)
+    return [Scored(logprobs) for logprobs in await engine.scores(name, batch)]
 
 
 def _has_outliers(difference: np.ndarray) -> bool:

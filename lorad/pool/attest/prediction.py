@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.pool.attest.amplified import Prediction, amplification
+from lorad.pool.attest.amplified import Prediction, Rerouted, amplification
 from lorad.pool.attest.canaries import Canaries
 from lorad.protocol.batch import Batch
 from lorad.trainers.base import LoraType, Policy, SlotSpec, Trainer
@@ -35,7 +36,7 @@ class Predictor:
 
     async def plain(self, slot: str | None, canaries: Canaries, times: float = 1.0) -> np.ndarray:
         """float64 [T]; of the base when `slot` is None."""
-        return (await self._trainer.logprobs(Policy(slot, times), canaries.batch)).astype(np.float64)
+        return await self._said(Policy(slot, times), canaries.batch)
 
     async def unmet_experts(self, batch: Batch) -> frozenset[str] | None:
         """Return what `Canaries.unmet` is of these texts."""
@@ -61,6 +62,27 @@ class Predictor:
             async with self.opened(previous) as other:
                 before = await self.plain(other, canaries, times) - canaries.trainer
         return Prediction(canaries, times, now, before)
+
+    async def replayed(self, slot: str, seen: Rerouted, previous: Files | None) -> list[Prediction]:
+        """Predict anew what each server said of an amplified copy, sending each token where that server did.
+
+        slot: the version; previous: the one before, None: the base.
+        """
+        given, canaries = seen.prediction, seen.prediction.canaries
+        batches = [replace(canaries.batch, routes=said.routes) for said in seen.by_server]
+        base = await self._said(Policy(), replace(canaries.batch, routes=canaries.routes))
+        now = [await self._said(Policy(slot, given.times), batch) for batch in batches]
+        before = [np.zeros_like(base) for _ in batches]
+        if previous is not None:
+            async with self.opened(previous) as other:
+                before = [await self._said(Policy(other, given.times), batch) - base for batch in batches]
+        same = replace(canaries, trainer=base)
+        pairs = zip(now, before, strict=True)
+        return [Prediction(same, given.times, *each, is_replayed=True) for each in pairs]
+
+    async def _said(self, policy: Policy, batch: Batch) -> np.ndarray:
+        """float64 [T]."""
+        return (await self._trainer.logprobs(policy, batch)).astype(np.float64)
 
     @asynccontextmanager
     async def opened(self, files: Files) -> AsyncIterator[str]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from lorad.engines.base import AdapterSource
 from lorad.errors import AttestationFailed, EngineGone
-from lorad.pool.attest.amplified import Prediction
+from lorad.pool.attest.amplified import Prediction, Rerouted, judge_replayed
 from lorad.pool.attest.attester import UNLOADED
 from lorad.pool.attest.verdict import Claim, Outcome
 from lorad.pool.loaded import Entry
@@ -19,11 +19,16 @@ from lorad.protocol.calls import Attestation
 
 _TRIES = 3  # of an engine that dies and comes back
 
-Predict = Callable[[bool], Awaitable[Prediction | None]]
-"""What the trainer says of the version, amplified: on the canaries, or (True) on twice as many.
 
-Takes its own turn.
-"""
+class Predict(NamedTuple):
+    """What the trainer says of the version, amplified. Each takes its own turn.
+
+    anew: on the canaries, or (True) on twice as many. replayed: for each server, with its routes.
+    """
+
+    anew: Callable[[bool], Awaitable[Prediction | None]]
+    replayed: Callable[[Rerouted], Awaitable[list[Prediction]]]
+
 
 T = TypeVar("T")
 
@@ -74,11 +79,22 @@ async def _judged(
     pool: Pool, live: Live, source: AdapterSource, claim: Claim, predict: Predict, run: str
 ) -> Live:
     """Store the verdict in the version's entry, after a second look where the first one was not enough."""
+    live = await _replayed(pool, live, predict)
     if live.outcome.wants_more(is_proven=claim.proven == pool.attester.returns):
         live = live._replace(outcome=await _looked_again(pool, live, source, predict, run))
+        live = await _replayed(pool, live, predict)
     verdict = live.outcome.verdict(is_proven=claim.proven == pool.attester.returns)
     live.entry.verdict = replace(verdict, delivered_sha256=live.entry.delivered)
     return live
+
+
+async def _replayed(pool: Pool, live: Live, predict: Predict) -> Live:
+    """Judge an amplified test again, with the routes of the engine, where these are known and may differ."""
+    amplified = live.outcome.amplified
+    if amplified is None or (seen := amplified.rerouted) is None:
+        return live
+    found = judge_replayed(await predict.replayed(seen), seen.by_server, pool.attester.limits)
+    return live._replace(outcome=replace(live.outcome, amplified=found))
 
 
 async def _patiently(bring: Callable[[], Awaitable[T]]) -> T:
@@ -109,7 +125,7 @@ async def _loaded(pool: Pool, version: str, source: AdapterSource, claim: Claim,
 
 async def _looked_again(pool: Pool, live: Live, source: AdapterSource, predict: Predict, run: str) -> Outcome:
     """Run an amplified test, or, where that was done already, one on more canaries."""
-    prediction = await predict(live.outcome.amplified is not None)
+    prediction = await predict.anew(live.outcome.amplified is not None)
     if prediction is None:
         return live.outcome
 

@@ -14,7 +14,7 @@ from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource
 from lorad.errors import AdapterRefused, Conflict, IntegrityError
 from lorad.models.turns import caller
-from lorad.pool.attest.amplified import Prediction
+from lorad.pool.attest.amplified import Prediction, Rerouted
 from lorad.pool.attest.canaries import Canaries
 from lorad.pool.attest.prediction import Files
 from lorad.pool.attest.verdict import Claim
@@ -90,16 +90,20 @@ async def _claim(pool: Pool, args: calls.LoadVersion, adapter: Adapter) -> tuple
     every = await pool.attester.any_canaries()
     few = pool.attester.few(every)
 
-    async def predict(more: bool) -> Prediction | None:
+    async def anew(more: bool) -> Prediction | None:
         canaries = await pool.attester.twice(every) if more else every
         async with pool.phases.with_base(""), predictor.opened(files) as slot:
             return await predictor.amplified(slot, canaries, None)
+
+    async def replayed(seen: Rerouted) -> list[Prediction]:
+        async with pool.phases.with_base(""), predictor.opened(files) as slot:
+            return await predictor.replayed(slot, seen, None)
 
     async with pool.phases.with_base(""), predictor.opened(files) as slot:
         trainer = await predictor.plain(slot, few)
         is_amplified = not pool.attester.is_direct_enough
         prediction = await predictor.amplified(slot, every, None) if is_amplified else None
-    return Claim(few, trainer, prediction=prediction), predict
+    return Claim(few, trainer, prediction=prediction), Predict(anew, replayed)
 
 
 async def _read(pool: Pool, args: calls.LoadVersion) -> Adapter:
@@ -138,9 +142,10 @@ async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Pu
         claim = await _publishing_claim(pool, tenant, is_amplified=is_amplified)
     scored = time.perf_counter()
     source = AdapterSource(digest, adapter=adapter)
-    live = await bring(
-        pool, version, source, claim, lambda more: _predict(pool, tenant, more=more), run=tenant.run
+    predict = Predict(
+        lambda more: _predict(pool, tenant, more=more), lambda seen: _replayed(pool, tenant, seen)
     )
+    live = await bring(pool, version, source, claim, predict, run=tenant.run)
     _go_live(pool, tenant, args, live, claim, adapter)
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest, live))
     seconds = exported - started + live.load_seconds
@@ -191,6 +196,11 @@ async def _predict(pool: Pool, tenant: Tenant, *, more: bool) -> Prediction | No
     canaries = await pool.attester.twice(tenant.canaries, tenant.run) if more else tenant.canaries
     async with pool.phases.with_base(tenant.run):
         return await _amplified(pool, tenant, canaries)
+
+
+async def _replayed(pool: Pool, tenant: Tenant, seen: Rerouted) -> list[Prediction]:
+    async with pool.phases.with_base(tenant.run):
+        return await pool.attester.predictor.replayed(tenant.run, seen, tenant.files)
 
 
 async def _amplified(pool: Pool, tenant: Tenant, canaries: Canaries) -> Prediction | None:

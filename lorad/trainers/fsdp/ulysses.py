@@ -20,7 +20,7 @@ from lorad.trainers.sharded.workers import DataParallel
 
 _NAME = "lorad_ulysses"  # among transformers' attentions
 _PLAIN = {"is_causal", "dropout", "scaling", "position_ids", "use_cache"}
-"""What transformers hands to every attention. Some families ask for more: a window, sinks, a cap of scores."""
+"""What transformers hands to every attention. Some families ask for more: a window, sinks, a cap."""
 
 
 class Ulysses:

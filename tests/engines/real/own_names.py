@@ -15,6 +15,7 @@ from lorad.engines.base import (
     EngineCapabilities,
     EngineHealth,
     LoadedVersion,
+    Scored,
     Scorer,
 )
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
@@ -60,6 +61,9 @@ class OwnNames(Engine):
 
     async def score(self, version: str, batch: Batch) -> np.ndarray:
         return await self.engine.score(self._inner(version), batch)
+
+    async def routed_scores(self, version: str, batch: Batch) -> Sequence[Scored]:
+        return await self.engine.routed_scores(self._inner(version), batch)
 
     async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
         return await self.engine.scores(self._inner(version), batch)
