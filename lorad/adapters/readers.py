@@ -13,10 +13,6 @@ _FUSED = ("deepseek_v3", "glm4_moe", "olmoe", "qwen2_moe", "qwen3_moe")
 """Model types whose experts PEFT reads in its own form."""
 _UNCONVERTED = "qwen2_moe"  # one of which PEFT takes no names of single experts
 _SERVED = ("qwen3_moe",)  # model types whose experts servers were seen to read
-_OTHER_RANK = {
-    "sglang": "it has one rank for all modules",
-    "vllm": "another rank of experts was not tried there",
-}
 _OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 _Shapes = Mapping[str, tuple[int, int]]
 
@@ -56,8 +52,8 @@ def why_not(
 def _why_not_server(server: str, config: AdapterConfig, model_type: str) -> str:
     if model_type not in _SERVED:
         return f"experts of {model_type or 'this model'} were not tried"
-    if config.expert_rank is not None:
-        return _OTHER_RANK[server]
+    if server == "sglang" and config.expert_rank is not None:
+        return "it has one rank for all modules"
     return "it knows no rsLoRA" if config.rslora and server == "sglang" else ""
 
 

@@ -209,7 +209,8 @@ class _Critic(Part, frozen=True):
 
     Attributes:
         lr: learning rate, constant; null is trainer.lr.
-        rank: rank of its adapter, at the scale of the policy's; null is lora.rank.
+        rank: rank of its adapter, at the scale of the policy's; null is lora.rank. Its rank on experts is in
+            the same proportion, rounded down.
         warmup_steps: first steps in which the critic learns alone. The policy stays as it is and no version
             is published.
     """

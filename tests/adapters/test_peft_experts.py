@@ -293,7 +293,7 @@ def test_other_adapters_have_no_form_of_experts() -> None:
     [
         ("all", ["PEFT", "sglang", "vllm"]),
         ("rslora", ["PEFT", "vllm"]),
-        ("low-rank-experts", ["PEFT"]),
+        ("low-rank-experts", ["PEFT", "vllm"]),
         ("one-layer", ["PEFT", "sglang", "vllm"]),
         ("one-expert", []),
         ("gate-up", []),
@@ -315,3 +315,24 @@ def test_readers_depend_on_the_model() -> None:
         assert all(why_not(config, SHAPES, family, {"vllm": ()}).values())
     dropped = replace(config, dropout=0.1)
     assert why_not(dropped, SHAPES, "qwen3_moe", {})["PEFT"] == "it takes no dropout on experts"
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((1 << 18, 1), (2, 1 << 18)), ((10**9, 0), (0, 10**9)), ((4, 3), (2, 8))]
+)
+def test_hostile_pairs_of_experts_are_refused(a: tuple[int, int], b: tuple[int, int], tmp_path: Path) -> None:
+    directory = fused(adapter_of("experts"), tmp_path / "adapter")
+    changed(directory, r=1, rank_pattern={}, alpha_pattern={}, target_parameters=["down_proj"])
+    module = f"{PEFT_PREFIX}model.layers.0.mlp.experts"
+    shapes = {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, directory / WEIGHTS)
+    with pytest.raises(AdapterRefused, match=r"more than|has shapes"):
+        outline(directory)
+
+
+def test_slow_patterns_are_refused_at_once(tmp_path: Path) -> None:
+    directory = written("experts", tmp_path / "adapter")
+    many = {rf"experts\.\d+\.w{number}": 8 for number in range(1000)}
+    for table in ({"(x+x+)+y": 8}, {".*.*.*.*q": 8}, many):
+        with pytest.raises(AdapterRefused, match="rank_pattern"):
+            outline(changed(directory, rank_pattern=table))

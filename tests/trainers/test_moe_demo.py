@@ -69,7 +69,7 @@ def test_other_mixtures_run_and_are_merged(made: World, tmp_path: Path, family: 
 
 def test_exports_say_who_reads_experts(made: World, tmp_path: Path) -> None:
     said = made.lorad("export", "demo", tmp_path / "plain").stderr
-    assert "read exactly by PEFT. Not by sglang: it has one rank for all modules." in said
+    assert "read exactly by PEFT, vllm. Not by sglang: it has one rank for all modules." in said
     assert "read exactly by PEFT" in (tmp_path / "plain" / "README.md").read_text()
     made.lorad("export", "demo", tmp_path / "own", "--format", "peft5")
     plain, own = (read_peft(tmp_path / name) for name in ("plain", "own"))

@@ -1,6 +1,7 @@
 """Adapters on the experts of a mixture, in the servers' own loaders: each is what its merged model has."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import pytest_asyncio
 from lorad.adapters.targets import experts_of, leaf
 from lorad.backends.setup import targets
 from lorad.engines.base import BASE, AdapterSource, Engine
+from lorad.engines.remote import holdings
 from lorad.engines.remote.engine import RemoteEngine
 from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.conformance.reference import reference_logprobs, reference_model
 from tests.engines.real.places import opened
 
 OF_EXPERTS = {leaf(name) for name in SHAPES if experts_of(name)}
+_numbers = itertools.count(1)
 TOLERANCE = 1e-4  # nats, fp32
 
 
@@ -37,8 +40,9 @@ def base() -> np.ndarray:
 
 async def loaded(engine: Engine, name: str) -> str:
     adapter = adapter_of(name)
-    await engine.load(f"{name}@1", AdapterSource(adapter.digest(), adapter=adapter))
-    return f"{name}@1"
+    version = f"{name}@{next(_numbers)}"
+    await engine.load(version, AdapterSource(adapter.digest(), adapter=adapter))
+    return version
 
 
 async def test_base_of_a_mixture_is_that_of_transformers(engine: Engine, base: np.ndarray) -> None:
@@ -63,3 +67,15 @@ async def test_mixed_adapters_of_experts_keep_apart(engine: Engine) -> None:
     mixed = await asyncio.gather(*(engine.score(name, BATCH) for name in names))
     for found, expected in zip(mixed, alone, strict=True):
         assert np.abs(found - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["low-rank-experts", "low-rank-rslora"])
+async def test_vllm_reads_plain_exports_exactly(
+    kind: str, engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Files of a version as they are, whose experts have another rank: SGLang ends at such."""
+    if kind != "vllm":
+        pytest.skip("lorad gives it other files")
+    monkeypatch.setattr(holdings, "served", lambda adapter, *_: adapter)
+    expected = merged_logprobs(adapter_of(name), tmp_path / "merged")
+    assert np.abs(await engine.score(await loaded(engine, name), BATCH) - expected).max() < TOLERANCE
