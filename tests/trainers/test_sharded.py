@@ -15,7 +15,7 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.protocol.batch import Batch, Optimizer
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.sharded.body import BodySettings
-from lorad.trainers.sharded.rows import pack, plan, sequences, share
+from lorad.trainers.sharded.rows import cut, pack, plan, sequences, share
 from lorad.trainers.sharded.slot import Section, Slot
 from lorad.trainers.sharded.trainer import RankTrainer
 from lorad.trainers.sharded.workers import Calls, DataParallel
@@ -67,6 +67,23 @@ def test_row_predicts_only_sampled_tokens() -> None:
     assert rows.ids.tolist() == [[5, 6, 7, 8, 9, 5, 6, 7, 3]]
     assert rows.predictors.tolist() == [2, 4, 8]
     assert (rows.targets.tolist(), rows.places.tolist()) == ([8, 4, 2], [0, 1, 2])
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_parts_of_a_row_are_the_row(size: int) -> None:
+    row = pack(sequences(random_batch(1, groups=2)), CPU)
+    tokens, parts = row.ids.shape[1], [cut(row, DataParallel(rank, size)) for rank in range(size)]
+    assert {part.ids.shape[1] for part in parts} == {-(-tokens // size)}
+    for name in ("ids", "positions"):
+        joined = torch.cat([getattr(part, name) for part in parts], 1)
+        assert torch.equal(joined[:, :tokens], getattr(row, name))
+    predicted = [part.ids[0][part.predictors] for part in parts]
+    assert torch.equal(torch.cat(predicted), row.ids[0][row.predictors])
+    assert torch.equal(torch.cat([part.targets for part in parts]), row.targets)
+    assert np.array_equal(np.concatenate([part.places for part in parts]), row.places)
+    assert sum(part.tokens for part in parts) == tokens
+    padded = {part.cut.starts for part in parts if part.cut is not None}
+    assert len(padded) == 1 and [*padded.pop()][: len(row.starts)] == row.starts.tolist()
 
 
 def test_a_row_of_nothing_asks_for_nothing() -> None:

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = Path(__file__).with_name("memory_rank.py")
 VOCAB, MB, WHOLE = 151_936, 1 << 20, 10**9
 TOKENS = (1024, 2048, 4096, 16384)
-CASES = ("fsdp-1", "fsdp-2", "megatron-1", "megatron-2")
+CASES = ("fsdp-1", "fsdp-2", "fsdp-cp2", "megatron-1", "megatron-2")
 ARRAYS = 3.5  # of tokens x vocabulary that whole logits take at most, with what else there is
 
 
@@ -51,14 +51,15 @@ def measured(
 ) -> Figures:
     """The figures of the rank that grew most. tree: the checkout of lorad that runs."""
     backend, _, ranks = case.partition("-")
-    world, python = int(ranks), python_of(backend) or sys.executable
+    world, python = int(ranks.removeprefix("cp")), python_of(backend) or sys.executable
+    cp = world if ranks.startswith("cp") else 1
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment["PYTHONPATH"] = f"{tree}:{MEGATRON_CPU}" if backend == "megatron" else str(tree)
     tp = world if backend == "megatron" else 1
     with tempfile.TemporaryDirectory(prefix="lr-memory-") as name:
         directory = Path(name)
-        write_model(directory / "model", tp)
-        settings = Settings(backend, tp, tokens, rows, headless)
+        write_model(directory / "model", max(tp, cp))
+        settings = Settings(backend, tp, tokens, rows, headless, cp)
         (directory / "settings.json").write_bytes(msgspec.json.encode(settings))
         running = [
             subprocess.Popen(

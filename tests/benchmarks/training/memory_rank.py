@@ -18,7 +18,7 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.sharded.body import BodySettings
-from lorad.trainers.sharded.rows import pack, sequences, share
+from lorad.trainers.sharded.rows import cut, pack, sequences, share
 from lorad.trainers.sharded.trainer import RankTrainer
 from lorad.trainers.sharded.workers import join
 
@@ -36,6 +36,7 @@ class Settings(msgspec.Struct):
     tokens: int
     rows: int | None = None
     headless: bool = False
+    cp: int = 1
 
 
 class Figures(msgspec.Struct):
@@ -71,9 +72,11 @@ class Passes:
 
     def once(self, tokens: int) -> float:
         """Return the loss of a pass forward and backward."""
-        of = batch(tokens, self.body.dp.size, self.body.vocab)
+        cp, dp = self.body.cp, self.body.dp
+        of = batch(tokens, dp.size // cp.size, self.body.vocab)
         if self.settings.headless:
-            row = pack(share(sequences(of), self.body.dp.rank, self.body.dp.size), self.body.device)
+            row = pack(share(sequences(of), dp.rank // cp.size, dp.size // cp.size), self.body.device)
+            row = row if cp.size == 1 else cut(row, cp)
             states = self.body.states(row, adapter=True, train=True, recompute=True)
             states.sum().backward()
             return 0.0
@@ -100,7 +103,7 @@ def main() -> None:
         head_rows.LOGITS, head_rows.ROWS = 1, settings.rows
     calls = join(rank, world, directory / "meeting", torch.device("cpu"))
     about = BodySettings(
-        model=str(directory / "model"), dtype="float32", device="cpu", tp=settings.tp, args={}
+        model=str(directory / "model"), dtype="float32", device="cpu", tp=settings.tp, cp=settings.cp
     )
     opener: Any = importlib.import_module(f"lorad.trainers.{settings.backend}.body")
     passes = Passes(RankTrainer(opener.open_body(about), calls, "base"), settings)

@@ -178,3 +178,24 @@ class TestQwen2MoeOnTwoRanks(Qwen2Moe, Ranks):
 @pytest.mark.long
 class TestOlmoeOnTwoRanks(Olmoe, Ranks):
     backend, sizes = "fsdp", {"dp": 2}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "says"),
+    [
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+            "sliding_window",
+        ),
+        ("lfm2", {"layer_types": ["conv", "full_attention"], "head_dim": 8}, "more from token to token"),
+    ],
+)
+async def test_models_are_not_cut_wrongly(
+    tmp_path: Path, family: str, sizes: dict[str, Any], says: str
+) -> None:
+    make_model(tmp_path / "base", family, **sizes)
+    (tmp_path / "work").mkdir()
+    with pytest.raises(SpecError, match=says) as refused:
+        await started("fsdp", tmp_path / "base", tmp_path / "work", cp=2)
+    assert refused.value.key == "trainer.cp" and refused.value.hint
