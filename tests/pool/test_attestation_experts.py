@@ -23,6 +23,7 @@ from lorad.protocol.connection import Connection
 from lorad.trainers.base import Policy
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.kit.pool_kit import OPEN, learn, publish, running_pool
+from tests.models.test_families import make_model
 
 MOE = resolve("builtin:tiny-moe")
 OPEN_MOE = replace(OPEN, modules=tuple(sorted(linear_shapes(read_config(MOE)))), amplified_every=1)
@@ -158,3 +159,22 @@ def test_trainers_that_know_no_routes_say_so() -> None:
     assert verdict.verdict == "passed" and "not known which of its experts" in verdict.detail
     failed = Outcome(Attestation("failed", "rel 2"), unmet=None).verdict(is_proven=True)
     assert failed.detail == "rel 2"
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_routes_take_the_noise_of_many_experts_away(
+    able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right adapter on a mixture whose routers are near a tie for some tokens."""
+    sizes = {"num_hidden_layers": 4, "num_experts": 16, "num_experts_per_tok": 4, "hidden_size": 64}
+    make_model(tmp_path / "many", "qwen3_moe", moe_intermediate_size=32, vocab_size=128, **sizes)
+    if not able:
+        said = BuiltinEngine.capabilities
+        monkeypatch.setattr(BuiltinEngine, "capabilities", lambda engine: replace(said(engine), routes=None))
+    base = {"model": "many", "model_path": str(tmp_path / "many"), "mode": "resident", "dtype": "bfloat16"}
+    with running_pool(tmp_path, **base) as running, running.connect("sorter") as run:
+        modules = tuple(sorted(linear_shapes(read_config(tmp_path / "many"))))
+        run.call("open", replace(OPEN, modules=modules, amplified_every=1))
+        found = [published(run, tmp_path, number, 1e-3) for number in range(3)][1:]
+    assert {one.verdict for one in found} == {"passed" if able else "inconclusive"}
+    assert (max(one.facts["amplified_rel"] for one in found) < 0.03) is able
