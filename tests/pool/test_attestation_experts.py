@@ -166,7 +166,12 @@ def test_routes_take_the_noise_of_many_experts_away(
     able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A right adapter on a mixture whose routers are near a tie for some tokens."""
-    sizes = {"num_hidden_layers": 4, "num_experts": 16, "num_experts_per_tok": 4, "hidden_size": 64}
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "hidden_size": 64,
+    }
     make_model(tmp_path / "many", "qwen3_moe", moe_intermediate_size=32, vocab_size=128, **sizes)
     if not able:
         said = BuiltinEngine.capabilities

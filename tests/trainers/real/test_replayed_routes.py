@@ -18,4 +18,5 @@ def test_ranks_send_tokens_where_the_engine_did(dtype: str) -> None:
         assert len(metrics) == 3 and {m["routes_unknown"] for m in metrics} == {0.0}
         differ = max(m["routes_differ"] or 0.0 for m in metrics)
         assert differ == 0 if dtype == "float32" else differ < 0.1
+        assert "recorded and replayed" in made.lorad("show", "moe").stdout
         assert {version.attested for version in made.client.adapters("moe")} == {"passed"}
