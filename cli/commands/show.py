@@ -11,7 +11,7 @@ from lorad.box.config import config_of
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
-from lorad.client.shapes import Attempt, Reference, Result, RunDetails, Trainable
+from lorad.client.shapes import Attempt, Beginning, Reference, Result, RunDetails, Trainable
 from lorad.client.words import (
     evals_in_words,
     failures,
@@ -56,6 +56,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "failures": failures(data),
         "trainable": _trainable(data.trainable),
         "algorithm": _algorithm(data.spec),
+        "routes": _routes(data.begun),
         "data": data.data_format and f"read as {data.data_format}",
         "rate": rate_in_words(data),
         "origin": data.origin,
@@ -168,6 +169,11 @@ def _why(attempt: Attempt) -> str:
 def _reference(found: Reference | None) -> str | None:
     """Say what KL is measured against, unless that is the base."""
     return f"KL is to {found.name}, sha256 {found.sha256[:12]}" if found else None
+
+
+def _routes(begun: Beginning | None) -> str | None:
+    """Say whether the trainer of a mixture sends tokens where the engine did."""
+    return "recorded and replayed" if begun is not None and begun.routes == "record" else None
 
 
 def _trainable(found: Trainable | None) -> str | None:

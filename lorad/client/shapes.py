@@ -124,6 +124,7 @@ class Beginning(Struct, frozen=True):
     model_sha256: str = ""  # of the files of its weights
     inputs: dict[str, str] = {}  # sha256 of each file of user code and of the model's, by what it is
     software: dict[str, str] = {}  # versions of what the pool ran on, by package; empty where not kept
+    routes: str = "off"  # what rollout.routes came to
 
 
 class Trainable(Struct, frozen=True):

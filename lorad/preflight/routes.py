@@ -61,9 +61,7 @@ def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
 def _server_lacks(spec: Spec, facts: ModelFacts) -> str:
     engine = spec.rollout.backend
     if engine not in _RECORDS:
-        return (
-            f"lorad records no routes of {engine}, whose model runner V2, which does, was never seen to work"
-        )
+        return f"lorad records no routes of {engine}, which does so on GPUs alone and was never seen to"
     if spec.rollout.urls:
         return "lorad records no routes of servers that you run"
     if facts.routes is None or facts.routes.layers != facts.layers:

@@ -12,9 +12,9 @@ import torch
 from msgspec.structs import replace
 from torch.nn import functional as F
 
-from lorad.protocol.batch import Batch
+from lorad.protocol.batch import Batch, PolicyLoss
 from lorad.routes import Routes, RouteShape, is_unknown
-from lorad.trainers.base import Policy, Trainer
+from lorad.trainers.base import GradientWork, Policy, Trainer
 from tests.conformance.expert_weights import gradient_norm, merge
 from tests.conformance.reference import random_batch, reference_logprobs, reference_model
 from tests.conformance.trainer_kit import BASE, TrainerCase, accumulate, open_trained, spec_for, targets_for
@@ -132,6 +132,23 @@ class ReplayedRoutes(TrainerCase):
         norm = (await trainer.optim_step("a", 0.0, 0.0)).grad_norm
         assert norm == pytest.approx(expected, rel=1e-3)
         assert stats.rerouted > stats.replayed / 2 > stats.unrouted > 0
+
+    async def test_slots_share_passes_and_no_routes(self, trainer: Trainer) -> None:
+        """Of two slots in one call, one with routes: each has the gradient of a call of its own."""
+        batch, norms, work = random_batch(5), [], []
+        for slot, routes in (("a", random_routes(batch)), ("b", None)):
+            await open_trained(trainer, slot)
+            mine = replace(batch, routes=routes)
+            await accumulate(trainer, slot, mine)
+            norms.append((await trainer.optim_step(slot, 0.0, 0.0)).grad_norm)
+            work.append(
+                GradientWork(slot, mine, targets_for(mine), PolicyLoss(), float(batch.completions.size))
+            )
+        routed, plain = await trainer.forward_backward_many(work)
+        assert routed.rerouted > 0 == plain.rerouted == plain.replayed == plain.unrouted
+        again = [(await trainer.optim_step(slot, 0.0, 0.0)).grad_norm for slot in ("a", "b")]
+        assert again == pytest.approx(norms, rel=1e-4)
+        assert norms[0] != pytest.approx(norms[1], rel=1e-3)
 
     async def test_routes_of_another_base_are_refused(self, trainer: Trainer) -> None:
         batch = random_batch(5)

@@ -24,7 +24,12 @@ from lorad.spec.text import load_spec
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
 
-HOW = ("rollout={routes: record, max_new_tokens: 8, max_staleness: 1}", "eval.every=0", "lora.dropout=0")
+HOW = (
+    "rollout={routes: record, max_new_tokens: 8, max_staleness: 1}",
+    "eval.every=0",
+    "lora.dropout=0",
+    "checkpoint.every=2",
+)
 SHAPE = RouteShape(2, 8, 2)
 
 
@@ -43,9 +48,9 @@ def routes(run: Driven) -> list[tuple[float, float]]:
 def test_killed_and_resumed_equals_undisturbed(running: Running, tmp_path: Path) -> None:
     calm, killed = (Driven(running, tmp_path, name, *HOW) for name in ("calm", "killed"))
     assert calm.drive().reason == "completed"
-    assert killed.struck(4, signal.SIGKILL) == -signal.SIGKILL
+    assert killed.struck(5, signal.SIGKILL) == -signal.SIGKILL
     assert killed.drive().reason == "completed"
-    assert killed.facts("attempt")[-1].data["resumed_from"] == 3
+    assert killed.facts("attempt")[-1].data["resumed_from"] in (4, 6)  # whose next steps have gradients
     assert killed.outcome() == calm.outcome()
     assert routes(killed) == routes(calm) != []
     assert {unknown for _, unknown in routes(calm)} == {0.0}
