@@ -1,5 +1,6 @@
 """A run continues from its checkpoint on another trainer, as a user would ask for it."""
 
+from tests.daemon.runs.test_kl_reference import told
 from tests.kit.world import SMALL, world
 
 
@@ -19,5 +20,15 @@ def test_a_run_moves_between_trainers_and_topologies() -> None:
         assert (pool.mode, pool.trainer.name) == ("resident", "fsdp")
         assert "transformers" in (pool.trainer.software or ())
         assert made.client.logs("mover", of="trainer").size >= 0
-        told = made.lorad("resume", "mover", "lora.rank=4", "--steps", "6", expect=2).stderr
-        assert "lora.rank is part of what this run is" in told
+        refused = made.lorad("resume", "mover", "lora.rank=4", "--steps", "6", expect=2).stderr
+        assert "lora.rank is part of what this run is" in refused
+
+
+def test_reference_moves_with_its_run() -> None:
+    """What KL is measured against is what it was."""
+    with world() as made:
+        made.run("a", "trainer.steps=2")
+        made.run("moved", "algorithm.kl={coef: 0.3, reference: a@2}", "trainer.steps=2")
+        made.lorad("rm", "a", "--yes")
+        made.lorad("resume", "moved", "trainer.backend=fsdp", "--steps", "3", "--wait")
+        assert len(set(told(made, "moved"))) == 1 and made.client.steps("moved")[2].metrics["kl"]
