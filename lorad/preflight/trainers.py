@@ -88,11 +88,10 @@ def _check_megatron(spec: Spec) -> None:
     the ranks.
     """
     if mine := sorted(OWN & spec.trainer.backend_args.keys()):
-        raise SpecError(
-            f"{', '.join(mine)} is for lorad to set",
-            key="trainer.backend_args",
-            hint="Leave it out: it follows from the rest of the spec.",
-        )
+        hint = "Leave it out: it follows from the rest of the spec."
+        if {"sequence_parallel", "context_parallel_size"} & {*mine}:
+            hint = "Leave it out. For long sequences use trainer.backend: fsdp with trainer.cp."
+        raise SpecError(f"{', '.join(mine)} is for lorad to set", key="trainer.backend_args", hint=hint)
     tp, rank = spec.trainer.tp, spec.lora.rank
     if rank % tp:
         upper = rank + tp - rank % tp

@@ -110,6 +110,10 @@ def refusal(cwd: Path, spec: dict[str, Any], **where: Any) -> SpecError:
             {"trainer": {"backend": "megatron", "backend_args": {"bf16": True}}},
             "trainer.backend_args: bf16 is for lorad to set",
         ),
+        (
+            {"trainer": {"backend": "megatron", "backend_args": {"sequence_parallel": True}}},
+            "trainer.backend_args: sequence_parallel is for lorad to set",
+        ),
         ({"resources": {"devices": 2}}, "resources.devices: 2, but this machine has no GPU"),
     ],
 )

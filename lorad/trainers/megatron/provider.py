@@ -100,9 +100,9 @@ def _check(settings: BodySettings) -> None:
     """Before anything is loaded."""
     if settings.cp > 1:
         raise SpecError(
-            f"{settings.cp} is not supported: sequences would have to be cut over ranks",
+            f"{settings.cp}: the megatron trainer cuts no sequence over ranks",
             key="trainer.cp",
-            hint="use tp, pp and dp",
+            hint="use tp, pp and dp, or trainer.backend: fsdp",
         )
     world, size = dist.get_world_size(), settings.tp * settings.pp
     if world % size:
