@@ -154,7 +154,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             lora_type=spec.lora.type,
             init=spec.lora.init,
             seed=spec.seed,
-            optimizer=Optimizer(spec.trainer.betas, spec.trainer.eps, spec.trainer.weight_decay),
+            optimizer=Optimizer(trainer.betas, trainer.eps, trainer.weight_decay, trainer.loraplus_lr_ratio),
             tokens_per_microbatch=0 if tokens == "auto" else tokens,
             activation_checkpointing=None if checkpointing == "auto" else checkpointing,
             longest=spec.longest_row,

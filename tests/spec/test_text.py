@@ -83,6 +83,7 @@ def test_an_override_does_not_reach_through_an_alias() -> None:
         ("seed: 1\n\nlora:\n  rnak: 3\n", "spec.yaml:4: lora.rnak: unknown key"),
         ("seeed: 1", "spec.yaml:1: seeed: unknown key"),
         ("lora: {rank: 1}\ntrainer: {betas: [0.9, 2]}", "spec.yaml:2: trainer.betas[1]: Expected float"),
+        ("trainer: {loraplus_lr_ratio: 0}", "spec.yaml:1: trainer.loraplus_lr_ratio: Expected float > 0"),
         ("lora: 3", "spec.yaml:1: lora: Expected object"),
         ("- a", "spec.yaml:1: a spec is a mapping"),
         ("a: 1\nlora:\n  rank: 1\n  rank: 2\n", "spec.yaml:4: rank: the key is there twice"),

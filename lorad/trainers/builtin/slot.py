@@ -25,7 +25,7 @@ from lorad.protocol.batch import Optimizer
 from lorad.trainers import checkpoint
 from lorad.trainers.base import SlotInfo, SlotSpec
 from lorad.trainers.checkpoint import MOMENTS, RNG, Saved
-from lorad.trainers.slot_math import adamw, initial_a, l2_norm
+from lorad.trainers.slot_math import adamw, initial_a, l2_norm, spans_of
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class Slot:
         self.shapes = {**_tensor_shapes(base, spec.adapter), **head}
         self.head = tuple(head)  # names
         total = sum(math.prod(shape) for shape in self.shapes.values())
+        sizes = ((math.prod(shape), ".lora_B." in name) for name, shape in self.shapes.items())
+        self._spans = spans_of(sizes, 0, total)
         others = torch.device("meta") if spec.frozen else base.device  # where vectors take no memory
         self.weights, self.grads, self.exp_avg, self.exp_avg_sq = (
             torch.zeros(total, dtype=torch.float32, device=device) for device in (base.device, *3 * [others])
@@ -128,7 +130,8 @@ class Slot:
                 self.grads.mul_(max_grad_norm / norm)
             self.step += 1
             settings = optimizer or self.spec.optimizer
-            adamw(self.weights, self.grads, self.exp_avg, self.exp_avg_sq, self.step, lr, settings)
+            moments = self.exp_avg, self.exp_avg_sq
+            adamw(self.weights, self.grads, *moments, self.step, lr, settings, self._spans)
         self.grads.zero_()
         return norm, applied
 

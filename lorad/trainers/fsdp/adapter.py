@@ -181,6 +181,10 @@ class _ReplicatedAdapter(Mounted):
     def parameters(self) -> Sequence[nn.Parameter]:
         return [place.weight for place in self._places]
 
+    @property
+    def are_b(self) -> Sequence[bool]:
+        return [".lora_B." in place.names[0] for place in self._places]
+
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for place, part in zip(self._places, local, strict=True):

@@ -242,6 +242,11 @@ class MegatronMounted(Mounted):
         return [holder.get_parameter("weight") for holder in self._holders]
 
     @property
+    def are_b(self) -> Sequence[bool]:
+        numbers = {number for name, number in self._holder.items() if ".lora_B." in name}
+        return [number in numbers for number in range(len(self._holders))]
+
+    @property
     def expert_parameters(self) -> int:
         """How many of the parameters are of experts: the last ones."""
         return len(self._holders) - self._dense

@@ -62,6 +62,11 @@ class Mounted(ABC):
         their gradients.
         """
 
+    @property
+    @abstractmethod
+    def are_b(self) -> Sequence[bool]:
+        """Return of each parameter whether it is a B."""
+
     @abstractmethod
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
         """Logical name -> whole fp32 tensor on the CPU, from this rank's parts; `local` is shaped as the

@@ -250,11 +250,9 @@ class RankTrainer:
             yield
             return
         before = slot.weights.clone()
-        wanted = expected_shapes(slot.spec.adapter, self._body.shapes)
-        ones = {name: np.full(shape, ".lora_B." in name, np.float32) for name, shape in wanted.items()}
         try:
-            for view, part in zip(slot.views(slot.weights), mounted.scatter(ones), strict=False):
-                if part.any():
+            for view, is_b in zip(slot.views(slot.weights), mounted.are_b, strict=False):
+                if is_b:
                     view.mul_(times)
             slot.bind(mounted.parameters)
             yield
@@ -334,10 +332,10 @@ class RankTrainer:
         return checkpoint.head_shapes(self._body.hidden) if spec.critic else {}
 
     def _sections(self, mounted: Mounted) -> list[Section]:
-        shapes, body = [p.shape for p in mounted.parameters], self._body
+        shapes, body, are_b = [p.shape for p in mounted.parameters], self._body, mounted.are_b
         first = len(shapes) - mounted.of_experts
-        experts = Section(shapes[first:], body.expert_dp, times=body.expert_times)
-        return [Section(shapes[:first], body.dp), experts]
+        experts = Section(shapes[first:], body.expert_dp, times=body.expert_times, are_b=are_b[first:])
+        return [Section(shapes[:first], body.dp, are_b=are_b[:first]), experts]
 
     def _mount(self, key: MountKey) -> Mounted:
         """Return modules for adapters of this kind, which hold no slot's weights."""
