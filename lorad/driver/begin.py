@@ -151,6 +151,7 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             alpha=adapter.alpha,
             dropout=adapter.dropout,
             rslora=adapter.rslora,
+            dora=adapter.dora,
             lora_type=spec.lora.type,
             init=spec.lora.init,
             seed=spec.seed,

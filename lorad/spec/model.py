@@ -79,6 +79,8 @@ class Lora(Part, frozen=True):
         exclude_modules: names that are left out of the targets, written in the same way.
         init: how A starts; B starts at zero.
         rslora: true scales by alpha / sqrt(rank).
+        dora: true gives each row of W + scale * B A a length of its own that is trained besides (DoRA: Liu et
+            al., 2024); with trainer.backend builtin or fsdp, sampled by the builtin engine.
         type: Megatron's word for who has an A. With `lora` q, k and v share one, and gate and up; with
             `canonical_lora` each linear has its own. Where linears are not fused (builtin, fsdp) both mean
             the latter.
@@ -94,6 +96,7 @@ class Lora(Part, frozen=True):
     exclude_modules: str | list[str] = msgspec.field(default_factory=lambda: ["lm_head"])
     init: Literal["kaiming", "xavier", "normal", "zero"] = "kaiming"
     rslora: bool = False
+    dora: bool = False
     type: Literal["lora", "canonical_lora"] = "canonical_lora"
     adapter_path: str | None = None
     experts: LoraExperts = LoraExperts()

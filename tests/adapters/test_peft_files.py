@@ -14,12 +14,13 @@ from peft import LoraConfig, get_peft_model
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
-from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
+from lorad.adapters.adapter import MAGNITUDE, PEFT_PREFIX, Adapter, AdapterConfig
 from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_peft
 from lorad.adapters.validate import validate
 from lorad.errors import AdapterRefused
 from lorad.models.directory import weight_files
 from tests.kit.fakes.fake_wire import MODULE, digest, write_adapter
+from tests.kit.fakes.random_adapters import random_adapter
 from tests.kit.pool_kit import TINY
 
 Q0, Q1, UP0 = (
@@ -183,6 +184,24 @@ def test_pefts_regular_expressions_and_excludes_are_accepted(directory: Path) ->
     assert read_peft(directory).config.modules == (Q0, Q1)
     settings(directory, target_modules=["q_proj", "up_proj"], exclude_modules=["up_proj"])
     assert "up_proj" in refusal(directory)  # no tensor at all for an entry of target_modules
+
+
+def test_dora_has_a_magnitude_of_every_module(directory: Path) -> None:
+    whole = random_adapter({Q0: (6, 4), Q1: (6, 4)}, 0, rank=2, dora=True)
+    write_peft(whole, directory, "base")
+    found = read_peft(directory)
+    assert found.config.dora and found.digest() == whole.digest()
+    settings(directory, use_dora=False)
+    assert "lora_magnitude_vector is there, but" in refusal(directory)
+    settings(directory, use_dora=True)
+    rewrite(directory, {name: t for name, t in whole.tensors.items() if name != f"{Q1}.{MAGNITUDE}"})
+    assert f"{Q1}.{MAGNITUDE} is missing" in refusal(directory)
+
+
+def test_dora_on_experts_is_refused(directory: Path) -> None:
+    expert = "model.layers.0.mlp.experts.0.up_proj"
+    write_peft(random_adapter({expert: (6, 4)}, 0, rank=2, dora=True), directory, "base")
+    assert f"use_dora on experts ({expert})" in refusal(directory)
 
 
 def test_a_missing_half_is_refused_with_its_name(directory: Path) -> None:

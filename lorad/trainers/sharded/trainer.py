@@ -6,6 +6,7 @@ same grounds everywhere; where ranks may disagree (files), they ask each other f
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lorad.adapters.adapter import Adapter
+from lorad.adapters.adapter import MAGNITUDE, Adapter
 from lorad.adapters.targets import MEGATRON
 from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound, SpecError
@@ -118,6 +119,10 @@ class RankTrainer:
         wanted = expected_shapes(spec.adapter, self._body.shapes)
         if not wanted:
             raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
+        if spec.adapter.dora and not self._body.has_dora:
+            raise AdapterRefused(
+                "this trainer does not train DoRA", hint="use trainer.backend: builtin or fsdp"
+            )
         if spec.critic and not self._body.has_states:
             raise SpecError("a critic works on one stage only", key="trainer.pp", hint="Use trainer.pp: 1.")
         source = spec.source
@@ -128,12 +133,15 @@ class RankTrainer:
                 else dict(checkpoint.read_source(source, spec.adapter, self._body.shapes).tensors)
             )
         )
+        if spec.adapter.dora and source is None:  # so that it begins as the base
+            norms = self._body.row_norms(spec.adapter.modules)
+            start |= {f"{module}.{MAGNITUDE}": array for module, array in norms.items()}
         mounted = self._mount(MountKey(spec.adapter, spec.lora_type))
         head = [torch.Size(shape) for shape in self._head(spec).values()]
         made = Slot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
         made.fill(made.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
         self._slots[slot] = made
-        size = sum(rows * columns for rows, columns in wanted.values()) + sum(p.numel() for p in made.head)
+        size = sum(map(math.prod, wanted.values())) + sum(p.numel() for p in made.head)
         vectors = 1 if spec.frozen else 4
         return SlotInfo(slot=slot, parameters=size, tensors=len(wanted) + len(head), bytes=vectors * size * 4)
 
@@ -401,7 +409,7 @@ class RankTrainer:
         raise failure or IntegrityError("another rank refused it", hint="See the log of the trainer.")
 
 
-def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, int]], *, fuses: bool) -> dict[str, np.ndarray]:
+def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, ...]], *, fuses: bool) -> dict[str, np.ndarray]:
     """Make the weights that the builtin trainer begins with for this seed; linears that share an A take the
     first one's.
     """
@@ -409,7 +417,7 @@ def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, int]], *, fuses: bool)
     found = {name: np.zeros(shape, np.float32) for name, shape in wanted.items()}
     for module in spec.adapter.modules:
         name = f"{module}.lora_A.weight"
-        found[name] = initial_a(spec.init, wanted[name], generator).numpy()
+        found[name] = initial_a(spec.init, (wanted[name][0], wanted[name][1]), generator).numpy()
     if spec.lora_type == "lora" and fuses:
         for first, *others in (MEGATRON["linear_qkv"], MEGATRON["linear_fc1"]):
             for module in spec.adapter.modules:
