@@ -76,6 +76,14 @@ def test_an_override_does_not_reach_through_an_alias() -> None:
     assert args == {"a": {"k": 2}, "b": {"k": 1}}
 
 
+@pytest.mark.parametrize(("init", "is_of_base"), [("pissa", True), ("olora", True), ("gaussian", False)])
+def test_inits_that_change_the_base_are_refused(init: str, is_of_base: bool) -> None:
+    with pytest.raises(SpecError, match=r"lora\.init: Invalid enum value") as refused:
+        load_spec(f"lora: {{init: {init}}}")
+    assert ("changes the base" in refused.value.hint) is is_of_base
+    assert "Choose one of: kaiming" in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("text", "begins"),
     [
